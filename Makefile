@@ -1,0 +1,81 @@
+# `make` sets up its own virtual environment in .venv and prints what it runs.
+#
+# A stamp in .venv says which set of packages is installed: the quickstart's, or the developer's,
+# which adds to it. A changed pyproject.toml makes both stale, and the next target installs again.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+# By name and version, before anything that depends on it: a CPU build is found that way.
+TORCH ?= torch==2.13.0
+
+BENCHMARKS ?= $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
+
+export NO_MKDOCS_2_WARNING := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help quickstart test test-unit test-torch test-spark test-examples check bench docs clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch: | $(BIN)/python
+	$(PIP) $(TORCH)
+	@touch $@
+
+$(VENV)/.quickstart: pyproject.toml $(VENV)/.torch
+	$(PIP) -e '.[spark,java,torch,plot]' scikit-learn
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.quickstart
+	$(PIP) -e '.[spark,java,torch,plot,dev]'
+	@touch $@
+
+quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from a Spark DataFrame
+	$(BIN)/python examples/quickstart.py
+
+# One pytest process a framework, in turn; --keep-going runs all of them and still fails if one did.
+test: $(VENV)/.dev ## run every test
+	$(MAKE) --no-print-directory --keep-going test-unit test-torch test-spark test-examples
+
+test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
+	$(BIN)/python -m pytest -n 2 tests/unit tests/architecture
+
+test-torch: $(VENV)/.dev ## PyTorch on the local engine
+	$(BIN)/python -m pytest tests/torch
+
+test-spark: $(VENV)/.dev ## everything on Spark
+	$(BIN)/python -m pytest tests/spark
+
+test-examples: $(VENV)/.dev ## the examples and the code in the docs
+	$(BIN)/python -m pytest $(wildcard tests/examples tests/docs)
+
+check: $(VENV)/.dev ## lint, format, types, layers, docs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: $(VENV)/.dev ## run every benchmark: one question a file, ratios printed
+	@failed=""; \
+	for file in $(BENCHMARKS); do \
+		echo "$(BIN)/python $$file"; \
+		$(BIN)/python $$file || failed="$$failed $$file"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
+
+docs: $(VENV)/.dev ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+clean: ## remove what the targets made, except .venv
+	rm -rf build dist site benchmarks/results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf spark-warehouse artifacts metastore_db derby.log
+	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +

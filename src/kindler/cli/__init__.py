@@ -1,0 +1,56 @@
+"""The `kindler` command: what is installed here.
+
+Reads package metadata and looks for Java; imports neither Spark nor a framework.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+
+from kindler.errors import JavaNotFoundError
+
+__all__ = ["main"]
+
+_PACKAGES = ("kindler", "numpy", "pyarrow", "pyspark", "torch")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; gives the exit status."""
+    parser = argparse.ArgumentParser(prog="kindler", description="Deep learning where the data already is.")
+    parser.add_argument("--version", action="version", version=f"kindler {_version('kindler')}")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    commands.add_parser("info", help="show the versions of what Kindler uses on this machine")
+    chosen = parser.parse_args(arguments)
+    if chosen.command is None:
+        parser.print_help()
+        return 2
+    for name, value in _info():
+        print(f"{name:<10} {value}")
+    return 0
+
+
+def _info() -> Iterator[tuple[str, str]]:
+    yield "python", platform.python_version()
+    for package in _PACKAGES:
+        yield package, _version(package)
+    yield "java", _java()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _java() -> str:
+    from kindler.spark.java import find_java
+
+    try:
+        java = find_java()
+    except JavaNotFoundError:
+        return "not found: pip install 'kindler[java]'"
+    return f"{java.version} ({java.origin}: {java.home})"

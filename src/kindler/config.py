@@ -1,0 +1,59 @@
+"""Run settings: frozen, keyword-only, units in the names, valid once built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from kindler.errors import ConfigError
+
+__all__ = ["RunSettings"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """How a gang of workers is started, watched and ended.
+
+    Attributes:
+        start_timeout_s: Seconds for all workers to come up, waiting for executors included.
+        heartbeat_s: Seconds between a worker's signs of life.
+        heartbeat_timeout_s: Seconds of silence after which a worker counts as lost.
+        sync_timeout_s: Seconds a worker waits for the others at an exchange.
+        stop_timeout_s: Seconds for workers to go away once they were told to.
+        idle_s: Seconds that warm processes wait for the next run; 0 keeps none.
+        threads: Compute threads per worker; None shares a machine's cores among its workers.
+        shared_memory: Whether workers of one machine exchange through shared memory.
+        rendezvous: Where workers meet: at the driver (live logs and progress), or among
+            themselves where they cannot reach it, as with a remote Spark Connect client.
+
+    >>> RunSettings(heartbeat_s=0)
+    Traceback (most recent call last):
+    kindler.errors.ConfigError: RunSettings(heartbeat_s=0): heartbeat_s must be more than 0.
+    """
+
+    start_timeout_s: float = 120.0
+    heartbeat_s: float = 2.0
+    heartbeat_timeout_s: float = 60.0
+    sync_timeout_s: float = 1800.0
+    stop_timeout_s: float = 10.0
+    idle_s: float = 300.0
+    threads: int | None = None
+    shared_memory: bool = True
+    rendezvous: Literal["auto", "driver", "workers"] = "auto"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_s") and not (value > 0 or (field.name == "idle_s" and value == 0)):
+                raise ConfigError(f"RunSettings({field.name}={value}): {field.name} must be more than 0.")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"RunSettings(threads={self.threads}): threads must be at least 1.")
+        if self.heartbeat_timeout_s <= self.heartbeat_s:
+            raise ConfigError(
+                f"RunSettings(heartbeat_s={self.heartbeat_s}, heartbeat_timeout_s={self.heartbeat_timeout_s}):"
+                " the timeout must be longer than the interval."
+            )
+        if self.rendezvous not in ("auto", "driver", "workers"):
+            raise ConfigError(
+                f"RunSettings(rendezvous={self.rendezvous!r}): rendezvous is 'auto', 'driver' or 'workers'."
+            )

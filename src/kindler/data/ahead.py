@@ -1,0 +1,54 @@
+"""Make the next items while the current one is being used."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+__all__ = ["ahead"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    error: BaseException | None
+
+
+def ahead(items: Iterator[T], *, depth: int, name: str) -> Generator[T, None, None]:
+    """The same items, made by a thread that runs at most `depth` of them ahead.
+
+    The thread starts with the first `next`, and has ended when the iterator has: because it was
+    used up, closed, or because of an error. What `items` raises is raised here.
+    """
+    slots = threading.Semaphore(depth)
+    ready: queue.SimpleQueue[T | _Ended] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def make() -> None:
+        try:
+            while slots.acquire() and not stopped.is_set():
+                ready.put(next(items))
+        except StopIteration:
+            ready.put(_Ended(None))
+        except BaseException as exc:  # noqa: BLE001 (it is raised by whoever waits for the next item)
+            ready.put(_Ended(exc))
+
+    thread = threading.Thread(target=make, name=name, daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := ready.get(), _Ended):
+            slots.release()
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        stopped.set()
+        slots.release()
+        thread.join()
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()

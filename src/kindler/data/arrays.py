@@ -1,0 +1,191 @@
+"""Data that already is in this process, in whatever form it was handed in, as named columns.
+
+Only says which columns there are and which were meant as inputs and targets; values are neither
+converted nor checked here, so a table may hold columns that no model could take.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kindler.data.columns import Array
+from kindler.errors import ConfigError, DataError
+
+__all__ = ["Named", "is_local_data", "kind", "named", "values"]
+
+_FORMS = (
+    "a dict of arrays, a tuple (x, y) of arrays, {'x': ..., 'y': ...}, an array,"
+    " a pandas DataFrame, a pyarrow Table or RecordBatch"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Columns by name, as they were handed in.
+
+    Attributes:
+        columns: Anything that `values` takes.
+        features: The names that the form of the data says are inputs, or None when it does not say.
+        labels: The same for targets.
+    """
+
+    columns: dict[str, Any]
+    features: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
+
+    @property
+    def types(self) -> dict[str, Any]:
+        """Each column's Arrow type where it has one."""
+        return {name: getattr(column, "type", None) for name, column in self.columns.items()}
+
+
+def is_local_data(data: Any) -> bool:
+    """Whether this is data that the process itself holds."""
+    if isinstance(data, dict):
+        return bool(data)
+    return (
+        _is_frame(data)
+        or isinstance(data, np.ndarray | pa.Table | pa.RecordBatch)
+        or (isinstance(data, tuple) and 1 <= len(data) <= 2)
+    )
+
+
+def kind(data: Any) -> str:
+    """What this is, in the words of a message."""
+    if isinstance(data, dict):
+        return "a dict of arrays" if data else "an empty dict"
+    if isinstance(data, tuple):
+        return f"a tuple of {len(data)}"
+    if isinstance(data, np.ndarray):
+        return f"an array of shape {data.shape}"
+    for what, types in (("a pyarrow Table", pa.Table), ("a pyarrow RecordBatch", pa.RecordBatch)):
+        if isinstance(data, types):
+            return what
+    if _is_frame(data):
+        return "a pandas DataFrame"
+    return f"a {type(data).__module__}.{type(data).__qualname__}"
+
+
+def named(data: Any) -> Named:
+    """The columns of local data.
+
+    A tuple (x, y), or a dict with an "x" that holds several arrays, says what are inputs and what
+    are targets: one array is named "x" (or "y"), several "x0", "x1", ..., those of a dict as there.
+    """
+    if not is_local_data(data):
+        raise ConfigError(f"{kind(data)} is no data that can be trained on.\nHint: pass {_FORMS}.")
+    if isinstance(data, pa.Table | pa.RecordBatch):
+        return Named(_unique(zip(data.schema.names, data.columns, strict=True)))
+    if _is_frame(data):
+        return Named(_unique((str(name), data.iloc[:, i]) for i, name in enumerate(data.columns)))
+    if isinstance(data, np.ndarray):
+        return _paired(data)
+    if isinstance(data, tuple):
+        return _paired(*data)
+    if "x" in data and set(data) <= {"x", "y"}:
+        return _paired(**data)
+    return Named({str(name): column for name, column in data.items()})
+
+
+def values(column: Any, name: str) -> Array | pa.Array | pa.ChunkedArray:
+    """One column as a numpy array of numbers where it can be one, otherwise as Arrow."""
+    if isinstance(column, pa.Array | pa.ChunkedArray):
+        return column
+    if _is_series(column):
+        return _from_series(column, name)
+    try:
+        array = np.asarray(column)
+    except ValueError:  # a list of lists of different lengths: Arrow's reader will name the row
+        return _arrow(list(column), name)
+    if array.ndim == 0:
+        raise ConfigError(
+            f"column {name!r} is the single value {column!r}; an array with one entry a row is needed."
+        )
+    return _from_objects(array, name) if array.dtype == object else array
+
+
+def _paired(x: Any, y: Any = None) -> Named:
+    inputs = _several("x", x)
+    targets = {} if y is None else _several("y", y)
+    both = sorted(inputs.keys() & targets.keys())
+    if both:
+        raise ConfigError(f"{both} are names of both inputs and targets; each needs its own name.")
+    return Named({**inputs, **targets}, tuple(inputs), tuple(targets) if targets else None)
+
+
+def _several(prefix: str, given: Any) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        return {str(name): column for name, column in given.items()}
+    many = isinstance(given, tuple) or (
+        isinstance(given, list)
+        and bool(given)
+        and all(hasattr(part, "shape") and part.shape for part in given)
+    )
+    if many:
+        return {f"{prefix}{i}": column for i, column in enumerate(given)}
+    if _is_frame(given):
+        return {str(name): given.iloc[:, i] for i, name in enumerate(given.columns)}
+    return {prefix: given}
+
+
+def _unique(pairs: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, column in pairs:
+        if name in found:
+            raise ConfigError(f"two columns are named {name!r}; each needs its own name.")
+        found[name] = column
+    return found
+
+
+def _pandas() -> Any:
+    """pandas, if the caller has loaded it: who has not cannot hand in a frame."""
+    return sys.modules.get("pandas")
+
+
+def _is_frame(data: Any) -> bool:
+    pandas = _pandas()
+    return pandas is not None and isinstance(data, pandas.DataFrame)
+
+
+def _is_series(data: Any) -> bool:
+    pandas = _pandas()
+    return pandas is not None and isinstance(data, pandas.Series)
+
+
+def _from_series(series: Any, name: str) -> Array | pa.Array | pa.ChunkedArray:
+    if isinstance(series.dtype, np.dtype) and series.dtype.kind in "biuf":
+        numbers: Array = series.to_numpy()
+        return numbers
+    return _from_objects(series.to_numpy(), name) if series.dtype == object else _arrow(series, name)
+
+
+def _from_objects(objects: Array, name: str) -> Array | pa.Array | pa.ChunkedArray:
+    first = objects.flat[0] if objects.size else None
+    if isinstance(first, np.ndarray) and first.ndim > 1:
+        return _stacked(objects, name)
+    return _arrow(list(objects), name)
+
+
+def _stacked(objects: Sequence[Any] | Array, name: str) -> Array:
+    shape = objects[0].shape
+    for row, value in enumerate(objects):
+        if np.shape(value) != shape:
+            raise DataError(
+                f"has shape {np.shape(value)} where the first row has {shape}; all must be alike.",
+                column=name,
+                row=row,
+            )
+    return np.stack(list(objects))
+
+
+def _arrow(column: Any, name: str) -> pa.Array | pa.ChunkedArray:
+    try:
+        return pa.array(column, from_pandas=_is_series(column))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as exc:
+        raise DataError(f"its values cannot become one column: {exc}", column=name) from exc

@@ -1,0 +1,459 @@
+"""Which columns feed a model, and the one set of rules that turns their values into numpy arrays.
+
+Every way into Kindler (Parquet, Spark's Arrow batches, arrays, pandas) goes through `to_numpy` or
+`conform`, so that a dtype, a null, a NaN or a ragged row is treated the same everywhere. Where the
+values come from and where they are kept is left to others.
+
+    in Arrow or numpy                              out, unless the column asks for a dtype
+    int8 ... uint64                                features: the same; labels: int64
+    float16, float32, float64, decimal             float32
+    bool                                           bool
+    date / timestamp                               int64: days / microseconds since 1970
+    list, large_list, fixed_size_list, nested      (rows, d[, e, ...]) of the above
+    Spark ML vector, dense or sparse               float32, (rows, size)
+    binary                                         needs a dtype: its bytes are read as that
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types
+
+from kindler.errors import DataError
+
+__all__ = ["Array", "Column", "Columns", "Where", "complaint", "conform", "to_numpy"]
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Where: TypeAlias = Callable[[int], "int | str"]
+
+_WORKS = (
+    "Columns of integers, floats, decimals, booleans, dates, timestamps, lists of those, Spark ML vectors"
+    " and (with a dtype) binary can be used."
+)
+_VECTOR_FIELDS = {"type", "size", "indices", "values"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One column that a model reads.
+
+    Attributes:
+        name: Its name in the data.
+        role: Whether the model takes it as an input or the loss as a target.
+        dtype: The numpy dtype that was asked for, or None for the rules of this module.
+        shape: The shape of one row that was asked for, or None for what the data has.
+        allow_nan: Whether NaN is a value like any other.
+    """
+
+    name: str
+    role: Literal["feature", "label"]
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    allow_nan: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """The columns of a run, in the order in which the model and the loss take them.
+
+    Attributes:
+        features: The model's inputs.
+        labels: The targets.
+        stack_features: Join scalar and vector features to one float32 matrix.
+    """
+
+    features: tuple[Column, ...]
+    labels: tuple[Column, ...]
+    stack_features: bool = False
+
+    @property
+    def all(self) -> tuple[Column, ...]:
+        """Every column once; one that is both feature and label is kept as the feature."""
+        found: dict[str, Column] = {}
+        for column in (*self.features, *self.labels):
+            found.setdefault(column.name, column)
+        return tuple(found.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names to read, each once."""
+        return tuple(column.name for column in self.all)
+
+
+def to_numpy(array: pa.Array | pa.ChunkedArray, column: Column, *, where: Where) -> Array:
+    """The column's values as one C-contiguous array of shape (rows, *shape of a row).
+
+    A view of Arrow's memory where dtype and layout allow it.
+
+    Args:
+        array: The values.
+        column: What they are for, and what was asked of them.
+        where: Names a row (given its position in `array`) in complaints.
+
+    Raises:
+        DataError: A null, a NaN, a ragged row, a type that no model takes, or a value that the
+            dtype asked for cannot hold.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        return _joined(array, column, where)
+    return conform(_Reader(column, where).read(array), column, where=where)
+
+
+def conform(values: Array, column: Column, *, where: Where) -> Array:
+    """The same rules for values that are numpy already: dtype, NaN and shape; rows come first."""
+    values = _plain(values, column)
+    target = _target(values.dtype, column)
+    if target.kind != "f":
+        _refuse_nan(values, column, where)
+    values = _cast(values, target, column, where)
+    _refuse_nan(values, column, where)
+    return np.ascontiguousarray(_shaped(values, column))
+
+
+def complaint(arrow_type: pa.DataType, *, dtype: str | None = None) -> str | None:
+    """Why values of this type cannot feed a model, or None when they can."""
+    if isinstance(arrow_type, pa.BaseExtensionType):
+        return complaint(arrow_type.storage_type, dtype=dtype)
+    if types.is_dictionary(arrow_type):
+        return complaint(arrow_type.value_type, dtype=dtype)
+    if _is_list(arrow_type):
+        inner = arrow_type.value_type
+        return _unusable(arrow_type) if _is_binary(inner) else complaint(inner, dtype=dtype)
+    if _is_binary(arrow_type):
+        return None if dtype else _NEEDS_DTYPE
+    usable = _is_scalar(arrow_type) or _is_vector(arrow_type) or types.is_null(arrow_type)
+    return None if usable else _unusable(arrow_type)
+
+
+_NEEDS_DTYPE = (
+    "binary values need a dtype that says how to read their bytes.\n"
+    "Hint: dtypes={'<column>': 'uint8'} (and shapes={'<column>': (28, 28)} for the shape of a row)."
+)
+
+
+def _unusable(arrow_type: pa.DataType) -> str:
+    text = types.is_string(arrow_type) or types.is_large_string(arrow_type)
+    hint = "Hint: turn strings into numbers first, for example with Spark ML's StringIndexer." if text else ""
+    return f"values of type {arrow_type} cannot feed a model. {_WORKS}\n{hint}".rstrip()
+
+
+def _is_list(arrow_type: pa.DataType) -> bool:
+    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    return any(is_kind(arrow_type) for is_kind in kinds)
+
+
+def _is_binary(arrow_type: pa.DataType) -> bool:
+    kinds = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    return any(is_kind(arrow_type) for is_kind in kinds)
+
+
+def _is_scalar(arrow_type: pa.DataType) -> bool:
+    kinds = (
+        types.is_integer, types.is_floating, types.is_boolean, types.is_decimal,
+        types.is_date, types.is_timestamp,
+    )  # fmt: skip
+    return any(is_kind(arrow_type) for is_kind in kinds)
+
+
+def _is_vector(arrow_type: pa.DataType) -> bool:
+    if not types.is_struct(arrow_type) or {field.name for field in arrow_type} != _VECTOR_FIELDS:
+        return False
+    return all(types.is_list(arrow_type.field(name).type) for name in ("indices", "values"))
+
+
+def _joined(array: pa.ChunkedArray, column: Column, where: Where) -> Array:
+    """Chunk by chunk, because joined lists can be more than 32-bit offsets reach."""
+    parts: list[Array] = []
+    start = 0
+    for chunk in array.chunks:
+        if len(chunk):
+            part = to_numpy(chunk, column, where=lambda i, start=start: where(start + i))  # type: ignore[misc]
+            if parts and part.shape[1:] != parts[0].shape[1:]:
+                raise DataError(
+                    f"has shape {part.shape[1:]} where earlier rows have {parts[0].shape[1:]}.",
+                    column=column.name,
+                    row=where(start),
+                )
+            parts.append(part)
+            start += len(chunk)
+    if not parts:
+        return to_numpy(pa.array([], type=array.type), column, where=where)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+class _Reader:
+    """Arrow to numpy, without the rules on dtype, NaN and shape.
+
+    Inner values are counted flat, so the row of value `i` is `i // per_row`.
+    """
+
+    def __init__(self, column: Column, where: Where) -> None:
+        self.column = column
+        self.where = where
+
+    def read(self, array: pa.Array) -> Array:
+        if _is_binary(array.type):
+            return self._bytes(array)
+        flat, shape = self._flat(array, 1)
+        return flat.reshape(len(array), *shape)
+
+    def _error(self, problem: str, position: int | None = None, per_row: int = 1) -> DataError:
+        row = None if position is None else self.where(int(position) // max(per_row, 1))
+        return DataError(problem, column=self.column.name, row=row)
+
+    def _refuse_nulls(self, array: pa.Array, per_row: int = 1) -> None:
+        if array.null_count:
+            first = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+            what = "is null" if per_row == 1 else "holds a null"
+            raise self._error(
+                f"{what}; every value must be there.\nHint: fill or drop such rows first.", first, per_row
+            )
+
+    def _flat(self, array: pa.Array, per_row: int) -> tuple[Array, tuple[int, ...]]:
+        """Every innermost value in one line, and the shape that each entry of `array` has."""
+        kind = array.type
+        if isinstance(kind, pa.FixedShapeTensorType):
+            return self._tensors(array, per_row)
+        if isinstance(kind, pa.BaseExtensionType):
+            return self._flat(array.storage, per_row)
+        if types.is_dictionary(kind):
+            return self._flat(array.dictionary_decode(), per_row)
+        problem = complaint(kind, dtype=self.column.dtype)
+        if problem or _is_binary(kind):
+            raise self._error(problem or _unusable(kind))
+        self._refuse_nulls(array, per_row)
+        if _is_list(kind):
+            values, width = self._even(array, per_row)
+            flat, inner = self._flat(values, per_row * width)
+            return flat, (width, *inner)
+        if _is_vector(kind):
+            dense = self._vectors(array, per_row)
+            return dense.reshape(-1), dense.shape[1:]
+        return self._scalars(array), ()
+
+    def _tensors(self, array: pa.Array, per_row: int) -> tuple[Array, tuple[int, ...]]:
+        flat, _ = self._flat(array.storage, per_row)
+        stored = flat.reshape(len(array), *array.type.shape)
+        axes = array.type.permutation
+        if axes is not None:
+            stored = stored.transpose(0, *(axis + 1 for axis in axes))
+        return stored.reshape(-1), stored.shape[1:]
+
+    def _even(self, array: pa.Array, per_row: int) -> tuple[pa.Array, int]:
+        """The values of lists that must all have the same length, and that length."""
+        if types.is_fixed_size_list(array.type):
+            return array.flatten(), array.type.list_size
+        offsets = array.offsets.to_numpy()
+        width = self._one_length(np.diff(offsets), per_row)
+        return array.values.slice(int(offsets[0]), width * len(array)), width
+
+    def _one_length(self, lengths: Array, per_row: int = 1) -> int:
+        if not len(lengths):
+            return 0
+        if lengths.min() != lengths.max():
+            odd = int(np.argmax(lengths != lengths[0]))
+            raise self._error(
+                f"has {lengths[odd]} values where the rows before it have {lengths[0]};"
+                " all rows must have the same length.\nHint: pad or cut them first.",
+                odd,
+                per_row,
+            )
+        return int(lengths[0])
+
+    def _scalars(self, array: pa.Array) -> Array:
+        kind = array.type
+        values: Array
+        if types.is_null(kind):  # nulls were refused, so there is no value that could tell more
+            return np.empty(0, np.float32)
+        try:
+            if types.is_decimal(kind):
+                wants_ints = np.dtype(self.column.dtype or "float32").kind in "iu"
+                array = array.cast(pa.int64() if wants_ints else pa.float64())
+            elif types.is_date(kind):
+                array = array.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
+            elif types.is_timestamp(kind):
+                # Nanoseconds lose their last digits by design; a coarser unit must not overflow.
+                array = array.cast(pa.timestamp("us", kind.tz), safe=kind.unit != "ns").cast(pa.int64())
+            values = array.to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid as exc:
+            raise self._error(f"{kind} values do not fit: {exc}") from exc
+        return values
+
+    def _bytes(self, array: pa.Array) -> Array:
+        self._refuse_nulls(array)
+        if self.column.dtype is None:
+            raise self._error(_NEEDS_DTYPE.replace("<column>", self.column.name))
+        dtype = np.dtype(self.column.dtype)
+        start, width = self._byte_range(array)
+        if width % dtype.itemsize:
+            raise self._error(
+                f"has {width} bytes, which is no multiple of the {dtype.itemsize} of a {dtype.name}.", 0
+            )
+        if not width:
+            return np.empty((len(array), 0), dtype)
+        data = np.frombuffer(array.buffers()[-1], np.uint8)[start : start + width * len(array)]
+        values = data.view(dtype).reshape(len(array), width // dtype.itemsize)
+        return values if values.flags.aligned else values.copy()
+
+    def _byte_range(self, array: pa.Array) -> tuple[int, int]:
+        """Where the bytes of the first row start, and how many each row has."""
+        if types.is_fixed_size_binary(array.type):
+            width = array.type.byte_width
+            return array.offset * width, width
+        if not len(array):
+            return 0, 0
+        size: type[np.signedinteger[Any]] = np.int64 if types.is_large_binary(array.type) else np.int32
+        offsets = np.frombuffer(array.buffers()[1], size)[array.offset : array.offset + len(array) + 1]
+        return int(offsets[0]), self._one_length(np.diff(offsets))
+
+    def _vectors(self, array: pa.Array, per_row: int) -> Array:
+        """Spark ML vectors: type 1 is dense, type 0 is sparse with sorted indices."""
+        kinds = array.field("type")
+        self._refuse_nulls(kinds, per_row)
+        dense = kinds.to_numpy(zero_copy_only=False) == 1
+        if dense.all():
+            values = array.field("values")
+            self._refuse_nulls(values, per_row)
+            inner, width = self._even(values, per_row)
+            self._refuse_nulls(inner, per_row * width)
+            return self._scalars(inner).reshape(len(array), width)
+        return self._mixed(array, dense, per_row)
+
+    def _mixed(self, array: pa.Array, dense: Array, per_row: int) -> Array:
+        values_of = self._ragged(array.field("values"), per_row)
+        sparse = array.filter(pa.array(~dense))
+        rows = np.flatnonzero(~dense)
+        sizes = sparse.field("size")
+        if sizes.null_count or sparse.field("indices").null_count:
+            raise self._error("is a sparse vector without size or indices.", rows[0], per_row)
+        widths = values_of.lengths.astype(np.int64)
+        widths[rows] = sizes.to_numpy()
+        width = self._one_length(widths, per_row)
+        indices = self._ragged(sparse.field("indices"), per_row)
+        odd = np.flatnonzero(indices.lengths != values_of.lengths[rows])
+        outside = (indices.flat < 0) | (indices.flat >= width)
+        owners = np.repeat(rows, indices.lengths)
+        if len(odd) or outside.any():
+            row = rows[odd[0]] if len(odd) else owners[int(np.argmax(outside))]
+            raise self._error(f"is a sparse vector whose indices do not fit its size {width}.", row, per_row)
+        filled = np.zeros((len(array), width), values_of.flat.dtype)
+        is_dense = np.repeat(dense, values_of.lengths)
+        filled[dense] = values_of.flat[is_dense].reshape(-1, width)
+        filled[owners, indices.flat] = values_of.flat[~is_dense]
+        return filled
+
+    def _ragged(self, array: pa.Array, per_row: int) -> _Ragged:
+        self._refuse_nulls(array, per_row)
+        offsets = array.offsets.to_numpy()
+        flat = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+        if flat.null_count:
+            raise self._error("holds a vector with a null in it; every value must be there.")
+        return _Ragged(np.diff(offsets), self._scalars(flat))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ragged:
+    """Lists of any length: how long each is, and all values in one line."""
+
+    lengths: Array
+    flat: Array
+
+
+def _plain(values: Array, column: Column) -> Array:
+    """Numbers or booleans in this machine's byte order; instants as int64."""
+    if values.dtype.kind == "M":
+        unit = np.datetime_data(values.dtype)[0]
+        days = unit in ("Y", "M", "W", "D")
+        if np.isnat(values).any():
+            raise DataError("holds NaT; every value must be there.", column=column.name)
+        return values.astype("datetime64[D]" if days else "datetime64[us]").astype(np.int64)
+    if values.dtype.kind not in "biuf":
+        raise DataError(
+            f"values of numpy dtype {values.dtype} cannot feed a model. {_WORKS}\n"
+            "Hint: turn strings into numbers first.",
+            column=column.name,
+        )
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+
+
+def _target(dtype: np.dtype[Any], column: Column) -> np.dtype[Any]:
+    if column.dtype is not None:
+        return np.dtype(column.dtype)
+    if dtype.kind == "f":
+        return np.dtype(np.float32)
+    return np.dtype(np.int64) if dtype.kind in "iu" and column.role == "label" else dtype
+
+
+def _cast(values: Array, target: np.dtype[Any], column: Column, where: Where) -> Array:
+    if values.dtype == target or not values.size:
+        return values.astype(target, copy=False)
+    if target.kind in "iu":
+        _refuse_unfit(values, target, column, where)
+    try:
+        with np.errstate(over="raise"):
+            return values.astype(target)
+    except FloatingPointError as exc:
+        with np.errstate(over="ignore"):
+            lost = np.isinf(values.astype(target)) & np.isfinite(values)
+        raise _cannot_hold(values, lost, target, column, where) from exc
+
+
+def _refuse_unfit(values: Array, target: np.dtype[Any], column: Column, where: Where) -> None:
+    """An integer dtype holds whole numbers of its range, and nothing is rounded behind one's back."""
+    if values.dtype.kind == "b":
+        return
+    limits = np.iinfo(target)
+    low, high = values.min().item(), values.max().item()
+    whole = values.dtype.kind != "f" or bool((np.trunc(values) == values).all())
+    if low >= limits.min and high <= limits.max and whole:  # Python's numbers compare exactly
+        return
+    lost = np.array(
+        [not (limits.min <= v <= limits.max and v == v // 1) for v in values.reshape(-1).tolist()]
+    )
+    raise _cannot_hold(values, lost, target, column, where)
+
+
+def _cannot_hold(
+    values: Array, lost: Array, target: np.dtype[Any], column: Column, where: Where
+) -> DataError:
+    position = int(np.argmax(lost.reshape(-1)))
+    per_row = values.size // len(values)
+    return DataError(
+        f"{values.reshape(-1)[position]} ({values.dtype.name}) does not fit {target.name}.\n"
+        f"Hint: ask for another dtype, for example dtypes={{{column.name!r}: {values.dtype.name!r}}}.",
+        column=column.name,
+        row=where(position // per_row),
+    )
+
+
+def _refuse_nan(values: Array, column: Column, where: Where) -> None:
+    if column.allow_nan or values.dtype.kind != "f" or not values.size:
+        return
+    if np.isnan(values.min()):  # min() hands a NaN on, without an array of booleans
+        row = int(np.argmax(np.isnan(values).reshape(len(values), -1).any(axis=1)))
+        raise DataError(
+            "is NaN.\nHint: fill or drop such rows first, or pass allow_nan=True if the model knows NaN.",
+            column=column.name,
+            row=where(row),
+        )
+
+
+def _shaped(values: Array, column: Column) -> Array:
+    if column.shape is None or values.shape[1:] == column.shape:
+        return values
+    rows = len(values)
+    if not rows:
+        return values.reshape(-1)[:0].reshape(0, *column.shape)
+    have, want = values.size // rows, math.prod(column.shape)
+    if have != want:
+        raise DataError(
+            f"a row has {have} values (shape {values.shape[1:]}), but shape {column.shape} needs {want}.",
+            column=column.name,
+        )
+    return values.reshape(rows, *column.shape)

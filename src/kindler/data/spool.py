@@ -1,0 +1,309 @@
+"""A worker's rows on disk: one raw file a column, memory-mapped and used again in every epoch.
+
+One file a column (not one Arrow file for all) because shuffled batches are gathers, and a gather
+wants its column as one contiguous array. It is page cache, not heap, so it may be bigger than memory.
+
+    spool.json      written last, so a spool without it is not whole: {"format", "rows", "columns", "order"}
+    000.bin, ...    the values of column 0, ... in C order
+    order.bin       int64 positions, only when rows did not arrive in their order
+
+Files are written, not mapped, while they grow: it is faster (0.05 against 0.08 s for 188 MB), and a
+full disk is an OSError instead of a SIGBUS. Values are checked by `columns`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from kindler.data.columns import Array, Column, Where, conform, to_numpy
+from kindler.errors import DataError
+
+__all__ = ["Layout", "Spool", "SpoolWriter", "agreed"]
+
+Layout: TypeAlias = dict[str, list[Any]]
+"""Column name -> [dtype name or None, shape of a row or None]; None where no row said."""
+
+_FORMAT = 1
+_MANIFEST = "spool.json"
+_ORDER = "order.bin"
+_BUFFER_BYTES = 1 << 17
+
+
+class Spool:
+    """Rows that can be read: `arrays[name][i]`, or `arrays[name][order[i]]` where there is an order.
+
+    The arrays are read-only views of mapped files: copy what is handed to code that may write.
+
+    Attributes:
+        rows: How many rows there are.
+        arrays: For each column an array of shape (rows, *shape of a row); longer than `rows` only
+            where `order` picks from it.
+        order: Positions of the rows in their natural order, or None when they lie in it.
+    """
+
+    def __init__(
+        self,
+        *,
+        rows: int,
+        arrays: Mapping[str, Array],
+        order: Array | None = None,
+        layout: Layout | None = None,
+    ) -> None:
+        self.rows = rows
+        self.arrays = dict(arrays)
+        self.order = order
+        self._layout = layout or {
+            name: [array.dtype.name, list(array.shape[1:])] for name, array in arrays.items()
+        }
+
+    @staticmethod
+    def open(folder: str | os.PathLike[str]) -> Spool:
+        """Map a spool that a SpoolWriter has finished."""
+        folder = Path(folder)
+        try:
+            manifest = json.loads((folder / _MANIFEST).read_text())
+        except FileNotFoundError as exc:
+            raise DataError(f"{folder} holds no finished spool: {_MANIFEST} is missing.") from exc
+        if manifest.get("format") != _FORMAT:
+            raise DataError(
+                f"{folder} is a spool of format {manifest.get('format')!r}; this version reads {_FORMAT}."
+            )
+        rows = int(manifest["rows"])
+        layout: Layout = {c["name"]: [c["dtype"], c["shape"]] for c in manifest["columns"]}
+        arrays = {
+            c["name"]: _mapped(folder / c["file"], rows, c["dtype"], c["shape"]) for c in manifest["columns"]
+        }
+        order = _mapped(folder / manifest["order"], rows, "int64", []) if manifest["order"] else None
+        return Spool(rows=rows, arrays=arrays, order=order, layout=layout)
+
+    def slice(self, start: int, stop: int) -> Spool:
+        """The rows [start, stop) as views; nothing is copied."""
+        if not 0 <= start <= stop <= self.rows:
+            raise ValueError(f"slice({start}, {stop}) of a spool of {self.rows} rows.")
+        if self.order is not None:
+            return Spool(
+                rows=stop - start, arrays=self.arrays, order=self.order[start:stop], layout=self._layout
+            )
+        arrays = {name: array[start:stop] for name, array in self.arrays.items()}
+        return Spool(rows=stop - start, arrays=arrays, layout=self._layout)
+
+    def layout(self) -> Layout:
+        """dtype and row shape of each column, as JSON can carry it; see `agreed`."""
+        return {name: list(entry) for name, entry in self._layout.items()}
+
+    def with_layout(self, layout: Layout) -> Spool:
+        """This spool, with what it does not know (because it is empty) filled from `layout`."""
+        merged = agreed([layout, self.layout()])
+        if self.rows:
+            return Spool(rows=self.rows, arrays=self.arrays, order=self.order, layout=merged)
+        return Spool(rows=0, arrays={name: _empty(*entry) for name, entry in merged.items()}, layout=merged)
+
+
+def agreed(layouts: Sequence[Layout]) -> Layout:
+    """One layout out of every worker's: what an empty worker does not know, the others say.
+
+    Raises:
+        DataError: Two workers have rows of different width or dtype.
+    """
+    merged: Layout = {}
+    for layout in layouts:
+        for name, entry in layout.items():
+            known = merged.setdefault(name, [None, None])
+            for i, what in enumerate(("dtype", "shape")):
+                value = entry[i] if i == 0 or entry[i] is None else list(entry[i])
+                if known[i] is not None and value is not None and known[i] != value:
+                    raise DataError(
+                        f"some rows have {what} {known[i]} and others {value}; all must have the same.",
+                        column=name,
+                    )
+                known[i] = known[i] if value is None else value
+    return merged
+
+
+def _empty(dtype: str | None, shape: Sequence[int] | None) -> Array:
+    return np.empty((0, *(shape if shape is not None else (0,))), dtype or "float32")
+
+
+def _mapped(path: Path, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Array:
+    want = (rows, *(shape or ()))
+    expected = math.prod(want) * np.dtype(dtype).itemsize if rows else 0
+    if not expected:
+        empty = _empty(dtype, shape)
+        return empty if not rows else np.empty(want, dtype)
+    found = path.stat().st_size
+    if found != expected:  # reading past the end of a mapped file kills the process
+        raise DataError(f"{path} has {found} bytes where {expected} were written: the spool is damaged.")
+    return np.asarray(np.memmap(path, dtype=np.dtype(dtype), mode="r", shape=want))
+
+
+class SpoolWriter:
+    """Writes a spool: `with SpoolWriter(folder, columns) as writer: writer.append(batch)`.
+
+    The block's end closes the files; `close()` (inside or after it) gives the Spool. When the block
+    raises, the manifest is not written and the folder stays unusable.
+
+    Args:
+        folder: Where to write; made if need be.
+        columns: What to keep of each batch.
+        rows: How many rows there will be, if that is known: fewer or more is then an error.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], columns: Sequence[Column], *, rows: int | None = None
+    ) -> None:
+        self.folder = Path(folder)
+        self.rows = 0
+        self._expected = rows
+        self._files = [_ColumnFile(column, f"{i:03d}.bin") for i, column in enumerate(columns)]
+        self._order: list[Array] = []
+        self._spool: Spool | None = None
+
+    def __enter__(self) -> SpoolWriter:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for file in self._files:
+                file.open(self.folder)
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._release()
+
+    def append(self, batch: pa.RecordBatch | pa.Table, where: Where | None = None) -> None:
+        """Add the batch's rows; `where` names its row `i` in complaints (by default: rows so far + i)."""
+        names = batch.schema.names
+        missing = [file.column.name for file in self._files if file.column.name not in names]
+        if missing:
+            raise DataError(f"is not in the data, which has {names}.", column=missing[0])
+        self.append_arrays({file.column.name: batch.column(file.column.name) for file in self._files}, where)
+
+    def append_arrays(
+        self, values: Mapping[str, Array | pa.Array | pa.ChunkedArray], where: Where | None = None
+    ) -> None:
+        """Add rows column by column, as numpy or Arrow arrays of one length."""
+        start = self.rows
+        name_row = where or (lambda i: start + i)
+        # All are checked before one is written, so that no column runs ahead of the others.
+        checked = [_checked(values[file.column.name], file.column, name_row) for file in self._files]
+        counts = {len(array) for array in checked}
+        if len(counts) > 1:
+            raise ValueError(f"columns of different lengths: {sorted(counts)}.")
+        rows = counts.pop() if counts else 0
+        if not rows:
+            return
+        for file, array in zip(self._files, checked, strict=True):
+            file.match(array, name_row)
+        for file, array in zip(self._files, checked, strict=True):
+            file.write(array)
+        self.rows += rows
+
+    def append_order(self, ids: Array) -> None:
+        """Row ids of rows appended, as they arrive; the spool's natural order is by ascending id."""
+        self._order.append(np.array(ids, dtype=np.int64))
+
+    def close(self) -> Spool:
+        """Finish the files and open the spool; again and again the same one."""
+        if self._spool is None:
+            self._release()
+            if self._expected is not None and self.rows != self._expected:
+                raise DataError(
+                    f"{self._expected} rows were announced and {self.rows} came: did the data change?"
+                )
+            self._finish(self._write_order())
+            self._spool = Spool.open(self.folder)
+        return self._spool
+
+    def _release(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def _write_order(self) -> str | None:
+        if not self._order:
+            return None
+        ids = np.concatenate(self._order)
+        if len(ids) != self.rows:
+            raise ValueError(f"{len(ids)} row ids for {self.rows} rows.")
+        if (ids[1:] >= ids[:-1]).all():
+            return None
+        np.argsort(ids, kind="stable").astype(np.int64, copy=False).tofile(self.folder / _ORDER)
+        return _ORDER
+
+    def _finish(self, order: str | None) -> None:
+        manifest = {
+            "format": _FORMAT,
+            "rows": self.rows,
+            "columns": [file.manifest() for file in self._files],
+            "order": order,
+        }
+        beside = self.folder / f"{_MANIFEST}.part"
+        beside.write_text(json.dumps(manifest, indent=1))
+        os.replace(beside, self.folder / _MANIFEST)
+
+
+def _checked(values: Array | pa.Array | pa.ChunkedArray, column: Column, where: Where) -> Array:
+    if isinstance(values, np.ndarray):
+        return conform(values, column, where=where)
+    return to_numpy(values, column, where=where)
+
+
+@dataclass(slots=True)
+class _ColumnFile:
+    """One column's file while it is written."""
+
+    column: Column
+    name: str
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    file: BinaryIO | None = None
+
+    def __post_init__(self) -> None:
+        asked = self.column.dtype
+        self.dtype = None if asked is None else np.dtype(asked).name
+        self.shape = self.column.shape
+
+    def open(self, folder: Path) -> None:
+        self.file = open(folder / self.name, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115 (closed by close)
+
+    def match(self, array: Array, where: Where) -> None:
+        """The first rows set dtype and width; later ones must agree."""
+        dtype, shape = array.dtype.name, array.shape[1:]
+        if self.dtype not in (None, dtype) or self.shape not in (None, shape):
+            raise DataError(
+                f"has {dtype} values of shape {shape} where earlier rows have {self.dtype} of {self.shape};"
+                " all rows must be alike.",
+                column=self.column.name,
+                row=where(0),
+            )
+        self.dtype, self.shape = dtype, shape
+
+    def write(self, array: Array) -> None:
+        if self.file is None:
+            raise ValueError("write to a SpoolWriter outside its `with` block.")
+        if array.nbytes:
+            self.file.write(array.reshape(-1).view(np.uint8).data)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+    def manifest(self) -> dict[str, Any]:
+        shape = None if self.shape is None else list(self.shape)
+        return {"name": self.column.name, "file": self.name, "dtype": self.dtype, "shape": shape}

@@ -1,0 +1,289 @@
+"""The nursery process: `python -m kindler.engine._nursery_main ORDER`. See `nursery.py`.
+
+One thread, one loop: a connection is a request for a child and stays open as its leash. When the
+asker closes it, the child is killed; when the child ends, the asker is told how.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import select
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from kindler.engine.channel import Channel, ChannelClosed
+
+_PR_SET_PDEATHSIG = 1
+_OWNER_CHECK_S = 1.0
+
+
+@dataclass(slots=True)
+class _Leash:
+    """A connection, and the child that hangs on it once it was asked for."""
+
+    channel: Channel
+    sock: socket.socket
+    pid: int | None = None
+    debris: list[str] = field(default_factory=list)
+    killed: bool = False
+
+
+def main(order: dict[str, Any]) -> None:
+    sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
+    listener = socket.socket(fileno=order["listener"])
+    failure = _preload(order["preload"])
+    nursery = _Nursery(listener, order["path"], owner=order["owner"], idle_s=order["idle_s"], failure=failure)
+    try:
+        nursery.run()
+    finally:
+        nursery.retire()
+        nursery.end()
+
+
+def _preload(names: list[str]) -> str | None:
+    """Import everything; the traceback as text when that fails."""
+    try:
+        for name in names:
+            module, _, function = name.partition(":")
+            loaded = importlib.import_module(module)
+            if function:
+                getattr(loaded, function)()
+    except BaseException:
+        return traceback.format_exc()
+    return None
+
+
+class _Nursery:
+    def __init__(
+        self, listener: socket.socket, path: str, *, owner: int, idle_s: float, failure: str | None
+    ) -> None:
+        self._listener = listener
+        self._path = path
+        self._owner = owner
+        self._idle_s = idle_s
+        self._failure = failure
+        self._leashes: dict[int, _Leash] = {}
+        self._selector = selectors.DefaultSelector()
+        self._ended = False
+        self._retired = False
+        self._quiet_since = time.monotonic()
+
+    def run(self) -> None:
+        wake_r, wake_w = os.pipe()
+        os.set_blocking(wake_w, False)
+        os.set_blocking(wake_r, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._welcome)
+        self._selector.register(wake_r, selectors.EVENT_READ, lambda: _drain(wake_r))
+        self._watch_owner()
+        while not self._ended:
+            for key, _ in self._selector.select(_OWNER_CHECK_S):
+                key.data()
+            self._collect()
+            self._check_the_time()
+
+    def retire(self) -> None:
+        """Take no more requests."""
+        if not self._retired:
+            self._retired = True
+            _unlink(self._path)
+            self._selector.unregister(self._listener)
+            self._listener.close()
+
+    def end(self) -> None:
+        """Kill the children that are left."""
+        for leash in list(self._leashes.values()):
+            self._drop(leash)
+
+    def _watch_owner(self) -> None:
+        if hasattr(os, "pidfd_open"):
+            try:
+                fd = os.pidfd_open(self._owner)
+            except OSError:
+                self._ended = True
+                return
+            self._selector.register(fd, selectors.EVENT_READ, self._stop)
+
+    def _stop(self) -> None:
+        self._ended = True
+
+    def _check_the_time(self) -> None:
+        try:
+            os.kill(self._owner, 0)
+        except ProcessLookupError:
+            self._ended = True
+        except PermissionError:
+            pass
+        if self._leashes:
+            self._quiet_since = time.monotonic()
+        elif self._retired or time.monotonic() - self._quiet_since >= max(self._idle_s, _OWNER_CHECK_S):
+            self._ended = True
+
+    def _welcome(self) -> None:
+        sock, _ = self._listener.accept()
+        leash = _Leash(Channel(sock), sock)
+        self._leashes[sock.fileno()] = leash
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(leash))
+
+    def _hear(self, leash: _Leash) -> None:
+        if leash.pid is None:
+            self._first_words(leash)
+            return
+        try:
+            if leash.channel.receive(0).kind == "kill":
+                leash.killed = leash.killed or _kill_group(leash.pid)
+        except ChannelClosed:
+            self._drop(leash)
+
+    def _first_words(self, leash: _Leash) -> None:
+        message, fds, _, _ = socket.recv_fds(leash.sock, 1 << 20, 2)
+        if not fds:
+            self._obey(message)
+            self._drop(leash)
+            return
+        if self._failure is not None:
+            _close_all(fds)
+            leash.channel.send("failed", traceback=self._failure)
+            self._drop(leash)
+            self._ended = True
+            return
+        request = json.loads(message)
+        leash.debris = request["debris"]
+        pid = os.fork()
+        if pid == 0:
+            self._become_child(request["environment"], *fds)
+            return
+        _close_all(fds)
+        leash.pid = pid
+        try:
+            leash.channel.send("forked", pid=pid)
+        except ChannelClosed:
+            self._drop(leash)
+
+    def _obey(self, message: bytes) -> None:
+        """A word from the owner rather than a request."""
+        if b'"end"' in message:
+            self._ended = True
+        elif b'"retire"' in message:
+            self.retire()
+
+    def _become_child(self, environment: dict[str, str], control: int, output: int) -> None:
+        status = 1
+        try:
+            _die_with_parent()
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor ends us
+            for leash in self._leashes.values():
+                leash.sock.close()
+            self._listener.close()
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            os.environ.update(environment)
+
+            from kindler.engine.worker import run_child
+
+            status = run_child(socket.socket(fileno=control))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # Interpreter shutdown would run the framework's own teardown, which may hang.
+            _flush()
+            os._exit(status)
+
+    def _collect(self) -> None:
+        for leash in [leash for leash in self._leashes.values() if leash.pid is not None]:
+            assert leash.pid is not None
+            if _has_ended(leash.pid):
+                self._tell(leash, leash.pid)
+
+    def _tell(self, leash: _Leash, pid: int) -> None:
+        _kill_group(pid)  # what the child started itself
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        leash.pid = None
+        try:
+            leash.channel.send("exit", code=code, by_itself=not leash.killed)
+        except ChannelClosed:
+            pass  # nobody is interested any more
+        self._forget(leash)
+
+    def _drop(self, leash: _Leash) -> None:
+        """The asker is gone: so is the child, and what the asker would have deleted."""
+        if leash.pid is not None:
+            _kill_group(leash.pid)
+            os.waitpid(leash.pid, 0)
+            for folder in leash.debris:
+                shutil.rmtree(folder, ignore_errors=True)
+        self._forget(leash)
+
+    def _forget(self, leash: _Leash) -> None:
+        self._leashes.pop(leash.sock.fileno(), None)
+        try:
+            self._selector.unregister(leash.sock)
+        except (KeyError, ValueError):
+            pass
+        leash.channel.close()
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child that nobody has waited for yet is over; its number stays taken."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kill_group(pid: int) -> bool:
+    """End a child and what it started; whether it was still running."""
+    alive = not _has_ended(pid)
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # already gone, or not yet its own group
+    return alive
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads it any more
+
+
+def _drain(fd: int) -> None:
+    while select.select([fd], [], [], 0)[0] and os.read(fd, 4096):
+        pass
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

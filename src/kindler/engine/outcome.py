@@ -1,0 +1,85 @@
+"""How a rank ended, and what the ends of all ranks mean for the run. Pure: nothing is awaited here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kindler.errors import KindlerError, SyncError, WorkerLost, worker_error
+
+__all__ = ["Outcome", "failure", "pack", "unpack"]
+
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`result`, `error` (user code raised), `lost` (the process went away) or `aborted` (others failed)."""
+
+    rank: int
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    buffers: tuple[bytes, ...] = ()
+
+
+def failure(outcomes: Iterable[Outcome]) -> KindlerError | None:
+    """The error to raise for these ends, or None when every rank has a result.
+
+    The user's own error comes first; then a lost worker; an exchange that broke is only the echo of
+    one of those on another rank, and speaks when there is nothing else.
+    """
+    bad = [o for o in outcomes if o.kind in ("error", "lost")]
+    errors = [o for o in bad if o.kind == "error" and not o.fields.get("sync")]
+    lost = [o for o in bad if o.kind == "lost"]
+    if errors:
+        return _raised(errors[0])
+    if lost:
+        return _lost(lost[0])
+    return _raised(bad[0]) if bad else None
+
+
+def _raised(outcome: Outcome) -> KindlerError:
+    said = outcome.fields
+    if said.get("sync"):
+        error: KindlerError = SyncError(f"{said['message']} (worker {outcome.rank}, host {said['host']})")
+        return error
+    return worker_error(
+        types=said["types"],
+        message=said["message"],
+        traceback=said["traceback"],
+        rank=outcome.rank,
+        host=said["host"],
+    )
+
+
+def _lost(outcome: Outcome) -> WorkerLost:
+    said = outcome.fields
+    return WorkerLost(
+        said["reason"],
+        rank=outcome.rank,
+        host=said["host"],
+        exit_code=said.get("exit_code"),
+        log_tail=said.get("log_tail", ""),
+    )
+
+
+def pack(outcome: Outcome) -> Iterator[bytes]:
+    """An outcome as pieces of bytes that any carrier of binary cells can take."""
+    header = {"kind": outcome.kind, "fields": outcome.fields, "sizes": [len(b) for b in outcome.buffers]}
+    yield json.dumps(header).encode()
+    for buffer in outcome.buffers:
+        view = memoryview(buffer)
+        for start in range(0, len(view), CHUNK_BYTES):
+            yield bytes(view[start : start + CHUNK_BYTES])
+
+
+def unpack(rank: int, pieces: Sequence[bytes]) -> Outcome:
+    """The outcome that `pack` cut up."""
+    header = json.loads(pieces[0])
+    body, buffers = memoryview(b"".join(pieces[1:])), []
+    for size in header["sizes"]:
+        buffers.append(bytes(body[:size]))
+        body = body[size:]
+    return Outcome(rank, header["kind"], header["fields"], tuple(buffers))

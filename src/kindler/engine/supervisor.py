@@ -1,0 +1,305 @@
+"""Looks after one worker process: starts it, hands it the job, relays what it says, notices its end.
+
+Runs where the engine puts it: a thread of the driver, or a Spark task. It never raises for what
+happens to the worker; it returns an Outcome, and has told the hub of it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from kindler.config import RunSettings
+from kindler.engine import nursery
+from kindler.engine.channel import Address, Channel, ChannelClosed, Frame, connect
+from kindler.engine.outcome import Outcome
+from kindler.engine.worker import describe
+from kindler.errors import StartTimeoutError
+
+__all__ = ["Job", "Supervisor"]
+
+_TAIL_LINES = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What every rank is to do: built on the driver, pickled once, closed over nothing.
+
+    Attributes:
+        target: "module:function", called as `function(worker, *buffers)`; it returns buffers.
+        buffers: Its arguments.
+        size: How many workers.
+        run_id: The run's name.
+        secret: What members prove themselves with.
+        preload: What the nursery has imported before the worker is forked.
+        environment: Variables that must be set before those imports.
+        worker_environment: Variables of the workers alone.
+        settings: Time limits.
+        threads: Compute threads of each worker; None shares the machine's cores among its workers.
+        cwd: The driver's folder, for user modules that are found relative to it.
+        sys_path: The driver's module search path.
+    """
+
+    target: str
+    buffers: tuple[bytes, ...]
+    size: int
+    run_id: str
+    secret: bytes
+    preload: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    worker_environment: Mapping[str, str] = field(default_factory=dict)
+    settings: RunSettings = field(default_factory=RunSettings)
+    threads: int | None = None
+    cwd: str = field(default_factory=os.getcwd)
+    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
+
+
+class Aborted(Exception):
+    """Another rank failed, or the driver gave up: end without a word."""
+
+
+class Supervisor:
+    """One rank's keeper, from `with` to `with`'s end.
+
+    `start` asks for the process, which warms up while the caller fetches data into `scratch`;
+    `run` hands it the job and stays until it has ended.
+    """
+
+    def __init__(self, job: Job, rank: int, *, hub: Address, owner: int, base: Path | None = None) -> None:
+        self._job = job
+        self._rank = rank
+        self._hub = hub
+        self._owner = owner
+        self._base = base
+        self._host = socket.gethostname()
+        self._aborted = threading.Event()
+        self._welcome = threading.Event()
+        self._hosts: list[str] = []
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._child: nursery.Child | None = None
+        self._start_error: Exception | None = None
+        self._up: Channel
+        self._threads: list[threading.Thread] = []
+        self._heard = time.monotonic()
+        self.scratch: Path
+
+    def __enter__(self) -> Supervisor:
+        settings = self._job.settings
+        self._up = connect(self._hub, self._job.secret, timeout_s=settings.start_timeout_s)
+        self._up.send("hello", rank=self._rank, host=self._host, pid=os.getpid())
+        folder = tempfile.mkdtemp(prefix=f"kindler-{self._job.run_id}-{self._rank}-", dir=self._base)
+        self.scratch = Path(folder)
+        self._start(self._listen_up, "kindler-listen-hub")
+        self._start(self._beat, "kindler-beat-hub")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._aborted.set()
+        self._up.close()
+        if self._child is not None:
+            self._child.kill()
+            try:
+                self._child.wait(self._job.settings.stop_timeout_s)
+            except TimeoutError:
+                pass  # closing the leash below ends it, whatever it does
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(self._job.settings.stop_timeout_s)
+        if self._child is not None:
+            self._child.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def check(self) -> None:
+        """Raise Aborted when the run is over for reasons that are not ours."""
+        if self._aborted.is_set():
+            raise Aborted
+
+    def start(self) -> None:
+        """Ask for the process; returns at once, the wait for it is in `run`."""
+        self._start(self._fetch_child, "kindler-start-worker")
+
+    def run(self) -> Outcome:
+        """Hand over the job and relay until the end."""
+        try:
+            child = self._await_start()
+            return self._relay(child)
+        except Aborted:
+            return self._ended("aborted")
+        except ChannelClosed:
+            return self._ended("aborted")  # the hub is gone: so is the run
+        except Exception as exc:
+            return self.failed(exc)
+
+    def failed(self, exc: Exception) -> Outcome:
+        """The outcome of an exception on this side: while fetching data, or preparing the process."""
+        return self._ended("error", **describe(exc))
+
+    def _fetch_child(self) -> None:
+        job = self._job
+        recipe = nursery.Recipe(
+            preload=job.preload, environment=job.environment, idle_s=job.settings.idle_s
+        )
+        try:
+            child = nursery.start_child(
+                recipe,
+                owner=self._owner,
+                timeout_s=job.settings.start_timeout_s,
+                environment=job.worker_environment,
+                debris=(str(self.scratch),),
+            )
+        except Exception as exc:
+            self._start_error = exc
+            return
+        self._child = child
+        if self._aborted.is_set():
+            child.kill()
+        self._start(lambda: self._pump(child.output), "kindler-pump-log")
+
+    def _await_start(self) -> nursery.Child:
+        deadline = time.monotonic() + self._job.settings.start_timeout_s
+        fetching = next(t for t in self._threads if t.name == "kindler-start-worker")
+        fetching.join(self._job.settings.start_timeout_s)
+        self.check()
+        if self._child is None:
+            raise self._start_error or StartTimeoutError("a worker process did not come up in time")
+        while not self._welcome.wait(0.1):
+            self.check()
+            if time.monotonic() > deadline:
+                raise StartTimeoutError(
+                    f"the other workers did not all come up in {self._job.settings.start_timeout_s:g} s.\n"
+                    "Hint: are there as many free slots as workers? RunSettings(start_timeout_s=...) waits longer."
+                )
+        return self._child
+
+    def _relay(self, child: nursery.Child) -> Outcome:
+        job, settings = self._job, self._job.settings
+        self._heard = time.monotonic()
+        try:
+            child.channel.send(
+                "job",
+                *job.buffers,
+                target=job.target,
+                rank=self._rank,
+                size=job.size,
+                hosts=self._hosts,
+                scratch=str(self.scratch),
+                run_id=job.run_id,
+                secret=job.secret.hex(),
+                threads=job.threads,
+                heartbeat_s=settings.heartbeat_s,
+                sync_timeout_s=settings.sync_timeout_s,
+                sys_path=job.sys_path,
+                cwd=job.cwd,
+            )
+            while True:
+                frame = self._next(child)
+                if frame.kind == "gather":
+                    self._up.send("gather", *frame.buffers, **frame.fields)
+                elif frame.kind == "report":
+                    self._up.send("report", **frame.fields)
+                elif frame.kind == "result":
+                    return self._ended("result", *frame.buffers)
+                elif frame.kind == "error":
+                    return self._ended("error", **frame.fields)
+        except _Silent as exc:
+            return self._lost(str(exc), -signal.SIGKILL)
+        except ChannelClosed:
+            return self._gone(child)
+
+    def _next(self, child: nursery.Child) -> Frame:
+        limit_s = self._job.settings.heartbeat_timeout_s
+        while True:
+            try:
+                frame = child.channel.receive(1.0)
+            except TimeoutError:
+                if time.monotonic() - self._heard > limit_s:
+                    child.kill()
+                    raise _Silent(f"it gave no sign of life for {limit_s:g} s and was ended") from None
+                continue
+            self._heard = time.monotonic()
+            if frame.kind != "beat":
+                return frame
+
+    def _gone(self, child: nursery.Child) -> Outcome:
+        """The process closed its end without a result: find out how it ended."""
+        code, by_itself = child.wait(self._job.settings.stop_timeout_s)
+        if not by_itself and self._aborted.is_set():
+            return self._ended("aborted")
+        return self._lost(_why(code), code)
+
+    def _lost(self, reason: str, code: int) -> Outcome:
+        for thread in self._threads:
+            if thread.name == "kindler-pump-log":
+                thread.join(1.0)  # its last words
+        return self._ended("lost", reason=reason, exit_code=code, log_tail="\n".join(self._tail))
+
+    def _ended(self, kind: str, *buffers: bytes, **fields: Any) -> Outcome:
+        if kind != "aborted":
+            fields.setdefault("host", self._host)
+        try:
+            self._up.send("done" if kind == "result" else kind, **fields)
+        except ChannelClosed:
+            pass  # the outcome also travels with the result
+        return Outcome(self._rank, kind, fields, buffers)
+
+    def _listen_up(self) -> None:
+        try:
+            while True:
+                frame = self._up.receive()
+                if frame.kind == "welcome":
+                    self._hosts = frame.fields["hosts"]
+                    self._welcome.set()
+                elif frame.kind == "gathered" and self._child is not None:
+                    self._child.channel.send("gathered", *frame.buffers, **frame.fields)
+                elif frame.kind == "abort":
+                    break
+        except ChannelClosed:
+            pass
+        self._aborted.set()
+        if self._child is not None:
+            self._child.kill()
+
+    def _beat(self) -> None:
+        try:
+            while not self._aborted.wait(self._job.settings.heartbeat_s):
+                self._up.send("beat")
+        except ChannelClosed:
+            pass  # `_listen_up` notices too
+
+    def _pump(self, output: IO[bytes]) -> None:
+        for raw in output:
+            line = raw.decode(errors="replace").rstrip("\n")
+            self._tail.append(line)
+            try:
+                self._up.send("log", line=line)
+            except ChannelClosed:
+                pass  # keep reading: a full pipe would stop the worker
+
+    def _start(self, run: Any, name: str) -> None:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+class _Silent(ChannelClosed):
+    """The worker lives and says nothing."""
+
+
+def _why(code: int) -> str:
+    if code < 0:
+        return f"its process was ended by {signal.Signals(-code).name}"
+    return f"its process ended with exit code {code} before it had a result"

@@ -1,0 +1,161 @@
+"""What runs inside a worker process, and what user code and the training loop see of the gang.
+
+The process talks to its supervisor alone, over the socket it was born with.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import queue
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kindler.engine.channel import Channel, ChannelClosed
+from kindler.errors import SyncError, SyncTimeoutError
+
+__all__ = ["Worker", "run_child"]
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+class Worker:
+    """One member of a gang.
+
+    Attributes:
+        rank: Its number, from 0.
+        size: How many there are.
+        host: Its machine.
+        hosts: The machine of every rank.
+        local_rank: Its number among those of the same machine.
+        local_size: How many are on this machine.
+        scratch: A folder of its own that goes away with the run.
+        run_id: The run's name.
+        secret: What members of this run prove themselves with.
+    """
+
+    def __init__(self, channel: Channel, fields: dict[str, Any]) -> None:
+        self.rank: int = fields["rank"]
+        self.size: int = fields["size"]
+        self.hosts: tuple[str, ...] = tuple(fields["hosts"])
+        self.host: str = self.hosts[self.rank]
+        self.local_rank = self.hosts[: self.rank].count(self.host)
+        self.local_size = self.hosts.count(self.host)
+        self.scratch = Path(fields["scratch"])
+        self.run_id: str = fields["run_id"]
+        self.secret = bytes.fromhex(fields["secret"])
+        self.threads: int = fields["threads"] or max(1, (os.cpu_count() or 1) // self.local_size)
+        self._sync_timeout_s: float = fields["sync_timeout_s"]
+        self._channel = channel
+        self._gathered: queue.Queue[list[bytes]] = queue.Queue()
+        self._turn = 0
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """The bytes of every rank, in the order of ranks; all ranks call this in the same order.
+
+        Raises:
+            SyncTimeoutError: Some rank did not come.
+        """
+        turn, self._turn = self._turn, self._turn + 1
+        self._channel.send("gather", data, turn=turn)
+        try:
+            return self._gathered.get(timeout=self._sync_timeout_s)
+        except queue.Empty:
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            raise SyncTimeoutError(
+                op="all_gather", missing=others, size=self.size, waited_s=self._sync_timeout_s
+            ) from None
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.all_gather(b"")
+
+    def report(self, kind: str, **fields: Any) -> None:
+        """Tell the driver something, as JSON."""
+        self._channel.send("report", name=kind, **fields)
+
+
+def run_child(sock: socket.socket) -> int:
+    """Serve one job and return the exit status."""
+    faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    channel = Channel(sock)
+    job = channel.receive()
+    worker = Worker(channel, job.fields)
+    _start(lambda: _listen(channel, worker), "kindler-listen")
+    _start(lambda: _beat(channel, job.fields["heartbeat_s"]), "kindler-beat")
+    _enter(job.fields)
+    try:
+        results = _load(job.fields["target"])(worker, *job.buffers)
+    except BaseException as exc:
+        channel.send("error", **describe(exc))
+        return 1
+    channel.send("result", *results)
+    return 0
+
+
+def describe(exc: BaseException) -> dict[str, Any]:
+    """An exception as a frame's fields: its types, message, and the part of its traceback that is the user's."""
+    types = [f"{cls.__module__}:{cls.__qualname__}" for cls in type(exc).__mro__ if cls is not object]
+    return {
+        "types": types,
+        "message": _message(exc),
+        "traceback": "".join(traceback.format_exception(type(exc), exc, _users_part(exc))),
+        "sync": isinstance(exc, SyncError),
+    }
+
+
+def _message(exc: BaseException) -> str:
+    # str(KeyError("a")) is "'a'"; the message is what was given to it.
+    return str(exc.args[0]) if isinstance(exc, KeyError) and len(exc.args) == 1 else str(exc) or repr(exc)
+
+
+def _users_part(exc: BaseException) -> Any:
+    """The traceback from the first frame on that is not Kindler's; all of it when every frame is."""
+    trace = exc.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next
+    return trace or exc.__traceback__
+
+
+def _enter(fields: dict[str, Any]) -> None:
+    """Stand where the driver stands, as far as this machine has those places."""
+    sys.path.extend(path for path in fields["sys_path"] if path not in sys.path and os.path.exists(path))
+    if os.path.isdir(fields["cwd"]):
+        os.chdir(fields["cwd"])
+
+
+def _load(target: str) -> Callable[..., Sequence[bytes]]:
+    module, _, name = target.partition(":")
+    function: Callable[..., Sequence[bytes]] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _listen(channel: Channel, worker: Worker) -> None:
+    try:
+        while True:
+            frame = channel.receive()
+            if frame.kind == "gathered":
+                worker._gathered.put(list(frame.buffers))
+    except ChannelClosed:
+        os._exit(1)  # the supervisor is gone: nobody wants the result
+
+
+def _beat(channel: Channel, every_s: float) -> None:
+    pause = threading.Event()
+    try:
+        while not pause.wait(every_s):
+            channel.send("beat")
+    except ChannelClosed:
+        pass  # `_listen` ends the process
+
+
+def _start(run: Callable[[], None], name: str) -> None:
+    threading.Thread(target=run, name=name, daemon=True).start()

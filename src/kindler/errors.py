@@ -1,0 +1,229 @@
+"""Every exception that Kindler raises on purpose.
+
+    KindlerError
+    ├── ConfigError (ValueError)            an argument or a combination of them cannot work
+    ├── DataError (ValueError)              a row or a column is not what the model can take
+    ├── MissingExtraError (ImportError)     an optional dependency is not installed
+    ├── JavaNotFoundError (RuntimeError)    Spark needs Java and there is none
+    ├── NotFittedError (RuntimeError)       asked for what only training makes
+    └── TrainingError (RuntimeError)        a run failed
+        ├── WorkerError                     the user's code raised on a worker (see `worker_error`)
+        ├── WorkerLost                      a worker process, executor or host went away
+        ├── StartTimeoutError (TimeoutError)  the gang did not come together in time
+        └── SyncError                       an exchange between workers broke
+            └── SyncTimeoutError (TimeoutError)  some ranks never reached an exchange
+
+All of them pickle, keep their data as attributes, and are also the builtin that a caller would
+catch. Messages say what was received, which rule it broke, and after "Hint:" what would work.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "JavaNotFoundError",
+    "KindlerError",
+    "MissingExtraError",
+    "NotFittedError",
+    "StartTimeoutError",
+    "SyncError",
+    "SyncTimeoutError",
+    "TrainingError",
+    "WorkerError",
+    "WorkerLost",
+    "worker_error",
+]
+
+
+class KindlerError(Exception):
+    """The root of the tree: `except KindlerError` catches all of Kindler's own complaints."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Subclasses have keyword-only constructors; rebuild without calling them.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _blank(cls: type[KindlerError]) -> KindlerError:
+    """An instance whose constructor was not called; a builtin with fields of its own makes it."""
+    make = OSError if issubclass(cls, OSError) else Exception
+    error: KindlerError = make.__new__(cls)
+    return error
+
+
+def _rebuild(cls: type[KindlerError], args: tuple[Any, ...], fields: dict[str, Any]) -> KindlerError:
+    error = _blank(cls)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
+class ConfigError(KindlerError, ValueError):
+    """An argument, or a combination of arguments, that cannot work."""
+
+
+class DataError(KindlerError, ValueError):
+    """A value in the data that the model cannot take.
+
+    Attributes:
+        column: The column's name, or None when the complaint is about the whole input.
+        row: The row's number in the input, counted from 0, or None when no single row is to blame.
+    """
+
+    def __init__(self, problem: str, *, column: str | None = None, row: int | str | None = None) -> None:
+        self.column = column
+        self.row = row
+        where = [f"column {column!r}"] if column is not None else []
+        where += [f"row {row}"] if row is not None else []
+        super().__init__(f"{', '.join(where)}: {problem}" if where else problem)
+
+
+class MissingExtraError(KindlerError, ImportError):
+    """An optional dependency that is needed now and not installed."""
+
+    def __init__(self, *, what: str, package: str, extra: str) -> None:
+        self.package = package
+        self.extra = extra
+        super().__init__(
+            f"{what} needs {package!r}, which is not installed.\nHint: pip install 'kindler[{extra}]'"
+        )
+
+
+class JavaNotFoundError(KindlerError, RuntimeError):
+    """Spark needs a Java runtime and none was found."""
+
+
+class NotFittedError(KindlerError, RuntimeError):
+    """Asked for something that only training or loading makes."""
+
+
+class TrainingError(KindlerError, RuntimeError):
+    """A run failed."""
+
+
+class WorkerError(TrainingError):
+    """The user's own code raised on a worker.
+
+    `worker_error` makes it: what `fit` raises is a WorkerError *and* the type that was raised, so
+    `except ValueError` catches the ValueError of a model that runs three machines away.
+
+    Attributes:
+        rank: The worker that raised first.
+        host: Its machine.
+        remote_traceback: Its traceback, as text.
+    """
+
+    rank: int
+    host: str
+    remote_traceback: str
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class WorkerLost(TrainingError):
+    """A worker went away without saying why: killed, out of memory, or its machine is gone.
+
+    Attributes:
+        rank: The worker that went away, or None when its whole executor took the news with it.
+        host: Its machine.
+        exit_code: What the process ended with; negative is a signal's number.
+        log_tail: The last lines it printed.
+    """
+
+    def __init__(
+        self, reason: str, *, rank: int | None, host: str, exit_code: int | None = None, log_tail: str = ""
+    ) -> None:
+        self.rank = rank
+        self.host = host
+        self.exit_code = exit_code
+        self.log_tail = log_tail
+        who = "a worker" if rank is None else f"worker {rank}"
+        tail = f"\nIts last lines:\n{log_tail}" if log_tail else "\nIt had printed nothing."
+        super().__init__(f"lost {who} on {host}: {reason}.{tail}")
+
+
+class StartTimeoutError(TrainingError, TimeoutError):
+    """The workers did not all come up in time."""
+
+
+class SyncError(TrainingError):
+    """An exchange between workers broke; most often because another worker is gone."""
+
+
+class SyncTimeoutError(SyncError, TimeoutError):
+    """Some ranks never reached an exchange.
+
+    Attributes:
+        missing: The ranks that did not arrive.
+    """
+
+    def __init__(self, *, op: str, missing: Sequence[int], size: int, waited_s: float) -> None:
+        self.missing = tuple(missing)
+        super().__init__(
+            f"{op} waited {waited_s:.0f} s for {len(self.missing)} of {size} workers:"
+            f" {list(self.missing)} did not arrive.\n"
+            "Hint: the log of those workers says what they were doing; if they are only slow,"
+            " raise RunSettings(sync_timeout_s=...)."
+        )
+
+
+def worker_error(
+    *, types: Sequence[str], message: str, traceback: str, rank: int, host: str
+) -> WorkerError:
+    """The error that `fit` raises for an exception raised by user code on a worker.
+
+    Args:
+        types: Qualified names ("module:Class") of the exception's classes, most specific first.
+        message: The exception's own message.
+        traceback: The worker's traceback, as text.
+        rank: The worker's rank.
+        host: The worker's machine.
+    """
+    bases = _combined(types)
+    name = types[0].rpartition(":")[2] if types else "WorkerError"
+    cls = type(name, bases, {"__module__": __name__, "__reduce__": _reduce_worker_error})
+    text = f"{message}\n\nraised as {name} on worker {rank}, host {host}:\n{traceback.rstrip()}"
+    error: Any = _blank(cls)
+    error.args = (text,)
+    error.rank, error.host, error.remote_traceback = rank, host, traceback
+    error.__dict__["_origin"] = (tuple(types), message, traceback, rank, host)
+    made: WorkerError = error
+    return made
+
+
+def _combined(types: Sequence[str]) -> tuple[type, ...]:
+    for qualified in types:
+        found = _loaded_class(qualified)
+        if found is None or issubclass(WorkerError, found):
+            continue
+        try:
+            _blank(type("probe", (WorkerError, found), {}))
+        except TypeError:  # instance layouts that do not go together
+            continue
+        return (WorkerError, found)
+    return (WorkerError,)
+
+
+def _loaded_class(qualified: str) -> type[BaseException] | None:
+    """The exception class of that name, only if its module is already loaded: nothing is imported."""
+    module, _, name = qualified.partition(":")
+    holder: Any = builtins if module == "builtins" else sys.modules.get(module)
+    for part in name.split("."):
+        holder = getattr(holder, part, None)
+    return holder if isinstance(holder, type) and issubclass(holder, Exception) else None
+
+
+def _reduce_worker_error(self: WorkerError) -> tuple[Any, ...]:
+    return _rebuild_worker_error, self.__dict__["_origin"]
+
+
+def _rebuild_worker_error(
+    types: tuple[str, ...], message: str, traceback: str, rank: int, host: str
+) -> WorkerError:
+    return worker_error(types=types, message=message, traceback=traceback, rank=rank, host=host)

@@ -1,0 +1,551 @@
+"""The front door: one object that trains, evaluates and scores a model, wherever the data is.
+
+It joins the parts and decides nothing that a part could decide: `inputs` finds the way in for the data, an
+engine starts the workers, `train` runs on them, `inference` scores.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import cloudpickle
+
+from kindler import scoring
+from kindler.config import RunSettings
+from kindler.engine import local
+from kindler.engine.gang import new_run_id, new_secret
+from kindler.engine.hub import Event
+from kindler.engine.outcome import Outcome
+from kindler.engine.supervisor import Job
+from kindler.errors import ConfigError, NotFittedError
+from kindler.frameworks.registry import FRAMEWORKS
+from kindler.inputs import ColumnOptions, Ingest, choose_engine, prepare, session_for
+from kindler.train.checkpoint import write_file
+from kindler.train.history import History
+from kindler.train.progress import Progress
+from kindler.train.task import Task
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from kindler.spark.frames import Feed
+
+__all__ = ["Estimator"]
+
+Names = str | Sequence[str] | None
+Engine = Literal["auto", "local", "spark"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """The user's model in the hands of its framework."""
+
+    framework: str
+    spec: Any
+    pack: Callable[[Any], bytes]
+    extra_preload: tuple[str, ...] = ()
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        return (FRAMEWORKS.spec(self.framework).preload, *self.extra_preload)
+
+
+class Estimator:
+    """Trains, evaluates and scores one model over any number of workers.
+
+    Make one with `Estimator.from_torch`. The same object goes on from where it is: a second `fit` continues
+    training, `predict` uses what has been trained so far.
+    """
+
+    def __init__(
+        self,
+        model: _Model,
+        *,
+        workers: int | None,
+        engine: Engine,
+        device: str,
+        model_dir: str | PathLike[str] | None,
+        seed: int,
+        settings: RunSettings,
+    ) -> None:
+        self._model = model
+        self._workers = workers
+        self._engine: Engine = engine
+        self._device = device
+        self._model_dir = None if model_dir is None else str(Path(model_dir).absolute())
+        self._seed = seed
+        self._settings = settings
+        self._state = b""
+        self._options: ColumnOptions | None = None
+        self._layout: dict[str, Any] = {}
+        self._live: Any = None
+        self.history = History()
+
+    @classmethod
+    def from_torch(
+        cls,
+        *,
+        model: Any,
+        optimizer: Any = None,
+        loss: Any = None,
+        metrics: Any = None,
+        scheduler_creator: Any = None,
+        scheduler_step: Literal["epoch", "step"] = "epoch",
+        config: Mapping[str, Any] | None = None,
+        workers: int | None = None,
+        engine: Engine = "auto",
+        device: str = "auto",
+        model_dir: str | PathLike[str] | None = None,
+        seed: int = 0,
+        precision: Literal["bf16"] | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        accumulation_steps: int = 1,
+        inputs: Literal["positional", "dict"] = "positional",
+        settings: RunSettings | None = None,
+        backend: str | None = None,
+    ) -> Estimator:
+        """An estimator of a PyTorch model.
+
+        Args:
+            model: An `nn.Module`, or a creator: any callable that returns one, called with `config`.
+            optimizer: An `Optimizer` over the model's parameters; a class of one or a partial of it; or a
+                creator called with `(model, config)`. Not needed to evaluate or predict.
+            loss: A loss module, a function `(outputs, targets)`, or a creator called with `config`.
+            metrics: One, a list, or a dict of name to metric: torchmetrics objects, functions
+                `(outputs, targets)` that are means over rows, or "accuracy", "mse", "mae".
+            scheduler_creator: Called with `(optimizer, config)`; returns a learning-rate scheduler.
+            scheduler_step: Whether the scheduler moves after each "epoch" or each "step".
+            config: What creators are given.
+            workers: How many; None is one for each slot of the Spark application, or each core.
+            engine: "spark", "local", or "auto": Spark when the data is Spark's.
+            device: "auto", "cpu", "cuda" or "cuda:N".
+            model_dir: A folder that gets a checkpoint after each epoch.
+            seed: Decides initial weights of creators, the order of rows, and dropout.
+            precision: "bf16" computes forward passes in bfloat16 where torch finds it safe.
+            clip_norm: The largest norm of the whole gradient.
+            clip_value: The largest absolute value of any element of it.
+            accumulation_steps: Forward and backward passes per step; less memory, same result.
+            inputs: "positional" calls `model(*columns)`, "dict" calls `model({name: column})`.
+            settings: Time limits, threads, shared memory.
+            backend: Accepted for programs written for Orca ("bigdl", "torch_distributed", "horovod",
+                "spark", "ray"); all of them mean what Kindler does anyway.
+        """
+        FRAMEWORKS.load("torch")
+        from kindler.frameworks.torch_spec import TorchSpec, check, dumps
+
+        spec = TorchSpec(
+            model=model,
+            optimizer=optimizer,
+            loss=loss,
+            metrics=metrics,
+            scheduler_creator=scheduler_creator,
+            scheduler_step=scheduler_step,
+            config=dict(config or {}),
+            precision=precision,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            accumulation_steps=accumulation_steps,
+            inputs=inputs,
+        )
+        _refuse(
+            *check(spec),
+            *_engine_complaints(workers, engine),
+            *_backend_complaints(backend),
+        )
+        uses_torchmetrics = "torchmetrics" in {type(m).__module__.partition(".")[0] for m in _flat(metrics)}
+        return cls(
+            _Model(
+                framework="torch",
+                spec=spec,
+                pack=dumps,
+                extra_preload=("torchmetrics",) if uses_torchmetrics else (),
+            ),
+            workers=workers,
+            engine=engine,
+            device=device,
+            model_dir=model_dir,
+            seed=seed,
+            settings=settings or RunSettings(),
+        )
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        batch_size: int = 32,
+        feature_cols: Names = None,
+        label_cols: Names = None,
+        validation_data: Any = None,
+        callbacks: Sequence[Any] | None = None,
+        max_steps: int | None = None,
+        verbose: int = 1,
+        *,
+        shapes: Mapping[str, Any] | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        stack_features: bool = False,
+        allow_nan: bool | Sequence[str] = False,
+        shuffle: bool = True,
+        ingest: Ingest = "auto",
+    ) -> History:
+        """Train on every row of `data` once per epoch.
+
+        Args:
+            data: A Spark DataFrame, a Parquet path or list of paths, a dict or tuple of numpy arrays, a pandas
+                DataFrame or a pyarrow Table.
+            epochs: How many more epochs.
+            batch_size: Rows per step over all workers.
+            feature_cols: The model's input columns, in its order; None finds "features" or "x".
+            label_cols: The target columns; None finds "label" or "y".
+            validation_data: Evaluated after each epoch; may be of another kind than `data`.
+            callbacks: `kindler.Callback` objects.
+            max_steps: Optimizer steps after which to end, whatever `epochs` says.
+            verbose: 0 shows neither progress nor what workers print.
+            shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
+            dtypes: numpy dtypes, by column; binary columns need theirs.
+            stack_features: Join all feature columns to one float32 matrix.
+            allow_nan: Whether NaN is a value, for all columns or those named.
+            shuffle: Take rows in a new order each epoch, fixed by the seed.
+            ingest: How a DataFrame comes in: "direct" (workers read its Parquet files), "inline" (through
+                Spark), or "auto": direct where the frame is provably a plain scan.
+
+        Returns:
+            A row per epoch.
+
+        Raises:
+            ConfigError: An argument cannot work (before any worker starts).
+            DataError: A value in the data cannot be used.
+            WorkerError: The model's own code raised; it is also an instance of what was raised.
+            WorkerLost: A worker went away.
+        """
+        options = ColumnOptions(
+            feature_cols=feature_cols,
+            label_cols=label_cols,
+            shapes=shapes,
+            dtypes=dtypes,
+            stack_features=stack_features,
+            allow_nan=allow_nan,
+        )
+        _refuse(
+            *_needs(self._model.spec, "optimizer", "loss"),
+            *_at_least_one(epochs=epochs, batch_size=batch_size, max_steps=max_steps),
+            *_ingest_complaints(ingest),
+            *_callback_complaints(callbacks),
+        )
+        results = self._run(
+            data,
+            validation_data,
+            options=options,
+            ingest=ingest,
+            verbose=verbose,
+            what="epoch",
+            batch_size=batch_size,
+            epochs=epochs,
+            max_steps=max_steps,
+            shuffle=shuffle,
+            callbacks=tuple(callbacks or ()),
+            model_dir=self._model_dir,
+        )
+        rows, self._layout = results["rows"], results["layout"]
+        self._options = options
+        self._set_state(results["state"])
+        self.history = History([*self.history, *rows])
+        return History(rows)
+
+    def evaluate(
+        self,
+        data: Any,
+        batch_size: int = 256,
+        feature_cols: Names = None,
+        label_cols: Names = None,
+        verbose: int = 1,
+        *,
+        shapes: Mapping[str, Any] | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        stack_features: bool | None = None,
+        allow_nan: bool | Sequence[str] = False,
+        ingest: Ingest = "auto",
+    ) -> dict[str, Any]:
+        """Judge the model on every row of `data`, once.
+
+        Columns that are not named are those of the last `fit`. Returns loss, each metric by its name, and
+        num_samples, as a single process would have computed them.
+        """
+        options = self._column_options(feature_cols, label_cols, shapes, dtypes, stack_features, allow_nan)
+        _refuse(
+            *_needs(self._model.spec, "loss"),
+            *_at_least_one(batch_size=batch_size),
+            *_ingest_complaints(ingest),
+        )
+        results = self._run(
+            data, None, options=options, ingest=ingest, verbose=verbose, what="evaluate", batch_size=batch_size
+        )
+        figures: dict[str, Any] = results["rows"][0]
+        return figures
+
+    def predict(
+        self,
+        data: Any,
+        batch_size: int = 1024,
+        feature_cols: Names = None,
+        output_cols: Names = None,
+        output_path: str | PathLike[str] | None = None,
+        verbose: int = 1,
+        *,
+        shapes: Mapping[str, Any] | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        stack_features: bool | None = None,
+        ingest: Ingest = "auto",
+    ) -> Any:
+        """Score every row of `data`.
+
+        A Spark DataFrame gives a lazy DataFrame with the outputs appended, batch or streaming. Arrays, a pandas
+        DataFrame and a pyarrow Table give their own kind back. A Parquet path writes a Parquet dataset.
+
+        Args:
+            data: What to score.
+            batch_size: Rows per call of the model.
+            feature_cols: The model's input columns; None takes those of the last `fit`.
+            output_cols: What to call the outputs; None is "prediction" ("prediction_0", ... for several).
+            output_path: Where a Parquet path's scored rows are written; returned.
+            verbose: 0 shows no progress.
+            shapes: The shape of one row, by column.
+            dtypes: numpy dtypes, by column.
+            stack_features: As in `fit`.
+            ingest: "direct" reads a plain Parquet scan's files in Python, "inline" sends rows through Spark.
+        """
+        options = self._column_options(feature_cols, None, shapes, dtypes, stack_features, True)
+        _refuse(*_at_least_one(batch_size=batch_size), *_ingest_complaints(ingest))
+        request = scoring.Request(
+            framework=self._model.framework,
+            spec=self._model.pack(self._model.spec),
+            state=self._state,
+            options=options,
+            layout=self._layout,
+            batch_size=batch_size,
+            output_cols=(output_cols,) if isinstance(output_cols, str) else tuple(output_cols or ()) or None,
+            device=self._device,
+            seed=self._seed,
+            ingest=ingest,
+        )
+        if output_path is None:
+            return scoring.predict(data, request)
+        return scoring.predict_files(
+            data,
+            request,
+            output_path,
+            run=lambda job, show: local.run(job, listener=show),
+            job=self._job("kindler.inference.files:run", (), self._workers or local.slots()),
+            verbose=verbose,
+        )
+
+    def get_model(self) -> Any:
+        """The model with its trained weights, ready to predict: the user's own instance where one was given."""
+        return self._live_replica().model.eval()
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the weights in the framework's own format: for torch a state dict, as `torch.load` reads it."""
+        write_file(Path(path), self._live_replica().weights())
+
+    def load(self, path: str | PathLike[str]) -> Estimator:
+        """Take weights from a file that `save` (or `torch.save(model.state_dict(), path)`) wrote."""
+        replica = self._live_replica()
+        replica.load_weights(Path(path).read_bytes())
+        self._state = replica.state()
+        return self
+
+    def save_checkpoint(self, path: str | PathLike[str]) -> None:
+        """Write everything that training goes on from: weights, optimizer, scheduler, randomness, epoch."""
+        if not self._state:
+            raise NotFittedError("nothing was trained yet; save_checkpoint() comes after fit().")
+        write_file(Path(path), self._state)
+
+    def load_checkpoint(self, path: str | PathLike[str]) -> Estimator:
+        """Go on from a file that `save_checkpoint`, or a run with `model_dir`, wrote."""
+        state = Path(path).read_bytes()
+        self._live_replica().load_state(state)
+        self._state = state
+        return self
+
+    def _run(
+        self,
+        data: Any,
+        validation: Any,
+        *,
+        options: ColumnOptions,
+        ingest: Ingest,
+        verbose: int,
+        what: str,
+        **task: Any,
+    ) -> dict[str, Any]:
+        """One gang, from what the user handed in to what rank 0 returned."""
+        on_spark = choose_engine(self._engine, data, validation) == "spark"
+        spark = session_for(data, validation) if on_spark else None
+        with tempfile.TemporaryDirectory(prefix="kindler-driver-") as folder:
+            feeds: list[Feed] = []
+            sources: list[Any] = []
+            for name, item in (("data", data), ("validation", validation)):
+                if item is None:
+                    sources.append(None)
+                    continue
+                source, feed = prepare(
+                    item, name=name, options=options, spark=spark, ingest=ingest, scratch=Path(folder)
+                )
+                sources.append(source)
+                feeds += [feed] if feed is not None else []
+            plan = Task(
+                framework=self._model.framework,
+                data=sources[0],
+                validation=sources[1],
+                seed=self._seed,
+                device=self._device,
+                settings=self._settings,
+                **task,
+            )
+            buffers = (cloudpickle.dumps(plan), self._model.pack(self._model.spec), self._state)
+            with Progress(verbose=verbose, what=what) as progress:
+                outcomes = self._launch(buffers, spark, feeds, _listener(progress))
+        told = json.loads(outcomes[0].buffers[0])
+        return {"rows": told["rows"], "layout": told["layout"], "state": outcomes[0].buffers[1]}
+
+    def _launch(
+        self,
+        buffers: tuple[bytes, ...],
+        spark: SparkSession | None,
+        feeds: Sequence[Feed],
+        listener: Callable[[Event], None],
+    ) -> list[Outcome]:
+        target = "kindler.train.loop:run"
+        if spark is None:
+            job = self._job(target, buffers, self._workers or local.slots())
+            return local.run(job, listener=listener)
+        from kindler.spark import engine
+        from kindler.spark.slots import resolve_workers, task_threads
+
+        workers = resolve_workers(spark, self._workers, self._settings)
+        job = self._job(target, buffers, workers, threads=task_threads(spark, workers))
+        return engine.run(job, spark=spark, feeds=feeds, listener=listener)
+
+    def _job(self, target: str, buffers: tuple[bytes, ...], workers: int, threads: int | None = None) -> Job:
+        settings = self._settings
+        return Job(
+            target=target,
+            buffers=buffers,
+            size=workers,
+            run_id=new_run_id(),
+            secret=new_secret(),
+            preload=self._model.preload,
+            settings=settings,
+            threads=settings.threads or threads,
+        )
+
+    def _column_options(
+        self,
+        feature_cols: Names,
+        label_cols: Names,
+        shapes: Mapping[str, Any] | None,
+        dtypes: Mapping[str, Any] | None,
+        stack_features: bool | None,
+        allow_nan: bool | Sequence[str],
+    ) -> ColumnOptions:
+        """What was given, and for the rest what the last fit had."""
+        known = self._options or ColumnOptions()
+        return ColumnOptions(
+            feature_cols=feature_cols if feature_cols is not None else known.feature_cols,
+            label_cols=label_cols if label_cols is not None else known.label_cols,
+            shapes=shapes if shapes is not None else known.shapes,
+            dtypes=dtypes if dtypes is not None else known.dtypes,
+            stack_features=known.stack_features if stack_features is None else stack_features,
+            allow_nan=allow_nan,
+        )
+
+    def _set_state(self, state: bytes) -> None:
+        self._state = state
+        if self._live is not None or FRAMEWORKS.load(self._model.framework).has_instance(self._model.spec):
+            self._live_replica().load_state(state)
+
+    def _live_replica(self) -> Any:
+        """The model in this process; the user's own instance where one was given."""
+        if self._live is None:
+            self._live = FRAMEWORKS.load(self._model.framework)(self._model.spec, device="cpu", seed=self._seed)
+            if self._state:
+                self._live.load_state(self._state)
+        return self._live
+
+
+def _listener(progress: Progress) -> Callable[[Event], None]:
+    def hear(event: Event) -> None:
+        if event.kind == "log":
+            progress.log(event.rank, event.fields["line"])
+        else:
+            progress.report(event.fields)
+
+    return hear
+
+
+def _refuse(*complaints: str) -> None:
+    """All that is wrong at once, so that nobody mends one argument only to hear of the next."""
+    if complaints:
+        raise ConfigError(complaints[0] if len(complaints) == 1 else "\n".join(f"- {c}" for c in complaints))
+
+
+def _engine_complaints(workers: int | None, engine: str) -> list[str]:
+    found = []
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        found.append(f"workers must be at least 1, or None for all slots; received {workers!r}.")
+    if engine not in ("auto", "local", "spark"):
+        found.append(f"engine must be 'auto', 'local' or 'spark'; received {engine!r}.")
+    return found
+
+
+def _backend_complaints(backend: str | None) -> list[str]:
+    known = ("bigdl", "torch_distributed", "horovod", "spark", "ray")
+    if backend is None or backend in known:
+        return []
+    return [f"backend={backend!r} is none of Orca's {list(known)}; leave it out, Kindler needs none."]
+
+
+def _ingest_complaints(ingest: str) -> list[str]:
+    if ingest in ("auto", "inline", "direct"):
+        return []
+    return [f"ingest must be 'auto', 'inline' or 'direct'; received {ingest!r}."]
+
+
+def _at_least_one(**given: int | None) -> list[str]:
+    return [
+        f"{name} must be a whole number of at least 1; received {value!r}."
+        for name, value in given.items()
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1)
+    ]
+
+
+def _needs(spec: Any, *names: str) -> list[str]:
+    return [
+        f"this needs a {name}; give one to Estimator.from_torch({name}=...)."
+        for name in names
+        if getattr(spec, name) is None
+    ]
+
+
+def _callback_complaints(callbacks: Sequence[Any] | None) -> list[str]:
+    from kindler.train.callbacks import Callback
+
+    return [
+        f"callbacks must be kindler.Callback objects; received {item!r}."
+        for item in callbacks or ()
+        if not isinstance(item, Callback)
+    ]
+
+
+def _flat(metrics: Any) -> list[Any]:
+    if isinstance(metrics, Mapping):
+        return list(metrics.values())
+    return list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+
+

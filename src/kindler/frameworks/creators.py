@@ -1,0 +1,76 @@
+"""Calling what users hand in: functions, lambdas, partials, bound methods, classes, callable objects.
+
+Each is called with as much as its signature has room for, so `def model(): ...` and `def model(config): ...`
+both work. What it must return is the caller's to check.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from kindler.errors import ConfigError
+
+__all__ = ["call", "positional", "title"]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def call(creator: Callable[..., Any], *args: Any) -> Any:
+    """Call `creator` with as many of `args` as its signature takes.
+
+    A parameter with a default takes its argument only if the default is None or of the argument's type: the
+    64 of `def model(hidden=64)` is not a place for a config.
+
+    >>> call(lambda: 1, "config"), call(lambda config: config, "config")
+    (1, 'config')
+
+    Raises:
+        ConfigError: It needs more than there is to give.
+    """
+    parameters = _parameters(creator)
+    if parameters is None:
+        return creator(*args)
+    lacking = [p.name for p in parameters if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
+    places = [p for p in parameters if p.kind in _POSITIONAL]
+    lacking += [p.name for p in places[len(args) :] if p.default is p.empty]
+    if lacking:
+        raise ConfigError(
+            f"{title(creator)} needs {', '.join(map(repr, lacking))}, but is called with {len(args)}"
+            f" argument{'s' if len(args) != 1 else ''}.\n"
+            "Hint: bind the others with functools.partial, or read them from the config."
+        )
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return creator(*args)
+    taken: list[Any] = []
+    for place, arg in zip(places, args, strict=False):
+        if not _takes(place, arg):
+            break
+        taken.append(arg)
+    return creator(*taken)
+
+
+def positional(creator: Callable[..., Any]) -> int | None:
+    """How many positional arguments it requires; None when its signature cannot be known."""
+    parameters = _parameters(creator)
+    if parameters is None:
+        return None
+    return sum(p.kind in _POSITIONAL and p.default is p.empty for p in parameters)
+
+
+def title(creator: Any) -> str:
+    """How to name it in a message."""
+    name = getattr(creator, "__qualname__", None) or type(creator).__qualname__
+    return f"{name}()" if callable(creator) else str(name)
+
+
+def _parameters(creator: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(creator).parameters.values())
+    except (ValueError, TypeError):  # some builtins have none
+        return None
+
+
+def _takes(place: inspect.Parameter, arg: Any) -> bool:
+    return place.default is place.empty or place.default is None or isinstance(arg, type(place.default))

@@ -1,0 +1,284 @@
+"""What is counted while batches pass: the loss, the rows and the metrics, in a form that merges over ranks.
+
+A metric of torchmetrics is merged by its states and their reductions, so that AUROC or F1 over ranks equals
+the value of one process. A plain function is averaged by rows. Reading the bytes executes nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kindler.errors import ConfigError
+from kindler.frameworks.creators import call, title
+from kindler.frameworks.torch_loss import Judged
+from kindler.frameworks.torch_spec import is_creator
+
+__all__ = ["Counter", "named_metrics"]
+
+_FORMAT = 1
+
+
+class Counter:
+    """One rank's tallies.
+
+    Args:
+        metrics: Name to torchmetrics.Metric or function of (outputs, targets), from `named_metrics`.
+        device: Where outputs and targets live.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
+        self._states: dict[str, Any] = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
+        for name, metric in metrics.items():
+            if _is_metric(metric):
+                metric = metric.to(device)
+                metric.sync_on_compute = False  # ranks are merged here, not by torch.distributed
+                self._states[name] = metric
+            else:
+                self._functions[name] = metric
+        self._device = device
+        self._clear()
+
+    def add(self, judged: Judged, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
+        """Count one batch."""
+        self._loss += judged.total
+        self._weight += judged.weight
+        self._rows += rows
+        if self._states or self._functions:
+            with torch.no_grad():
+                self._measure(outputs, targets, rows)
+
+    def running_loss(self) -> float:
+        """Mean loss so far; NaN before the first row."""
+        weight = float(self._weight)
+        return float(self._loss) / weight if weight else math.nan
+
+    def take(self) -> bytes:
+        """The tallies as bytes; counting starts anew."""
+        tallies = {
+            "format": _FORMAT,
+            "loss": float(self._loss),
+            "weight": float(self._weight),
+            "rows": self._rows,
+            "means": {name: float(total) for name, total in self._means.items()},
+            "states": {name: _states_of(metric) for name, metric in self._states.items()},
+        }
+        self._clear()
+        data = io.BytesIO()
+        torch.save(tallies, data)
+        return data.getvalue()
+
+    def merge(self, tallies: Sequence[bytes]) -> dict[str, float]:
+        """All ranks' tallies as numbers."""
+        parts = [torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) for data in tallies]
+        rows = sum(part["rows"] for part in parts)
+        weight = sum(part["weight"] for part in parts)
+        merged = {"loss": sum(part["loss"] for part in parts) / weight if weight else math.nan}
+        for name in self._functions:
+            total = sum(part["means"][name] for part in parts)
+            merged[name] = total / rows if rows else math.nan
+        for name, metric in self._states.items():
+            merged.update(_numbers(name, _computed(metric, [part["states"][name] for part in parts])))
+        merged["num_samples"] = rows
+        return merged
+
+    def _clear(self) -> None:
+        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._weight: float | torch.Tensor = 0.0
+        self._rows = 0
+        self._means: dict[str, Any] = dict.fromkeys(self._functions, 0.0)
+        for metric in self._states.values():
+            metric.reset()
+
+    def _measure(self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
+        outputs = _plain(outputs)
+        target = targets[0] if len(targets) == 1 else targets
+        for name, function in self._functions.items():
+            value = function(outputs, target)
+            value = value.detach().double().mean() if isinstance(value, torch.Tensor) else float(value)
+            self._means[name] = self._means[name] + value * rows
+        for metric in self._states.values():
+            metric.update(*_metric_arguments(metric, outputs, targets))
+
+
+def named_metrics(given: Any, config: Mapping[str, Any], *, logits: bool = False) -> dict[str, Any]:
+    """Metrics by name, from one, a list or a dict; a MetricCollection is taken apart.
+
+    Args:
+        given: What the user passed.
+        config: For metrics given by a creator.
+        logits: Outputs are scores around 0, so "accuracy" of one output cuts there and not at 0.5.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping) and not isinstance(given, torch.nn.Module):
+        pairs = [(str(name), metric) for name, metric in given.items()]
+    else:
+        many = isinstance(given, list | tuple | set)
+        pairs = [("", metric) for metric in (given if many else [given])]
+    named: dict[str, Any] = {}
+    for name, metric in pairs:
+        for label, made in _made(name, metric, config, logits):
+            named[_free(label, named)] = made
+    return named
+
+
+def _made(name: str, given: Any, config: Mapping[str, Any], logits: bool) -> Iterator[tuple[str, Any]]:
+    if isinstance(given, str):
+        yield name or given, _by_name(given, logits)
+        return
+    metric = call(given, config) if is_creator(given) else given
+    if isinstance(metric, torch.nn.ModuleDict):  # a MetricCollection
+        yield from ((f"{name}_{key}" if name else key, part) for key, part in metric.items())
+    elif callable(metric):
+        yield name or getattr(metric, "__name__", type(metric).__name__), metric
+    else:
+        raise ConfigError(
+            f"a metric must be a torchmetrics.Metric, a function of (outputs, targets) or one of"
+            f" {', '.join(map(repr, _NAMED))}; received {title(metric)}."
+        )
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    number, label = 1, name
+    while label in taken or label in ("loss", "num_samples"):
+        number += 1
+        label = f"{name}_{number}"
+    return label
+
+
+def _accuracy(outputs: torch.Tensor, target: torch.Tensor, *, threshold: float) -> torch.Tensor:
+    if outputs.dim() > 1 and outputs.shape[1] > 1 and target.numel() * outputs.shape[1] == outputs.numel():
+        guess = outputs.argmax(dim=1)
+    elif outputs.dim() > 1 and outputs.shape[1] > 1 and target.is_floating_point():
+        guess, target = outputs.argmax(dim=1), target.argmax(dim=1)  # one-hot labels
+    else:
+        guess = outputs > threshold
+    return (guess.reshape(target.shape) == target).double().mean()
+
+
+def _mse(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (outputs - target.reshape(outputs.shape)).double().square().mean()
+
+
+def _mae(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (outputs - target.reshape(outputs.shape)).double().abs().mean()
+
+
+_NAMED: dict[str, Callable[..., torch.Tensor]] = {"accuracy": _accuracy, "mse": _mse, "mae": _mae}
+
+
+def _by_name(name: str, logits: bool) -> Callable[..., torch.Tensor]:
+    if name not in _NAMED:
+        raise ConfigError(f"unknown metric {name!r}. There are: {', '.join(map(repr, _NAMED))}.")
+    if name != "accuracy":
+        return _NAMED[name]
+    threshold = 0.0 if logits else 0.5
+    return lambda outputs, target: _accuracy(outputs, target, threshold=threshold)
+
+
+def _is_metric(metric: Any) -> bool:
+    library = sys.modules.get("torchmetrics")  # not loaded: then it is none of theirs
+    return library is not None and isinstance(metric, library.Metric)
+
+
+def _plain(outputs: Any) -> Any:
+    """Outputs without history, and bfloat16 widened, which few metrics take."""
+    if isinstance(outputs, torch.Tensor):
+        outputs = outputs.detach()
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    if isinstance(outputs, tuple | list):
+        return tuple(_plain(output) for output in outputs)
+    if isinstance(outputs, Mapping):
+        return {name: _plain(output) for name, output in outputs.items()}
+    return outputs
+
+
+def _metric_arguments(metric: Any, outputs: Any, targets: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
+    """The first output and label, in the forms that torchmetrics insists on."""
+    output = outputs[0] if isinstance(outputs, tuple) else outputs
+    target = targets[0]
+    if not isinstance(output, torch.Tensor):
+        return output, target
+    if target.shape != output.shape and target.numel() == output.numel():
+        if output.dim() > target.dim():
+            output = output.reshape(target.shape)
+        else:
+            target = target.reshape(output.shape)
+    elif target.dim() == output.dim() > 1 and target.shape[1] == 1:
+        target = target.squeeze(1)
+    if target.is_floating_point() and type(metric).__module__.startswith("torchmetrics.classification"):
+        target = target.to(torch.int64)
+    return output, target
+
+
+def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
+    """The metric and those inside it, for wrappers and sums of metrics."""
+    return ((path, part) for path, part in metric.named_modules() if _is_metric(part))
+
+
+def _states_of(metric: Any) -> dict[str, Any]:
+    return {
+        path: {
+            "updates": int(part._update_count),
+            "state": {name: _stored(getattr(part, name)) for name in part._reductions},
+        }
+        for path, part in _parts(metric)
+    }
+
+
+def _stored(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.detach().cpu().clone()
+    return [_stored(part) for part in state]
+
+
+def _computed(template: Any, ranks: Sequence[Mapping[str, Any]]) -> Any:
+    """The metric's value over all ranks; NaN when no rank saw a row."""
+    metric = copy.deepcopy(template).to("cpu")
+    metric.reset()
+    updated = False
+    for path, part in _parts(metric):
+        seen = [rank[path] for rank in ranks if rank[path]["updates"]]
+        # A rank without rows holds initial values; a mean or a stack must not count them.
+        for name, reduce in part._reductions.items():
+            if seen:
+                setattr(part, name, _reduced([rank["state"][name] for rank in seen], reduce))
+        part._update_count = sum(rank["updates"] for rank in seen)
+        part._computed = None
+        updated = updated or bool(seen)
+    return metric.compute() if updated else math.nan
+
+
+def _reduced(states: Sequence[Any], reduce: Callable[[Any], Any] | None) -> Any:
+    """States of several ranks as torchmetrics joins gathered ones."""
+    if isinstance(states[0], torch.Tensor):
+        if len(states) == 1:
+            return states[0]
+        joined: Any = torch.stack(list(states))
+    else:
+        joined = [part for state in states for part in state]
+        if not joined:
+            return joined
+    return joined if reduce is None else reduce(joined)
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """A computed value as named numbers: one, or one for each element or key."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _numbers(f"{name}_{key}", part)
+    elif isinstance(value, tuple | list):
+        for place, part in enumerate(value):
+            yield from _numbers(f"{name}_{place}", part)
+    elif isinstance(value, torch.Tensor) and value.numel() != 1:
+        yield from _numbers(name, value.flatten().tolist())
+    else:
+        yield name, float(value)

@@ -1,0 +1,170 @@
+"""What a user hands in for PyTorch, as one value that travels to the workers.
+
+Here it is only described, checked and made into bytes; `torch.py` builds and runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import cloudpickle
+import torch
+
+from kindler.errors import ConfigError
+from kindler.frameworks.creators import call, positional, title
+
+__all__ = ["TorchSpec", "build_loss", "build_model", "check", "dumps", "is_creator", "loads"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchSpec:
+    """A model and all that trains it.
+
+    Attributes:
+        model: An nn.Module, or a creator: anything callable that returns one, called with the config.
+        optimizer: An Optimizer over the model's parameters; or an Optimizer class or a partial of one, called
+            with `model.parameters()`; or a creator, called with (model, config).
+        loss: A module or function of (outputs, targets); a class, or a function of one argument, is a creator
+            and is called with the config.
+        metrics: One, a list, or a dict of name to metric. A metric is a torchmetrics.Metric, a function of
+            (outputs, targets), or "accuracy", "mse", "mae".
+        scheduler_creator: Called with (optimizer, config); returns a learning-rate scheduler.
+        scheduler_step: When the scheduler moves: after each "epoch" or each "step".
+        config: Handed to every creator.
+        precision: None for the model's own; "bf16" for autocast.
+        clip_norm: Largest norm of the whole gradient, applied after ranks have agreed on it.
+        clip_value: Largest absolute value of a gradient's element.
+        accumulation_steps: Forward and backward passes that one step is cut into, to save memory.
+        inputs: "positional" calls `model(*features)`, "dict" calls `model({name: feature})`.
+    """
+
+    model: Any
+    optimizer: Any = None
+    loss: Any = None
+    metrics: Any = None
+    scheduler_creator: Any = None
+    scheduler_step: Literal["epoch", "step"] = "epoch"
+    config: dict[str, Any] = field(default_factory=dict)
+    precision: Literal["bf16"] | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulation_steps: int = 1
+    inputs: Literal["positional", "dict"] = "positional"
+
+
+def dumps(spec: TorchSpec) -> bytes:
+    """The spec as bytes; a model and an optimizer over its parameters stay together."""
+    data: bytes = cloudpickle.dumps(spec)
+    return data
+
+
+def loads(data: bytes) -> TorchSpec:
+    """The spec from the bytes of `dumps`: a pickle of the user's objects, so only from our own channel."""
+    spec = cloudpickle.loads(data)
+    if not isinstance(spec, TorchSpec):
+        raise ConfigError(f"expected the bytes of a TorchSpec, received {type(spec).__name__}.")
+    return spec
+
+
+def check(spec: TorchSpec) -> list[str]:
+    """All that can be said against the spec without running a creator; empty when there is nothing."""
+    return [*_model_complaints(spec), *_optimizer_complaints(spec), *_other_complaints(spec)]
+
+
+def is_creator(given: Any) -> bool:
+    """Whether a loss or metric is to be called with the config to make the real one."""
+    if isinstance(given, type):
+        return True
+    if isinstance(given, torch.nn.Module) or not callable(given):
+        return False
+    if not (inspect.isroutine(given) or isinstance(given, functools.partial)):
+        return False
+    return positional(given) in (0, 1)
+
+
+def build_model(spec: TorchSpec) -> torch.nn.Module:
+    """The model itself: the instance given, or what its creator returns."""
+    model = spec.model
+    if not isinstance(model, torch.nn.Module):
+        made = call(model, spec.config)
+        if not isinstance(made, torch.nn.Module):
+            raise ConfigError(f"{title(model)} must return a torch.nn.Module, it returned {made!r}.")
+        model = made
+    if any(isinstance(p, torch.nn.UninitializedParameter) for p in model.parameters()):
+        raise ConfigError(
+            "the model has lazy layers whose sizes are not known yet.\n"
+            "Hint: call the model once on a sample in its creator, or give the layers their sizes."
+        )
+    return model
+
+
+def build_loss(spec: TorchSpec) -> Any:
+    """The loss itself: a module or a function of (outputs, targets)."""
+    if spec.loss is None:
+        raise ConfigError("training and evaluation need a loss.\nHint: pass loss=torch.nn.MSELoss(), say.")
+    loss = call(spec.loss, spec.config) if is_creator(spec.loss) else spec.loss
+    if not callable(loss):
+        raise ConfigError(f"the loss must be callable with (outputs, targets); received {loss!r}.")
+    return loss
+
+
+def _model_complaints(spec: TorchSpec) -> Iterator[str]:
+    if not callable(spec.model):
+        yield f"model must be a torch.nn.Module or a function that returns one; received {spec.model!r}."
+    if spec.inputs not in ("positional", "dict"):
+        yield f"inputs must be 'positional' or 'dict'; received {spec.inputs!r}."
+
+
+def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
+    optimizer = spec.optimizer
+    if isinstance(optimizer, torch.optim.Optimizer):
+        yield from _instance_complaints(spec.model, optimizer)
+    elif optimizer is not None and not callable(optimizer):
+        yield (
+            "optimizer must be a torch.optim.Optimizer, a class of one, or a function of (model, config);"
+            f" received {optimizer!r}."
+        )
+    if spec.scheduler_creator is not None and optimizer is None:
+        yield "scheduler_creator needs an optimizer to schedule; none was given."
+    if spec.scheduler_creator is not None and not callable(spec.scheduler_creator):
+        given = spec.scheduler_creator
+        yield f"scheduler_creator must be callable with (optimizer, config); received {given!r}."
+    if spec.scheduler_step not in ("epoch", "step"):
+        yield f"scheduler_step must be 'epoch' or 'step'; received {spec.scheduler_step!r}."
+
+
+def _instance_complaints(model: Any, optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    name = type(optimizer).__name__
+    if not isinstance(model, torch.nn.Module):
+        yield (
+            f"optimizer is a ready {name}, but the model is made by a creator: it cannot hold its parameters."
+            " Pass a function of (model, config) that returns the optimizer."
+        )
+        return
+    own = {id(parameter) for parameter in model.parameters()}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = sum(id(parameter) not in own for parameter in held)
+    if foreign:
+        yield (
+            f"optimizer {name} holds {foreign} of {len(held)} parameters that are not the model's."
+            " Build it from model.parameters() of the same model."
+        )
+
+
+def _other_complaints(spec: TorchSpec) -> Iterator[str]:
+    if spec.loss is not None and not callable(spec.loss):
+        yield f"loss must be a module, a function of (outputs, targets) or a creator; received {spec.loss!r}."
+    if not isinstance(spec.config, Mapping):
+        yield f"config must be a dict; received {spec.config!r}."
+    if spec.precision not in (None, "bf16"):
+        yield f"precision must be None or 'bf16'; received {spec.precision!r}."
+    if not isinstance(spec.accumulation_steps, int) or spec.accumulation_steps < 1:
+        yield f"accumulation_steps must be a whole number from 1; received {spec.accumulation_steps!r}."
+    for name in ("clip_norm", "clip_value"):
+        limit = getattr(spec, name)
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+            yield f"{name} must be a number above 0 or None; received {limit!r}."

@@ -1,0 +1,170 @@
+"""A replica's state as bytes that load without executing anything, and what ranks share besides gradients."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from kindler.errors import ConfigError
+
+__all__ = [
+    "Collective",
+    "Gradients",
+    "dump",
+    "fork_seed",
+    "merge_buffers",
+    "parse",
+    "parse_weights",
+    "save_weights",
+    "share_bytes",
+    "snapshot",
+]
+
+_FORMAT = 1
+
+
+class Gradients(Protocol):
+    """The exchange of gradients, as `GradientSync` does it."""
+
+    def paused(self) -> Any: ...
+
+    def weigh(self, weight: float | torch.Tensor) -> None: ...
+
+    def finish(self, scale: torch.Tensor | None = None) -> None: ...
+
+    def idle(self, *, weighted: bool = False) -> None: ...
+
+
+class Collective(Protocol):
+    """One rank's end of the group that replicas are attached to."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, tensor: torch.Tensor) -> Any: ...
+
+    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> None: ...
+
+    def gradients(self, parameters: Any) -> Gradients: ...
+
+
+def dump(fields: Mapping[str, Any]) -> bytes:
+    """The fields as bytes that `parse` reads."""
+    data = io.BytesIO()
+    torch.save({"format": _FORMAT, **{name: _plain(value) for name, value in fields.items()}}, data)
+    return data.getvalue()
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """The fields that `dump` was given, tensors on the CPU.
+
+    Raises:
+        ConfigError: The bytes are of another format.
+    """
+    fields = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    found = fields.get("format") if isinstance(fields, dict) else None
+    if found != _FORMAT:
+        raise ConfigError(f"this is not a replica's state of format {_FORMAT}; its format is {found!r}.")
+    return dict(fields)
+
+
+def save_weights(model: torch.nn.Module) -> bytes:
+    """The model's state dict as a file that plain `torch.load` reads."""
+    data = io.BytesIO()
+    torch.save({name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}, data)
+    return data.getvalue()
+
+
+def parse_weights(data: bytes) -> Any:
+    """A state dict out of a file of one, or out of a checkpoint."""
+    fields = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return fields["model"] if isinstance(fields, dict) and "format" in fields else fields
+
+
+def share_bytes(group: Collective, data: bytes, device: torch.device) -> bytes:
+    """Rank 0's bytes, on every rank."""
+    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    group.broadcast(length)
+    if group.rank == 0:
+        whole = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    else:
+        whole = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+    group.broadcast(whole)
+    return bytes(whole.cpu().numpy().tobytes())
+
+
+def fork_seed(seed: int, *path: int) -> int:
+    """A seed for one rank in one epoch, far from those of its neighbours."""
+    state = np.random.SeedSequence([seed & (2**63 - 1), *path]).generate_state(2, np.uint32)
+    return int(state[0]) << 31 | int(state[1]) >> 1
+
+
+def snapshot(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Copies of the model's buffers, to see later which of them training changes."""
+    return [buffer.detach().clone() for buffer in model.buffers()]
+
+
+def merge_buffers(group: Collective, model: torch.nn.Module, before: list[torch.Tensor], rows: int) -> None:
+    """Make the buffers that changed on some rank the same on all.
+
+    Running statistics become the mean weighted by rows; counters become the largest. Buffers that
+    no rank changed (masks, tables) are left alone, bit by bit.
+    """
+    buffers = list(model.buffers())
+    if not buffers:
+        return
+    changed = [int(not torch.equal(now, then)) for now, then in zip(buffers, before, strict=True)]
+    flags = torch.tensor(changed, dtype=torch.int64, device=buffers[0].device)
+    group.all_reduce(flags).wait()
+    moved = [buffer for buffer, flag in zip(buffers, flags.tolist(), strict=True) if flag]
+    _mean(group, [buffer for buffer in moved if buffer.is_floating_point()], rows)
+    _maximum(group, [b for b in moved if not b.is_floating_point() and not b.is_complex()])
+
+
+def _mean(group: Collective, buffers: list[torch.Tensor], rows: int) -> None:
+    if not buffers:
+        return
+    flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in buffers])
+    # A rank without rows adds nothing, whatever its buffers hold: 0 * inf would be NaN.
+    flat = flat * rows if rows else torch.zeros_like(flat)
+    weighted = torch.cat([flat, flat.new_tensor([float(rows)])])
+    group.all_reduce(weighted).wait()
+    if weighted[-1] > 0:
+        _write(buffers, weighted[:-1] / weighted[-1])
+
+
+def _maximum(group: Collective, buffers: list[torch.Tensor]) -> None:
+    if not buffers:
+        return
+    flat = torch.cat([buffer.detach().reshape(-1).to(torch.int64) for buffer in buffers])
+    # Only sums travel: each rank fills its own line of a table of zeros.
+    table = flat.new_zeros((group.size, flat.numel()))
+    table[group.rank] = flat
+    group.all_reduce(table).wait()
+    _write(buffers, table.amax(dim=0))
+
+
+def _write(buffers: list[torch.Tensor], flat: torch.Tensor) -> None:
+    start = 0
+    for buffer in buffers:
+        part = flat[start : start + buffer.numel()]
+        buffer.detach().copy_(part.reshape(buffer.shape))
+        start += buffer.numel()
+
+
+def _plain(value: Any) -> Any:
+    """numpy numbers as Python's: the safe loader takes no others."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {_plain(key): _plain(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(part) for part in value)
+    return value

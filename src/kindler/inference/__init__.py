@@ -1,0 +1,1 @@
+"""Batch scoring: a resident model, batches of fixed size, outputs as columns."""

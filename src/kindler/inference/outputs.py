@@ -1,0 +1,38 @@
+"""Model outputs as Arrow columns: shape and dtype kept, values not copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = ["arrow_type", "to_arrow"]
+
+
+def arrow_type(dtype: Any, dimensions: int) -> pa.DataType:
+    """The Arrow type of an output with that dtype and that many dimensions, rows included."""
+    kind = pa.from_numpy_dtype(_storable(np.dtype(dtype)))
+    for _ in range(dimensions - 1):
+        kind = pa.list_(kind)
+    return kind
+
+
+def to_arrow(array: np.ndarray[Any, Any]) -> pa.Array:
+    """(n,) becomes a plain column, (n, a) lists, (n, a, b) lists of lists.
+
+    >>> to_arrow(np.arange(8, dtype="int32").reshape(2, 2, 2)).to_pylist()
+    [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    """
+    column = pa.array(np.ascontiguousarray(array.astype(_storable(array.dtype), copy=False)).reshape(-1))
+    for axis in range(array.ndim - 1, 0, -1):
+        lists, width = int(np.prod(array.shape[:axis])), array.shape[axis]
+        offsets = np.arange(lists + 1, dtype=np.int32) * np.int32(width)
+        column = pa.ListArray.from_arrays(pa.array(offsets), column)
+    return column
+
+
+def _storable(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Spark has no half floats and no unsigned integers; the next wider type holds them exactly."""
+    wider = {"float16": "float32", "uint8": "int16", "uint16": "int32", "uint32": "int64"}
+    return np.dtype(wider.get(dtype.name, dtype.name))

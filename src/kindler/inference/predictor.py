@@ -1,0 +1,133 @@
+"""A model that stays loaded in the process that scores with it.
+
+A Predictor is a value: it travels to wherever rows are, and there finds or loads its model once per
+process. Where the rows come from and go to is left to `spark/predict.py` and `files.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kindler.data.columns import Columns
+from kindler.errors import ConfigError
+from kindler.frameworks.registry import FRAMEWORKS
+from kindler.frameworks.replica import Replica
+
+__all__ = ["Predictor", "fixed_batches"]
+
+Arrays = tuple[np.ndarray[Any, Any], ...]
+
+_resident: OrderedDict[str, Replica] = OrderedDict()
+_MOST_RESIDENT = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """Scores batches of feature arrays.
+
+    Attributes:
+        framework: The framework's name in the registry.
+        spec: The model's recipe, as the framework packs it.
+        state: Its trained state; empty for a model as it was given.
+        columns: The feature columns, in the order in which the model takes them.
+        batch_size: Rows per call of the model.
+        output_cols: Names of the outputs; None is "prediction", or "prediction_0", ... for several.
+        device: Where the model computes.
+        seed: What a creator's random weights start from.
+        threads: Compute threads; None leaves the process as it is.
+    """
+
+    framework: str
+    spec: bytes
+    state: bytes
+    columns: Columns
+    batch_size: int
+    output_cols: tuple[str, ...] | None = None
+    device: str = "auto"
+    seed: int = 0
+    threads: int | None = None
+
+    @cached_property
+    def _key(self) -> str:
+        words = (self.framework.encode(), self.spec, self.state, self.device.encode(), str(self.seed).encode())
+        return hashlib.sha256(b"\0".join(words)).hexdigest()
+
+    def replica(self) -> Replica:
+        """The loaded model: once per process, however many batches and partitions come by."""
+        if self._key not in _resident:
+            replica: Replica = FRAMEWORKS.load(self.framework).from_bytes(
+                self.spec,
+                device=self.device,
+                seed=self.seed,
+                threads=self.threads,
+                feature_names=tuple(column.name for column in self.columns.features),
+            )
+            if self.state:
+                replica.load_state(self.state, weights_only_model=True)
+            _resident[self._key] = replica
+            while len(_resident) > _MOST_RESIDENT:
+                _resident.popitem(last=False)
+        _resident.move_to_end(self._key)
+        return _resident[self._key]
+
+    def score(self, chunks: Iterable[Arrays]) -> Iterator[list[np.ndarray[Any, Any]]]:
+        """The outputs for all rows of `chunks`, in batches of `batch_size` however the chunks are cut."""
+        replica = self.replica()
+        for batch in fixed_batches(chunks, self.batch_size):
+            outputs = replica.predict(batch)
+            self._check(outputs, len(batch[0]))
+            yield outputs
+
+    def names(self, outputs: int) -> tuple[str, ...]:
+        """The columns that a model with that many outputs fills."""
+        if self.output_cols is None:
+            many = tuple(f"prediction_{i}" for i in range(outputs))
+            return ("prediction",) if outputs == 1 else many
+        if len(self.output_cols) != outputs:
+            raise ConfigError(
+                f"output_cols={list(self.output_cols)} names {len(self.output_cols)} columns,"
+                f" but the model has {outputs} outputs."
+            )
+        return self.output_cols
+
+    def _check(self, outputs: Sequence[np.ndarray[Any, Any]], rows: int) -> None:
+        for output in outputs:
+            if output.ndim == 0 or len(output) != rows:
+                raise ConfigError(
+                    f"the model returned an output of shape {output.shape} for {rows} rows;"
+                    " the first dimension of every output must be the rows."
+                )
+
+
+def fixed_batches(chunks: Iterable[Arrays], size: int) -> Iterator[Arrays]:
+    """The rows of `chunks` in batches of exactly `size`, but for the last. Views where a chunk is large enough.
+
+    >>> chunks = [(np.arange(3),), (np.arange(3, 5),), (np.arange(5, 9),)]
+    >>> [batch[0].tolist() for batch in fixed_batches(chunks, 4)]
+    [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    """
+    held: list[Arrays] = []
+    rows = 0
+    for chunk in chunks:
+        while len(chunk[0]) and rows + len(chunk[0]) >= size:
+            cut = size - rows
+            held.append(tuple(array[:cut] for array in chunk))
+            chunk = tuple(array[cut:] for array in chunk)
+            yield _joined(held)
+            held, rows = [], 0
+        if len(chunk[0]):
+            held.append(chunk)
+            rows += len(chunk[0])
+    if held:
+        yield _joined(held)
+
+
+def _joined(parts: Sequence[Arrays]) -> Arrays:
+    return parts[0] if len(parts) == 1 else tuple(np.concatenate(column) for column in zip(*parts, strict=True))

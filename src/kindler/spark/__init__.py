@@ -1,0 +1,1 @@
+"""Spark at the border: the only folder that imports pyspark."""

@@ -1,0 +1,261 @@
+"""The Spark engine: one barrier task a worker, each the supervisor of a child process.
+
+`DataFrame.mapInArrow(barrier=True)` is all that is asked of Spark, so classic sessions and Spark
+Connect run the same code. Tasks end normally also when the run fails: the failure travels as an
+Outcome, and Spark has no stack to print.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import BarrierTaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+from kindler.data.columns import Columns
+from kindler.data.spool import SpoolWriter
+from kindler.engine import nursery
+from kindler.engine.channel import Address
+from kindler.engine.gang import Listener, verdict, watch
+from kindler.engine.hub import Hub
+from kindler.engine.outcome import Outcome, pack, unpack
+from kindler.engine.supervisor import Aborted, Job, Supervisor
+from kindler.engine.worker import describe
+from kindler.errors import KindlerError, TrainingError, WorkerLost
+from kindler.spark.frames import FEED, ROW, Feed, feed_frame, is_connect
+
+__all__ = ["run"]
+
+_RESULT = "rank int, part int, payload binary"
+_BATCH_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
+_BATCH_BYTES = 4 << 20  # small enough to stay in cache on its way, large enough to amortise the call
+_PARTITION_SHIFT = 33  # monotonically_increasing_id: the partition above, the row in it below
+
+
+def run(job: Job, *, spark: SparkSession, feeds: Sequence[Feed], listener: Listener) -> list[Outcome]:
+    """Run `job` on `job.size` barrier tasks; results in the order of ranks.
+
+    Args:
+        job: What to run.
+        spark: The session.
+        feeds: Frames whose rows each worker finds spooled in its scratch folder.
+        listener: Called on this thread with what workers print and report.
+    """
+    frame = feed_frame(feeds, job.size) if feeds else spark.range(0, job.size, 1, job.size)
+    at_driver = _meets_at_driver(spark, job)
+    here = _driver_host(spark) if at_driver else "127.0.0.1"
+    with Hub(size=job.size, secret=job.secret, settings=job.settings, host=here) as hub:
+        task = _Task(
+            job=job,
+            feeds=tuple((feed.name, feed.columns) for feed in feeds),
+            hub=hub.address if at_driver else None,
+        )
+        with _small_batches(spark):
+            call = _Call(spark, frame, task, tag=f"kindler-{job.run_id}")
+            call.start()
+            try:
+                heard = watch(
+                    hub,
+                    running=call.is_alive,
+                    listener=listener,
+                    settings=job.settings,
+                    after_first=True,
+                )
+            finally:
+                hub.abort()
+                call.end(job.settings.stop_timeout_s)
+        return _results(job, call, heard, started=hub.joined > 0)
+
+
+def _results(job: Job, call: _Call, heard: list[Outcome], *, started: bool) -> list[Outcome]:
+    results = verdict(heard, call.outcomes)
+    if call.error is not None:
+        if started:
+            raise WorkerLost(
+                f"Spark gave up on its task ({_first_line(call.error)})", rank=None, host="the cluster"
+            ) from None
+        raise call.error  # the frame itself failed; Spark's own words say how
+    if len(results) < job.size or any(o.kind != "result" for o in results):
+        raise TrainingError(f"the run ended with {len(results)} results of {job.size} workers.")
+    return results
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:300]
+
+
+class _Call(threading.Thread):
+    """The Spark job, waited for on a thread of its own, so that the driver can listen and interrupt."""
+
+    def __init__(self, spark: SparkSession, frame: DataFrame, task: _Task, tag: str) -> None:
+        super().__init__(name="kindler-spark-job", daemon=True)
+        self._spark = spark
+        self._frame = frame
+        self._task = task
+        self._tag = tag
+        self.outcomes: list[Outcome] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._spark.addTag(self._tag)
+            table = self._frame.mapInArrow(self._task, _RESULT, barrier=True).toArrow()  # type: ignore[arg-type]
+            self.outcomes = _outcomes(table)
+        except BaseException as exc:
+            self.error = exc
+
+    def end(self, timeout_s: float) -> None:
+        """Wait for the tasks, which were told to end; interrupt Spark when they do not."""
+        self.join(timeout_s)
+        if self.is_alive():
+            self._spark.interruptTag(self._tag)
+            self.join(timeout_s)
+
+
+def _outcomes(table: pa.Table) -> list[Outcome]:
+    pieces: dict[int, list[tuple[int, bytes]]] = {}
+    for rank, part, payload in zip(*(table.column(i).to_pylist() for i in range(3)), strict=True):
+        pieces.setdefault(rank, []).append((part, payload))
+    return [unpack(rank, [p for _, p in sorted(pieces[rank])]) for rank in sorted(pieces)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """What runs in a Spark task. Built on the driver, pickled once, closed over nothing."""
+
+    job: Job
+    feeds: tuple[tuple[str, Columns], ...]
+    hub: Address | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = BarrierTaskContext.get()
+        outcome = self._supervise(context, batches)
+        for part, payload in enumerate(pack(outcome)):
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.array([outcome.rank], pa.int32()),
+                    pa.array([part], pa.int32()),
+                    pa.array([payload], pa.binary()),
+                ],
+                ["rank", "part", "payload"],
+            )
+
+    def _supervise(self, context: Any, batches: Iterator[pa.RecordBatch]) -> Outcome:
+        rank, owner = context.partitionId(), os.getppid()
+        try:
+            with self._meeting(context, rank) as hub:
+                outcome = self._work(rank, owner, hub, batches)
+        except Aborted:
+            outcome = Outcome(rank, "aborted")
+        except Exception as exc:  # an edge: whatever happens here must reach the driver as an outcome
+            outcome = Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
+        if outcome.kind != "result":
+            nursery.retire(owner)
+        return outcome
+
+    def _work(self, rank: int, owner: int, hub: Address, batches: Iterator[pa.RecordBatch]) -> Outcome:
+        with Supervisor(self.job, rank, hub=hub, owner=owner, base=_local_folder(rank)) as supervisor:
+            supervisor.start()
+            try:
+                _spool(supervisor, self.feeds, batches)
+            except KindlerError as exc:
+                return supervisor.failed(exc)
+            return supervisor.run()
+
+    @contextmanager
+    def _meeting(self, context: Any, rank: int) -> Iterator[Address]:
+        """Where supervisors meet: at the driver, or at rank 0 where the driver is out of reach."""
+        if self.hub is not None:
+            yield self.hub
+            return
+        address = context.getTaskInfos()[rank].address.partition(":")[0]
+        mine = Hub(size=self.job.size, secret=self.job.secret, settings=self.job.settings, host=address)
+        with mine if rank == 0 else nullcontext() as opened:
+            told = context.allGather(json.dumps(opened.address if opened else None))
+            host, port = json.loads(told[0])
+            yield (host, port)
+            if opened is not None:
+                _wait_for_others(opened, self.job)
+
+
+def _wait_for_others(hub: Hub, job: Job) -> None:
+    """Rank 0 is done; the others still need the meeting point to say so themselves."""
+    watch(hub, running=lambda: not hub.finished, listener=lambda event: None, settings=job.settings)
+
+
+def _spool(
+    supervisor: Supervisor, feeds: Sequence[tuple[str, Columns]], batches: Iterator[pa.RecordBatch]
+) -> None:
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(SpoolWriter(supervisor.scratch / name, columns.all)) for name, columns in feeds
+        ]
+        for batch in batches:
+            supervisor.check()
+            if not writers:
+                continue  # the rows only make Spark start the task
+            feed = batch.column(FEED).to_numpy()
+            for number, writer in enumerate(writers):
+                part = batch if (feed == number).all() else batch.filter(pa.array(feed == number))
+                if part.num_rows:
+                    ids = part.column(ROW).to_numpy()
+                    writer.append(part, where=_Where(ids))
+                    writer.append_order(ids)
+
+
+class _Where:
+    """Names a row by where it stood in the frame."""
+
+    def __init__(self, ids: np.ndarray[Any, Any]) -> None:
+        self._ids = ids
+
+    def __call__(self, index: int) -> str:
+        row_id = int(self._ids[index])
+        return f"{row_id & ((1 << _PARTITION_SHIFT) - 1)} of partition {row_id >> _PARTITION_SHIFT}"
+
+
+def _local_folder(rank: int) -> Path | None:
+    """One of the folders that Spark was given for temporary files."""
+    folders = [f for f in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if f and os.access(f, os.W_OK)]
+    return Path(folders[rank % len(folders)]) if folders else None
+
+
+def _meets_at_driver(spark: SparkSession, job: Job) -> bool:
+    if job.settings.rendezvous != "auto":
+        return job.settings.rendezvous == "driver"
+    # Executors of a classic session reach the driver anyhow; a Connect client may be anywhere.
+    return not is_connect(spark) or _connect_host(spark) in ("localhost", "127.0.0.1", "::1")
+
+
+def _connect_host(spark: Any) -> str:
+    return str(spark.client.host)
+
+
+def _driver_host(spark: SparkSession) -> str:
+    if is_connect(spark):
+        return "127.0.0.1"
+    return spark.conf.get("spark.driver.host", None) or socket.gethostbyname(socket.gethostname())
+
+
+@contextmanager
+def _small_batches(spark: SparkSession) -> Iterator[None]:
+    """Arrow batches of a few megabytes whatever the row width; the session gets its setting back."""
+    before = spark.conf.get(_BATCH_CONF, None)
+    spark.conf.set(_BATCH_CONF, str(_BATCH_BYTES))
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_BATCH_CONF)
+        else:
+            spark.conf.set(_BATCH_CONF, before)

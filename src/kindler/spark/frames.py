@@ -1,0 +1,186 @@
+"""Spark DataFrames as a source: what their plan says, and how their rows leave the JVM.
+
+Works on classic and Spark Connect frames alike; no RDD, and the JVM gateway only to look at a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkTypeError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import UserDefinedType
+
+from kindler.data import parquet
+from kindler.data.columns import Columns
+from kindler.errors import ConfigError, KindlerError
+
+__all__ = [
+    "FEED",
+    "ROW",
+    "Feed",
+    "arrow_types",
+    "feed_frame",
+    "is_connect",
+    "packed_frame",
+    "plain_parquet",
+]
+
+ROW = "_kindler_row"  # where a row stood in the frame, so that its order survives the shuffle
+_PACKED_BYTES = 64 << 20
+FEED = "_kindler_feed"  # which of several frames a row belongs to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """A frame whose rows go to the workers through Spark, under a name they find it by."""
+
+    name: str
+    frame: DataFrame
+    columns: Columns
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether this is a Spark Connect session."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def arrow_types(frame: DataFrame) -> dict[str, pa.DataType | None]:
+    """Each column's type as Arrow has it; None where Arrow has none for it."""
+    return {field.name: _arrow_type(field.dataType) for field in frame.schema.fields}
+
+
+def packed_frame(spark: SparkSession, arrays: Mapping[str, np.ndarray[Any, Any]]) -> DataFrame:
+    """Arrays as a frame: a row's numbers are one binary cell, which costs Spark far less than a list."""
+    return spark.createDataFrame(pa.table({name: _packed(array) for name, array in arrays.items()}))
+
+
+def plain_parquet(frame: DataFrame, names: Sequence[str], *, must: bool = False) -> parquet.ParquetFiles | None:
+    """The files behind a frame that is provably nothing but a scan of them, or None.
+
+    Args:
+        frame: Any DataFrame.
+        names: The columns that are wanted from it.
+        must: Raise ConfigError with the reason instead of returning None.
+    """
+    try:
+        return _inspect(frame, names)
+    except _NotPlain as reason:
+        if must:
+            raise ConfigError(
+                f"ingest='direct' needs a frame that is a plain Parquet scan with at most a choice of columns; {reason}.\n"
+                "Hint: ingest='auto' or 'inline' takes any frame."
+            ) from None
+        return None
+
+
+def feed_frame(feeds: Sequence[Feed], workers: int) -> DataFrame:
+    """One frame with the rows of all feeds, dealt evenly to `workers` partitions."""
+    tagged = [
+        feed.frame.select(
+            *[F.col(f"`{name}`") for name in feed.columns.names],
+            F.monotonically_increasing_id().alias(ROW),
+            F.lit(number).alias(FEED),
+        )
+        for number, feed in enumerate(feeds)
+    ]
+    whole = tagged[0]
+    for more in tagged[1:]:
+        whole = whole.unionByName(more)
+    return whole.repartition(workers)
+
+
+class _NotPlain(Exception):
+    """Why a frame is not a plain scan."""
+
+
+def _inspect(frame: DataFrame, names: Sequence[str]) -> parquet.ParquetFiles:
+    spark = frame.sparkSession
+    if frame.isStreaming:
+        raise _NotPlain("it is a stream")
+    if is_connect(spark):
+        _check_connect_plan(frame, spark)
+    else:
+        _check_classic_plan(frame)
+    try:
+        files = parquet.inspect(frame.inputFiles())
+        schema = parquet.schema(files)
+    except (OSError, KindlerError) as exc:
+        raise _NotPlain(f"its files cannot be read from here ({exc})") from None
+    types = arrow_types(frame)
+    for name in names:
+        if name not in schema.names:
+            raise _NotPlain(f"column {name!r} is not stored in its files")
+        _check_type(name, types[name], schema.field(name).type)
+    return files
+
+
+def _check_classic_plan(frame: Any) -> None:
+    plan = frame._jdf.queryExecution().optimizedPlan()
+    while _class(plan) == "Project":
+        expressions = plan.projectList()
+        kinds = {_class(expressions.apply(i)) for i in range(expressions.size())}
+        if kinds != {"AttributeReference"}:
+            raise _NotPlain("it computes columns")
+        plan = plan.children().head()
+    if _class(plan) != "LogicalRelation" or _class(plan.relation()) != "HadoopFsRelation":
+        raise _NotPlain(f"its plan has a step of kind {_class(plan)}")
+    if _class(plan.relation().fileFormat()) != "ParquetFileFormat":
+        raise _NotPlain(f"its files are read as {_class(plan.relation().fileFormat())}")
+
+
+def _class(java_object: Any) -> str:
+    return str(java_object.getClass().getSimpleName())
+
+
+def _check_connect_plan(frame: Any, spark: Any) -> None:
+    relation = frame._plan.to_proto(spark.client).root
+    while (kind := relation.WhichOneof("rel_type")) == "project":
+        if any(e.WhichOneof("expr_type") != "unresolved_attribute" for e in relation.project.expressions):
+            raise _NotPlain("it computes columns")
+        relation = relation.project.input
+    if kind != "read" or relation.read.is_streaming or relation.read.WhichOneof("read_type") != "data_source":
+        raise _NotPlain(f"its plan has a step of kind {kind}")
+    if relation.read.data_source.format.lower() != "parquet" or relation.read.data_source.predicates:
+        raise _NotPlain(f"its files are read as {relation.read.data_source.format}")
+
+
+def _check_type(name: str, wanted: pa.DataType | None, stored: pa.DataType) -> None:
+    """A frame may be read under another type than its files have; then Spark must do the reading."""
+    if wanted is None or _leaf(wanted) != _leaf(stored):
+        raise _NotPlain(f"column {name!r} is {wanted} in the frame and {stored} in its files")
+
+
+def _arrow_type(kind: Any) -> pa.DataType | None:
+    try:
+        return to_arrow_type(kind.sqlType() if isinstance(kind, UserDefinedType) else kind)
+    except PySparkTypeError:
+        return None
+
+
+def _packed(array: np.ndarray[Any, Any]) -> pa.ChunkedArray:
+    rows = max(1, _PACKED_BYTES // max(1, array[:1].nbytes))
+    return pa.chunked_array(
+        [
+            pa.array([row.tobytes() for row in array[start : start + rows]], pa.binary())
+            for start in range(0, len(array), rows)
+        ],
+        pa.binary(),
+    )
+
+
+def _leaf(kind: Any) -> tuple[int, str]:
+    """How deep the lists go and what is in them, without the names and nullability on the way."""
+    depth = 0
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        depth, kind = depth + 1, kind.value_type
+    for family in ("timestamp", "decimal", "struct", "string", "binary"):
+        if getattr(pa.types, f"is_{family}")(kind):
+            return depth, family
+    return depth, str(kind)

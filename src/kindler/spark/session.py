@@ -1,0 +1,312 @@
+"""`kindler.init` and `kindler.stop`: a well-set Spark session, and the end of it.
+
+At most one session of a process is Kindler's own. A session that somebody else started is used as
+it is and never stopped. What to ask of Spark is decided in `session_settings.py`, which Java to
+run it on in `java.py`. pyspark is imported on the first call, not with this module.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kindler.errors import ConfigError, MissingExtraError
+from kindler.spark.java import find_java
+from kindler.spark.session_settings import SessionPlan, requested_settings, same_setting, session_plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["init", "is_connect", "stop"]
+
+_LOG4J = Path(__file__).with_name("log4j2.properties")
+_JVM_EXIT_TIMEOUT_S = 10.0
+
+# Set by us or by pyspark while a session of ours runs; put back by `stop`.
+_VARIABLES = (
+    "JAVA_HOME",
+    "PYSPARK_DRIVER_PYTHON",
+    "PYSPARK_PYTHON",
+    "SPARK_AUTH_SOCKET_TIMEOUT",
+    "SPARK_BUFFER_SIZE",
+    "SPARK_CONNECT_AUTHENTICATE_TOKEN",
+    "SPARK_CONNECT_MODE_ENABLED",
+    "SPARK_LOCAL_IP",
+    "SPARK_LOCAL_REMOTE",
+    "SPARK_REMOTE",
+)
+
+_Variables = dict[str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Started:
+    """What `init` started, and what it takes to undo it."""
+
+    session: SparkSession
+    wanted: Mapping[str, str]
+    owns_jvm: bool
+    before: _Variables
+    during: _Variables
+    process: int
+
+
+_lock = threading.RLock()
+_started: _Started | None = None
+
+
+def init(
+    master: str | None = None,
+    cores: int | None = None,
+    memory: str | None = None,
+    conf: Mapping[str, Any] | None = None,
+) -> SparkSession:
+    """Give a Spark session that is set up for training; the running one, where there is one.
+
+    A new session uses the Python of this process on its executors, moves data as Arrow, and
+    keeps the console quiet. No Java need be installed with `pip install 'kindler[java]'`.
+
+    Args:
+        master: Where to run: "local[4]", "spark://host:7077", "yarn", or "sc://host:15002" for a
+            Spark Connect server. Default: this machine.
+        cores: Cores to use, on this machine or on a standalone cluster. Default: all.
+        memory: Memory of the driver, like "4g"; on this machine that is the whole of Spark's.
+        conf: Further Spark settings; they win over Kindler's own.
+
+    Returns:
+        The session. A running one is used as it is: of `conf`, what Spark lets change at run time
+        is applied to it, and anything else that differs is an error.
+
+    Raises:
+        ConfigError: An argument cannot work, or a running session cannot be changed that way.
+        MissingExtraError: pyspark is not installed.
+        JavaNotFoundError: Spark needs Java and there is none.
+    """
+    global _started
+    wanted = requested_settings(master, cores, memory, conf)
+    _require_pyspark()
+    with _lock:
+        session = _running_session()
+        if session is not None:
+            _apply(session, wanted)
+            return session
+        stop()  # a session of ours that the user stopped: its JVM and variables go first
+        _started = _start(wanted)
+        return _started.session
+
+
+def stop() -> None:
+    """End the session that `init` started, if it did; a session of somebody else stays.
+
+    May be called any number of times, and is called when the process ends.
+    """
+    global _started
+    with _lock:
+        started, _started = _started, None
+        if started is None or started.process != os.getpid():  # a fork has our variables, not our Spark
+            return
+        try:
+            _end(started)
+        finally:
+            _restore(started.before, started.during)
+
+
+def is_connect(session: SparkSession) -> bool:
+    """Whether the session speaks to a Spark Connect server."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def _require_pyspark() -> None:
+    try:
+        importlib.import_module("pyspark")
+    except ModuleNotFoundError as exc:
+        if exc.name != "pyspark":
+            raise
+        raise MissingExtraError(what="kindler.init()", package="pyspark", extra="spark") from exc
+
+
+def _running_session() -> SparkSession | None:
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    # A Connect session may be there without pyspark's own switch for it being set.
+    connect = sys.modules.get("pyspark.sql.connect.session")
+    for kind in filter(None, (SparkSession, getattr(connect, "SparkSession", None))):
+        with contextlib.suppress(PySparkRuntimeError):
+            session: SparkSession = kind.active()
+            if _alive(session):
+                return session
+    return _session_of_running_context()
+
+
+def _session_of_running_context() -> SparkSession | None:
+    """The session of a program that made a SparkContext and no session yet."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.getOrCreate() if SparkContext._active_spark_context is not None else None
+
+
+def _alive(session: SparkSession) -> bool:
+    if is_connect(session):
+        return not session.client.is_closed
+    return getattr(session.sparkContext, "_jsc", None) is not None
+
+
+def _apply(session: SparkSession, wanted: Mapping[str, str]) -> None:
+    """Set what may be set on a running session, all of it or nothing."""
+    ours = _started.wanted if _started is not None and _started.session is session else {}
+    changes = {
+        key: value
+        for key, value in wanted.items()
+        if ours.get(key) != value and not same_setting(key, value, _current(session, key, value))
+    }
+    fixed = [key for key in changes if key == "spark.remote" or not session.conf.isModifiable(key)]
+    if fixed:
+        lines = "\n".join(f"  {key} = {changes[key]} (it has {_current(session, key, '')})" for key in fixed)
+        raise ConfigError(
+            f"init: a Spark session is already running, and these cannot be changed on it:\n{lines}\n"
+            "Hint: call kindler.init() without them to use that session, or stop it first"
+            " (kindler.stop(), or spark.stop() if you started it)."
+        )
+    for key, value in changes.items():
+        session.conf.set(key, value)
+
+
+def _current(session: SparkSession, key: str, wanted: str) -> str | None:
+    from pyspark.errors import PySparkException
+
+    if key == "spark.api.mode":
+        return "connect" if is_connect(session) else "classic"
+    if key == "spark.remote":
+        host = session.client.host if is_connect(session) else None
+        # Of the address only the host can be read back.
+        return wanted if host and host == wanted.removeprefix("sc://").split("/")[0].split(":")[0] else host
+    try:
+        value: str | None = session.conf.get(key)
+    except PySparkException:  # neither set nor known
+        return None
+    return value
+
+
+def _start(wanted: Mapping[str, str]) -> _Started:
+    from py4j.protocol import Py4JJavaError
+    from pyspark import SparkContext
+    from pyspark.find_spark_home import _find_spark_home
+
+    plan = session_plan(wanted, os.environ, log4j=_LOG4J, spark_home=Path(_find_spark_home()))
+    owns_jvm = plan.needs_java and SparkContext._gateway is None
+    before = _variables()
+    try:
+        _prepare_environment(plan, start_jvm=owns_jvm)
+        session = _create(plan)
+    except BaseException as exc:  # also Ctrl-C while the JVM comes up
+        # Java's own words, while the JVM that holds them is there.
+        refused = str(exc.java_exception.toString()) if isinstance(exc, Py4JJavaError) else None
+        if owns_jvm:
+            _end_jvm()
+        _restore(before, _variables())
+        if refused is None:
+            raise
+        raise ConfigError(f"init: Spark did not start: {refused}\nIt was asked for {dict(wanted)}.") from None
+    atexit.register(stop)
+    return _Started(
+        session=session,
+        wanted=dict(wanted),
+        owns_jvm=owns_jvm,
+        before=before,
+        during=_variables(),
+        process=os.getpid(),
+    )
+
+
+def _prepare_environment(plan: SessionPlan, *, start_jvm: bool) -> None:
+    if start_jvm:
+        os.environ["JAVA_HOME"] = str(find_java(newest=_newest_java()).home)
+    if plan.remote is None and "spark.pyspark.python" not in plan.settings:
+        # Spark's own default is whatever `python3` is on PATH, most often not this environment's.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if plan.local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def _newest_java() -> int | None:
+    """The newest Java that the installed Spark runs on, where that is known."""
+    import pyspark
+
+    version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+    return 22 if version < (4, 2) else None  # its Hadoop calls what Java 23 took away
+
+
+def _create(plan: SessionPlan) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    if plan.remote is not None:
+        builder = builder.remote(plan.remote)
+    session = builder.config(map=dict(plan.settings)).getOrCreate()
+    if plan.quiet and not is_connect(session):
+        session.sparkContext.setLogLevel("ERROR")  # for a JVM that was there before our log4j file
+    return session
+
+
+def _end(started: _Started) -> None:
+    from py4j.protocol import Py4JError
+
+    with contextlib.suppress(Py4JError, OSError):  # the JVM may be gone already
+        if _alive(started.session):
+            started.session.stop()
+    if started.owns_jvm:
+        _end_jvm()
+
+
+def _end_jvm() -> None:
+    """End the JVM: pyspark would keep it, with its memory, for a next session of the same settings."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+
+    if SparkContext._active_spark_context is not None:  # the user has gone on with a context of their own
+        return
+    gateway: Any = SparkContext._gateway
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    if gateway is None:
+        return
+    process: subprocess.Popen[bytes] | None = gateway.proc
+    with contextlib.suppress(Py4JError, OSError):
+        gateway.shutdown()
+    if process is None:
+        return
+    with contextlib.suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()  # the JVM ends with its standard input
+    try:
+        process.wait(_JVM_EXIT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_JVM_EXIT_TIMEOUT_S)
+
+
+def _variables() -> _Variables:
+    return {name: os.environ.get(name) for name in _VARIABLES}
+
+
+def _restore(before: _Variables, during: _Variables) -> None:
+    """Put the variables back, except those that the user has changed meanwhile."""
+    for name, value in before.items():
+        if os.environ.get(name) not in (during[name], None):
+            continue
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,80 @@
+"""How many workers a Spark application can run side by side, and whether that is enough."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from kindler.config import RunSettings
+from kindler.errors import ConfigError
+from kindler.spark.frames import is_connect
+
+__all__ = ["resolve_workers", "slots", "task_threads"]
+
+_LOOK_AGAIN_S = 0.25
+
+
+def slots(spark: SparkSession) -> int:
+    """The tasks that can run at the same time right now."""
+    return _connect_slots(spark) if is_connect(spark) else _classic_slots(spark)
+
+
+def resolve_workers(spark: SparkSession, workers: int | None, settings: RunSettings) -> int:
+    """The number of workers to start: as asked, or as many as there are slots.
+
+    Executors may still be starting, so this waits for them.
+
+    Raises:
+        ConfigError: There are fewer slots than workers, or the application's size is not fixed.
+    """
+    _refuse_dynamic_allocation(spark)
+    deadline = time.monotonic() + settings.start_timeout_s
+    pause = _LOOK_AGAIN_S
+    while (free := slots(spark)) < (workers or 1):
+        if time.monotonic() > deadline or _is_local(spark):
+            raise ConfigError(
+                f"workers={workers or 1} but this Spark application can run {free} tasks side by side.\n"
+                f"Hint: ask for at most {free} workers, or start Spark with more cores"
+                " (kindler.init(cores=...), spark.cores.max, more executors)."
+            )
+        time.sleep(pause)  # executors register when they are up; Spark offers nothing to wait on
+    return workers or free
+
+
+def task_threads(spark: SparkSession, workers: int) -> int:
+    """Compute threads per worker: the slots that no worker takes are shared out."""
+    cpus = int(_conf(spark, "spark.task.cpus") or 1)
+    return max(1, slots(spark) // workers) * cpus
+
+
+def _refuse_dynamic_allocation(spark: SparkSession) -> None:
+    if (_conf(spark, "spark.dynamicAllocation.enabled") or "false").lower() == "true":
+        raise ConfigError(
+            "this Spark application has spark.dynamicAllocation.enabled=true; workers that train together"
+            " must all run at once, which Spark does not promise then (SPARK-24942).\n"
+            "Hint: start it with spark.dynamicAllocation.enabled=false and a fixed"
+            " spark.executor.instances, or train with engine='local'."
+        )
+
+
+def _is_local(spark: SparkSession) -> bool:
+    return (_conf(spark, "spark.master") or "").startswith("local")
+
+
+def _conf(spark: SparkSession, key: str) -> str | None:
+    return spark.conf.get(key, None)
+
+
+def _classic_slots(spark: Any) -> int:
+    context = spark.sparkContext._jsc.sc()
+    profile = context.resourceProfileManager().defaultResourceProfile()
+    return int(context.maxNumConcurrentTasks(profile))  # the number that Spark itself checks gangs against
+
+
+def _connect_slots(spark: SparkSession) -> int:
+    """Connect has no scheduler to ask; a range without a partition count gets one partition a core."""
+    parts = spark.range(1 << 16).select(F.spark_partition_id().alias("part")).distinct().count()
+    return parts // int(_conf(spark, "spark.task.cpus") or 1)

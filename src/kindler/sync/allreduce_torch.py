@@ -1,0 +1,250 @@
+"""Sums over all workers of a run, for torch tensors.
+
+Ranks of one host meet in shared memory and the first of them speaks for the host over gloo; CUDA tensors go
+through NCCL, or over the CPU where two ranks share one GPU. `Group` holds these routes, and gives flat
+`Bucket`s that `gradients_torch.py` fills while backward still runs. It knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from kindler.sync.buckets_torch import Bucket, HostBucket, NetworkBucket, StagedBucket
+from kindler.sync.gradients_torch import GradientSync
+from kindler.sync.network_torch import Network, backend_errors
+from kindler.sync.shared_memory import Channel, HostRanks, channels
+
+__all__ = ["Bucket", "GradientSync", "Group", "Handle", "Worker"]
+
+_WINDOW_BYTES = 4 << 20
+
+
+class Worker(Protocol):
+    """The part of a worker that a group needs."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def hosts(self) -> tuple[str, ...]: ...
+
+    @property
+    def scratch(self) -> Path: ...
+
+    @property
+    def run_id(self) -> str: ...
+
+    def all_gather(self, data: bytes) -> list[bytes]: ...
+
+
+class Handle:
+    """A sum under way; the tensor holds it once `wait` has returned."""
+
+    def __init__(self, group: Group, tensor: torch.Tensor, work: Any = None) -> None:
+        self._group = group
+        self._tensor = tensor
+        self._work = work
+        self.done = group.size == 1
+
+    def wait(self) -> None:
+        """Block until the tensor holds the sum; with NCCL, until the current stream would see it."""
+        if not self.done:
+            self.done = True
+            self._group._complete(self._tensor, self._work)
+
+
+class Group:
+    """One rank's end of the exchange between all workers of a run.
+
+    Every rank makes the same calls in the same order. All ranks get bit-identical results. A rank that does
+    not come is named in SyncTimeoutError (shared memory) or makes the others' call fail with SyncError
+    (network), both within `timeout_s`.
+
+    Args:
+        worker: This rank's worker.
+        device: Where the tensors live.
+        timeout_s: Seconds to wait for other ranks.
+        shared_memory: False makes every rank count as a host of its own.
+    """
+
+    def __init__(
+        self, worker: Worker, *, device: torch.device, timeout_s: float, shared_memory: bool = True
+    ) -> None:
+        self.rank, self.size, self.device = worker.rank, worker.size, torch.device(device)
+        self._worker = worker
+        self._network: Network | None = None
+        self._window: Channel | None = None
+        self._open: Handle | None = None
+        self._staged = False
+        if self.size == 1:
+            return
+        keys = list(worker.hosts) if shared_memory else [str(rank) for rank in range(self.size)]
+        if self.device.type == "cuda":
+            self._staged = _devices_shared(worker, self.device)
+            if not self._staged:
+                keys = [str(rank) for rank in range(self.size)]
+        self._host = HostRanks(
+            [rank for rank, key in enumerate(keys) if key == keys[self.rank]],
+            self.rank,
+            size=self.size,
+            timeout_s=timeout_s,
+        )
+        self._leaders = [rank for rank, key in enumerate(keys) if keys.index(key) == rank]
+        self._leader_of = [self._leaders.index(keys.index(key)) for key in keys]
+        if len(self._leaders) > 1:
+            carrier = torch.device("cpu") if self._staged else self.device
+            self._network = Network.connect(worker, self._leaders, device=carrier, timeout_s=timeout_s)
+        if len(self._leaders) < self.size:
+            made = channels(worker, self._host, [_WINDOW_BYTES])
+            self._window = made[0] if made else None
+
+    def all_reduce(self, tensor: torch.Tensor) -> Handle:
+        """Start replacing `tensor` by its sum over ranks; ended by the handle's `wait`.
+
+        The network begins at once. Between ranks of one host the exchange happens in `wait`.
+        """
+        self._finish_open()
+        work = None
+        if self.size > 1 and self._window is None and self._network and not self._staged:
+            work = self._network.all_reduce(tensor)
+        handle = Handle(self, tensor, work)
+        if not handle.done and work is None:
+            self._open = handle
+        return handle
+
+    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> None:
+        """Overwrite `tensor` with that of the rank `src`."""
+        self._finish_open()
+        if self.size == 1:
+            return
+        if self._window is None and self._network and not self._staged:
+            self._network.broadcast(tensor, src)
+            return
+        for flat in self._pieces(tensor):
+            self._broadcast_piece(flat, src)
+
+    def gradients(self, parameters: Iterable[torch.nn.Parameter], **options: int) -> GradientSync:
+        """The exchange of these parameters' gradients; every rank calls it."""
+        return GradientSync(parameters, self, **options)
+
+    def buckets(self, layouts: Sequence[tuple[int, torch.dtype]]) -> list[Bucket]:
+        """Flat buffers of (elements, dtype) to be summed over ranks again and again; every rank calls it."""
+        self._finish_open()
+        routes: list[Channel | None] = [None] * len(layouts)
+        if self.size > 1 and len(self._leaders) < self.size:
+            sizes = [elements * dtype.itemsize for elements, dtype in layouts]
+            made = channels(self._worker, self._host, sizes)
+            routes = list(made) if made else routes
+        return [
+            self._bucket(elements, dtype, route)
+            for (elements, dtype), route in zip(layouts, routes, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Leave the group: connections and mappings go. Idempotent."""
+        self._open = None
+        self._window = None
+        if self._network is not None:
+            network, self._network = self._network, None
+            network.close()
+
+    def _bucket(self, elements: int, dtype: torch.dtype, route: Channel | None) -> Bucket:
+        carrier = torch.device("cpu") if self._staged else self.device
+        inner: Bucket
+        if route is None:
+            inner = NetworkBucket(elements, dtype, carrier, self._network)
+        else:
+            inner = HostBucket(elements, dtype, route, self._network, leads=self._leads, alone=self._alone)
+        return StagedBucket(inner, self.device) if self._staged else inner
+
+    @property
+    def _leads(self) -> bool:
+        return self._host.leader == self.rank
+
+    @property
+    def _alone(self) -> bool:
+        """Whether this is the only host."""
+        return len(self._leaders) == 1
+
+    def _finish_open(self) -> None:
+        """Local exchanges take turns in one window, so an open one ends before the next begins."""
+        if self._open is not None:
+            self._open.wait()
+
+    def _complete(self, tensor: torch.Tensor, work: Any) -> None:
+        if work is not None:
+            with backend_errors("all-reduce"):
+                work.wait()
+            return
+        self._open = None
+        for flat in self._pieces(tensor):
+            self._sum_piece(flat)
+
+    def _pieces(self, tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+        """The tensor's elements on the CPU, a window at a time; what becomes of them is written back."""
+        whole = tensor.detach().contiguous().view(-1)
+        step = max(1, _WINDOW_BYTES // tensor.element_size())
+        host = whole.cpu()
+        for start in range(0, host.numel(), step):
+            yield host[start : start + step]
+        if host.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(host.view(tensor.shape))
+
+    def _sum_piece(self, flat: torch.Tensor) -> None:
+        window = self._window
+        if window is None:
+            if self._network:
+                with backend_errors("all-reduce"):
+                    self._network.all_reduce(flat).wait()
+            return
+        window.slot(flat.dtype)[: flat.numel()].copy_(flat)
+        window.post()
+        if self._alone:
+            window.sum_into(flat)
+        elif self._network is None:
+            window.fetch(flat)
+        else:
+            window.gather_into(flat)
+            with backend_errors("all-reduce"):
+                self._network.all_reduce(flat).wait()
+            window.publish(flat)
+
+    def _broadcast_piece(self, flat: torch.Tensor, src: int) -> None:
+        source_here = src in self._host.ranks
+        window = self._window
+        if window is not None:
+            window.slot(flat.dtype)
+            window.post()
+        if source_here and src != self._host.leader and window is not None:
+            self._hand(window, flat, src)
+            window.slot(flat.dtype)
+            window.post()
+        if self._network is not None:
+            self._network.broadcast(flat, self._leader_of[src])
+        if window is not None:
+            self._hand(window, flat, self._host.leader)
+
+    def _hand(self, window: Channel, flat: torch.Tensor, source: int) -> None:
+        """Bring one rank's values to the others of this host."""
+        if self.rank == source:
+            window.publish(flat)
+        else:
+            window.fetch(flat, source=self._host.ranks.index(source))
+
+
+def _devices_shared(worker: Worker, device: torch.device) -> bool:
+    """Whether two ranks use one GPU, which NCCL refuses."""
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    identity = str(torch.cuda.get_device_properties(index).uuid)
+    told = worker.all_gather(f"{worker.host} {identity}".encode())
+    return len(set(told)) < len(told)

@@ -1,0 +1,289 @@
+"""The exchange of a model's gradients, while backward still runs.
+
+Gradients are copied into flat buckets as autograd makes them, last layer first; a full bucket sets off at
+once. What a gradient is a mean of is the caller's affair: ranks add up, and a weight given with `weigh` is
+added up with them and divides the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from kindler.errors import SyncError
+from kindler.sync.buckets_torch import Bucket
+
+__all__ = ["BucketGroup", "GradientSync"]
+
+_FIRST_BUCKET_BYTES = 1 << 20
+_BUCKET_BYTES = 25 << 20
+
+
+class BucketGroup(Protocol):
+    """What makes buckets: a `Group`."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def buckets(self, layouts: Sequence[tuple[int, torch.dtype]]) -> list[Bucket]: ...
+
+
+@dataclass(slots=True)
+class _Member:
+    """One parameter's place in a load."""
+
+    parameter: torch.nn.Parameter
+    load: _Load
+    place: int
+    fill: torch.Tensor
+    result: torch.Tensor
+    filled: bool = False
+
+
+@dataclass(slots=True)
+class _Load:
+    """A bucket with its members: their gradients, then one flag each (has a gradient), then the weight."""
+
+    bucket: Bucket
+    flags: slice
+    members: list[_Member]
+    missing: int = 0
+    begun: bool = False
+    launched: bool = False
+
+    def begin(self) -> None:
+        if not self.begun:
+            self.bucket.begin()
+            self.bucket.fill[self.flags.start :].fill_(1.0)
+            self.begun = True
+
+    def reset(self) -> None:
+        self.begun = self.launched = False
+        self.missing = len(self.members)
+        for member in self.members:
+            member.filled = False
+
+
+class GradientSync:
+    """Sums gradients over ranks; after `finish` every rank has the same ones.
+
+    A parameter that no rank used in this step keeps `grad` None, as in one process; one that some ranks did
+    not use counts as zero there. Sparse gradients become dense. Every rank constructs it with the same
+    parameters in the same order, and calls `finish` or `idle` once a step.
+
+    Args:
+        parameters: Those whose gradients are exchanged; ones that need none are left out.
+        group: Where the buckets come from.
+        first_bucket_bytes: The first to be sent is small, so that the exchange starts early.
+        bucket_bytes: About how large the others are.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        group: BucketGroup,
+        *,
+        first_bucket_bytes: int = _FIRST_BUCKET_BYTES,
+        bucket_bytes: int = _BUCKET_BYTES,
+    ) -> None:
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        plan = _plan(wanted, first_bucket_bytes, bucket_bytes)
+        layouts = [(sum(p.numel() for p in part) + len(part) + 1, part[0].dtype) for part in plan]
+        if not any(_carries_weight(dtype) for _, dtype in layouts):
+            plan.append([])
+            layouts.append((1, torch.float32))
+        buckets = group.buckets(layouts)
+        self._loads = [_load(part, bucket) for part, bucket in zip(plan, buckets, strict=True)]
+        self._weigher = next(load for load in self._loads if _carries_weight(load.bucket.fill.dtype))
+        self._weight: float | torch.Tensor | None = None
+        self._next = 0
+        self._pushed = 0
+        self._paused = False
+        self._hooks = [
+            _hook(member.parameter, partial(self._ready, member))
+            for load in self._loads
+            for member in load.members
+        ]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let gradients add up locally, as for all micro-batches of a step but the last."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def weigh(self, weight: float | torch.Tensor) -> None:
+        """Divide this step's sums by the sum of these weights.
+
+        Called before the backward that sends, by all ranks or by none.
+        """
+        self._weight = weight
+
+    def finish(self, scale: torch.Tensor | None = None) -> None:
+        """Send what backward did not, wait for the sums and put them into the parameters' `grad`."""
+        for load in self._loads:
+            if not load.launched:
+                self._complete(load)
+        self._launch_complete()
+        for load in self._loads:
+            load.bucket.push(block=True)
+        for load in self._loads:
+            load.bucket.wait()
+        factor = self._factor(scale)
+        for load in self._loads:
+            if factor is not None:
+                load.bucket.result[: load.flags.start].mul_(factor)
+            self._hand_over(load)
+            load.reset()
+        self._next, self._pushed, self._weight = 0, 0, None
+
+    def idle(self, *, weighted: bool = False) -> None:
+        """Take part in a step for which this rank has no rows; `weighted` where the others `weigh`."""
+        if weighted:
+            self.weigh(0.0)
+        self.finish()
+
+    def close(self) -> None:
+        """Take the hooks off the parameters. Idempotent."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _ready(self, member: _Member, parameter: torch.Tensor) -> None:
+        """Autograd's hook: the gradient of one parameter is there."""
+        grad = parameter.grad
+        if self._paused or grad is None:
+            return
+        load = member.load
+        if load.launched:
+            raise SyncError(
+                f"a parameter of shape {tuple(parameter.shape)} got a second gradient in one step, after the"
+                " first had been sent.\nHint: run one backward a step; accumulation_steps cuts it in several."
+            )
+        load.begin()
+        self._put(member, grad)
+        parameter.grad = None  # the sum comes instead; its memory serves the next gradient
+        if load.missing == 0:
+            self._launch_complete()
+
+    def _put(self, member: _Member, grad: torch.Tensor) -> None:
+        if grad.is_sparse:
+            grad = grad.to_dense()
+        if member.filled:  # reentrant checkpoints reach a parameter twice
+            member.fill.add_(grad)
+            return
+        member.fill.copy_(grad)
+        member.filled = True
+        member.load.missing -= 1
+
+    def _complete(self, load: _Load) -> None:
+        """Fill in what backward did not reach: gradients of earlier micro-batches, or zeros."""
+        load.begin()
+        for member in load.members:
+            if member.filled:
+                continue
+            grad = member.parameter.grad
+            if grad is not None:
+                self._put(member, grad)
+                continue
+            member.fill.zero_()
+            load.bucket.fill[load.flags.start + member.place] = 0.0
+        load.missing = 0
+
+    def _launch_complete(self) -> None:
+        """Launch in one order on all ranks, whatever the order in which backward ends."""
+        while self._next < len(self._loads) and self._loads[self._next].missing == 0:
+            load = self._loads[self._next]
+            load.begin()
+            if load is self._weigher and self._weight is not None:
+                load.bucket.fill[-1] = self._weight
+            load.bucket.launch()
+            load.launched = True
+            self._next += 1
+        # In order as well: the leaders of two hosts must send the same bucket first.
+        while self._pushed < self._next and self._loads[self._pushed].bucket.push(block=False):
+            self._pushed += 1
+
+    def _factor(self, scale: torch.Tensor | None) -> float | torch.Tensor | None:
+        if self._weight is None:
+            return scale
+        total = self._weigher.bucket.result[-1].clone()
+        if not total.is_cuda:
+            weight = total.item()
+            # Nothing weighs anything: all gradients are zero, and stay so.
+            inverse = 1.0 / weight if weight else 0.0
+            return (None if inverse == 1.0 else inverse) if scale is None else scale * inverse
+        inverse_there = torch.where(total == 0, total, total.reciprocal())
+        return inverse_there if scale is None else scale * inverse_there
+
+    def _hand_over(self, load: _Load) -> None:
+        flags: list[float] | None = None
+        for member in load.members:
+            used = member.filled
+            if not used:
+                flags = load.bucket.result[load.flags].tolist() if flags is None else flags
+                used = flags[member.place] > 0
+            member.parameter.grad = member.result if used else None
+
+
+def _plan(
+    parameters: Sequence[torch.nn.Parameter], first_bytes: int, other_bytes: int
+) -> list[list[torch.nn.Parameter]]:
+    """Cut the parameters into buckets of one dtype, in the order in which backward makes gradients."""
+    plan: list[list[torch.nn.Parameter]] = []
+    open_parts: dict[torch.dtype, tuple[list[torch.nn.Parameter], int]] = {}
+    for parameter in reversed(parameters):
+        part, used = open_parts.get(parameter.dtype, ([], 0))
+        if not part:
+            plan.append(part)
+        part.append(parameter)
+        used += parameter.numel() * parameter.element_size()
+        full = used >= (first_bytes if part is plan[0] else other_bytes)
+        open_parts[parameter.dtype] = ([], 0) if full else (part, used)
+    return plan
+
+
+def _load(parameters: Sequence[torch.nn.Parameter], bucket: Bucket) -> _Load:
+    ends = sum(parameter.numel() for parameter in parameters)
+    load = _Load(bucket=bucket, flags=slice(ends, ends + len(parameters)), members=[])
+    start = 0
+    for place, parameter in enumerate(parameters):
+        fill, result = (_shaped(flat, start, parameter) for flat in (bucket.fill, bucket.result))
+        load.members.append(_Member(parameter, load, place, fill, result))
+        start += parameter.numel()
+    load.reset()
+    return load
+
+
+def _hook(parameter: Any, ready: Callable[[torch.Tensor], None]) -> Any:
+    return parameter.register_post_accumulate_grad_hook(ready)
+
+
+def _shaped(flat: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
+    """A view of the flat buffer that is laid out as the parameter is, which fused optimizers rely on."""
+    part = flat[start : start + like.numel()]
+    strides = like.stride() if _dense(like) else torch.empty(like.shape, device="meta").stride()
+    return part.as_strided(like.shape, strides)
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _carries_weight(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float32, torch.float64)

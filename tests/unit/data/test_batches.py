@@ -1,0 +1,154 @@
+"""Every row of every rank exactly once an epoch, in equal steps."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kindler.data.batches import Batches
+from kindler.data.columns import Column, Columns
+from kindler.data.spool import Spool
+from kindler.errors import ConfigError
+
+COLUMNS = Columns(features=(Column(name="x", role="feature"),), labels=(Column(name="y", role="label"),))
+
+
+def spool(rows: int, *, start: int = 0, order: Any = None) -> Spool:
+    y = np.arange(start, start + rows)
+    return Spool(rows=rows, arrays={"x": np.stack([y, y + 0.5], 1).astype(np.float32), "y": y}, order=order)
+
+
+def made(source: Spool, columns: Columns = COLUMNS, **options: Any) -> Batches:
+    return Batches(source, columns, **{"counts": [source.rows], "rank": 0, "batch_size": 4, **options})
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=4),
+    st.integers(1, 16),
+    st.booleans(),
+    st.sampled_from([0, 2]),
+)
+def test_all_ranks_together_use_each_row_once(
+    counts: list[int], batch_size: int, shuffle: bool, prefetch: int
+) -> None:
+    starts = np.cumsum([0, *counts])
+    ranks = [
+        Batches(
+            spool(rows, start=int(starts[rank])),
+            COLUMNS,
+            counts=counts,
+            rank=rank,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            prefetch=prefetch,
+        )
+        for rank, rows in enumerate(counts)
+    ]
+    epochs = [list(rank.epoch(1)) for rank in ranks]
+
+    assert {len(epoch) for epoch in epochs} == {-(-sum(counts) // batch_size)}
+    used = [int(y) for epoch in epochs for batch in epoch for y in batch.labels[0]]
+    assert sorted(used) == list(range(sum(counts)))
+    for step in zip(*epochs, strict=True):
+        assert {batch.global_rows for batch in step} == {sum(batch.rows for batch in step)}
+        for batch in step:
+            assert len(batch.features[0]) == len(batch.labels[0]) == batch.rows
+            np.testing.assert_array_equal(batch.features[0][:, 0], batch.labels[0])
+
+
+def test_the_natural_order_is_kept_without_shuffling() -> None:
+    batches = list(made(spool(10), shuffle=False).epoch(0))
+
+    assert [batch.labels[0].tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
+
+
+def test_a_spools_order_is_followed() -> None:
+    source = spool(4, order=np.array([2, 0, 3, 1]))
+
+    assert next(made(source, shuffle=False).epoch(0)).labels[0].tolist() == [2, 0, 3, 1]
+
+
+def test_shuffling_does_not_depend_on_how_rows_arrived() -> None:
+    arrival = np.array([4, 2, 0, 1, 3])
+    y = np.argsort(arrival)
+    arrived = Spool(
+        rows=5, arrays={"x": np.stack([y, y], 1).astype(np.float32), "y": y}, order=arrival.astype(np.int64)
+    )
+    plain = [batch.labels[0].tolist() for batch in made(spool(5), seed=3).epoch(2)]
+
+    assert [batch.labels[0].tolist() for batch in made(arrived, seed=3).epoch(2)] == plain
+
+
+def test_epochs_differ_and_repeat_with_the_seed() -> None:
+    def labels(seed: int, epoch: int) -> list[int]:
+        return [int(y) for batch in made(spool(50), seed=seed).epoch(epoch) for y in batch.labels[0]]
+
+    assert labels(1, 0) == labels(1, 0)
+    assert labels(1, 0) != labels(1, 1)
+    assert labels(1, 0) != labels(2, 0)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_batches_may_be_written_to(shuffle: bool) -> None:
+    source = spool(4)
+    for array in source.arrays.values():
+        array.flags.writeable = False
+    batch = next(made(source, shuffle=shuffle).epoch(0))
+    batch.features[0][:] = -1
+
+    assert source.arrays["x"].min() == 0
+
+
+def test_stacked_features_are_one_float32_matrix() -> None:
+    source = Spool(
+        rows=2,
+        arrays={
+            "a": np.array([1, 2], np.int64),
+            "b": np.array([[3, 4], [5, 6]], np.float32),
+            "c": np.array([True, False]),
+            "y": np.array([0, 1]),
+        },
+    )
+    columns = Columns(
+        features=tuple(Column(name=name, role="feature") for name in "abc"),
+        labels=(Column(name="y", role="label"),),
+        stack_features=True,
+    )
+    (stacked,) = next(made(source, columns, shuffle=False).epoch(0)).features
+
+    assert stacked.dtype == np.float32
+    np.testing.assert_array_equal(stacked, [[1, 3, 4, 1], [2, 5, 6, 0]])
+
+
+def test_images_cannot_be_stacked() -> None:
+    source = Spool(rows=2, arrays={"x": np.zeros((2, 3, 4)), "y": np.zeros(2)})
+    columns = Columns(features=COLUMNS.features, labels=COLUMNS.labels, stack_features=True)
+    with pytest.raises(ConfigError, match=r"rows of 'x' have shape \(3, 4\)(?s:.*)shapes=\{'x': \(12,\)\}"):
+        made(source, columns)
+
+
+def test_a_label_that_is_also_a_feature_is_int64_as_a_label() -> None:
+    source = Spool(rows=2, arrays={"x": np.array([1, 2], np.int8)})
+    columns = Columns(features=COLUMNS.features, labels=(Column(name="x", role="label"),))
+    batch = next(made(source, columns).epoch(0))
+
+    assert (batch.features[0].dtype, batch.labels[0].dtype) == (np.int8, np.int64)
+
+
+def test_counts_that_do_not_fit_the_spool_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"rank 1 has 3 rows, but counts say \[3, 4\]"):
+        Batches(spool(3), COLUMNS, counts=[3, 4], rank=1, batch_size=2)
+
+
+def test_no_thread_is_left_when_an_epoch_is_given_up() -> None:
+    epoch = made(spool(100), batch_size=1).epoch(0)
+    next(epoch)
+    epoch.close()
+
+    assert not [thread for thread in threading.enumerate() if thread.name == "kindler-batches"]

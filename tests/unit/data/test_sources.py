@@ -1,0 +1,216 @@
+"""Data in every form becomes the same spool, each row at exactly one worker."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kindler.data.columns import Column, Columns
+from kindler.data.parquet import inspect
+from kindler.data.sources import (
+    DeliveredSource,
+    FolderSource,
+    Source,
+    arrow_source,
+    is_local_data,
+    kind,
+    parquet_source,
+)
+from kindler.data.spool import SpoolWriter
+from kindler.errors import ConfigError, DataError
+
+X = np.arange(12, dtype=np.float32).reshape(6, 2)
+Y = np.arange(6)
+
+
+def opened(data: Any, scratch: Path, **options: Any) -> dict[str, np.ndarray[Any, Any]]:
+    return arrow_source(data, scratch=scratch, **options).open(0, 1, scratch).arrays
+
+
+def gathered(source: Source, size: int, scratch: Path, name: str = "y") -> list[Any]:
+    source = pickle.loads(pickle.dumps(source))
+    return [v for rank in range(size) for v in source.open(rank, size, scratch).arrays[name].tolist()]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"x": X, "y": Y},
+        (X, Y),
+        (X.tolist(), Y.tolist()),
+        {"x": X.astype(np.float64), "y": Y.astype(np.int8)},
+        pa.table({"x": list(X), "y": Y}),
+        pa.RecordBatch.from_pydict({"x": list(X), "y": Y}),
+        pd.DataFrame({"x": list(X), "y": Y}),
+        pd.DataFrame({"x": X.tolist(), "y": pd.array(Y, "Int64")}),
+    ],
+    ids=["dict", "tuple", "lists", "casts", "table", "batch", "frame", "frame of lists"],
+)
+def test_every_form_gives_the_same_arrays(data: Any, tmp_path: Path) -> None:
+    found = opened(data, tmp_path)
+
+    np.testing.assert_array_equal(found["x"], X)
+    np.testing.assert_array_equal(found["y"], Y)
+    assert (found["x"].dtype, found["y"].dtype) == (np.float32, np.int64)
+
+
+def test_several_inputs_and_targets_are_numbered_or_named(tmp_path: Path) -> None:
+    assert list(opened(((X, X), Y), tmp_path)) == ["x0", "x1", "y"]
+    assert list(opened(([X, X], (Y, Y)), tmp_path)) == ["x0", "x1", "y0", "y1"]
+    assert list(opened({"x": {"a": X, "b": Y}, "y": Y}, tmp_path)) == ["a", "b", "y"]
+    assert list(opened({"x": (X,), "y": {"t": Y}}, tmp_path)) == ["x0", "t"]
+    assert list(opened((pd.DataFrame({"a": Y, "b": Y}), pd.Series(Y)), tmp_path)) == ["a", "b", "y"]
+
+
+def test_inputs_alone_are_enough_where_no_targets_are_needed(tmp_path: Path) -> None:
+    assert list(opened(X, tmp_path, need_labels=False)) == ["x"]
+    assert list(opened((X,), tmp_path, need_labels=False)) == ["x"]
+    assert list(opened((X, Y), tmp_path, need_labels=False)) == ["x"]
+    with pytest.raises(ConfigError, match=r"pass label_cols"):
+        opened(X, tmp_path)
+
+
+def test_columns_that_are_not_used_may_be_anything(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0], "s": ["u", "v"], "y": [0, 1]})
+
+    assert list(opened(frame, tmp_path, feature_cols=["a"], label_cols="y")) == ["a", "y"]
+    with pytest.raises(DataError, match="column 's': values of type"):
+        opened(frame, tmp_path, feature_cols=["s"], label_cols="y")
+
+
+def test_frames_of_images_dates_and_numbered_columns_work(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": [np.eye(2), np.ones((2, 2))], 0: pd.to_datetime(["1970-01-01", "1970-01-02"])})
+    found = opened(frame, tmp_path, feature_cols=["x", "0"], label_cols=[])
+
+    np.testing.assert_array_equal(found["x"], [np.eye(2), np.ones((2, 2))])
+    assert found["0"].tolist() == [0, 86_400_000_000]
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        ([[1.0, 2.0], [3.0]], "row 1: has 1 values where the rows before it have 2"),
+        (np.array([[1.0], [np.nan]]), "row 1: is NaN"),
+        (["a", "b"], "cannot feed a model"),
+        ([None, 1.0], "row 0: is null"),
+        (pd.Series([1.0, None], dtype=object), "row 1: is null"),
+        (pd.Series([np.eye(2), np.eye(3)]), r"row 1: has shape \(3, 3\) where the first row has \(2, 2\)"),
+        ([1, "a"], "cannot feed a model|cannot become one column"),
+        ([datetime.time(1), datetime.time(2)], "cannot feed a model"),
+    ],
+)
+def test_bad_values_name_column_and_row_and_leave_nothing_behind(
+    x: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=f"column 'x'.*({message})"):
+        opened({"x": x, "y": [0, 1]}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_of_different_lengths_name_both(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="columns 'x' and 'y' have different lengths: 6 and 5"):
+        opened((X, Y[:5]), tmp_path)
+
+
+def test_no_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a dict of arrays has no rows"):
+        opened({"x": X[:0], "y": Y[:0]}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (42, r"a builtins.int is no data(?s:.*)a dict of arrays, a tuple \(x, y\)"),
+        ({}, "an empty dict is no data"),
+        ((X, Y, Y), "a tuple of 3 is no data"),
+        ({"x": X, "y": 3}, "column 'y' is the single value 3"),
+        ({"x": {"a": X}, "y": {"a": Y}}, r"\['a'\] are names of both inputs and targets"),
+        (pd.DataFrame([[1, 2]], columns=["x", "x"]), "two columns are named 'x'"),
+    ],
+)
+def test_what_is_no_data_is_answered_with_what_is(data: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        opened(data, tmp_path)
+
+
+def test_kinds_are_told_apart() -> None:
+    table = pa.table({"x": [1]})
+    frame = pd.DataFrame({"x": [1]})
+
+    assert [kind(d) for d in ({"x": X}, (X, Y), X, table, frame)] == [
+        "a dict of arrays",
+        "a tuple of 2",
+        "an array of shape (6, 2)",
+        "a pyarrow Table",
+        "a pandas DataFrame",
+    ]
+    assert all(map(is_local_data, ({"x": X}, (X, Y), X, table, table.to_batches()[0], frame)))
+    assert not any(map(is_local_data, ("path", 3, None, [X, Y], {}, (X, Y, Y))))
+
+
+def test_big_arrays_are_written_in_parts_and_arrive_whole(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((3000, 1000))
+
+    np.testing.assert_array_equal(opened((x, np.arange(3000)), tmp_path)["x"], x.astype(np.float32))
+
+
+@pytest.mark.parametrize("size", [1, 4, 9])
+def test_workers_share_a_folder_and_close_removes_it(size: int, tmp_path: Path) -> None:
+    source = arrow_source((X, Y), scratch=tmp_path)
+
+    assert gathered(source, size, tmp_path) == Y.tolist()
+    source.close()
+    source.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [1, 3, 9])
+def test_workers_read_their_own_rows_of_parquet_files(size: int, tmp_path: Path) -> None:
+    for i in range(2):
+        part = slice(3 * i, 3 * i + 3)
+        pq.write_table(
+            pa.table({"x": list(X[part]), "y": Y[part]}), tmp_path / f"{i}.parquet", row_group_size=2
+        )
+    source = parquet_source(inspect(tmp_path))
+    scratch = tmp_path / "scratch"
+
+    assert gathered(source, size, scratch) == Y.tolist()
+    assert gathered(source, size, scratch, "x") == X.tolist()
+    source.close()
+
+
+def test_a_bad_row_of_a_parquet_file_is_named_with_its_file(tmp_path: Path) -> None:
+    for i, values in enumerate(([1.0, 2.0], [3.0, None])):
+        pq.write_table(pa.table({"x": values, "y": [0, 0]}), tmp_path / f"{i}.parquet")
+    source = parquet_source(inspect(tmp_path))
+
+    with pytest.raises(DataError, match=r"column 'x', row 3 \(row 1 of .*1\.parquet\): is null"):
+        source.open(0, 1, tmp_path / "scratch")
+
+
+def test_parquet_columns_are_checked_before_anything_is_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": ["a"], "y": [0]}), tmp_path / "0.parquet")
+    with pytest.raises(DataError, match="StringIndexer"):
+        parquet_source(inspect(tmp_path))
+
+
+def test_delivered_rows_are_opened_by_name(tmp_path: Path) -> None:
+    columns = Columns(features=(Column(name="y", role="feature"),), labels=())
+    with SpoolWriter(tmp_path / "train", columns.all) as writer:
+        writer.append_arrays({"y": Y})
+
+    assert gathered(DeliveredSource(columns, "train"), 1, tmp_path) == Y.tolist()
+
+
+def test_sources_are_values() -> None:
+    columns = Columns(features=(), labels=())
+
+    assert FolderSource("a", columns) == FolderSource("a", columns)
