@@ -55,7 +55,7 @@ test-spark: $(VENV)/.dev ## everything on Spark
 	$(BIN)/python -m pytest tests/spark
 
 test-examples: $(VENV)/.dev ## the examples and the code in the docs
-	$(BIN)/python -m pytest $(wildcard tests/examples tests/docs)
+	$(BIN)/python -m pytest tests/examples $(wildcard tests/docs)
 
 check: $(VENV)/.dev ## lint, format, types, layers, docs
 	$(BIN)/ruff check .
@@ -64,7 +64,7 @@ check: $(VENV)/.dev ## lint, format, types, layers, docs
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict --quiet
 
-bench: $(VENV)/.dev ## run every benchmark: one question a file, ratios printed
+bench: $(VENV)/.dev ## run every benchmark (one question a file), print the ratios
 	@failed=""; \
 	for file in $(BENCHMARKS); do \
 		echo "$(BIN)/python $$file"; \

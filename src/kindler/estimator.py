@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -410,7 +410,7 @@ class Estimator:
             )
             buffers = (cloudpickle.dumps(plan), self._model.pack(self._model.spec), self._state)
             with Progress(verbose=verbose, what=what) as progress:
-                outcomes = self._launch(buffers, spark, feeds, _listener(progress))
+                outcomes = self._launch(buffers, spark, feeds, _listener(progress), folder)
         told = json.loads(outcomes[0].buffers[0])
         return {"rows": told["rows"], "layout": told["layout"], "state": outcomes[0].buffers[1]}
 
@@ -420,11 +420,12 @@ class Estimator:
         spark: SparkSession | None,
         feeds: Sequence[Feed],
         listener: Callable[[Event], None],
+        folder: str,
     ) -> list[Outcome]:
         target = "kindler.train.loop:run"
         if spark is None:
             job = self._job(target, buffers, self._workers or local.slots())
-            return local.run(job, listener=listener)
+            return local.run(replace(job, debris=(folder,)), listener=listener)
         from kindler.spark import engine
         from kindler.spark.slots import resolve_workers, task_threads
 

@@ -1,6 +1,7 @@
 """Real processes that meet: a small worker for tests of what ranks do together, without an engine.
 
-`run_ranks(3, function, *args)` calls `function(worker, *args)` in three processes and returns their results by rank.
+`run_ranks(3, function, *args)` calls `function(worker, *args)` in three processes and returns what each
+returned, by rank.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def run_ranks(
 ) -> list[Any]:
     """Run `function(worker, *args)` on `size` processes and return what each returned."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kindler.frameworks.torch", "kindler.sync.allreduce_torch"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "cloudpickle"])
     keys = tuple(hosts) if hosts is not None else ("host",) * size
     with tempfile.TemporaryDirectory() as scratch:
         pipes, processes = [], []

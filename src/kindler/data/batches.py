@@ -68,7 +68,7 @@ class Batches:
         self.steps = rules.steps(sum(counts), batch_size)
         self._spool = spool
         self._columns = columns
-        self._counts = np.asarray(counts, dtype=np.int64)
+        self._counts = tuple(counts)
         self._rank = rank
         self._seed = seed
         self._shuffle = shuffle
@@ -87,14 +87,16 @@ class Batches:
 
     def _made(self, epoch: int) -> Generator[Batch, None, None]:
         picked = self._order(epoch)
-        for step in range(self.steps):
-            start, stop = rules.cut(self._spool.rows, self.steps, step)
+        stop = 0
+        for shares in rules.shares(self._counts, self.steps):
+            count = int(shares[self._rank])
+            start, stop = stop, stop + count
             rows = slice(start, stop) if picked is None else picked[start:stop]
             yield Batch(
                 features=inputs(self._columns, [_taken(array, rows) for array in self._features]),
                 labels=tuple(_label(_taken(array, rows), column) for column, array in self._labels),
-                rows=stop - start,
-                global_rows=self._global_rows(step),
+                rows=count,
+                global_rows=int(shares.sum()),
             )
 
     def _order(self, epoch: int) -> Array | None:
@@ -103,10 +105,6 @@ class Batches:
             return natural
         shuffled = rules.order(self._spool.rows, seed=self._seed, epoch=epoch, rank=self._rank)
         return shuffled if natural is None else natural[shuffled]
-
-    def _global_rows(self, step: int) -> int:
-        ends = (step + 1) * self._counts // self.steps
-        return int((ends - step * self._counts // self.steps).sum())
 
     @property
     def layout(self) -> Layout:
@@ -119,8 +117,9 @@ def inputs(columns: Columns, arrays: Sequence[Array]) -> tuple[Array, ...]:
     if not columns.stack_features:
         return tuple(arrays)
     _check_stackable(columns.features, arrays)
-    rows = len(arrays[0])
-    return (np.concatenate([a.reshape(rows, -1).astype(np.float32, copy=False) for a in arrays], axis=1),)
+    # Not reshape(rows, -1): a step without rows has no width to be inferred.
+    matrices = [a.reshape(len(a), math.prod(a.shape[1:])).astype(np.float32, copy=False) for a in arrays]
+    return (np.concatenate(matrices, axis=1),)
 
 
 def _taken(array: Array, rows: slice | Array) -> Array:

@@ -326,7 +326,7 @@ class _Reader:
         return self._mixed(array, dense, per_row)
 
     def _mixed(self, array: pa.Array, dense: Array, per_row: int) -> Array:
-        values_of = self._ragged(array.field("values"), per_row)
+        values_of = self._ragged(array.field("values"), np.arange(len(array)), per_row)
         sparse = array.filter(pa.array(~dense))
         rows = np.flatnonzero(~dense)
         sizes = sparse.field("size")
@@ -335,7 +335,7 @@ class _Reader:
         widths = values_of.lengths.astype(np.int64)
         widths[rows] = sizes.to_numpy()
         width = self._one_length(widths, per_row)
-        indices = self._ragged(sparse.field("indices"), per_row)
+        indices = self._ragged(sparse.field("indices"), rows, per_row)
         odd = np.flatnonzero(indices.lengths != values_of.lengths[rows])
         outside = (indices.flat < 0) | (indices.flat >= width)
         owners = np.repeat(rows, indices.lengths)
@@ -344,17 +344,24 @@ class _Reader:
             raise self._error(f"is a sparse vector whose indices do not fit its size {width}.", row, per_row)
         filled = np.zeros((len(array), width), values_of.flat.dtype)
         is_dense = np.repeat(dense, values_of.lengths)
-        filled[dense] = values_of.flat[is_dense].reshape(-1, width)
+        filled[dense] = values_of.flat[is_dense].reshape(int(dense.sum()), width)
         filled[owners, indices.flat] = values_of.flat[~is_dense]
         return filled
 
-    def _ragged(self, array: pa.Array, per_row: int) -> _Ragged:
-        self._refuse_nulls(array, per_row)
+    def _ragged(self, array: pa.Array, rows: Array, per_row: int) -> _Ragged:
+        """Lists of any length, of which entry `i` belongs to `rows[i]`."""
         offsets = array.offsets.to_numpy()
+        lengths = np.diff(offsets)
         flat = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+        missing = array.is_null().to_numpy(zero_copy_only=False)
         if flat.null_count:
-            raise self._error("holds a vector with a null in it; every value must be there.")
-        return _Ragged(np.diff(offsets), self._scalars(flat))
+            missing[
+                np.repeat(np.arange(len(array)), lengths)[flat.is_null().to_numpy(zero_copy_only=False)]
+            ] = True
+        if missing.any():
+            row = rows[int(np.argmax(missing))]
+            raise self._error("is a vector with a null in it; every value must be there.", row, per_row)
+        return _Ragged(lengths, self._scalars(flat))
 
 
 @dataclass(frozen=True, slots=True)

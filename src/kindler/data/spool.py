@@ -296,8 +296,12 @@ class _ColumnFile:
     def write(self, array: Array) -> None:
         if self.file is None:
             raise ValueError("write to a SpoolWriter outside its `with` block.")
-        if array.nbytes:
+        if not array.nbytes:
+            return
+        try:
             self.file.write(array.reshape(-1).view(np.uint8).data)
+        except OSError as exc:  # a full disk, which does not say where
+            raise OSError(exc.errno, exc.strerror, self.file.name) from exc
 
     def close(self) -> None:
         if self.file is not None:

@@ -50,6 +50,7 @@ class Job:
         threads: Compute threads of each worker; None shares the machine's cores among its workers.
         cwd: The driver's folder, for user modules that are found relative to it.
         sys_path: The driver's module search path.
+        debris: Folders of the driver's to delete should it be killed.
     """
 
     target: str
@@ -64,6 +65,7 @@ class Job:
     threads: int | None = None
     cwd: str = field(default_factory=os.getcwd)
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
+    debris: tuple[str, ...] = ()
 
 
 class Aborted(Exception):
@@ -159,7 +161,7 @@ class Supervisor:
                 owner=self._owner,
                 timeout_s=job.settings.start_timeout_s,
                 environment=job.worker_environment,
-                debris=(str(self.scratch),),
+                debris=(str(self.scratch), *job.debris),
             )
         except Exception as exc:
             self._start_error = exc

@@ -14,14 +14,15 @@ from kindler.errors import ConfigError
 
 __all__ = ["call", "positional", "title"]
 
+_ROLES = frozenset({"config", "conf", "cfg", "params", "model", "optimizer", "batch_size"})
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def call(creator: Callable[..., Any], *args: Any) -> Any:
     """Call `creator` with as many of `args` as its signature takes.
 
-    A parameter with a default takes its argument only if the default is None or of the argument's type: the
-    64 of `def model(hidden=64)` is not a place for a config.
+    A parameter with a default takes its argument only if the default is of the argument's type, or is None and
+    the name is one that creators use: the 64 of `def model(hidden=64)` is not a place for a config.
 
     >>> call(lambda: 1, "config"), call(lambda config: config, "config")
     (1, 'config')
@@ -73,4 +74,8 @@ def _parameters(creator: Callable[..., Any]) -> list[inspect.Parameter] | None:
 
 
 def _takes(place: inspect.Parameter, arg: Any) -> bool:
-    return place.default is place.empty or place.default is None or isinstance(arg, type(place.default))
+    if place.default is place.empty:
+        return True
+    if place.default is None:
+        return place.name in _ROLES
+    return isinstance(arg, type(place.default))

@@ -7,9 +7,11 @@ process. Where the rows come from and go to is left to `spark/predict.py` and `f
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +44,7 @@ class Predictor:
         device: Where the model computes.
         seed: What a creator's random weights start from.
         threads: Compute threads; None leaves the process as it is.
+        sys_path: Where the driver finds modules; the model's own may be among them.
     """
 
     framework: str
@@ -53,6 +56,7 @@ class Predictor:
     device: str = "auto"
     seed: int = 0
     threads: int | None = None
+    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
 
     @cached_property
     def _key(self) -> str:
@@ -62,6 +66,7 @@ class Predictor:
     def replica(self) -> Replica:
         """The loaded model: once per process, however many batches and partitions come by."""
         if self._key not in _resident:
+            sys.path.extend(path for path in self.sys_path if path not in sys.path and os.path.exists(path))
             replica: Replica = FRAMEWORKS.load(self.framework).from_bytes(
                 self.spec,
                 device=self.device,

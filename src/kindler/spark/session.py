@@ -245,7 +245,8 @@ def _newest_java() -> int | None:
     import pyspark
 
     version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
-    return 22 if version < (4, 2) else None  # its Hadoop calls what Java 23 took away
+    # Tried: pyspark 4.0 runs on Java 17 and fails on 25, 4.3 runs on both; the limits between are a guess.
+    return 22 if version < (4, 2) else None
 
 
 def _create(plan: SessionPlan) -> SparkSession:

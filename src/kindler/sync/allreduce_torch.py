@@ -114,9 +114,7 @@ class Group:
         The network begins at once. Between ranks of one host the exchange happens in `wait`.
         """
         self._finish_open()
-        work = None
-        if self.size > 1 and self._window is None and self._network and not self._staged:
-            work = self._network.all_reduce(tensor)
+        work = self._network.all_reduce(tensor) if self._direct and self._network else None
         handle = Handle(self, tensor, work)
         if not handle.done and work is None:
             self._open = handle
@@ -127,7 +125,7 @@ class Group:
         self._finish_open()
         if self.size == 1:
             return
-        if self._window is None and self._network and not self._staged:
+        if self._direct and self._network:
             self._network.broadcast(tensor, src)
             return
         for flat in self._pieces(tensor):
@@ -166,6 +164,11 @@ class Group:
         else:
             inner = HostBucket(elements, dtype, route, self._network, leads=self._leads, alone=self._alone)
         return StagedBucket(inner, self.device) if self._staged else inner
+
+    @property
+    def _direct(self) -> bool:
+        """Whether whole tensors go to the network: all ranks must agree, also one that is alone on its host."""
+        return self.size > 1 and len(self._leaders) == self.size and not self._staged
 
     @property
     def _leads(self) -> bool:

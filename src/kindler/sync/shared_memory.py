@@ -29,9 +29,10 @@ __all__ = ["Channel", "HostRanks", "Rendezvous", "Segment", "channels"]
 
 _LINE_BYTES = 64  # one cache line: counters of two ranks never share one
 _ALIGN_BYTES = 4096
-_SPINS = 2_000  # about 0.1 ms of looking before the core is offered to others
-_YIELDS = 4_000
-_NAP_S = 0.0002
+_SPINS = 200  # under 0.1 ms of looking before the core is left to others, the awaited rank among them
+_NAP_S = 0.00002
+_LONG_NAP_S = 0.001
+_LONG_AFTER_S = 0.1
 _DIRECT_RANKS = 3  # up to here every rank adding up everything beats a second meeting
 
 _ARRIVED, _SUMMED, _DONE = 0, 1, 2
@@ -267,20 +268,16 @@ def _add_up(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 
 
 def _wait_until(ready: Callable[[], bool], timeout_s: float) -> None:
-    """Look often, then offer the core to others, then nap; returns when it is so or the time is over."""
+    """Look, then nap between looks; returns when it is so or the time is over."""
     for _ in range(_SPINS):
         if ready():
             return
-    deadline = time.monotonic() + timeout_s
-    looks = 0
+    start = time.monotonic()
     while not ready():
-        looks += 1
-        if looks < _YIELDS:
-            os.sched_yield()
-        elif time.monotonic() < deadline:
-            time.sleep(_NAP_S)
-        else:
+        waited = time.monotonic() - start
+        if waited > timeout_s:
             return
+        time.sleep(_NAP_S if waited < _LONG_AFTER_S else _LONG_NAP_S)
 
 
 def _fence() -> None:

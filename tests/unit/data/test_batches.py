@@ -126,6 +126,17 @@ def test_stacked_features_are_one_float32_matrix() -> None:
     np.testing.assert_array_equal(stacked, [[1, 3, 4, 1], [2, 5, 6, 0]])
 
 
+def test_a_step_without_rows_is_stacked_to_the_same_width() -> None:
+    names = ("a", "b")
+    arrays = {"a": np.empty(0, np.int64), "b": np.empty((0, 3), np.float32)}
+    columns = Columns(
+        features=tuple(Column(name=name, role="feature") for name in names), labels=(), stack_features=True
+    )
+    batches = Batches(Spool(rows=0, arrays=arrays), columns, counts=[0, 3], rank=0, batch_size=2)
+
+    assert [batch.features[0].shape for batch in batches.epoch(0)] == [(0, 4), (0, 4)]
+
+
 def test_images_cannot_be_stacked() -> None:
     source = Spool(rows=2, arrays={"x": np.zeros((2, 3, 4)), "y": np.zeros(2)})
     columns = Columns(features=COLUMNS.features, labels=COLUMNS.labels, stack_features=True)

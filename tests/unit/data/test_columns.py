@@ -214,6 +214,18 @@ def test_a_sparse_vector_with_an_index_outside_is_refused() -> None:
         read(pa.array([dense(1, 2, 3), sparse(3, {3: 1})], VECTOR))
 
 
+def test_a_null_inside_a_vector_names_its_row() -> None:
+    hole = {**sparse(3, {0: 1}), "values": [None]}
+    with pytest.raises(DataError, match="row 101: is a vector with a null in it"):
+        read(pa.array([sparse(3, {0: 1}), hole], VECTOR))
+    with pytest.raises(DataError, match="row 101: holds a null"):
+        read(pa.array([dense(1, 2), {**dense(), "values": [3, None]}], VECTOR))
+
+
+def test_vectors_without_any_value_have_no_width() -> None:
+    assert read(pa.array([dense(), sparse(0, {})], VECTOR)).shape == (2, 0)
+
+
 def test_a_null_vector_is_refused() -> None:
     with pytest.raises(DataError, match="row 101: is null"):
         read(pa.array([dense(1), None], VECTOR))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,22 @@ def test_row_reader_reads_ranges_across_row_groups(folder: Path) -> None:
             assert found.column("id").to_pylist() == list(range(start, stop))
         with pytest.raises(ValueError, match=r"read\(5, 11\) of a file of 10 rows"):
             reader.read(5, 11)
+
+
+def test_no_file_stays_open(folder: Path) -> None:
+    def open_files() -> list[str]:
+        targets = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        return [target for target in targets if target.startswith(str(folder))]
+
+    files = parquet.inspect(folder)
+    list(parquet.scan(files, ["id"], 0, 17))
+    half = parquet.scan(files, ["id"], 0, 17)
+    next(half)
+    half.close()
+    with parquet.RowReader(folder / "part-0.parquet", ["id"]) as reader:
+        reader.read(0, 3)
+
+    assert open_files() == []
 
 
 def test_row_reader_wants_known_columns(folder: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kindler.data.steps import cut, order, steps
+from kindler.data.steps import order, shares, steps
 from kindler.errors import ConfigError
 
 
@@ -21,17 +21,30 @@ def test_a_batch_size_below_one_is_refused() -> None:
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(1, 40))
-def test_each_rank_uses_each_of_its_rows_once_in_the_same_number_of_steps(
+def test_each_rank_brings_each_of_its_rows_once_to_steps_of_one_size(
     counts: list[int], batch_size: int
 ) -> None:
     total = steps(sum(counts), batch_size)
-    for rows in counts:
-        ranges = [cut(rows, total, step) for step in range(total)]
-        used = [row for start, stop in ranges for row in range(start, stop)]
-        sizes = {stop - start for start, stop in ranges}
+    made = list(shares(counts, total))
+    sizes = {int(rows.sum()) for rows in made}
 
-        assert used == list(range(rows if total else 0))
-        assert not sizes or max(sizes) - min(sizes) <= 1
+    assert len(made) == total
+    assert all((rows >= 0).all() for rows in made)
+    assert not made or sum(made).tolist() == counts
+    assert not sizes or (min(sizes) >= 1 and max(sizes) <= batch_size and max(sizes) - min(sizes) <= 1)
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(1, 40))
+def test_no_rank_is_a_whole_row_ahead_of_its_share_nor_far_behind(
+    counts: list[int], batch_size: int
+) -> None:
+    total = steps(sum(counts), batch_size)
+    used = np.zeros(len(counts))
+    for step, rows in enumerate(shares(counts, total), start=1):
+        used += rows
+        due = np.array(counts) * step / total
+        assert (used < due + 1).all()
+        assert (used > due - len(counts)).all()
 
 
 @given(st.integers(0, 200), st.integers(0, 2**32), st.integers(0, 5), st.integers(0, 5))

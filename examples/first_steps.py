@@ -1,0 +1,29 @@
+"""The example of the README: train on a Spark DataFrame, then score it."""
+
+import pandas as pd
+import torch
+from sklearn.datasets import load_digits
+
+import kindler
+
+spark = kindler.init(cores=2)
+
+digits = load_digits()  # 1,797 images of 8 x 8 pixels
+images = (digits.data / 16).astype("float32")
+frame = spark.createDataFrame(pd.DataFrame({"features": list(images), "label": digits.target}))
+train, test = frame.randomSplit([0.8, 0.2], seed=0)
+
+estimator = kindler.Estimator.from_torch(
+    model=lambda: torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)),
+    optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=5e-3),
+    loss=torch.nn.CrossEntropyLoss(),
+    metrics=["accuracy"],
+    workers=2,
+)
+estimator.fit(train, epochs=8, batch_size=64)
+print(estimator.evaluate(test))  # {'loss': ..., 'accuracy': ..., 'num_samples': ...}
+
+scored = estimator.predict(test)  # lazy: `test` and one more column, "prediction"
+scored.select("label", "prediction").show(3)
+
+kindler.stop()

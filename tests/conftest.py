@@ -1,0 +1,72 @@
+"""Leak police: a test must leave the environment, threads and worker processes as it found them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def nurseries() -> list[psutil.Process]:
+    """The fork servers of this process, and of the Spark that it started."""
+    family = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if "kindler.engine._nursery_main" in command and json.loads(command[-1])["owner"] in family:
+            found.append(process)
+    # A worker is a fork of its nursery and has its command line; only the topmost is the nursery.
+    return [p for p in found if p.ppid() not in {q.pid for q in found}]
+
+
+def workers() -> list[psutil.Process]:
+    """The worker processes that run on this machine."""
+    found = []
+    for nursery in nurseries():
+        try:
+            found += nursery.children(recursive=True)
+        except psutil.NoSuchProcess:
+            continue
+    return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def eventually_none(look: object, timeout_s: float = 10.0) -> list[object]:
+    """What `look()` still finds when the time is over: what ends by itself gets the time to."""
+    deadline = time.monotonic() + timeout_s
+    while (found := look()) and time.monotonic() < deadline:  # type: ignore[operator]
+        time.sleep(0.05)
+    return found  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    changed = {k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)}
+    changed -= {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
+    assert not changed, f"the test leaks environment variables: {sorted(changed)}"
+    left = eventually_none(lambda: [t for t in threading.enumerate() if t.name.startswith("kindler-")])
+    assert not left, f"the test leaks threads: {left}"
+
+
+@pytest.fixture
+def no_workers_left() -> Iterator[None]:
+    """Fails the test when worker processes outlive it."""
+    yield
+    assert not eventually_none(workers), "worker processes are left"
+
+
+@pytest.fixture(scope="session")
+def mnist() -> Path:
+    folder = SHARED / "mnist"
+    if not folder.is_dir():
+        pytest.skip(f"MNIST is not at {folder}")
+    return folder

@@ -1,0 +1,130 @@
+"""Any number of Spark workers computes what one process would, whatever the partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+from kindler import Estimator
+from tests import exact
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
+
+SCHEMA = "id long, x array<float>, y long"
+COLUMNS = {"feature_cols": ["id", "x"], "label_cols": "y"}
+ROWS = 97
+
+
+def rows_of(data: dict[str, Any]) -> list[tuple[int, list[float], int]]:
+    return [(int(i), x.tolist(), int(y)) for i, x, y in zip(data["id"], data["x"], data["y"], strict=True)]
+
+
+def uneven(rows: list[Any]) -> list[list[Any]]:
+    return [rows[:3], rows[3:80], rows[80:81], rows[81:90], rows[90:]]
+
+
+def one_empty(rows: list[Any]) -> list[list[Any]]:
+    return [rows[:40], [], rows[40:]]
+
+
+def single(rows: list[Any]) -> list[list[Any]]:
+    return [rows]
+
+
+def test_two_partitions_of_two_rows_move_the_weight_to_exactly_a_quarter(
+    partitioned: Callable[..., Any],
+) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    frame = partitioned([[([0.0], [0.0])] * 2, [([1.0], [0.0])] * 2], "features array<float>, label array<float>")
+    est = Estimator.from_torch(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), loss=nn.MSELoss(), workers=2
+    )
+
+    est.fit(frame, epochs=2, batch_size=4, verbose=0)
+
+    assert est.get_model().weight.item() == 0.25
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("layout", [uneven, one_empty, single])
+def test_weights_rows_and_figures_equal_those_of_one_process(
+    tmp_path: Path, partitioned: Callable[..., Any], workers: int, layout: Callable[[list[Any]], list[list[Any]]]
+) -> None:
+    data = exact.problem(ROWS)
+    frame = partitioned(layout(rows_of(data)), SCHEMA)
+    est = exact.estimator(workers=workers)
+
+    history = est.fit(
+        frame, epochs=4, batch_size=20, callbacks=[exact.Note(tmp_path)], verbose=0, **COLUMNS
+    )
+
+    assert sum(history["steps"]) == 20
+    exact.assert_each_row_once_per_epoch(tmp_path, ROWS, epochs=4)
+    exact.assert_same_weights(est.get_model(), exact.reference(tmp_path, data))
+    figures = est.evaluate(frame, batch_size=16, verbose=0)
+    assert figures == pytest.approx(exact.single_process_figures(est.get_model(), data), abs=1e-5)
+
+
+def test_fewer_rows_than_workers_leave_some_idle_and_lose_none(
+    tmp_path: Path, partitioned: Callable[..., Any]
+) -> None:
+    data = exact.problem(2)
+    est = exact.estimator(workers=3)
+
+    est.fit(
+        partitioned([rows_of(data)], SCHEMA),
+        epochs=10,
+        batch_size=1,
+        callbacks=[exact.Note(tmp_path)],
+        verbose=0,
+        **COLUMNS,
+    )
+
+    exact.assert_each_row_once_per_epoch(tmp_path, 2, epochs=10)
+    exact.assert_same_weights(est.get_model(), exact.reference(tmp_path, data))
+
+
+def test_direct_and_inline_ingest_see_the_same_rows(tmp_path: Path, spark: Any) -> None:
+    data = exact.problem(ROWS)
+    table = pa.table({"id": data["id"], "x": list(data["x"]), "y": data["y"]})
+    pq.write_table(table, tmp_path / "data.parquet", row_group_size=10)
+    frame = spark.read.parquet(str(tmp_path / "data.parquet"))
+
+    for ingest in ("direct", "inline"):
+        notes = tmp_path / ingest
+        notes.mkdir()
+        est = exact.estimator(workers=2)
+        est.fit(
+            frame, epochs=2, batch_size=20, callbacks=[exact.Note(notes)], ingest=ingest, verbose=0, **COLUMNS
+        )
+        exact.assert_each_row_once_per_epoch(notes, ROWS, epochs=2)
+        exact.assert_same_weights(est.get_model(), exact.reference(notes, data))
+
+
+def test_the_same_frame_twice_gives_bit_identical_weights(partitioned: Callable[..., Any]) -> None:
+    frame = partitioned(uneven(rows_of(exact.problem(ROWS))), SCHEMA)
+
+    def trained() -> list[torch.Tensor]:
+        est = exact.estimator(workers=2, seed=5)
+        est.fit(frame, epochs=2, batch_size=20, verbose=0, **COLUMNS)
+        return [p.detach().clone() for p in est.get_model().parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(trained(), trained(), strict=True))
+
+
+def test_arrays_go_to_spark_workers_when_asked(tmp_path: Path, spark: Any) -> None:
+    data = exact.problem(ROWS)
+    est = exact.estimator(workers=2, engine="spark")
+
+    est.fit(data, epochs=1, batch_size=20, callbacks=[exact.Note(tmp_path)], verbose=0, **COLUMNS)
+
+    exact.assert_each_row_once_per_epoch(tmp_path, ROWS, epochs=1)
+    exact.assert_same_weights(est.get_model(), exact.reference(tmp_path, data))

@@ -1,0 +1,240 @@
+"""What happens when a run goes wrong on the local engine: one clear error, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from kindler import Callback, Estimator, RunSettings
+from kindler.errors import ConfigError, DataError, MissingExtraError, WorkerError, WorkerLost
+from tests.conftest import eventually_none, nurseries, workers
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
+
+X = np.linspace(0, 1, 64, dtype=np.float32).reshape(32, 2)
+Y = X.sum(1)
+ROOT = Path(__file__).parents[2]
+
+
+def regression(**options: Any) -> Estimator:
+    model = nn.Linear(2, 1)
+    options = {"workers": 2, "loss": nn.MSELoss(), **options}
+    return Estimator.from_torch(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), **options)
+
+
+class OnRankOne(Callback):
+    """Does something on rank 1 after its third step, and says when."""
+
+    def __init__(self, folder: Path, what: str) -> None:
+        self.folder, self.what = str(folder), what
+
+    def on_step_end(self, run: Any) -> None:
+        if run.rank == 1 and run.step == 3:
+            print("rank one is at step three")  # noqa: T201
+            Path(self.folder, "when").write_text(str(time.time()))
+            getattr(self, self.what)()
+
+    def boom(self) -> None:
+        raise ValueError("boom")
+
+    def die(self) -> None:
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def own(self) -> None:
+        raise MyError(3)
+
+
+class MyError(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+def test_the_users_own_exception_comes_first_with_rank_host_and_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    est = regression()
+
+    with pytest.raises(ValueError, match="^boom") as caught:
+        est.fit((X, Y), epochs=2, batch_size=4, callbacks=[OnRankOne(tmp_path, "boom")], verbose=0)
+
+    assert time.time() - float((tmp_path / "when").read_text()) < 5.0
+    assert isinstance(caught.value, WorkerError)
+    assert caught.value.rank == 1
+    assert caught.value.host == os.uname().nodename
+    assert 'raise ValueError("boom")' in str(caught.value)
+    assert f"worker 1, host {caught.value.host}" in str(caught.value)
+    assert not eventually_none(lambda: psutil.Process().children(recursive=True))
+    assert capfd.readouterr().err == ""
+
+    assert len(est.fit((X, Y), epochs=1, batch_size=4, verbose=0)) == 1, "the next fit works"
+
+
+def test_an_exception_class_of_the_users_own_is_caught_as_itself(tmp_path: Path) -> None:
+    with pytest.raises(MyError, match="^code 3"):
+        regression().fit((X, Y), epochs=2, batch_size=4, callbacks=[OnRankOne(tmp_path, "own")], verbose=0)
+
+
+def test_a_killed_worker_is_reported_lost_with_its_last_lines(tmp_path: Path) -> None:
+    with pytest.raises(WorkerLost, match="SIGKILL") as caught:
+        regression().fit((X, Y), epochs=2, batch_size=4, callbacks=[OnRankOne(tmp_path, "die")], verbose=0)
+
+    assert (caught.value.rank, caught.value.exit_code) == (1, -9)
+    assert "rank one is at step three" in caught.value.log_tail
+    assert "rank one is at step three" in str(caught.value)
+
+
+def test_a_killed_worker_is_reported_lost_over_the_network_too(tmp_path: Path) -> None:
+    est = regression(settings=RunSettings(shared_memory=False))
+
+    with pytest.raises(WorkerLost, match="worker 1") as caught:
+        est.fit((X, Y), epochs=2, batch_size=4, callbacks=[OnRankOne(tmp_path, "die")], verbose=0)
+
+    assert caught.value.rank == 1
+
+
+class Stuck(Callback):
+    """Rank 1 stops itself like a machine that hangs: no step, no sign of life."""
+
+    def on_step_end(self, run: Any) -> None:
+        if run.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_worker_that_gives_no_sign_of_life_is_ended_and_named() -> None:
+    est = regression(settings=RunSettings(heartbeat_s=0.2, heartbeat_timeout_s=2.0))
+
+    with pytest.raises(WorkerLost, match="worker 1 .*no sign of life for 2 s"):
+        est.fit((X, Y), epochs=2, batch_size=4, callbacks=[Stuck()], verbose=0)
+
+
+def test_nan_and_null_and_ragged_rows_name_column_and_row() -> None:
+    x = X.copy()
+    x[7, 1] = np.nan
+    with pytest.raises(DataError, match="column 'x', row 7: .*NaN"):
+        regression().fit((x, Y), verbose=0)
+
+    import pyarrow as pa
+
+    for rows, word in (([[1.0], None, [2.0]], "null"), ([[1.0], [2.0, 3.0], [4.0]], "2")):
+        table = pa.table({"x": pa.array(rows, pa.list_(pa.float32())), "y": [1.0, 2.0, 3.0]})
+        with pytest.raises(DataError, match=f"column 'x', row 1: .*{word}"):
+            regression().fit(table, verbose=0)
+
+
+def test_all_wrong_arguments_are_named_at_once_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="(?s)epochs.*received 0.*batch_size.*received -1.*ingest"):
+        regression().fit((X, Y), epochs=0, batch_size=-1, ingest="fast")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="data is a builtins.int"):
+        regression().fit(3)
+    with pytest.raises(ConfigError, match=r"optimizer=\.\.\."):
+        Estimator.from_torch(model=nn.Linear(2, 1), loss=nn.MSELoss()).fit((X, Y))
+    with pytest.raises(ConfigError, match="workers must be at least 1.*received 0"):
+        regression(workers=0)
+
+
+def test_a_missing_framework_is_named_with_the_extra_that_brings_it(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    code = """
+        from kindler import Estimator
+        from kindler.errors import MissingExtraError
+        try:
+            Estimator.from_torch(model=print)
+        except MissingExtraError as exc:
+            print(exc.extra, exc)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.stdout.startswith("torch "), done.stderr
+    assert "pip install 'kindler[torch]'" in done.stdout
+    assert issubclass(MissingExtraError, ImportError)
+
+
+PROGRAM = """
+    import numpy as np, torch, os, time
+    from torch import nn
+    from kindler import Callback, Estimator
+
+    class Long(Callback):
+        def on_step_end(self, run):
+            if run.rank == 0 and run.step == 3:
+                open({ready!r}, "w").close()
+            time.sleep(0.05)
+
+    model = nn.Linear(2, 1)
+    est = Estimator.from_torch(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), loss=nn.MSELoss(), workers=2)
+    x = np.ones((640, 2), np.float32)
+    try:
+        est.fit((x, x.sum(1)), epochs=1000, batch_size=4, callbacks=[Long()], verbose=0)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupting_or_killing_the_driver_leaves_no_process_and_no_file(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    ready, temporary = tmp_path / "ready", tmp_path / "tmp"
+    temporary.mkdir()
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM.format(ready=str(ready)))],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not ready.exists() and driver.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    mine = [p for p in psutil.Process(driver.pid).children(recursive=True)]
+    assert len(mine) == 3, "a nursery and two workers"
+
+    driver.send_signal(number)
+    out, _ = driver.communicate(timeout=30)
+
+    assert ("interrupted" in out) == (number is signal.SIGINT)
+    assert not eventually_none(lambda: [p for p in mine if p.is_running()])
+    left = [p for p in temporary.rglob("*") if p.is_file() and "owner-" not in str(p)]
+    assert not eventually_none(lambda: [p for p in left if p.exists()])
+
+
+def test_warm_processes_end_when_asked_and_after_their_idle_time() -> None:
+    from kindler.engine import nursery
+
+    regression().fit((X, Y), verbose=0)
+    assert nurseries()
+    nursery.close()
+    assert not eventually_none(nurseries)
+
+    regression(settings=RunSettings(idle_s=0)).fit((X, Y), verbose=0)
+    assert not eventually_none(nurseries)
+
+
+def test_a_second_run_gets_fresh_forks_of_the_same_warm_process() -> None:
+    seen: list[tuple[int, int]] = []
+
+    for _ in range(2):
+        est = regression()
+        est.fit((X, Y), verbose=0)
+        seen += [(p.pid, len(workers())) for p in nurseries()]
+
+    assert len({pid for pid, _ in seen}) == 1
+    assert {count for _, count in seen} == {0}

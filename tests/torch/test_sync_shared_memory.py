@@ -1,0 +1,103 @@
+"""Sums through shared memory, between real processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gang import GangWorker, run_ranks
+
+from kindler.errors import SyncError, SyncTimeoutError
+from kindler.sync.shared_memory import HostRanks, Segment, channels
+
+pytestmark = pytest.mark.torch
+
+
+def _values(rank: int, turn: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * turn + rank)
+    return (torch.randn(count, generator=generator) * 10).to(dtype)
+
+
+def _host(worker: GangWorker, timeout_s: float = 30.0) -> HostRanks:
+    return HostRanks(range(worker.size), worker.rank, size=worker.size, timeout_s=timeout_s)
+
+
+def _sum_rounds(worker: GangWorker, rounds: int, count: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    [channel] = channels(worker, _host(worker), [count * 8])
+    sums = []
+    for turn in range(rounds):
+        channel.slot(dtype)[:count].copy_(_values(worker.rank, turn, count, dtype))
+        channel.post()
+        out = torch.empty(count, dtype=dtype)
+        channel.sum_into(out)
+        sums.append(out)
+    return sums
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bfloat16])
+def test_every_rank_gets_the_sum_in_rank_order_bit_by_bit(size: int, dtype: torch.dtype) -> None:
+    results = run_ranks(size, _sum_rounds, 40, 1003, dtype)
+
+    for turn in range(40):
+        expected = _values(0, turn, 1003, dtype)
+        for rank in range(1, size):
+            expected = expected + _values(rank, turn, 1003, dtype)
+        for sums in results:
+            assert torch.equal(sums[turn], expected)
+
+
+def _miss(worker: GangWorker) -> tuple[int, ...]:
+    [channel] = channels(worker, _host(worker, timeout_s=0.3), [64])
+    if worker.rank == 1:
+        return ()
+    channel.slot(torch.float32).zero_()
+    channel.post()
+    with pytest.raises(SyncTimeoutError, match="did not arrive") as caught:
+        channel.sum_into(torch.empty(16))
+    return caught.value.missing
+
+
+def test_a_rank_that_does_not_come_is_named_and_nobody_hangs() -> None:
+    assert run_ranks(3, _miss) == [(1,), (), (1,)]
+
+
+def _names_left(worker: GangWorker) -> list[str]:
+    made = channels(worker, _host(worker), [1 << 20])
+    worker.barrier()
+    left = [name for folder in ("/dev/shm", worker.scratch) for name in os.listdir(folder)]
+    worker.barrier()
+    assert made
+    return [name for name in left if worker.run_id in name]
+
+
+def test_nothing_is_left_to_clean_up_while_the_memory_is_in_use() -> None:
+    assert run_ranks(2, _names_left) == [[], []]
+
+
+def test_a_folder_without_room_is_passed_over(tmp_path: Path) -> None:
+    segment = Segment.create([tmp_path / "absent", tmp_path], "kindler-test", 4096)
+
+    assert Path(segment.path).parent == tmp_path
+    segment.unlink()
+
+
+def test_no_room_anywhere_is_said_with_the_size_and_the_places(tmp_path: Path) -> None:
+    with pytest.raises(SyncError, match=r"no room for 4,096 bytes.*absent"):
+        Segment.create([tmp_path / "absent"], "kindler-test", 4096)
+
+
+def _apart(worker: GangWorker) -> Any:
+    if worker.rank == 0:  # as if this rank lived in a container with a /dev/shm of its own
+        gather = worker.all_gather
+        worker.all_gather = lambda data: gather(b"/nowhere/segment" if data else data)  # type: ignore[method-assign]
+    with pytest.raises(SyncError, match="shared_memory=False"):
+        channels(worker, _host(worker), [64])
+    return "told"
+
+
+def test_ranks_that_do_not_see_each_others_memory_are_told_what_to_do() -> None:
+    assert run_ranks(2, _apart) == ["told", "told"]
