@@ -1,7 +1,7 @@
 """How much memory of its own does a worker need when its rows are 4 GB?
 
-The peak of RssAnon (what cannot be dropped like page cache can) of each worker, from its start to its end, less
-the peak of a worker that trains the same network on a few rows: what the framework itself takes.
+The peak of RssAnon (what cannot be dropped like page cache can) of each worker, from its start to its end,
+less the peak of a worker that trains the same network on a few rows: what the framework itself takes.
 One worker with all 4 GB as its spool, and two that share them.
 """
 

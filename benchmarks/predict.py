@@ -1,8 +1,8 @@
 """How fast is a frame scored against Spark's own predict_batch_udf, and files into files?
 
-60,000 rows of 784 float32 in one Parquet file, the MLP, batches of 1,024, local[2], one thread a process. Frames
-are consumed by Spark's noop sink: the predictions alone, and with all columns. From path to path, the
-other side reads the same file, appends predict_batch_udf's column and writes Parquet.
+60,000 rows of 784 float32 in one Parquet file, the MLP, batches of 1,024, local[2], one thread a process.
+Frames are consumed by Spark's noop sink: the predictions alone, and with all columns. From path to path,
+the other side reads the same file, appends predict_batch_udf's column and writes Parquet.
 """
 
 from __future__ import annotations

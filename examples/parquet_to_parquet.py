@@ -21,7 +21,9 @@ def write_houses(path, rows, seed):
     draw = np.random.default_rng(seed)
     size, rooms, age = draw.uniform(0.3, 2.5, rows), draw.integers(1, 8, rows), draw.uniform(0, 1, rows)
     price = 3 * size + 0.4 * rooms - 1.5 * age + draw.normal(0, 0.05, rows)
-    pq.write_table(pa.table({"id": range(rows), "size": size, "rooms": rooms, "age": age, "price": price}), path)
+    pq.write_table(
+        pa.table({"id": range(rows), "size": size, "rooms": rooms, "age": age, "price": price}), path
+    )
 
 
 def main(folder, rows=4000, epochs=20):

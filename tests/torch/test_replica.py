@@ -173,7 +173,9 @@ def test_outputs_that_are_no_tensors_cannot_be_predicted() -> None:
 
 
 def test_half_precision_trains_and_predicts_in_float32() -> None:
-    replica = _replica(nn.Linear(4, 1), nn.MSELoss(), precision="bf16", metrics=torchmetrics.MeanSquaredError())
+    replica = _replica(
+        nn.Linear(4, 1), nn.MSELoss(), precision="bf16", metrics=torchmetrics.MeanSquaredError()
+    )
     exact = _replica(nn.Linear(4, 1), nn.MSELoss())
     exact.load_state(replica.state(), weights_only_model=True)
     replica.train_step(batch(X, Y))
@@ -241,7 +243,9 @@ def test_values_of_gradients_are_clipped() -> None:
     before = replica.model.weight.detach().clone()
     replica.train_step(batch(X, Y * 100))
 
-    torch.testing.assert_close((before - replica.model.weight).abs(), torch.full((1, 4), 1e-4), rtol=1e-2, atol=0)
+    torch.testing.assert_close(
+        (before - replica.model.weight).abs(), torch.full((1, 4), 1e-4), rtol=1e-2, atol=0
+    )
 
 
 def _dropping() -> nn.Module:
@@ -273,7 +277,9 @@ def test_going_on_from_a_state_equals_never_having_stopped() -> None:
         resumed.train_step(batch(X, Y))
 
     assert resumed.learning_rate() == straight.learning_rate() == pytest.approx(0.0001)
-    for mine, its in zip(resumed.model.state_dict().values(), straight.model.state_dict().values(), strict=True):
+    for mine, its in zip(
+        resumed.model.state_dict().values(), straight.model.state_dict().values(), strict=True
+    ):
         assert torch.equal(mine, its)
 
 
@@ -319,7 +325,9 @@ def test_tallies_start_anew_once_they_are_taken() -> None:
 
 
 def test_tallies_of_no_rows_at_all_are_nan_and_not_an_error() -> None:
-    replica = _replica(nn.Linear(4, 3), nn.CrossEntropyLoss(), metrics=["accuracy", torchmetrics.MeanMetric()])
+    replica = _replica(
+        nn.Linear(4, 3), nn.CrossEntropyLoss(), metrics=["accuracy", torchmetrics.MeanMetric()]
+    )
     found = replica.merge_tallies([replica.take_tallies(), replica.take_tallies()])
 
     assert math.isnan(found["loss"])

@@ -41,9 +41,13 @@ class Head(nn.Module):
         return self.last(x)
 
 
-@pytest.mark.parametrize("model", [nn.Linear(4, 1), _linear, Head, lambda: Head(1), functools.partial(Head, 1)])
+@pytest.mark.parametrize(
+    "model", [nn.Linear(4, 1), _linear, Head, lambda: Head(1), functools.partial(Head, 1)]
+)
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, functools.partial(torch.optim.SGD, lr=0.1), _sgd])
-@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.MSELoss, lambda config: nn.MSELoss(), nn.functional.mse_loss])
+@pytest.mark.parametrize(
+    "loss", [nn.MSELoss(), nn.MSELoss, lambda config: nn.MSELoss(), nn.functional.mse_loss]
+)
 def test_models_optimizers_and_losses_come_in_every_form(model: Any, optimizer: Any, loss: Any) -> None:
     spec = TorchSpec(model=model, optimizer=optimizer, loss=loss, config={"lr": 0.1})
     assert check(spec) == []
@@ -60,7 +64,9 @@ def test_an_optimizer_instance_keeps_its_models_parameters_through_pickling() ->
     optimizer = torch.optim.Adam(model.parameters(), lr=0.25)
     model(torch.from_numpy(X)).sum().backward()
     optimizer.step()
-    replica = TorchReplica(loads(dumps(TorchSpec(model=model, optimizer=optimizer, loss=nn.MSELoss()))), device="cpu")
+    replica = TorchReplica(
+        loads(dumps(TorchSpec(model=model, optimizer=optimizer, loss=nn.MSELoss()))), device="cpu"
+    )
 
     held = [parameter for group in replica.optimizer.param_groups for parameter in group["params"]]
     assert all(mine is its for mine, its in zip(replica.model.parameters(), held, strict=True))
@@ -72,7 +78,10 @@ def test_an_optimizer_instance_keeps_its_models_parameters_through_pickling() ->
     ("spec", "complaint"),
     [
         (TorchSpec(model=3), "model must be a torch.nn.Module"),
-        (TorchSpec(model=_linear, optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters())), "made by a creator"),
+        (
+            TorchSpec(model=_linear, optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters())),
+            "made by a creator",
+        ),
         (
             TorchSpec(model=nn.Linear(1, 1), optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters())),
             "2 of 2 parameters that are not the model's",
@@ -186,7 +195,9 @@ def test_preloading_starts_no_thread_and_leaves_a_process_that_may_fork() -> Non
         "FRAMEWORKS.preload('torch');"
         "print(before, len(os.listdir('/proc/self/task')), 'torch._dynamo' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_env())
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_env()
+    )
 
     before, after, warm = done.stdout.split()
     assert (before, warm) == (after, "True")

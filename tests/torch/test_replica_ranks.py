@@ -56,9 +56,7 @@ LOSSES: dict[str, Callable[[], Any]] = {
     "class-weights": lambda: nn.CrossEntropyLoss(weight=CLASS_WEIGHTS),
     "smoothed-class-weights": lambda: nn.CrossEntropyLoss(weight=CLASS_WEIGHTS, label_smoothing=0.1),
     "ignored-targets": nn.CrossEntropyLoss,
-    "functional-class-weights": lambda: functools.partial(
-        nn.functional.cross_entropy, weight=CLASS_WEIGHTS
-    ),
+    "functional-class-weights": lambda: functools.partial(nn.functional.cross_entropy, weight=CLASS_WEIGHTS),
     "summed-cross-entropy": lambda: nn.CrossEntropyLoss(reduction="sum"),
     "mse": nn.MSELoss,
     "summed-mse": lambda: nn.MSELoss(reduction="sum"),
@@ -112,6 +110,25 @@ def _train(
     return dict(replica.model.state_dict()), merged
 
 
+Case = tuple[str, tuple[int, ...], int, bool]
+Outcome = tuple[Weights, dict[str, float]]
+CASES: list[Case] = [
+    *((loss, counts, 1, True) for loss in LOSSES for counts in ((5, 11), (16, 0))),
+    *((loss, (3, 13), 4, True) for loss in ("class-weights", "ignored-targets", "mse", "summed-mse")),
+    *((loss, (5, 11), 1, False) for loss in ("class-weights", "mse")),
+]
+
+
+def _train_all(worker: GangWorker) -> dict[Case, Outcome]:
+    return {case: _train(worker, *case) for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def trained() -> list[dict[Case, Outcome]]:
+    """Every case, trained by one gang: starting processes is what takes time here."""
+    return run_ranks(2, _train_all)
+
+
 def _assert_equal_weights(results: Sequence[Weights], expected: Weights, atol: float = 2e-6) -> None:
     for name, wanted in expected.items():
         for weights in results:
@@ -121,8 +138,10 @@ def _assert_equal_weights(results: Sequence[Weights], expected: Weights, atol: f
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("counts", CUTS)
-def test_weights_and_loss_equal_those_of_one_process(loss: str, counts: Sequence[int]) -> None:
-    results = run_ranks(2, _train, loss, counts, 1, True)
+def test_weights_and_loss_equal_those_of_one_process(
+    loss: str, counts: tuple[int, ...], trained: list[dict[Case, Outcome]]
+) -> None:
+    results = [outcomes[loss, counts, 1, True] for outcomes in trained]
 
     weights, losses = _reference(loss)
     _assert_equal_weights([result[0] for result in results], weights)
@@ -133,15 +152,17 @@ def test_weights_and_loss_equal_those_of_one_process(loss: str, counts: Sequence
 
 
 @pytest.mark.parametrize("loss", ["class-weights", "ignored-targets", "mse", "summed-mse"])
-def test_accumulated_passes_give_the_same_weights(loss: str) -> None:
-    results = run_ranks(2, _train, loss, (3, 13), 4, True)
+def test_accumulated_passes_give_the_same_weights(loss: str, trained: list[dict[Case, Outcome]]) -> None:
+    results = [outcomes[loss, (3, 13), 4, True] for outcomes in trained]
 
     _assert_equal_weights([result[0] for result in results], _reference(loss)[0])
 
 
 @pytest.mark.parametrize("loss", ["class-weights", "mse"])
-def test_the_network_gives_the_same_weights_as_shared_memory(loss: str) -> None:
-    results = run_ranks(2, _train, loss, (5, 11), 1, False)
+def test_the_network_gives_the_same_weights_as_shared_memory(
+    loss: str, trained: list[dict[Case, Outcome]]
+) -> None:
+    results = [outcomes[loss, (5, 11), 1, False] for outcomes in trained]
 
     _assert_equal_weights([result[0] for result in results], _reference(loss)[0])
 
@@ -259,7 +280,9 @@ def test_metrics_over_ranks_equal_those_of_one_process(counts: Sequence[int]) ->
         elif name == "f1_by_class":
             expected |= {f"{name}_{place}": value for place, value in enumerate(metric(output, y).tolist())}
         elif callable(metric):
-            metric = metric.update(output, y) or metric.compute() if name != "first_logit" else metric(output, y)
+            metric = (
+                metric.update(output, y) or metric.compute() if name != "first_logit" else metric(output, y)
+            )
             expected[name] = metric.item()
     expected["accuracy"] = (output.argmax(1) == y).double().mean().item()
     expected["loss"] = nn.functional.cross_entropy(output, y, weight=CLASS_WEIGHTS).item()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -11,43 +12,50 @@ import torch
 from gang import GangWorker, run_ranks
 
 from kindler.errors import SyncError, SyncTimeoutError
-from kindler.sync.shared_memory import HostRanks, Segment, channels
+from kindler.sync.shared_memory import Channel, HostRanks, Segment, channels
 
 pytestmark = pytest.mark.torch
 
 
-def _values(rank: int, turn: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.bfloat16)
+ROUNDS = 40
+
+
+def _values(rank: int, turn: int, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * turn + rank)
-    return (torch.randn(count, generator=generator) * 10).to(dtype)
+    return (torch.randn(1003, generator=generator) * 10).to(dtype)
 
 
 def _host(worker: GangWorker, timeout_s: float = 30.0) -> HostRanks:
     return HostRanks(range(worker.size), worker.rank, size=worker.size, timeout_s=timeout_s)
 
 
-def _sum_rounds(worker: GangWorker, rounds: int, count: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    [channel] = channels(worker, _host(worker), [count * 8])
+def _sums(worker: GangWorker) -> dict[torch.dtype, list[torch.Tensor]]:
+    made = channels(worker, _host(worker), [1003 * 8] * len(DTYPES))
+    return {dtype: _rounds(worker, channel, dtype) for dtype, channel in zip(DTYPES, made, strict=True)}
+
+
+def _rounds(worker: GangWorker, channel: Channel, dtype: torch.dtype) -> list[torch.Tensor]:
     sums = []
-    for turn in range(rounds):
-        channel.slot(dtype)[:count].copy_(_values(worker.rank, turn, count, dtype))
+    for turn in range(ROUNDS):
+        channel.slot(dtype)[:1003].copy_(_values(worker.rank, turn, dtype))
         channel.post()
-        out = torch.empty(count, dtype=dtype)
+        out = torch.empty(1003, dtype=dtype)
         channel.sum_into(out)
         sums.append(out)
     return sums
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bfloat16])
-def test_every_rank_gets_the_sum_in_rank_order_bit_by_bit(size: int, dtype: torch.dtype) -> None:
-    results = run_ranks(size, _sum_rounds, 40, 1003, dtype)
+def test_every_rank_gets_the_sum_in_rank_order_bit_by_bit(size: int) -> None:
+    results = run_ranks(size, _sums)
 
-    for turn in range(40):
-        expected = _values(0, turn, 1003, dtype)
+    for turn, dtype in itertools.product(range(ROUNDS), DTYPES):
+        expected = _values(0, turn, dtype)
         for rank in range(1, size):
-            expected = expected + _values(rank, turn, 1003, dtype)
+            expected = expected + _values(rank, turn, dtype)
         for sums in results:
-            assert torch.equal(sums[turn], expected)
+            assert torch.equal(sums[dtype][turn], expected)
 
 
 def _miss(worker: GangWorker) -> tuple[int, ...]:

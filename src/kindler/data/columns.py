@@ -187,6 +187,19 @@ def _joined(array: pa.ChunkedArray, column: Column, where: Where) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
+def _numbers(array: pa.Array) -> Array:
+    """Values without nulls as numpy. For numbers not by pyarrow's own `to_numpy`: at its first call that
+    imports pandas, a quarter of a second in each new worker."""
+    kind = array.type
+    if not (types.is_integer(kind) or types.is_floating(kind)) or not len(array) or array.null_count:
+        converted: Array = array.to_numpy(zero_copy_only=False)
+        return converted
+    start = array.offset * kind.bit_width // 8
+    values: Array = np.frombuffer(array.buffers()[1], kind.to_pandas_dtype(), len(array), start)
+    values.flags.writeable = False
+    return values
+
+
 class _Reader:
     """Arrow to numpy, without the rules on dtype, NaN and shape.
 
@@ -249,7 +262,7 @@ class _Reader:
         """The values of lists that must all have the same length, and that length."""
         if types.is_fixed_size_list(array.type):
             return array.flatten(), array.type.list_size
-        offsets = array.offsets.to_numpy()
+        offsets = _numbers(array.offsets)
         width = self._one_length(np.diff(offsets), per_row)
         return array.values.slice(int(offsets[0]), width * len(array)), width
 
@@ -280,7 +293,7 @@ class _Reader:
             elif types.is_timestamp(kind):
                 # Nanoseconds lose their last digits by design; a coarser unit must not overflow.
                 array = array.cast(pa.timestamp("us", kind.tz), safe=kind.unit != "ns").cast(pa.int64())
-            values = array.to_numpy(zero_copy_only=False)
+            values = _numbers(array)
         except pa.ArrowInvalid as exc:
             raise self._error(f"{kind} values do not fit: {exc}") from exc
         return values

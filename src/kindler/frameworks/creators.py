@@ -21,8 +21,8 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def call(creator: Callable[..., Any], *args: Any) -> Any:
     """Call `creator` with as many of `args` as its signature takes.
 
-    A parameter with a default takes its argument only if the default is of the argument's type, or is None and
-    the name is one that creators use: the 64 of `def model(hidden=64)` is not a place for a config.
+    A parameter with a default takes its argument only if the default is of the argument's type, or is None
+    under a name that creators use: the 64 of `def model(hidden=64)` is not a place for a config.
 
     >>> call(lambda: 1, "config"), call(lambda config: config, "config")
     (1, 'config')

@@ -24,12 +24,20 @@ def to_arrow(array: np.ndarray[Any, Any]) -> pa.Array:
     >>> to_arrow(np.arange(8, dtype="int32").reshape(2, 2, 2)).to_pylist()
     [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     """
-    column = pa.array(np.ascontiguousarray(array.astype(_storable(array.dtype), copy=False)).reshape(-1))
+    column = _plain(np.ascontiguousarray(array.astype(_storable(array.dtype), copy=False)).reshape(-1))
     for axis in range(array.ndim - 1, 0, -1):
         lists, width = int(np.prod(array.shape[:axis])), array.shape[axis]
         offsets = np.arange(lists + 1, dtype=np.int32) * np.int32(width)
-        column = pa.ListArray.from_arrays(pa.array(offsets), column)
+        column = pa.ListArray.from_arrays(_plain(offsets), column)
     return column
+
+
+def _plain(values: np.ndarray[Any, Any]) -> pa.Array:
+    """A flat array as an Arrow one; for numbers not by `pa.array`, which imports pandas in each worker."""
+    if values.dtype.kind not in "iuf":
+        return pa.array(values)
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def _storable(dtype: np.dtype[Any]) -> np.dtype[Any]:

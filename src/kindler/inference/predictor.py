@@ -60,7 +60,13 @@ class Predictor:
 
     @cached_property
     def _key(self) -> str:
-        words = (self.framework.encode(), self.spec, self.state, self.device.encode(), str(self.seed).encode())
+        words = (
+            self.framework.encode(),
+            self.spec,
+            self.state,
+            self.device.encode(),
+            str(self.seed).encode(),
+        )
         return hashlib.sha256(b"\0".join(words)).hexdigest()
 
     def replica(self) -> Replica:
@@ -135,4 +141,6 @@ def fixed_batches(chunks: Iterable[Arrays], size: int) -> Iterator[Arrays]:
 
 
 def _joined(parts: Sequence[Arrays]) -> Arrays:
-    return parts[0] if len(parts) == 1 else tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+    return (
+        parts[0] if len(parts) == 1 else tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+    )

@@ -32,7 +32,8 @@ from kindler.engine.outcome import Outcome, pack, unpack
 from kindler.engine.supervisor import Aborted, Job, Supervisor
 from kindler.engine.worker import describe
 from kindler.errors import KindlerError, TrainingError, WorkerLost
-from kindler.spark.frames import FEED, ROW, Feed, feed_frame, is_connect
+from kindler.spark.frames import FEED, ROW, Feed, feed_frame
+from kindler.spark.session import is_connect
 
 __all__ = ["run"]
 

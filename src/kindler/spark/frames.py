@@ -20,6 +20,7 @@ from pyspark.sql.types import UserDefinedType
 from kindler.data import parquet
 from kindler.data.columns import Columns
 from kindler.errors import ConfigError, KindlerError
+from kindler.spark.session import is_connect
 
 __all__ = [
     "FEED",
@@ -27,7 +28,6 @@ __all__ = [
     "Feed",
     "arrow_types",
     "feed_frame",
-    "is_connect",
     "packed_frame",
     "plain_parquet",
 ]
@@ -44,11 +44,6 @@ class Feed:
     name: str
     frame: DataFrame
     columns: Columns
-
-
-def is_connect(spark: SparkSession) -> bool:
-    """Whether this is a Spark Connect session."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def arrow_types(frame: DataFrame) -> dict[str, pa.DataType | None]:

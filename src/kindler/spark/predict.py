@@ -7,6 +7,7 @@ even those: Spark sends each row's file and number, and Python reads the columns
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
@@ -19,8 +20,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from kindler.data.batches import inputs
-from kindler.data.columns import Columns, to_numpy
+from kindler.data.alongside import Alongside, features_of
+from kindler.data.columns import Columns
 from kindler.data.parquet import RowReader
 from kindler.errors import ConfigError
 
@@ -65,8 +66,10 @@ def predict_frame(
             f"the frame already has {taken}; predictions would overwrite them.\n"
             "Hint: predict(..., output_cols=[...]) gives them other names."
         )
-    single = len(names) == 1
     fields = [StructField(name, from_arrow_type(kind)) for name, kind in zip(names, types, strict=True)]
+    if not hasattr(F, "arrow_udf"):
+        return _through_rows(frame, scorer, fields, convert)
+    single = len(names) == 1
     result = fields[0].dataType if single else StructType(fields)
     sent = _where_rows_are() if direct else [F.col(f"`{n}`") for n in scorer.columns.names]
     work = _Score(scorer=scorer, names=tuple(names), convert=convert, direct=direct)
@@ -75,6 +78,21 @@ def predict_frame(
         return frame.withColumn(names[0], scored)
     whole = frame.withColumn(_STRUCT, scored)
     return whole.select(*[F.col(f"`{c}`") for c in frame.columns], *[F.col(f"{_STRUCT}.`{n}`") for n in names])
+
+
+def _through_rows(
+    frame: DataFrame, scorer: Scorer, fields: Sequence[StructField], convert: Convert
+) -> DataFrame:
+    """Before Spark 4.1 a function of Arrow columns must take the whole row along."""
+    names = [field.name for field in fields]
+
+    def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = Alongside(scorer.columns)
+        scored = scorer.score(rows.features(batches))
+        for table in rows.joined(scored, names=lambda outputs: names, convert=convert):
+            yield from table.to_batches()
+
+    return frame.mapInArrow(score, StructType([*frame.schema.fields, *fields]))
 
 
 def first_row(frame: DataFrame, columns: Columns) -> pa.Table:
@@ -116,24 +134,23 @@ class _Score:
 
     def _received(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[Arrays]:
         row = 0
+        columns = self.scorer.columns
         for batch in batches:
-            yield self._features(dict(zip(self.scorer.columns.names, batch, strict=True)), row)
-            row += len(batch[0])
+            rows = pa.RecordBatch.from_arrays(list(batch), names=list(columns.names))
+            yield features_of(columns, rows, row)
+            row += len(rows)
 
     def _read(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[Arrays]:
         """The model's columns of the rows that Spark names, read from the file they are in."""
-        reader, path = None, None
-        for files, numbers in batches:
-            for file, start, stop in _runs(files, numbers.to_numpy()):
-                if reader is None or file != path:
-                    reader, path = RowReader(_local(file), self.scorer.columns.names), file
-                table = reader.read(start, stop)
-                yield self._features({name: table.column(name) for name in table.column_names}, start)
-
-    def _features(self, found: dict[str, Any], first: int) -> Arrays:
-        columns = self.scorer.columns
-        arrays = [to_numpy(found[column.name], column, where=lambda i: first + i) for column in columns.features]
-        return inputs(columns, arrays)
+        with ExitStack() as opened:
+            reader, path = None, None
+            for files, numbers in batches:
+                for file, start, stop in _runs(files, numbers.to_numpy()):
+                    if reader is None or file != path:
+                        opened.close()
+                        reader, path = RowReader(_local(file), self.scorer.columns.names), file
+                        opened.enter_context(reader)
+                    yield features_of(self.scorer.columns, reader.read(start, stop), start)
 
 
 def _runs(files: pa.Array, numbers: np.ndarray[Any, Any]) -> Iterator[tuple[str, int, int]]:

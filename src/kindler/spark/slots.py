@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from kindler.config import RunSettings
 from kindler.errors import ConfigError
-from kindler.spark.frames import is_connect
+from kindler.spark.session import is_connect
 
 __all__ = ["resolve_workers", "slots", "task_threads"]
 

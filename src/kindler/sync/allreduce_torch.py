@@ -167,7 +167,7 @@ class Group:
 
     @property
     def _direct(self) -> bool:
-        """Whether whole tensors go to the network: all ranks must agree, also one that is alone on its host."""
+        """Whether whole tensors go to the network; all ranks agree, also one that is alone on its host."""
         return self.size > 1 and len(self._leaders) == self.size and not self._staged
 
     @property

@@ -67,6 +67,8 @@ def test_importing_the_table_loads_no_framework() -> None:
         "import sys, kindler.frameworks.registry, kindler.frameworks.replica, kindler.frameworks.creators;"
         "sys.exit(' '.join(m for m in ('torch', 'tensorflow', 'jax', 'pyspark') if m in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=_env())
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=_env()
+    )
 
     assert done.stderr.strip() == ""

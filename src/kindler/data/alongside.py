@@ -1,0 +1,66 @@
+"""Rows that wait beside a model: they go in as batches of one size, their outputs come out as batches of another."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from kindler.data.batches import inputs
+from kindler.data.columns import Array, Columns, to_numpy
+
+__all__ = ["Alongside", "features_of"]
+
+
+def features_of(columns: Columns, batch: pa.RecordBatch | pa.Table, first_row: int) -> tuple[Array, ...]:
+    """What the model is called with for these rows; errors count rows from `first_row`."""
+    arrays = [
+        to_numpy(batch.column(column.name), column, where=lambda i: first_row + i) for column in columns.features
+    ]
+    return inputs(columns, arrays)
+
+
+class Alongside:
+    """Joins outputs to the rows they belong to.
+
+    Args:
+        columns: The model's columns.
+        first_row: The number of the first row, for errors.
+    """
+
+    def __init__(self, columns: Columns, *, first_row: int = 0) -> None:
+        self._columns = columns
+        self._row = first_row
+        self._waiting: deque[pa.Table] = deque()
+
+    def features(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Array, ...]]:
+        """The model's inputs of these rows, which wait for their outputs from now on."""
+        for batch in batches:
+            self._waiting.append(pa.Table.from_batches([batch]))
+            first, self._row = self._row, self._row + batch.num_rows
+            yield features_of(self._columns, batch, first)
+
+    def joined(
+        self,
+        scored: Iterable[Sequence[Array]],
+        *,
+        names: Callable[[int], Sequence[str]],
+        convert: Callable[[Array], pa.Array],
+    ) -> Iterator[pa.Table]:
+        """The rows with their outputs appended, in their own order."""
+        for outputs in scored:
+            table = self._next(len(outputs[0]))
+            for name, output in zip(names(len(outputs)), outputs, strict=True):
+                table = table.append_column(name, convert(output))
+            yield table
+
+    def _next(self, count: int) -> pa.Table:
+        parts: list[pa.Table] = []
+        while count:
+            table = self._waiting.popleft()
+            parts.append(table.slice(0, count))
+            if table.num_rows > count:
+                self._waiting.appendleft(table.slice(count))
+            count -= parts[-1].num_rows
+        return pa.concat_tables(parts)

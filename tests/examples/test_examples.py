@@ -1,0 +1,96 @@
+"""Every file of examples/ runs, as a program of its own, and does what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+TESTED = {
+    "custom_callback.py",
+    "first_steps.py",
+    "local_arrays.py",
+    "mnist_spark.py",
+    "parquet_to_parquet.py",
+    "quickstart.py",
+}
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+
+def output_of(example: str, *arguments: str, cwd: Path, path: tuple[Path, ...] = ()) -> str:
+    """What the example prints; it has to end well and without a warning of ours."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / example), *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT / "src")))},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "Traceback" not in done.stderr, done.stderr[-4000:]
+    return done.stdout
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern + r"\D*([\d.]+\d)", text)
+    assert found, f"no {pattern!r} in:\n{text}"
+    return float(found[1])
+
+
+def test_no_example_is_forgotten() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED
+
+
+@pytest.mark.spark
+def test_quickstart_is_accurate_scores_the_frame_and_saves_a_plot(tmp_path: Path) -> None:
+    printed = output_of("quickstart.py", "--plot", "training.png", cwd=tmp_path)
+
+    assert number("test accuracy", printed) > 0.95
+    assert re.search(r"\|label\|predicted\|", printed)
+    assert f"plot: {tmp_path / 'training.png'}" in printed
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "spark-warehouse").exists()
+
+
+@pytest.mark.spark
+def test_first_steps(tmp_path: Path) -> None:
+    printed = output_of("first_steps.py", cwd=tmp_path)
+
+    assert number("'accuracy'", printed) > 0.9
+    assert re.search(r"\|label\|\s*prediction\|", printed)
+
+
+@pytest.mark.spark
+def test_mnist_learns_from_a_few_images(tmp_path: Path, mnist: Path) -> None:
+    printed = output_of(
+        "mnist_spark.py", "--data", str(mnist), "--rows", "2000", "--epochs", "3", cwd=tmp_path
+    )
+
+    assert number("test accuracy", printed) > 0.6
+
+
+def test_parquet_to_parquet(tmp_path: Path) -> None:
+    assert number("mean absolute error", output_of("parquet_to_parquet.py", cwd=tmp_path)) < 0.2
+
+
+def test_local_arrays_need_no_spark(tmp_path: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError('this example must not need Spark')")
+    printed = output_of("local_arrays.py", cwd=tmp_path, path=(tmp_path,))
+
+    assert number("accuracy", printed) > 0.9
+    assert number("AUC", printed) > 0.95
+
+
+def test_custom_callback_stops_early_and_keeps_the_best(tmp_path: Path) -> None:
+    printed = output_of("custom_callback.py", cwd=tmp_path)
+
+    assert "no better for 2 epochs" in printed
+    assert number("of 30 epochs, best accuracy", printed) > 0.9

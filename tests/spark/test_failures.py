@@ -1,0 +1,164 @@
+"""What happens when a run goes wrong on Spark: the user's error, no JVM stack, nothing left, and on it goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from kindler import Callback, Estimator, RunSettings
+from kindler.errors import ConfigError, DataError, WorkerError, WorkerLost
+from tests.conftest import eventually_none, nurseries, workers
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
+
+SCHEMA = "features array<float>, label float"
+
+
+def frame(partitioned: Callable[..., Any], rows: int = 64) -> Any:
+    values = [([i / rows, 1.0], i / rows) for i in range(rows)]
+    return partitioned([values[: rows // 3], values[rows // 3 :]], SCHEMA)
+
+
+def regression(**options: Any) -> Estimator:
+    model = nn.Linear(2, 1)
+    return Estimator.from_torch(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        loss=nn.MSELoss(),
+        **{"workers": 2, **options},
+    )
+
+
+class AtStepThree(Callback):
+    """Fails on rank 1 after its third step, and notes when."""
+
+    def __init__(self, folder: Path, *, die: bool = False) -> None:
+        self.folder, self.die = str(folder), die
+
+    def on_step_end(self, run: Any) -> None:
+        if run.rank == 1 and run.step == 3:
+            print("rank one is at step three", flush=True)  # noqa: T201
+            Path(self.folder, "when").write_text(str(time.time()))
+            if self.die:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("boom")
+
+
+def test_the_users_own_exception_comes_first_and_no_jvm_stack(
+    tmp_path: Path, partitioned: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    est = regression()
+    data = frame(partitioned)
+    capfd.readouterr()
+
+    with pytest.raises(ValueError, match="^boom") as caught:
+        est.fit(data, epochs=2, batch_size=8, callbacks=[AtStepThree(tmp_path)], verbose=0)
+
+    assert time.time() - float((tmp_path / "when").read_text()) < 5.0
+    assert isinstance(caught.value, WorkerError)
+    assert (caught.value.rank, caught.value.host) == (1, os.uname().nodename)
+    assert 'raise ValueError("boom")' in str(caught.value)
+    assert not eventually_none(workers)
+    assert not eventually_none(nurseries)
+    printed = capfd.readouterr()
+    assert printed.out + printed.err == ""
+
+    assert est.fit(data, epochs=1, batch_size=8, verbose=0)["num_samples"] == [64], "the next fit works"
+
+
+def test_a_killed_worker_is_reported_lost_with_its_last_lines(
+    tmp_path: Path, partitioned: Callable[..., Any]
+) -> None:
+    with pytest.raises(WorkerLost, match="worker 1 .*SIGKILL") as caught:
+        regression().fit(
+            frame(partitioned), epochs=2, batch_size=8, callbacks=[AtStepThree(tmp_path, die=True)], verbose=0
+        )
+
+    assert (caught.value.rank, caught.value.exit_code) == (1, -9)
+    assert "rank one is at step three" in str(caught.value)
+
+
+def test_more_workers_than_slots_is_answered_with_both_numbers(partitioned: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="workers=9 but .* 4 tasks side by side"):
+        regression(workers=9).fit(frame(partitioned))
+
+
+def test_workers_default_to_the_slots_of_the_application(
+    tmp_path: Path, partitioned: Callable[..., Any]
+) -> None:
+    class Size(Callback):
+        def on_run_begin(self, run: Any) -> None:
+            Path(str(tmp_path), "size").write_text(str(run.size))
+
+    regression(workers=None).fit(frame(partitioned), batch_size=16, callbacks=[Size()], verbose=0)
+
+    assert (tmp_path / "size").read_text() == "4"
+
+
+def test_dynamic_allocation_is_refused_with_what_to_do(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kindler.spark import slots
+
+    asked = slots._conf
+
+    def conf(session: Any, key: str) -> str | None:
+        return "true" if key == "spark.dynamicAllocation.enabled" else asked(session, key)
+
+    monkeypatch.setattr(slots, "_conf", conf)
+
+    with pytest.raises(ConfigError, match=r"(?s)dynamicAllocation.enabled=true.*Hint.*spark\.executor\.instances"):
+        slots.resolve_workers(spark, 2, RunSettings())
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        ((None, 1.0), "null"),
+        (([1.0, None], 1.0), "null"),
+        (([1.0, float("nan")], 1.0), "NaN"),
+        (([1.0, 2.0, 3.0], 1.0), "3"),
+        (([1.0, 2.0], None), "null"),
+    ],
+)
+def test_a_bad_row_is_named_by_column_row_and_partition(
+    partitioned: Callable[..., Any], bad: tuple[Any, ...], problem: str
+) -> None:
+    good = ([0.5, 0.5], 1.0)
+    column = "label" if bad[1] is None else "features"
+
+    with pytest.raises(DataError, match=f"^column '{column}', row 2 of partition 1: .*{problem}"):
+        regression().fit(partitioned([[good] * 5, [good, good, bad, good]], SCHEMA), verbose=0)
+
+
+def test_a_string_column_is_refused_before_anything_starts(spark: Any) -> None:
+    words = spark.createDataFrame([("a", 1.0)], "features string, label float")
+
+    with pytest.raises(DataError, match=r"column 'features'.*string"):
+        regression().fit(words)
+
+
+def test_an_error_of_the_frame_itself_is_sparks_own(spark: Any) -> None:
+    from pyspark.errors import PySparkException
+
+    broken = spark.range(4).selectExpr(
+        "array(cast(raise_error('bad source') as float)) AS features", "1.0f AS label"
+    )
+
+    with pytest.raises(PySparkException, match="bad source"):
+        regression().fit(broken, verbose=0)
+
+
+def test_the_sessions_own_settings_come_back_after_a_fit(spark: Any, partitioned: Callable[..., Any]) -> None:
+    key = "spark.sql.execution.arrow.maxBytesPerBatch"
+    before = spark.conf.get(key)
+
+    regression().fit(frame(partitioned), batch_size=16, verbose=0)
+
+    assert spark.conf.get(key) == before
