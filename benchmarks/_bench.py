@@ -152,6 +152,7 @@ def rounds(
     for number in range(-1 if warm_up else 0, repeats):
         for name, way in ways.items():
             value = way()
+            _tell(f"{'warm-up' if number < 0 else f'round {number + 1}'}: {name} {_number(value)}")
             if number >= 0:
                 measured[name].append(value)
     return measured
@@ -228,6 +229,13 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "pyspark", "pyarrow", "numpy")},
     }
+
+
+def _tell(line: str) -> None:
+    """Where a long run is, for whoever watches it."""
+    print(
+        f"  [{time.strftime('%H:%M:%S')}, load {os.getloadavg()[0]:.1f}] {line}", file=sys.stderr, flush=True
+    )
 
 
 def _git(*words: str) -> str:

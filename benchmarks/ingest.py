@@ -125,7 +125,6 @@ def work(worker: Any, source_bytes: bytes, options_bytes: bytes) -> list[bytes]:
     """In each worker: open the source (or read with pyarrow), read every value once."""
     import cloudpickle
     import pyarrow.parquet  # noqa: F401 (importing is not reading)
-
     import torch
 
     source, options = cloudpickle.loads(source_bytes), json.loads(options_bytes)

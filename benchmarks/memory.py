@@ -44,6 +44,7 @@ def main() -> None:
 def peaks(path: Path, workers: int) -> list[int]:
     """Each worker's highest RssAnon in bytes during one epoch, reading included."""
     import torch
+
     from kindler import Estimator
     from kindler.config import RunSettings
 

@@ -73,10 +73,9 @@ def _predict(estimator: Any, frame: Any, ingest: str) -> Any:
 
 
 def _udf(model: Any) -> Any:
+    import torch
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql.types import ArrayType, FloatType
-
-    import torch
 
     file = io.BytesIO()
     torch.save(model.state_dict(), file)

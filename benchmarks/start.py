@@ -61,6 +61,7 @@ def measure(side: str, path: str) -> None:
 
 def _kindler(spark: Any, path: str) -> None:
     import torch
+
     from kindler import Estimator
 
     model = mlp()
@@ -93,11 +94,10 @@ def _train(path: str, batch_size: int, epochs: int, width: int) -> float:
 
     import numpy as np
     import pyarrow.parquet as pq
-    from _bench import mlp
-    from torch.nn.parallel import DistributedDataParallel
-
     import torch
+    from _bench import mlp
     from torch import distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -53,6 +53,7 @@ def main() -> None:
 def kindler(path: Path, epochs: int, *, workers: int, shared_memory: bool = True) -> float:
     """Steady rows/s of an Estimator on the local engine."""
     import torch
+
     from kindler import Estimator
     from kindler.config import RunSettings
 
@@ -91,10 +92,9 @@ def by_hand(path: Path, epochs: int, *, processes: int) -> float:
 
 
 def _loop(rank: int, size: int, path: str, epochs: int, meeting: str, found: Any) -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
     import torch
     from torch import distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -132,7 +132,6 @@ def _tensors(path: str, rank: int, size: int) -> Any:
     """This process's rows in memory."""
     import numpy as np
     import pyarrow.parquet as pq
-
     import torch
 
     table = pq.read_table(path).combine_chunks()

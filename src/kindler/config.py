@@ -50,7 +50,8 @@ class RunSettings:
             raise ConfigError(f"RunSettings(threads={self.threads}): threads must be at least 1.")
         if self.heartbeat_timeout_s <= self.heartbeat_s:
             raise ConfigError(
-                f"RunSettings(heartbeat_s={self.heartbeat_s}, heartbeat_timeout_s={self.heartbeat_timeout_s}):"
+                f"RunSettings(heartbeat_s={self.heartbeat_s},"
+                f" heartbeat_timeout_s={self.heartbeat_timeout_s}):"
                 " the timeout must be longer than the interval."
             )
         if self.rendezvous not in ("auto", "driver", "workers"):

@@ -37,6 +37,7 @@ __all__ = [
     "TrainingError",
     "WorkerError",
     "WorkerLost",
+    "revive",
     "worker_error",
 ]
 
@@ -173,9 +174,16 @@ class SyncTimeoutError(SyncError, TimeoutError):
         )
 
 
-def worker_error(
-    *, types: Sequence[str], message: str, traceback: str, rank: int, host: str
-) -> WorkerError:
+def revive(kind: str, message: str, fields: dict[str, Any]) -> KindlerError | None:
+    """A complaint of Kindler's own that was raised on a worker, as it was; None if `kind` names none."""
+    module, _, name = kind.partition(":")
+    cls = globals().get(name) if module == __name__ else None
+    if not (isinstance(cls, type) and issubclass(cls, KindlerError)):
+        return None
+    return _rebuild(cls, (message,), fields)
+
+
+def worker_error(*, types: Sequence[str], message: str, traceback: str, rank: int, host: str) -> WorkerError:
     """The error that `fit` raises for an exception raised by user code on a worker.
 
     Args:

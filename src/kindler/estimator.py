@@ -197,8 +197,8 @@ class Estimator:
         """Train on every row of `data` once per epoch.
 
         Args:
-            data: A Spark DataFrame, a Parquet path or list of paths, a dict or tuple of numpy arrays, a pandas
-                DataFrame or a pyarrow Table.
+            data: A Spark DataFrame, a Parquet path or list of paths, a dict or tuple of numpy arrays, a
+                pandas DataFrame or a pyarrow Table.
             epochs: How many more epochs.
             batch_size: Rows per step over all workers.
             feature_cols: The model's input columns, in its order; None finds "features" or "x".
@@ -269,7 +269,7 @@ class Estimator:
         shapes: Mapping[str, Any] | None = None,
         dtypes: Mapping[str, Any] | None = None,
         stack_features: bool | None = None,
-        allow_nan: bool | Sequence[str] = False,
+        allow_nan: bool | Sequence[str] | None = None,
         ingest: Ingest = "auto",
     ) -> dict[str, Any]:
         """Judge the model on every row of `data`, once.
@@ -284,7 +284,13 @@ class Estimator:
             *_ingest_complaints(ingest),
         )
         results = self._run(
-            data, None, options=options, ingest=ingest, verbose=verbose, what="evaluate", batch_size=batch_size
+            data,
+            None,
+            options=options,
+            ingest=ingest,
+            verbose=verbose,
+            what="evaluate",
+            batch_size=batch_size,
         )
         figures: dict[str, Any] = results["rows"][0]
         return figures
@@ -305,8 +311,8 @@ class Estimator:
     ) -> Any:
         """Score every row of `data`.
 
-        A Spark DataFrame gives a lazy DataFrame with the outputs appended, batch or streaming. Arrays, a pandas
-        DataFrame and a pyarrow Table give their own kind back. A Parquet path writes a Parquet dataset.
+        A Spark DataFrame gives a lazy DataFrame with the outputs appended, batch or streaming. Arrays, a
+        pandas DataFrame and a pyarrow Table give their own kind back. A Parquet path writes Parquet files.
 
         Args:
             data: What to score.
@@ -346,11 +352,11 @@ class Estimator:
         )
 
     def get_model(self) -> Any:
-        """The model with its trained weights, ready to predict: the user's own instance where one was given."""
+        """The model with its trained weights, ready to predict: the user's own instance if one was given."""
         return self._live_replica().model.eval()
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the weights in the framework's own format: for torch a state dict, as `torch.load` reads it."""
+        """Write the weights in the framework's own format: for torch a state dict that `torch.load` reads."""
         write_file(Path(path), self._live_replica().weights())
 
     def load(self, path: str | PathLike[str]) -> Estimator:
@@ -453,7 +459,7 @@ class Estimator:
         shapes: Mapping[str, Any] | None,
         dtypes: Mapping[str, Any] | None,
         stack_features: bool | None,
-        allow_nan: bool | Sequence[str],
+        allow_nan: bool | Sequence[str] | None,
     ) -> ColumnOptions:
         """What was given, and for the rest what the last fit had."""
         known = self._options or ColumnOptions()
@@ -463,7 +469,7 @@ class Estimator:
             shapes=shapes if shapes is not None else known.shapes,
             dtypes=dtypes if dtypes is not None else known.dtypes,
             stack_features=known.stack_features if stack_features is None else stack_features,
-            allow_nan=allow_nan,
+            allow_nan=known.allow_nan if allow_nan is None else allow_nan,
         )
 
     def _set_state(self, state: bytes) -> None:
@@ -474,7 +480,8 @@ class Estimator:
     def _live_replica(self) -> Any:
         """The model in this process; the user's own instance where one was given."""
         if self._live is None:
-            self._live = FRAMEWORKS.load(self._model.framework)(self._model.spec, device="cpu", seed=self._seed)
+            replica_type = FRAMEWORKS.load(self._model.framework)
+            self._live = replica_type(self._model.spec, device="cpu", seed=self._seed)
             if self._state:
                 self._live.load_state(self._state)
         return self._live
@@ -528,10 +535,14 @@ def _at_least_one(**given: int | None) -> list[str]:
 
 def _needs(spec: Any, *names: str) -> list[str]:
     return [
-        f"this needs a {name}; give one to Estimator.from_torch({name}=...)."
+        f"this needs {_an(name)}; give one to Estimator.from_torch({name}=...)."
         for name in names
         if getattr(spec, name) is None
     ]
+
+
+def _an(name: str) -> str:
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
 def _callback_complaints(callbacks: Sequence[Any] | None) -> list[str]:
@@ -548,5 +559,3 @@ def _flat(metrics: Any) -> list[Any]:
     if isinstance(metrics, Mapping):
         return list(metrics.values())
     return list(metrics) if isinstance(metrics, list | tuple) else [metrics]
-
-

@@ -68,16 +68,17 @@ def is_path(data: Any) -> bool:
     return isinstance(data, str | os.PathLike)
 
 
-def choose_engine(engine: str, *data: Any) -> Literal["local", "spark"]:
+def choose_engine(engine: str, data: Any, validation: Any = None) -> Literal["local", "spark"]:
     """Spark when the data is Spark's, else local; or as asked."""
-    for item in data:
-        if item is not None and not (is_frame(item) or is_path(item) or is_local_data(item)):
+    given = [data] if validation is None else [data, validation]
+    for item in given:
+        if not (is_frame(item) or is_path(item) or is_local_data(item)):
             raise ConfigError(
-                f"data is {kind(item)}.\nHint: pass a Spark DataFrame, a Parquet path or list of paths, a dict"
-                " or tuple of numpy arrays, a pandas DataFrame or a pyarrow Table."
+                f"data is {kind(item)}.\nHint: pass a Spark DataFrame, a Parquet path or list of paths,"
+                " a dict or tuple of numpy arrays, a pandas DataFrame or a pyarrow Table."
             )
     if engine == "auto":
-        return "spark" if any(is_frame(item) for item in data) else "local"
+        return "spark" if any(is_frame(item) for item in given) else "local"
     return "spark" if engine == "spark" else "local"
 
 

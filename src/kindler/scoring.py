@@ -102,8 +102,9 @@ def predict_files(
     beside = tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent)
     try:
         task = FileTask(predictor=request.predictor(source.columns), files=files, folder=beside)
-        with Progress(verbose=verbose, what="predict") as progress:
-            run(replace(job, buffers=(cloudpickle.dumps(task),)), lambda event: _show(progress, event))
+        with Progress(verbose=verbose, what="predict", unit="row") as progress:
+            show = _Shown(progress, files.rows)
+            run(replace(job, buffers=(cloudpickle.dumps(task),)), show)
         os.chmod(beside, 0o755)
         os.rename(beside, target)
     except BaseException:
@@ -112,11 +113,20 @@ def predict_files(
     return str(target)
 
 
-def _show(progress: Progress, event: Any) -> None:
-    if event.kind == "log":
-        progress.log(event.rank, event.fields["line"])
-    elif event.rank == 0:
-        progress.report(event.fields)
+class _Shown:
+    """Adds up what the workers have scored."""
+
+    def __init__(self, progress: Progress, rows: int) -> None:
+        self._progress, self._rows = progress, rows
+        self._done: dict[int, int] = {}
+
+    def __call__(self, event: Any) -> None:
+        if event.kind == "log":
+            self._progress.log(event.rank, event.fields["line"])
+            return
+        self._done[event.rank] = event.fields["step"]
+        done = sum(self._done.values())
+        self._progress.report({"name": "progress", "epoch": 1, "step": done, "steps": self._rows})
 
 
 def _frame(frame: Any, request: Request) -> Any:
@@ -133,7 +143,7 @@ def _frame(frame: Any, request: Request) -> Any:
         if frame.isStreaming:
             raise ConfigError(
                 "how wide the columns of a stream are is only known once rows arrive.\n"
-                "Hint: predict(..., shapes={column: (width,)}) says it; after a fit on the same columns it is known."
+                "Hint: predict(..., shapes={column: (width,)}) says it; fit() on such columns does too."
             )
         sample = _sample(first_row(frame, columns), columns)
     outputs = next(predictor.score([inputs(columns, sample)]))

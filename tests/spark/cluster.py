@@ -24,7 +24,8 @@ def standalone(folder: Path, *, workers: int = 2, cores: int = 1, memory: str = 
     host = "127.0.0.1"
     log = folder / "master.log"
     with ExitStack() as stack:
-        stack.enter_context(_daemon("master.Master", ["--host", host, "--port", "0", "--webui-port", "0"], log))
+        any_port = ["--host", host, "--port", "0", "--webui-port", "0"]
+        stack.enter_context(_daemon("master.Master", any_port, log))
         address = _await(log, _MASTER_ADDRESS, count=1)[0]
         for number in range(workers):
             place = ["--host", host, "--webui-port", "0", "--work-dir", str(folder / f"work-{number}")]
@@ -42,7 +43,12 @@ def _daemon(name: str, arguments: list[str], log: Path) -> Iterator[None]:
     with log.open("w") as output:
         process = subprocess.Popen(
             [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments],
-            env={**os.environ, "SPARK_HOME": str(home), "JAVA_HOME": str(find_java().home), "SPARK_LOCAL_IP": "127.0.0.1"},
+            env={
+                **os.environ,
+                "SPARK_HOME": str(home),
+                "JAVA_HOME": str(find_java().home),
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
             stdout=output,
             stderr=subprocess.STDOUT,
         )

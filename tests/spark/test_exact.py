@@ -43,7 +43,8 @@ def test_two_partitions_of_two_rows_move_the_weight_to_exactly_a_quarter(
 ) -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
-    frame = partitioned([[([0.0], [0.0])] * 2, [([1.0], [0.0])] * 2], "features array<float>, label array<float>")
+    parts = [[([0.0], [0.0])] * 2, [([1.0], [0.0])] * 2]
+    frame = partitioned(parts, "features array<float>, label array<float>")
     est = Estimator.from_torch(
         model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), loss=nn.MSELoss(), workers=2
     )
@@ -56,15 +57,13 @@ def test_two_partitions_of_two_rows_move_the_weight_to_exactly_a_quarter(
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("layout", [uneven, one_empty, single])
 def test_weights_rows_and_figures_equal_those_of_one_process(
-    tmp_path: Path, partitioned: Callable[..., Any], workers: int, layout: Callable[[list[Any]], list[list[Any]]]
+    tmp_path: Path, partitioned: Callable[..., Any], workers: int, layout: Callable[..., list[list[Any]]]
 ) -> None:
     data = exact.problem(ROWS)
     frame = partitioned(layout(rows_of(data)), SCHEMA)
     est = exact.estimator(workers=workers)
 
-    history = est.fit(
-        frame, epochs=4, batch_size=20, callbacks=[exact.Note(tmp_path)], verbose=0, **COLUMNS
-    )
+    history = est.fit(frame, epochs=4, batch_size=20, callbacks=[exact.Note(tmp_path)], verbose=0, **COLUMNS)
 
     assert sum(history["steps"]) == 20
     exact.assert_each_row_once_per_epoch(tmp_path, ROWS, epochs=4)

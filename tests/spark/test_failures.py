@@ -1,4 +1,4 @@
-"""What happens when a run goes wrong on Spark: the user's error, no JVM stack, nothing left, and on it goes."""
+"""What happens when a run goes wrong on Spark: the user's error, no JVM stack, and nothing is left."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def test_dynamic_allocation_is_refused_with_what_to_do(spark: Any, monkeypatch: 
 
     monkeypatch.setattr(slots, "_conf", conf)
 
-    with pytest.raises(ConfigError, match=r"(?s)dynamicAllocation.enabled=true.*Hint.*spark\.executor\.instances"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)dynamicAllocation.enabled=true.*Hint.*spark\.executor\.instances"
+    ):
         slots.resolve_workers(spark, 2, RunSettings())
 
 
@@ -133,8 +135,10 @@ def test_a_bad_row_is_named_by_column_row_and_partition(
     good = ([0.5, 0.5], 1.0)
     column = "label" if bad[1] is None else "features"
 
-    with pytest.raises(DataError, match=f"^column '{column}', row 2 of partition 1: .*{problem}"):
+    with pytest.raises(DataError, match=f"^column '{column}', row 2 of partition 1: .*{problem}") as caught:
         regression().fit(partitioned([[good] * 5, [good, good, bad, good]], SCHEMA), verbose=0)
+
+    assert (caught.value.column, caught.value.row) == (column, "2 of partition 1")
 
 
 def test_a_string_column_is_refused_before_anything_starts(spark: Any) -> None:
@@ -162,3 +166,18 @@ def test_the_sessions_own_settings_come_back_after_a_fit(spark: Any, partitioned
     regression().fit(frame(partitioned), batch_size=16, verbose=0)
 
     assert spark.conf.get(key) == before
+
+
+def test_an_empty_frame_is_a_data_error(spark: Any) -> None:
+    empty = spark.createDataFrame([], SCHEMA)
+
+    with pytest.raises(DataError, match="no rows"):
+        regression().fit(empty, verbose=0)
+
+
+def test_a_column_with_a_dot_in_its_name_is_found(partitioned: Callable[..., Any]) -> None:
+    data = frame(partitioned).withColumnRenamed("features", "a.b")
+
+    history = regression().fit(data, batch_size=16, feature_cols="a.b", verbose=0)
+
+    assert history["num_samples"] == [64]

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from cluster import standalone
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -28,7 +28,8 @@ def frame_of_ten_thousand(partitioned: Callable[..., Any]) -> Any:
     numbers = iter(range(sum(SIZES)))
     day = datetime.date(2026, 1, 1)
     rows = [
-        [(i, f"row {i}", [float(i), i / 7], day) for i in (next(numbers) for _ in range(size))] for size in SIZES
+        [(i, f"row {i}", [float(i), i / 7], day) for i in (next(numbers) for _ in range(size))]
+        for size in SIZES
     ]
     return partitioned(rows, SCHEMA)
 

@@ -137,8 +137,9 @@ def test_nan_and_null_and_ragged_rows_name_column_and_row() -> None:
 def test_all_wrong_arguments_are_named_at_once_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="(?s)epochs.*received 0.*batch_size.*received -1.*ingest"):
         regression().fit((X, Y), epochs=0, batch_size=-1, ingest="fast")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="data is a builtins.int"):
-        regression().fit(3)
+    for nothing, kind in ((3, "int"), (None, "NoneType")):
+        with pytest.raises(ConfigError, match=f"data is a builtins.{kind}"):
+            regression().fit(nothing)
     with pytest.raises(ConfigError, match=r"optimizer=\.\.\."):
         Estimator.from_torch(model=nn.Linear(2, 1), loss=nn.MSELoss()).fit((X, Y))
     with pytest.raises(ConfigError, match="workers must be at least 1.*received 0"):
@@ -180,7 +181,8 @@ PROGRAM = """
             time.sleep(0.05)
 
     model = nn.Linear(2, 1)
-    est = Estimator.from_torch(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), loss=nn.MSELoss(), workers=2)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    est = Estimator.from_torch(model=model, optimizer=sgd, loss=nn.MSELoss(), workers=2)
     x = np.ones((640, 2), np.float32)
     try:
         est.fit((x, x.sum(1)), epochs=1000, batch_size=4, callbacks=[Long()], verbose=0)
@@ -204,7 +206,7 @@ def test_interrupting_or_killing_the_driver_leaves_no_process_and_no_file(
     deadline = time.monotonic() + 60
     while not ready.exists() and driver.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    mine = [p for p in psutil.Process(driver.pid).children(recursive=True)]
+    mine = psutil.Process(driver.pid).children(recursive=True)
     assert len(mine) == 3, "a nursery and two workers"
 
     driver.send_signal(number)

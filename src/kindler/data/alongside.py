@@ -1,4 +1,4 @@
-"""Rows that wait beside a model: they go in as batches of one size, their outputs come out as batches of another."""
+"""Rows that wait beside a model, which takes them in batches of another size than they came in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["Alongside", "features_of"]
 def features_of(columns: Columns, batch: pa.RecordBatch | pa.Table, first_row: int) -> tuple[Array, ...]:
     """What the model is called with for these rows; errors count rows from `first_row`."""
     arrays = [
-        to_numpy(batch.column(column.name), column, where=lambda i: first_row + i) for column in columns.features
+        to_numpy(batch.column(column.name), column, where=lambda i: first_row + i)
+        for column in columns.features
     ]
     return inputs(columns, arrays)
 

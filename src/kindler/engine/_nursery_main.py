@@ -58,7 +58,7 @@ def _preload(names: list[str]) -> str | None:
             loaded = importlib.import_module(module)
             if function:
                 getattr(loaded, function)()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is, those who ask for a child are told
         return traceback.format_exc()
     return None
 
@@ -198,7 +198,7 @@ class _Nursery:
             from kindler.engine.worker import run_child
 
             status = run_child(socket.socket(fileno=control))
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the edge of the process
             traceback.print_exc()
         finally:
             # Interpreter shutdown would run the framework's own teardown, which may hang.

@@ -59,9 +59,7 @@ def run(job: Job, *, listener: Listener, base: Path | None = None) -> list[Outco
             nursery.retire()
 
 
-def _supervise(
-    job: Job, rank: int, hub: Hub, outcomes: list[Outcome], base: Path | None
-) -> threading.Thread:
+def _supervise(job: Job, rank: int, hub: Hub, outcomes: list[Outcome], base: Path | None) -> threading.Thread:
     def work() -> None:
         try:
             with Supervisor(job, rank, hub=hub.address, owner=os.getpid(), base=base) as supervisor:

@@ -3,8 +3,8 @@
 Importing a framework and what its first optimizer needs takes seconds; forking takes milliseconds.
 So the first run on a machine starts a nursery, and every worker, of this run and the next, is a
 fresh fork of it. The nursery itself computes nothing and starts no thread. It ends after `idle_s`
-without a child, after a run that failed, with `close()`, and with its owner (the driver, or Spark's Python daemon); its
-children end with it, and each ends with the supervisor that asked for it.
+without a child, after a run that failed, with `close()`, and with its owner (the driver, or Spark's
+Python daemon); its children end with it, and each ends with the supervisor that asked for it.
 
 This module is the client's side; `_nursery_main.py` is the process.
 """
@@ -136,7 +136,7 @@ def close(owner: int | None = None) -> None:
 
 
 def retire(owner: int | None = None) -> None:
-    """Let this owner's nurseries end as soon as their last child has: a run failed, the next starts afresh."""
+    """Let this owner's nurseries end with their last child: a run failed, the next starts afresh."""
     _tell_all(owner or os.getpid(), "retire")
     for process in _started:
         try:

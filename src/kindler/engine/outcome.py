@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kindler.errors import KindlerError, SyncError, WorkerLost, worker_error
+from kindler.errors import KindlerError, SyncError, WorkerLost, revive, worker_error
 
 __all__ = ["Outcome", "failure", "pack", "unpack"]
 
@@ -45,7 +45,8 @@ def _raised(outcome: Outcome) -> KindlerError:
     if said.get("sync"):
         error: KindlerError = SyncError(f"{said['message']} (worker {outcome.rank}, host {said['host']})")
         return error
-    return worker_error(
+    own = revive(said["types"][0], said["message"], said.get("own", {}))
+    return own or worker_error(
         types=said["types"],
         message=said["message"],
         traceback=said["traceback"],

@@ -143,7 +143,7 @@ class Supervisor:
             return self._ended("aborted")
         except ChannelClosed:
             return self._ended("aborted")  # the hub is gone: so is the run
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - the edge of the worker: it becomes an outcome
             return self.failed(exc)
 
     def failed(self, exc: Exception) -> Outcome:
@@ -152,9 +152,7 @@ class Supervisor:
 
     def _fetch_child(self) -> None:
         job = self._job
-        recipe = nursery.Recipe(
-            preload=job.preload, environment=job.environment, idle_s=job.settings.idle_s
-        )
+        recipe = nursery.Recipe(preload=job.preload, environment=job.environment, idle_s=job.settings.idle_s)
         try:
             child = nursery.start_child(
                 recipe,
@@ -163,7 +161,7 @@ class Supervisor:
                 environment=job.worker_environment,
                 debris=(str(self.scratch), *job.debris),
             )
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - raised again where the process is awaited
             self._start_error = exc
             return
         self._child = child
@@ -183,7 +181,8 @@ class Supervisor:
             if time.monotonic() > deadline:
                 raise StartTimeoutError(
                     f"the other workers did not all come up in {self._job.settings.start_timeout_s:g} s.\n"
-                    "Hint: are there as many free slots as workers? RunSettings(start_timeout_s=...) waits longer."
+                    "Hint: are there as many free slots as workers?"
+                    " RunSettings(start_timeout_s=...) waits longer."
                 )
         return self._child
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kindler.engine.channel import Channel, ChannelClosed
-from kindler.errors import SyncError, SyncTimeoutError
+from kindler.errors import KindlerError, SyncError, SyncTimeoutError
 
 __all__ = ["Worker", "run_child"]
 
@@ -94,7 +94,7 @@ def run_child(sock: socket.socket) -> int:
     _enter(job.fields)
     try:
         results = _load(job.fields["target"])(worker, *job.buffers)
-    except BaseException as exc:
+    except BaseException as exc:  # noqa: BLE001 - the edge of the worker: the driver raises it
         channel.send("error", **describe(exc))
         return 1
     channel.send("result", *results)
@@ -102,13 +102,14 @@ def run_child(sock: socket.socket) -> int:
 
 
 def describe(exc: BaseException) -> dict[str, Any]:
-    """An exception as a frame's fields: its types, message, and the part of its traceback that is the user's."""
+    """An exception as a frame's fields: its types, its message, and the user's part of its traceback."""
     types = [f"{cls.__module__}:{cls.__qualname__}" for cls in type(exc).__mro__ if cls is not object]
     return {
         "types": types,
         "message": _message(exc),
         "traceback": "".join(traceback.format_exception(type(exc), exc, _users_part(exc))),
         "sync": isinstance(exc, SyncError),
+        "own": exc.__dict__ if isinstance(exc, KindlerError) else {},
     }
 
 

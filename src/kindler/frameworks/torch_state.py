@@ -68,7 +68,7 @@ def parse(data: bytes) -> dict[str, Any]:
     Raises:
         ConfigError: The bytes are of another format.
     """
-    fields = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    fields = _loaded(data)
     found = fields.get("format") if isinstance(fields, dict) else None
     if found != _FORMAT:
         raise ConfigError(f"this is not a replica's state of format {_FORMAT}; its format is {found!r}.")
@@ -84,8 +84,15 @@ def save_weights(model: torch.nn.Module) -> bytes:
 
 def parse_weights(data: bytes) -> Any:
     """A state dict out of a file of one, or out of a checkpoint."""
-    fields = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    fields = _loaded(data)
     return fields["model"] if isinstance(fields, dict) and "format" in fields else fields
+
+
+def _loaded(data: bytes) -> Any:
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as exc:  # torch raises a dozen kinds for a file that is not its own
+        raise ConfigError(f"this is no file of weights or state that torch can read safely: {exc}") from exc
 
 
 def share_bytes(group: Collective, data: bytes, device: torch.device) -> bytes:

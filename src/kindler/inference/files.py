@@ -57,7 +57,7 @@ def run(worker: Worker, task_bytes: bytes) -> Sequence[bytes]:
             writer = writer or pq.ParquetWriter(path, table.schema)
             writer.write_table(table)
             done += table.num_rows
-            worker.report("progress", epoch=1, step=done, steps=stop - start)
+            worker.report("progress", step=done)
     finally:
         if writer is not None:
             writer.close()

@@ -43,4 +43,5 @@ def _plain(values: np.ndarray[Any, Any]) -> pa.Array:
 def _storable(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Spark has no half floats and no unsigned integers; the next wider type holds them exactly."""
     wider = {"float16": "float32", "uint8": "int16", "uint16": "int32", "uint32": "int64"}
-    return np.dtype(wider.get(dtype.name, dtype.name))
+    storable: np.dtype[Any] = np.dtype(wider.get(dtype.name, dtype.name))
+    return storable

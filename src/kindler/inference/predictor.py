@@ -118,7 +118,7 @@ class Predictor:
 
 
 def fixed_batches(chunks: Iterable[Arrays], size: int) -> Iterator[Arrays]:
-    """The rows of `chunks` in batches of exactly `size`, but for the last. Views where a chunk is large enough.
+    """The rows of `chunks` in batches of exactly `size`, but for the last; views where possible.
 
     >>> chunks = [(np.arange(3),), (np.arange(3, 5),), (np.arange(5, 9),)]
     >>> [batch[0].tolist() for batch in fixed_batches(chunks, 4)]

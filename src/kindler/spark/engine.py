@@ -31,7 +31,7 @@ from kindler.engine.hub import Hub
 from kindler.engine.outcome import Outcome, pack, unpack
 from kindler.engine.supervisor import Aborted, Job, Supervisor
 from kindler.engine.worker import describe
-from kindler.errors import KindlerError, TrainingError, WorkerLost
+from kindler.errors import DataError, KindlerError, TrainingError, WorkerLost
 from kindler.spark.frames import FEED, ROW, Feed, feed_frame
 from kindler.spark.session import is_connect
 
@@ -86,6 +86,8 @@ def _results(job: Job, call: _Call, heard: list[Outcome], *, started: bool) -> l
                 f"Spark gave up on its task ({_first_line(call.error)})", rank=None, host="the cluster"
             ) from None
         raise call.error  # the frame itself failed; Spark's own words say how
+    if not results:
+        raise DataError("the data has no rows.")  # Spark starts no task for a frame it knows to be empty
     if len(results) < job.size or any(o.kind != "result" for o in results):
         raise TrainingError(f"the run ended with {len(results)} results of {job.size} workers.")
     return results
@@ -110,9 +112,9 @@ class _Call(threading.Thread):
     def run(self) -> None:
         try:
             self._spark.addTag(self._tag)
-            table = self._frame.mapInArrow(self._task, _RESULT, barrier=True).toArrow()  # type: ignore[arg-type]
+            table = self._frame.mapInArrow(self._task, _RESULT, barrier=True).toArrow()
             self.outcomes = _outcomes(table)
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
             self.error = exc
 
     def end(self, timeout_s: float) -> None:
@@ -158,7 +160,7 @@ class _Task:
                 outcome = self._work(rank, owner, hub, batches)
         except Aborted:
             outcome = Outcome(rank, "aborted")
-        except Exception as exc:  # an edge: whatever happens here must reach the driver as an outcome
+        except Exception as exc:  # noqa: BLE001 - the edge of the task: it becomes an outcome
             outcome = Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
         if outcome.kind != "result":
             nursery.retire(owner)
@@ -199,12 +201,14 @@ def _spool(
 ) -> None:
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(SpoolWriter(supervisor.scratch / name, columns.all)) for name, columns in feeds
+            stack.enter_context(SpoolWriter(supervisor.scratch / name, columns.all))
+            for name, columns in feeds
         ]
         for batch in batches:
             supervisor.check()
             if not writers:
                 continue  # the rows only make Spark start the task
+            batch = batch.rename_columns([*feeds[0][1].names, ROW, FEED])
             feed = batch.column(FEED).to_numpy()
             for number, writer in enumerate(writers):
                 part = batch if (feed == number).all() else batch.filter(pa.array(feed == number))

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import UserDefinedType
+from pyspark.sql.types import ArrayType, TimestampType, UserDefinedType
 
 from kindler.data import parquet
 from kindler.data.columns import Columns
@@ -56,7 +56,9 @@ def packed_frame(spark: SparkSession, arrays: Mapping[str, np.ndarray[Any, Any]]
     return spark.createDataFrame(pa.table({name: _packed(array) for name, array in arrays.items()}))
 
 
-def plain_parquet(frame: DataFrame, names: Sequence[str], *, must: bool = False) -> parquet.ParquetFiles | None:
+def plain_parquet(
+    frame: DataFrame, names: Sequence[str], *, must: bool = False
+) -> parquet.ParquetFiles | None:
     """The files behind a frame that is provably nothing but a scan of them, or None.
 
     Args:
@@ -69,17 +71,21 @@ def plain_parquet(frame: DataFrame, names: Sequence[str], *, must: bool = False)
     except _NotPlain as reason:
         if must:
             raise ConfigError(
-                f"ingest='direct' needs a frame that is a plain Parquet scan with at most a choice of columns; {reason}.\n"
-                "Hint: ingest='auto' or 'inline' takes any frame."
+                "ingest='direct' needs a frame that is a plain Parquet scan with at most a choice of columns;"
+                f" {reason}.\nHint: ingest='auto' or 'inline' takes any frame."
             ) from None
         return None
 
 
 def feed_frame(feeds: Sequence[Feed], workers: int) -> DataFrame:
-    """One frame with the rows of all feeds, dealt evenly to `workers` partitions."""
+    """One frame with the rows of all feeds, dealt evenly to `workers` partitions.
+
+    Its columns are the feeds' in their order, then `ROW` and `FEED`.
+    """
+    # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field: so none has a name.
     tagged = [
         feed.frame.select(
-            *[F.col(f"`{name}`") for name in feed.columns.names],
+            *[F.col(f"`{name}`").alias(f"c{i}") for i, name in enumerate(feed.columns.names)],
             F.monotonically_increasing_id().alias(ROW),
             F.lit(number).alias(FEED),
         )
@@ -87,7 +93,7 @@ def feed_frame(feeds: Sequence[Feed], workers: int) -> DataFrame:
     ]
     whole = tagged[0]
     for more in tagged[1:]:
-        whole = whole.unionByName(more)
+        whole = whole.union(more)
     return whole.repartition(workers)
 
 
@@ -153,6 +159,11 @@ def _check_type(name: str, wanted: pa.DataType | None, stored: pa.DataType) -> N
 
 
 def _arrow_type(kind: Any) -> pa.DataType | None:
+    if isinstance(kind, TimestampType):
+        return pa.timestamp("us", "UTC")
+    if isinstance(kind, ArrayType):
+        inside = _arrow_type(kind.elementType)
+        return None if inside is None else pa.list_(inside)
     try:
         return to_arrow_type(kind.sqlType() if isinstance(kind, UserDefinedType) else kind)
     except PySparkTypeError:

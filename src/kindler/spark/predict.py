@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
@@ -77,7 +78,8 @@ def predict_frame(
     if single:
         return frame.withColumn(names[0], scored)
     whole = frame.withColumn(_STRUCT, scored)
-    return whole.select(*[F.col(f"`{c}`") for c in frame.columns], *[F.col(f"{_STRUCT}.`{n}`") for n in names])
+    kept, added = [f"`{column}`" for column in frame.columns], [f"{_STRUCT}.`{name}`" for name in names]
+    return whole.select(*map(F.col, [*kept, *added]))
 
 
 def _through_rows(
@@ -107,13 +109,16 @@ def _where_rows_are() -> list[SparkColumn]:
 def _arrow_udf(work: _Score, result: Any, *, single: bool) -> Callable[..., SparkColumn]:
     """Spark reads from the annotations how rows come in: one array a batch, or a tuple of them."""
 
+    from pyspark.sql.pandas.functions import arrow_udf
+
     def of_one(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         return work((batch,) for batch in batches)
 
     def of_many(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         return work(batches)
 
-    made: Callable[..., SparkColumn] = F.arrow_udf(of_one if single else of_many, result)
+    function: Any = of_one if single else of_many
+    made: Callable[..., SparkColumn] = arrow_udf(function, result)
     return made
 
 
@@ -159,7 +164,7 @@ def _runs(files: pa.Array, numbers: np.ndarray[Any, Any]) -> Iterator[tuple[str,
     index = codes.indices.to_numpy()
     breaks = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(index) != 0)) + 1
     edges = [0, *breaks.tolist(), len(numbers)]
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in pairwise(edges):
         if end > begin:
             yield str(codes.dictionary[int(index[begin])]), int(numbers[begin]), int(numbers[end - 1]) + 1
 

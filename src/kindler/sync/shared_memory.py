@@ -32,7 +32,7 @@ _ALIGN_BYTES = 4096
 _SPINS = 200  # under 0.1 ms of looking before the core is left to others, the awaited rank among them
 _NAP_S = 0.00002
 _LONG_NAP_S = 0.001
-_LONG_AFTER_S = 0.1
+_NAP_SHARE = 0.1  # a nap is at most this part of the wait so far: late by little, and looks stay few
 _DIRECT_RANKS = 3  # up to here every rank adding up everything beats a second meeting
 
 _ARRIVED, _SUMMED, _DONE = 0, 1, 2
@@ -277,7 +277,7 @@ def _wait_until(ready: Callable[[], bool], timeout_s: float) -> None:
         waited = time.monotonic() - start
         if waited > timeout_s:
             return
-        time.sleep(_NAP_S if waited < _LONG_AFTER_S else _LONG_NAP_S)
+        time.sleep(min(max(_NAP_S, waited * _NAP_SHARE), _LONG_NAP_S))
 
 
 def _fence() -> None:

@@ -21,9 +21,9 @@ from kindler.data.spool import agreed
 from kindler.errors import DataError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.frameworks.replica import Replica
-from kindler.train.syncs import SYNCS
 from kindler.train.callbacks import Callback, Run
 from kindler.train.checkpoint import write_file
+from kindler.train.syncs import SYNCS
 from kindler.train.task import Task
 
 __all__ = ["run"]

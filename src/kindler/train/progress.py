@@ -14,8 +14,9 @@ _NOT_SHOWN = {"epoch", "steps", "num_samples", "seconds", "val_num_samples"}
 class Progress:
     """Draws a bar per epoch from what workers report; `verbose=0` draws and prints nothing."""
 
-    def __init__(self, *, verbose: int, what: str = "epoch") -> None:
+    def __init__(self, *, verbose: int, what: str = "epoch", unit: str = "step") -> None:
         self._verbose = verbose
+        self._unit = unit
         self._what = what
         self._bar: Any = None
         self._epoch: int | None = None
@@ -57,7 +58,7 @@ class Progress:
         self._close()
         self._epoch = fields["epoch"]
         label = f"{self._what} {fields['epoch']}/{fields['epochs']}" if "epochs" in fields else self._what
-        self._bar = tqdm(total=fields["steps"], desc=label, unit="step", dynamic_ncols=True)
+        self._bar = tqdm(total=fields["steps"], desc=label, unit=self._unit, dynamic_ncols=True)
 
     def _finish(self, row: dict[str, Any]) -> None:
         if self._bar is not None:

@@ -23,9 +23,8 @@ def fitted(frame: Any, **options: Any) -> list[float]:
     model = nn.Linear(3, 1)
     nn.init.ones_(model.weight)
     nn.init.zeros_(model.bias)
-    est = Estimator.from_torch(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), loss=nn.MSELoss(), workers=2, **options
-    )
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    est = Estimator.from_torch(model=model, optimizer=sgd, loss=nn.MSELoss(), workers=2, **options)
     est.fit(frame, epochs=2, batch_size=ROWS, verbose=0)
     return [p.item() for p in est.get_model().weight[0]]
 
@@ -36,9 +35,8 @@ def error_of(frame: Any, **options: Any) -> list[Any]:
             raise KeyError("no such thing")
 
     model = Bad(3, 1)
-    est = Estimator.from_torch(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), loss=nn.MSELoss(), workers=2, **options
-    )
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    est = Estimator.from_torch(model=model, optimizer=sgd, loss=nn.MSELoss(), workers=2, **options)
     try:
         est.fit(frame, verbose=0)
     except KeyError as exc:

@@ -1,4 +1,4 @@
-"""MNIST from a Spark DataFrame: `python mnist.py MASTER MNIST_FOLDER WORK_FOLDER`; prints the test accuracy."""
+"""MNIST from a Spark DataFrame: `python mnist.py MASTER MNIST_FOLDER WORK_FOLDER` prints the accuracy."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def main(master: str, mnist: str, work: str) -> None:
     spark = kindler.init(master)
     train, test = (spark.read.parquet(f"{work}/{part}.parquet") for part in ("train", "t10k"))
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
-    )
+    model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     est = kindler.Estimator.from_torch(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=1e-3),

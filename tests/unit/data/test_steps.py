@@ -35,9 +35,7 @@ def test_each_rank_brings_each_of_its_rows_once_to_steps_of_one_size(
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(1, 40))
-def test_no_rank_is_a_whole_row_ahead_of_its_share_nor_far_behind(
-    counts: list[int], batch_size: int
-) -> None:
+def test_no_rank_is_a_whole_row_ahead_of_its_share_nor_far_behind(counts: list[int], batch_size: int) -> None:
     total = steps(sum(counts), batch_size)
     used = np.zeros(len(counts))
     for step, rows in enumerate(shares(counts, total), start=1):

@@ -1,0 +1,80 @@
+"""Importing kindler is light, and what is missing is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+HEAVY = (
+    "pyspark",
+    "py4j",
+    "torch",
+    "tensorflow",
+    "jax",
+    "keras",
+    "pandas",
+    "matplotlib",
+    "sklearn",
+    "pyarrow",
+    "numpy",
+)
+
+
+def fresh(code: str) -> object:
+    """Run code in a process of its own; it prints one line of JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(SRC)}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import json, sys\n{statement}\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    return set(fresh(code))  # type: ignore[call-overload]
+
+
+def test_importing_kindler_loads_neither_pyspark_nor_a_framework() -> None:
+    assert loaded_by("import kindler") == set()
+
+
+@pytest.mark.parametrize(
+    "module", ["estimator", "train.loop", "engine.local", "frameworks.registry", "inference.predictor", "cli"]
+)
+def test_no_part_of_the_core_loads_pyspark_or_a_framework(module: str) -> None:
+    assert loaded_by(f"import kindler.{module}") <= {"numpy", "pyarrow"}
+
+
+def test_every_public_name_is_there_and_no_other() -> None:
+    code = """
+import json, kindler
+names = {name: type(getattr(kindler, name)).__name__ for name in kindler.__all__}
+print(json.dumps([sorted(names) == sorted(kindler.__all__), kindler.__all__ == sorted(kindler.__all__)]))
+"""
+    assert fresh(code) == [True, True]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    import kindler
+
+    with pytest.raises(AttributeError, match="no attribute 'Estimater'"):
+        kindler.Estimater  # noqa: B018
+
+
+def test_spark_missing_is_named_with_its_extra(tmp_path: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError('no pyspark', name='pyspark')")
+    code = f"""
+import json, sys
+sys.path.insert(0, {str(tmp_path)!r})
+import kindler
+try:
+    kindler.init()
+except ImportError as exc:
+    print(json.dumps([type(exc).__name__, exc.extra, "pip install 'kindler[spark]'" in str(exc)]))
+"""
+    assert fresh(code) == ["MissingExtraError", "spark", True]
