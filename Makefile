@@ -38,6 +38,11 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.quickstart
 	$(PIP) -e '.[spark,java,torch,plot,dev]'
 	@touch $@
 
+# The oldest Spark that is supported, beside the newest one: a test puts it first on the path.
+$(VENV)/.spark-4.0: | $(BIN)/python
+	$(PIP) --no-deps --target $(VENV)/spark-4.0 'pyspark==4.0.*' 'py4j==0.10.9.9'
+	@touch $@
+
 quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from a Spark DataFrame
 	$(BIN)/python examples/quickstart.py
 
@@ -51,7 +56,7 @@ test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 test-torch: $(VENV)/.dev ## PyTorch on the local engine
 	$(BIN)/python -m pytest tests/torch
 
-test-spark: $(VENV)/.dev ## everything on Spark
+test-spark: $(VENV)/.dev $(VENV)/.spark-4.0 ## everything on Spark
 	$(BIN)/python -m pytest tests/spark
 
 test-examples: $(VENV)/.dev ## the examples and the code in the docs
