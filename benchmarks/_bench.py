@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -169,6 +170,7 @@ def seconds(call: Callable[[], Any]) -> float:
 def workplace() -> Iterator[Path]:
     """A folder for the benchmark's files, which goes away with it."""
     folder = Path(tempfile.mkdtemp(prefix="kindler-bench-"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a run that is cut off cleans up too
     try:
         yield folder
     finally:

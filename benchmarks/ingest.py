@@ -137,12 +137,21 @@ def work(worker: Any, source_bytes: bytes, options_bytes: bytes) -> list[bytes]:
     if options["pyarrow"] is not None:
         path, threads = options["pyarrow"]
         torch.set_num_threads(threads)
+        _import_for_plain_read()
         spent = seconds(partial(_read_plainly, path, threads))
     elif source is not None:
         spent = seconds(lambda: _read(source.open(worker.rank, worker.size, worker.scratch).arrays.values()))
     else:
         spent = 0.0
     return [json.dumps({"ready": time.time(), "seconds": spent}).encode()]
+
+
+def _import_for_plain_read() -> None:
+    """What pyarrow imports at its first read and first conversion (pandas), so that it is not timed."""
+    import pyarrow as pa
+    import pyarrow.dataset
+
+    pa.array([1]).to_numpy()
 
 
 def _read_plainly(path: str, threads: int) -> None:

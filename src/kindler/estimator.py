@@ -18,6 +18,7 @@ import cloudpickle
 
 from kindler import scoring
 from kindler.config import RunSettings
+from kindler.data.plan import ColumnOptions, Names
 from kindler.engine import local
 from kindler.engine.gang import new_run_id, new_secret
 from kindler.engine.hub import Event
@@ -25,7 +26,7 @@ from kindler.engine.outcome import Outcome
 from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, NotFittedError
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.inputs import ColumnOptions, Ingest, choose_engine, prepare, session_for
+from kindler.inputs import Ingest, choose_engine, prepare, session_for
 from kindler.train.checkpoint import write_file
 from kindler.train.history import History
 from kindler.train.progress import Progress
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Estimator"]
 
-Names = str | Sequence[str] | None
 Engine = Literal["auto", "local", "spark"]
 
 

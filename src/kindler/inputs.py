@@ -6,19 +6,18 @@ Everything that can be complained about is complained about here, on the driver,
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kindler.data import parquet
 from kindler.data.columns import Columns
+from kindler.data.plan import ColumnOptions
 from kindler.data.sources import (
     DeliveredSource,
     ParquetSource,
     Source,
     arrow_source,
-    column_plan,
     is_local_data,
     kind,
     parquet_source,
@@ -31,29 +30,9 @@ if TYPE_CHECKING:
 
     from kindler.spark.frames import Feed
 
-__all__ = ["ColumnOptions", "Ingest", "choose_engine", "is_frame", "is_path", "prepare", "session_for"]
+__all__ = ["Ingest", "choose_engine", "is_frame", "is_path", "prepare", "session_for"]
 
 Ingest = Literal["auto", "inline", "direct"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnOptions:
-    """Which columns of the data the model takes, and as what."""
-
-    feature_cols: str | Sequence[str] | None = None
-    label_cols: str | Sequence[str] | None = None
-    dtypes: Mapping[str, Any] | None = None
-    shapes: Mapping[str, int | Sequence[int]] | None = None
-    stack_features: bool = False
-    allow_nan: bool | Sequence[str] = False
-    need_labels: bool = True
-
-    def as_arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    def plan(self, available: Mapping[str, Any]) -> Columns:
-        """The columns of a run, for data that has these columns of these Arrow types."""
-        return column_plan(available, **self.as_arguments())
 
 
 def is_frame(data: Any) -> bool:
@@ -112,8 +91,8 @@ def prepare(
     if is_frame(data):
         return _from_frame(data, name, options, spark, ingest, scratch)
     if is_path(data):
-        return _not_empty(parquet_source(parquet.inspect(data), **options.as_arguments())), None
-    local = arrow_source(data, scratch=scratch, **options.as_arguments())
+        return _not_empty(parquet_source(parquet.inspect(data), options)), None
+    local = arrow_source(data, options, scratch=scratch)
     if spark is None or _shares_files(spark):
         return local, None
     return _shipped(local.folder, local.columns, name, spark)
@@ -136,7 +115,7 @@ def _from_frame(
             return _not_empty(ParquetSource(files, columns)), None
     if spark is None:
         table = frame.select(*[f"`{column}`" for column in columns.names]).toArrow()
-        return arrow_source(table, scratch=scratch, **options.as_arguments()), None
+        return arrow_source(table, options, scratch=scratch), None
     return DeliveredSource(columns, name), Feed(name=name, frame=frame, columns=columns)
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from kindler.data import parquet
 from kindler.data.batches import inputs
 from kindler.data.columns import Columns, to_numpy
+from kindler.data.plan import ColumnOptions
 from kindler.data.sources import arrow_source, parquet_source
 from kindler.data.spool import Spool
 from kindler.engine.gang import Listener
@@ -26,7 +27,7 @@ from kindler.errors import ConfigError, DataError
 from kindler.inference.files import FileTask
 from kindler.inference.outputs import arrow_type, to_arrow
 from kindler.inference.predictor import Predictor
-from kindler.inputs import ColumnOptions, Ingest, choose_engine, is_frame, is_path
+from kindler.inputs import Ingest, choose_engine, is_frame, is_path
 from kindler.train.progress import Progress
 
 __all__ = ["Request", "predict", "predict_files"]
@@ -96,7 +97,7 @@ def predict_files(
     if target.exists():
         raise ConfigError(f"output_path={str(output_path)!r} exists already; nothing is overwritten.")
     files = parquet.inspect(data)
-    source = parquet_source(files, **request.options.as_arguments())
+    source = parquet_source(files, request.options)
     _refuse_taken(request.predictor(source.columns).names(1), parquet.schema(files).names)
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent)
@@ -185,7 +186,7 @@ def _sample(row: pa.Table, columns: Columns) -> list[Any]:
 
 def _in_memory(data: Any, request: Request) -> Any:
     with tempfile.TemporaryDirectory(prefix="kindler-driver-") as folder:
-        source = arrow_source(data, scratch=Path(folder), **request.options.as_arguments())
+        source = arrow_source(data, request.options, scratch=Path(folder))
         spool = Spool.open(source.folder)
         columns = source.columns
         arrays = [spool.arrays[column.name] for column in columns.features]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -12,28 +13,18 @@ import pyarrow as pa
 from kindler.data.columns import Column, Columns, complaint
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["Names", "column_plan"]
+__all__ = ["ColumnOptions", "Names"]
 
 Names: TypeAlias = "str | Sequence[str] | None"
 
 _DEFAULTS = (("features", "label"), ("x", "y"))
 
 
-def column_plan(
-    available: Mapping[str, Any] | Sequence[str],
-    feature_cols: Names = None,
-    label_cols: Names = None,
-    *,
-    dtypes: Mapping[str, Any] | None = None,
-    shapes: Mapping[str, int | Sequence[int]] | None = None,
-    stack_features: bool = False,
-    allow_nan: bool | Sequence[str] = False,
-    need_labels: bool = True,
-) -> Columns:
-    """The columns of a run.
+@dataclass(frozen=True, kw_only=True)
+class ColumnOptions:
+    """Which columns of the data the model takes, and as what.
 
-    Args:
-        available: The names that the data has; a mapping to Arrow types lets strings be refused here.
+    Attributes:
         feature_cols: The inputs, in the model's order; None looks for "features" or "x".
         label_cols: The targets, in the loss's order; None looks for "label" or "y".
         dtypes: numpy dtypes by column.
@@ -41,37 +32,58 @@ def column_plan(
         stack_features: Join the features to one matrix.
         allow_nan: For all columns, or the names of those where NaN is a value.
         need_labels: Whether targets must be found when none are named.
-
-    Raises:
-        ConfigError: A name, dtype or shape that does not fit the data.
-        DataError: A column whose type cannot feed a model.
     """
-    names = list(available)
-    features, labels = _chosen(names, _listed(feature_cols), _listed(label_cols), need_labels)
-    if not features:
-        raise ConfigError("feature_cols=[]: a model needs at least one input column.")
-    for argument, wanted in (("feature_cols", features), ("label_cols", labels)):
-        _require(names, wanted, argument)
-        _refuse_twice(wanted, argument)
-    nan_names = [] if isinstance(allow_nan, bool) else _listed(allow_nan) or []
-    for argument, given in (("dtypes", dtypes or {}), ("shapes", shapes or {}), ("allow_nan", nan_names)):
-        _require(names, given, argument)
-    dtype_of = {name: _dtype_name(name, given) for name, given in (dtypes or {}).items()}
-    shape_of = {name: _shape(name, given) for name, given in (shapes or {}).items()}
 
-    def made(name: str, role: Literal["feature", "label"]) -> Column:
-        nan = allow_nan if isinstance(allow_nan, bool) else name in nan_names
-        column = Column(
-            name=name, role=role, dtype=dtype_of.get(name), shape=shape_of.get(name), allow_nan=nan
+    feature_cols: Names = None
+    label_cols: Names = None
+    dtypes: Mapping[str, Any] | None = None
+    shapes: Mapping[str, int | Sequence[int]] | None = None
+    stack_features: bool = False
+    allow_nan: bool | Sequence[str] = False
+    need_labels: bool = True
+
+    def plan(self, available: Mapping[str, Any] | Sequence[str]) -> Columns:
+        """The columns of a run.
+
+        Args:
+            available: The names that the data has; a mapping to Arrow types lets strings be refused here.
+
+        Raises:
+            ConfigError: A name, dtype or shape that does not fit the data.
+            DataError: A column whose type cannot feed a model.
+        """
+        names = list(available)
+        features, labels = _chosen(
+            names, _listed(self.feature_cols), _listed(self.label_cols), self.need_labels
         )
-        _check_type(available, column)
-        return column
+        if not features:
+            raise ConfigError("feature_cols=[]: a model needs at least one input column.")
+        for argument, wanted in (("feature_cols", features), ("label_cols", labels)):
+            _require(names, wanted, argument)
+            _refuse_twice(wanted, argument)
+        dtypes, shapes = self.dtypes or {}, self.shapes or {}
+        nan = [] if isinstance(self.allow_nan, bool) else _listed(self.allow_nan) or []
+        for argument, given in (("dtypes", dtypes), ("shapes", shapes), ("allow_nan", nan)):
+            _require(names, given, argument)
+        dtype_of = {name: _dtype_name(name, given) for name, given in dtypes.items()}
+        shape_of = {name: _shape(name, given) for name, given in shapes.items()}
 
-    return Columns(
-        features=tuple(made(name, "feature") for name in features),
-        labels=tuple(made(name, "label") for name in labels),
-        stack_features=stack_features,
-    )
+        def made(name: str, role: Literal["feature", "label"]) -> Column:
+            column = Column(
+                name=name,
+                role=role,
+                dtype=dtype_of.get(name),
+                shape=shape_of.get(name),
+                allow_nan=self.allow_nan if isinstance(self.allow_nan, bool) else name in nan,
+            )
+            _check_type(available, column)
+            return column
+
+        return Columns(
+            features=tuple(made(name, "feature") for name in features),
+            labels=tuple(made(name, "label") for name in labels),
+            stack_features=self.stack_features,
+        )
 
 
 def _listed(names: Names) -> list[str] | None:

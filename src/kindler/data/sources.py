@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from kindler.data.ahead import ahead
 from kindler.data.arrays import is_local_data, kind, named, values
 from kindler.data.columns import Columns
 from kindler.data.parquet import ParquetFiles, scan, schema, share
-from kindler.data.plan import Names, column_plan
+from kindler.data.plan import ColumnOptions
 from kindler.data.spool import Spool, SpoolWriter
 from kindler.errors import ConfigError, DataError
 
@@ -30,7 +30,6 @@ __all__ = [
     "ParquetSource",
     "Source",
     "arrow_source",
-    "column_plan",
     "is_local_data",
     "kind",
     "parquet_source",
@@ -106,67 +105,32 @@ class DeliveredSource:
         """What was written goes with the worker's scratch."""
 
 
-def parquet_source(
-    files: ParquetFiles,
-    *,
-    feature_cols: Names = None,
-    label_cols: Names = None,
-    dtypes: Mapping[str, Any] | None = None,
-    shapes: Mapping[str, int | Sequence[int]] | None = None,
-    stack_features: bool = False,
-    allow_nan: bool | Sequence[str] = False,
-    need_labels: bool = True,
-) -> ParquetSource:
+def parquet_source(files: ParquetFiles, options: ColumnOptions | None = None) -> ParquetSource:
     """A source of Parquet files whose columns were checked, in every file, before anything starts."""
     found = schema(files)
-    columns = column_plan(
-        dict(zip(found.names, found.types, strict=True)),
-        feature_cols,
-        label_cols,
-        dtypes=dtypes,
-        shapes=shapes,
-        stack_features=stack_features,
-        allow_nan=allow_nan,
-        need_labels=need_labels,
-    )
+    columns = (options or ColumnOptions()).plan(dict(zip(found.names, found.types, strict=True)))
     schema(files, columns.names)
     return ParquetSource(files, columns)
 
 
-def arrow_source(
-    data: Any,
-    *,
-    scratch: Path,
-    feature_cols: Names = None,
-    label_cols: Names = None,
-    dtypes: Mapping[str, Any] | None = None,
-    shapes: Mapping[str, int | Sequence[int]] | None = None,
-    stack_features: bool = False,
-    allow_nan: bool | Sequence[str] = False,
-    need_labels: bool = True,
-) -> FolderSource:
+def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Path) -> FolderSource:
     """Data in memory, written to a spool in a new folder below `scratch`.
 
     Args:
         data: See `kindler.data.arrays.named` for the forms.
+        options: Which columns; a form that says what are inputs and targets answers what is left open.
         scratch: A folder on this machine.
-        feature_cols: As the other options: see `column_plan`.
 
     Raises:
         ConfigError: Not data, columns of different lengths, or options that do not fit it.
         DataError: No rows, or a value that cannot feed a model.
     """
-    found = named(data)
-    columns = column_plan(
-        found.types,
-        found.features if feature_cols is None else feature_cols,
-        found.labels if label_cols is None and need_labels else label_cols,
-        dtypes=dtypes,
-        shapes=shapes,
-        stack_features=stack_features,
-        allow_nan=allow_nan,
-        need_labels=need_labels,
-    )
+    found, asked = named(data), options or ColumnOptions()
+    if asked.feature_cols is None:
+        asked = replace(asked, feature_cols=found.features)
+    if asked.label_cols is None and asked.need_labels:
+        asked = replace(asked, label_cols=found.labels)
+    columns = asked.plan(found.types)
     arrays = {name: values(found.columns[name], name) for name in columns.names}
     rows = _one_length({name: len(array) for name, array in arrays.items()})
     if not rows:

@@ -14,7 +14,6 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,9 +170,3 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
             raise ConnectionError("the other end closed the connection")
         parts.append(part)
     return b"".join(parts)
-
-
-def chunks(data: bytes, size: int) -> Sequence[memoryview]:
-    """`data` in pieces of at most `size` bytes; at least one piece, which may be empty."""
-    view = memoryview(data)
-    return [view[i : i + size] for i in range(0, max(len(data), 1), size)]

@@ -26,7 +26,9 @@ def main(folder: str) -> None:
         model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), loss=nn.MSELoss(), workers=2
     )
     inline = est.fit(frame, epochs=5, batch_size=50, verbose=0)
-    direct = est.fit(spark.read.parquet(f"{folder}/frame"), epochs=5, batch_size=50, ingest="direct", verbose=0)
+    direct = est.fit(
+        spark.read.parquet(f"{folder}/frame"), epochs=5, batch_size=50, ingest="direct", verbose=0
+    )
     scored = est.predict(frame).collect()
     expected = est.predict(x)[:, 0]
     seen = {

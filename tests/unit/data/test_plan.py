@@ -8,8 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kindler.data.plan import column_plan
+from kindler.data.columns import Columns
+from kindler.data.plan import ColumnOptions
 from kindler.errors import ConfigError, DataError
+
+
+def column_plan(available: Any, feature_cols: Any = None, label_cols: Any = None, **options: Any) -> Columns:
+    return ColumnOptions(feature_cols=feature_cols, label_cols=label_cols, **options).plan(available)
 
 
 def names(available: Any, *args: Any, **options: Any) -> tuple[list[str], list[str]]:

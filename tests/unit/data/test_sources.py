@@ -15,6 +15,7 @@ import pytest
 
 from kindler.data.columns import Column, Columns
 from kindler.data.parquet import inspect
+from kindler.data.plan import ColumnOptions
 from kindler.data.sources import (
     DeliveredSource,
     FolderSource,
@@ -32,7 +33,7 @@ Y = np.arange(6)
 
 
 def opened(data: Any, scratch: Path, **options: Any) -> dict[str, np.ndarray[Any, Any]]:
-    return arrow_source(data, scratch=scratch, **options).open(0, 1, scratch).arrays
+    return arrow_source(data, ColumnOptions(**options), scratch=scratch).open(0, 1, scratch).arrays
 
 
 def gathered(source: Source, size: int, scratch: Path, name: str = "y") -> list[Any]:
