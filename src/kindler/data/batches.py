@@ -6,6 +6,7 @@ Which rows make a step is decided by `steps`; what happens with them is the repl
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from kindler.data.spool import Layout, Spool
 from kindler.errors import ConfigError
 
 __all__ = ["Batch", "Batches", "inputs"]
+
+_PREFETCH = 2
 
 
 @dataclass(slots=True)
@@ -48,7 +51,8 @@ class Batches:
         batch_size: Rows of one step over all workers.
         seed: With the epoch and the rank, fixes the order.
         shuffle: Take the rows in a new order in each epoch; otherwise in their own.
-        prefetch: How many batches are made ahead, by a thread; 0 makes them when asked.
+        prefetch: How many batches are made ahead, by a thread; 0 makes them when asked; None does that
+            for data that fits in memory, where taking a batch is quicker than handing it over.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class Batches:
         batch_size: int,
         seed: int = 0,
         shuffle: bool = True,
-        prefetch: int = 2,
+        prefetch: int | None = None,
     ) -> None:
         if counts[rank] != spool.rows:
             raise ValueError(f"rank {rank} has {spool.rows} rows, but counts say {list(counts)}.")
@@ -72,7 +76,7 @@ class Batches:
         self._rank = rank
         self._seed = seed
         self._shuffle = shuffle
-        self._prefetch = prefetch
+        self._prefetch = _ahead_for(spool) if prefetch is None else prefetch
         self._features = [spool.arrays[column.name] for column in columns.features]
         self._labels = [(column, spool.arrays[column.name]) for column in columns.labels]
         if columns.stack_features:
@@ -120,6 +124,13 @@ def inputs(columns: Columns, arrays: Sequence[Array]) -> tuple[Array, ...]:
     # Not reshape(rows, -1): a step without rows has no width to be inferred.
     matrices = [a.reshape(len(a), math.prod(a.shape[1:])).astype(np.float32, copy=False) for a in arrays]
     return (np.concatenate(matrices, axis=1),)
+
+
+def _ahead_for(spool: Spool) -> int:
+    """A thread pays where rows come from the disk: when the spool takes most of the memory."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    nbytes = sum(array.nbytes for array in spool.arrays.values())
+    return _PREFETCH if nbytes > memory // 4 else 0
 
 
 def _taken(array: Array, rows: slice | Array) -> Array:

@@ -24,6 +24,7 @@ from typing import Any
 from kindler.engine.channel import Channel, ChannelClosed
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
 _OWNER_CHECK_S = 1.0
 
 
@@ -181,7 +182,7 @@ class _Nursery:
     def _become_child(self, environment: dict[str, str], control: int, output: int) -> None:
         status = 1
         try:
-            _die_with_parent()
+            _set_up_process()
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
@@ -255,9 +256,12 @@ def _kill_group(pid: int) -> bool:
     return alive
 
 
-def _die_with_parent() -> None:
+def _set_up_process() -> None:
+    """Die with the nursery, and wake from short naps in time: workers wait for each other in those."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_TIMERSLACK, 1)
 
 
 def _flush() -> None:

@@ -29,7 +29,7 @@ __all__ = ["Channel", "HostRanks", "Rendezvous", "Segment", "channels"]
 
 _LINE_BYTES = 64  # one cache line: counters of two ranks never share one
 _ALIGN_BYTES = 4096
-_SPINS = 200  # under 0.1 ms of looking before the core is left to others, the awaited rank among them
+_SPIN_S = 0.00005  # looking without a pause before the core is left to others, the awaited rank among them
 _NAP_S = 0.00002
 _LONG_NAP_S = 0.001
 _NAP_SHARE = 0.1  # a nap is at most this part of the wait so far: late by little, and looks stay few
@@ -268,16 +268,14 @@ def _add_up(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 
 
 def _wait_until(ready: Callable[[], bool], timeout_s: float) -> None:
-    """Look, then nap between looks; returns when it is so or the time is over."""
-    for _ in range(_SPINS):
-        if ready():
-            return
+    """Look without a pause, then nap between looks; returns when it is so or the time is over."""
     start = time.monotonic()
     while not ready():
         waited = time.monotonic() - start
         if waited > timeout_s:
             return
-        time.sleep(min(max(_NAP_S, waited * _NAP_SHARE), _LONG_NAP_S))
+        if waited > _SPIN_S:
+            time.sleep(min(max(_NAP_S, waited * _NAP_SHARE), _LONG_NAP_S))
 
 
 def _fence() -> None:
