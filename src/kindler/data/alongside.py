@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from operator import add
 
 import pyarrow as pa
 
 from kindler.data.batches import inputs
-from kindler.data.columns import Array, Columns, to_numpy
+from kindler.data.columns import Array, Columns, Where, to_numpy
 
 __all__ = ["Alongside", "features_of"]
 
 
-def features_of(columns: Columns, batch: pa.RecordBatch | pa.Table, first_row: int) -> tuple[Array, ...]:
-    """What the model is called with for these rows; errors count rows from `first_row`."""
-    arrays = [
-        to_numpy(batch.column(column.name), column, where=lambda i: first_row + i)
-        for column in columns.features
-    ]
+def features_of(columns: Columns, batch: pa.RecordBatch | pa.Table, where: Where) -> tuple[Array, ...]:
+    """What the model is called with for these rows; errors name a row by `where`."""
+    arrays = [to_numpy(batch.column(column.name), column, where=where) for column in columns.features]
     return inputs(columns, arrays)
 
 
@@ -40,7 +39,7 @@ class Alongside:
         for batch in batches:
             self._waiting.append(pa.Table.from_batches([batch]))
             first, self._row = self._row, self._row + batch.num_rows
-            yield features_of(self._columns, batch, first)
+            yield features_of(self._columns, batch, partial(add, first))
 
     def joined(
         self,

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark import BarrierTaskContext
 from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +31,7 @@ from kindler.engine.outcome import Outcome, pack, unpack
 from kindler.engine.supervisor import Aborted, Job, Supervisor
 from kindler.engine.worker import describe
 from kindler.errors import DataError, KindlerError, TrainingError, WorkerLost
-from kindler.spark.frames import FEED, ROW, Feed, feed_frame
+from kindler.spark.frames import FEED, ROW, Feed, Where, feed_frame
 from kindler.spark.session import is_connect
 
 __all__ = ["run"]
@@ -40,7 +39,6 @@ __all__ = ["run"]
 _RESULT = "rank int, part int, payload binary"
 _BATCH_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
 _BATCH_BYTES = 4 << 20  # small enough to stay in cache on its way, large enough to amortise the call
-_PARTITION_SHIFT = 33  # monotonically_increasing_id: the partition above, the row in it below
 
 
 def run(job: Job, *, spark: SparkSession, feeds: Sequence[Feed], listener: Listener) -> list[Outcome]:
@@ -214,19 +212,8 @@ def _spool(
                 part = batch if (feed == number).all() else batch.filter(pa.array(feed == number))
                 if part.num_rows:
                     ids = part.column(ROW).to_numpy()
-                    writer.append(part, where=_Where(ids))
+                    writer.append(part, where=Where(ids))
                     writer.append_order(ids)
-
-
-class _Where:
-    """Names a row by where it stood in the frame."""
-
-    def __init__(self, ids: np.ndarray[Any, Any]) -> None:
-        self._ids = ids
-
-    def __call__(self, index: int) -> str:
-        row_id = int(self._ids[index])
-        return f"{row_id & ((1 << _PARTITION_SHIFT) - 1)} of partition {row_id >> _PARTITION_SHIFT}"
 
 
 def _local_folder(rank: int) -> Path | None:

@@ -25,7 +25,9 @@ from kindler.spark.session import is_connect
 __all__ = [
     "FEED",
     "ROW",
+    "UNNUMBERED",
     "Feed",
+    "Where",
     "arrow_types",
     "feed_frame",
     "packed_frame",
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 ROW = "_kindler_row"  # where a row stood in the frame, so that its order survives the shuffle
+UNNUMBERED = -1  # what ROW holds in a stream, whose rows Spark cannot number
+_PARTITION_SHIFT = 33  # monotonically_increasing_id: the partition above, the row in it below
 _PACKED_BYTES = 64 << 20
 FEED = "_kindler_feed"  # which of several frames a row belongs to
 
@@ -44,6 +48,19 @@ class Feed:
     name: str
     frame: DataFrame
     columns: Columns
+
+
+class Where:
+    """Names a row by where it stood in the frame, out of what `ROW` holds."""
+
+    def __init__(self, ids: np.ndarray[Any, Any]) -> None:
+        self._ids = ids
+
+    def __call__(self, index: int) -> str:
+        row_id = int(self._ids[index])
+        if row_id == UNNUMBERED:
+            return f"{index} of its batch"
+        return f"{row_id & ((1 << _PARTITION_SHIFT) - 1)} of partition {row_id >> _PARTITION_SHIFT}"
 
 
 def arrow_types(frame: DataFrame) -> dict[str, pa.DataType | None]:
