@@ -89,7 +89,7 @@ def locally(path: Path, workers: int, *, pinned: bool) -> float:
     from kindler.data.sources import parquet_source
     from kindler.engine import local
 
-    source = parquet_source(parquet.inspect(path), feature_cols="features", label_cols="label")
+    source = parquet_source(parquet.inspect(path))
     outcomes = local.run(_job(source, workers, pinned=pinned), listener=lambda event: None)
     return max(json.loads(outcome.buffers[0])["seconds"] for outcome in outcomes)
 

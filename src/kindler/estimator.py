@@ -412,6 +412,7 @@ class Estimator:
                 seed=self._seed,
                 device=self._device,
                 settings=self._settings,
+                show=verbose > 0,
                 **task,
             )
             buffers = (cloudpickle.dumps(plan), self._model.pack(self._model.spec), self._state)

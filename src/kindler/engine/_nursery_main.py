@@ -7,6 +7,7 @@ asker closes it, the child is killed; when the child ends, the asker is told how
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -61,6 +62,10 @@ def _preload(names: list[str]) -> str | None:
                 getattr(loaded, function)()
     except BaseException:  # noqa: BLE001 - whatever it is, those who ask for a child are told
         return traceback.format_exc()
+    # What was imported lives as long as the process: children need not look through it for garbage,
+    # which would also copy every page of it.
+    gc.collect()
+    gc.freeze()
     return None
 
 

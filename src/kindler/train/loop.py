@@ -63,7 +63,11 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, state: bytes) -> Sequenc
         replica.load_state(state)
     data = _batches(worker, task, task.data, "data", shuffle=task.shuffle and task.epochs > 0)
     with _attached(worker, task, replica):
-        rows = _fit(worker, task, replica, data) if task.epochs else [_pass(worker, replica, data, show=True)]
+        rows = (
+            _fit(worker, task, replica, data)
+            if task.epochs
+            else [_pass(worker, replica, data, show=task.show)]
+        )
     if worker.rank != 0:
         return [b"", b""]
     told = json.dumps({"rows": rows, "layout": data.layout}).encode()
@@ -93,6 +97,7 @@ def _fit(worker: Worker, task: Task, replica: Replica, train: Batches) -> list[d
     validation = (
         _batches(worker, task, task.validation, "validation_data", shuffle=False) if task.validation else None
     )
+    shown = task.show and worker.rank == 0
     view = Run(rank=worker.rank, size=worker.size, replica=replica)
     hooks: Sequence[Callback] = task.callbacks
     rows: list[dict[str, Any]] = []
@@ -102,7 +107,7 @@ def _fit(worker: Worker, task: Task, replica: Replica, train: Batches) -> list[d
     while replica.epoch < last and replica.step < end_step and view.stopping is None:
         view.epoch = replica.epoch + 1
         _each(hooks, "on_epoch_begin", view)
-        row = _epoch(worker, replica, train, view, hooks, last=last, end_step=end_step)
+        row = _epoch(worker, replica, train, view, hooks, last=last, end_step=end_step, shown=shown)
         if validation is not None:
             logs = _pass(worker, replica, validation)
             row |= {f"val_{name}": value for name, value in logs.items()}
@@ -126,12 +131,13 @@ def _epoch(
     *,
     last: int,
     end_step: int,
+    shown: bool,
 ) -> dict[str, Any]:
     """One pass of training; its row of the history."""
     started = reported = time.perf_counter()
     first_step = replica.step
     replica.begin_epoch(view.epoch)
-    if worker.rank == 0:
+    if shown:
         _progress(worker, replica, view.epoch, last, 0, train.steps)
     with closing(train.epoch(view.epoch)) as batches:
         for batch in batches:
@@ -139,7 +145,7 @@ def _epoch(
             view.step = replica.step
             _each(hooks, "on_step_end", view)
             now = time.perf_counter()
-            if worker.rank == 0 and now - reported > _REPORT_EVERY_S:
+            if shown and now - reported > _REPORT_EVERY_S:
                 reported = now
                 _progress(worker, replica, view.epoch, last, replica.step - first_step, train.steps)
             if replica.step >= end_step:

@@ -27,6 +27,7 @@ class Task:
         device: "auto", "cpu", "cuda" or "cuda:N".
         callbacks: Hooks of the user's.
         model_dir: Where a checkpoint is written after each epoch.
+        show: Whether anybody looks at the progress within an epoch.
         settings: Time limits, threads.
     """
 
@@ -41,4 +42,5 @@ class Task:
     device: str = "auto"
     callbacks: tuple[Any, ...] = ()
     model_dir: str | None = None
+    show: bool = True
     settings: RunSettings = field(default_factory=RunSettings)
