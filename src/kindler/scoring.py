@@ -98,7 +98,7 @@ def predict_files(
         raise ConfigError(f"output_path={str(output_path)!r} exists already; nothing is overwritten.")
     files = parquet.inspect(data)
     source = parquet_source(files, request.options)
-    _refuse_taken(request.predictor(source.columns).names(1), parquet.schema(files).names)
+    _refuse_taken(request.output_cols or ("prediction",), parquet.schema(files).names)
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent)
     try:
@@ -134,12 +134,13 @@ def _frame(frame: Any, request: Request) -> Any:
     from kindler.spark.frames import arrow_types, plain_parquet
     from kindler.spark.predict import first_row, predict_frame
 
-    columns = request.options.plan(arrow_types(frame))
+    types = arrow_types(frame)
+    columns = request.options.plan(types)
     predictor = request.predictor(columns, threads=1)
     files = None
     if request.ingest != "inline":
         files = plain_parquet(frame, columns.names, must=request.ingest == "direct")
-    sample = _zeros(columns, request.layout, arrow_types(frame))
+    sample = _zeros(columns, request.layout, types)
     if sample is None:
         if frame.isStreaming:
             raise ConfigError(
@@ -148,10 +149,12 @@ def _frame(frame: Any, request: Request) -> Any:
             )
         sample = _sample(first_row(frame, columns), columns)
     outputs = next(predictor.score([inputs(columns, sample)]))
+    names = predictor.names(len(outputs))
+    _refuse_taken(names, frame.columns)
     return predict_frame(
         frame,
         predictor,
-        names=predictor.names(len(outputs)),
+        names=names,
         types=[arrow_type(output.dtype, output.ndim) for output in outputs],
         convert=to_arrow,
         direct=files is not None,

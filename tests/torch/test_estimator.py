@@ -284,6 +284,24 @@ def test_a_parquet_path_is_scored_into_files_in_the_same_order(tmp_path: Path) -
         est.predict(tmp_path / "in.parquet", feature_cols="x", output_path=tmp_path / "out")
 
 
+class Twice(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x.sum(1)
+
+
+def test_a_parquet_path_is_scored_by_a_model_of_several_outputs(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": list(X)}), tmp_path / "in.parquet")
+    est = Estimator.from_torch(model=Twice(), workers=1)
+
+    written = est.predict(
+        tmp_path / "in.parquet", output_cols=["same", "total"], output_path=tmp_path / "out", verbose=0
+    )
+
+    scored = pq.read_table(written)
+    assert scored.column("same").to_pylist() == X.tolist()
+    np.testing.assert_allclose(scored.column("total").to_numpy(), X.sum(1), rtol=1e-5)
+
+
 def test_a_callback_can_end_the_run_on_all_workers() -> None:
     class Enough(Callback):
         def on_epoch_end(self, run: Any, logs: dict[str, Any]) -> None:

@@ -26,7 +26,6 @@ from pyspark.sql.types import StructField, StructType
 from kindler.data.alongside import Alongside, features_of
 from kindler.data.columns import Columns
 from kindler.data.parquet import RowReader
-from kindler.errors import ConfigError
 from kindler.spark.frames import ROW, UNNUMBERED, Where
 
 __all__ = ["Scorer", "first_row", "predict_frame"]
@@ -64,12 +63,6 @@ def predict_frame(
         convert: Makes an Arrow column of an output.
         direct: The frame is a plain Parquet scan whose files Python may read itself.
     """
-    taken = [name for name in names if name in frame.columns]
-    if taken:
-        raise ConfigError(
-            f"the frame already has {taken}; predictions would overwrite them.\n"
-            "Hint: predict(..., output_cols=[...]) gives them other names."
-        )
     fields = [StructField(name, from_arrow_type(kind)) for name, kind in zip(names, types, strict=True)]
     if not hasattr(F, "arrow_udf"):
         return _through_rows(frame, scorer, fields, convert)
