@@ -6,54 +6,32 @@ engine starts the workers, `train` runs on them, `inference` scores.
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import cloudpickle
+from typing import Any, Literal
 
 from kindler import scoring
+from kindler.arguments import (
+    at_least_one,
+    backend_complaints,
+    callback_complaints,
+    engine_complaints,
+    ingest_complaints,
+    needs,
+    refuse,
+)
 from kindler.config import RunSettings
 from kindler.data.plan import ColumnOptions, Names
 from kindler.engine import local
-from kindler.engine.gang import new_run_id, new_secret
-from kindler.engine.hub import Event
-from kindler.engine.outcome import Outcome
-from kindler.engine.supervisor import Job
-from kindler.errors import ConfigError, NotFittedError
+from kindler.errors import NotFittedError
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.inputs import Ingest, choose_engine, prepare, session_for
+from kindler.inputs import Ingest
+from kindler.runs import Engine, Model, Plan, Results, job_of, run
 from kindler.train.checkpoint import write_file
 from kindler.train.history import History
-from kindler.train.progress import Progress
-from kindler.train.task import Task
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from kindler.spark.frames import Feed
 
 __all__ = ["Estimator"]
-
-Engine = Literal["auto", "local", "spark"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Model:
-    """The user's model in the hands of its framework."""
-
-    framework: str
-    spec: Any
-    pack: Callable[[Any], bytes]
-    extra_preload: tuple[str, ...] = ()
-
-    @property
-    def preload(self) -> tuple[str, ...]:
-        return (FRAMEWORKS.spec(self.framework).preload, *self.extra_preload)
 
 
 class Estimator:
@@ -65,7 +43,7 @@ class Estimator:
 
     def __init__(
         self,
-        model: _Model,
+        model: Model,
         *,
         workers: int | None,
         engine: Engine,
@@ -154,14 +132,14 @@ class Estimator:
             accumulation_steps=accumulation_steps,
             inputs=inputs,
         )
-        _refuse(
+        refuse(
             *check(spec),
-            *_engine_complaints(workers, engine),
-            *_backend_complaints(backend),
+            *engine_complaints(workers, engine),
+            *backend_complaints(backend),
         )
         uses_torchmetrics = "torchmetrics" in {type(m).__module__.partition(".")[0] for m in _flat(metrics)}
         return cls(
-            _Model(
+            Model(
                 framework="torch",
                 spec=spec,
                 pack=dumps,
@@ -232,11 +210,11 @@ class Estimator:
             stack_features=stack_features,
             allow_nan=allow_nan,
         )
-        _refuse(
-            *_needs(self._model.spec, "optimizer", "loss"),
-            *_at_least_one(epochs=epochs, batch_size=batch_size, max_steps=max_steps),
-            *_ingest_complaints(ingest),
-            *_callback_complaints(callbacks),
+        refuse(
+            *needs(self._model.spec, "optimizer", "loss"),
+            *at_least_one(epochs=epochs, batch_size=batch_size, max_steps=max_steps),
+            *ingest_complaints(ingest),
+            *callback_complaints(callbacks),
         )
         results = self._run(
             data,
@@ -252,11 +230,10 @@ class Estimator:
             callbacks=tuple(callbacks or ()),
             model_dir=self._model_dir,
         )
-        rows, self._layout = results["rows"], results["layout"]
-        self._options = options
-        self._set_state(results["state"])
-        self.history = History([*self.history, *rows])
-        return History(rows)
+        self._layout, self._options = results.layout, options
+        self._set_state(results.state)
+        self.history = History([*self.history, *results.rows])
+        return History(results.rows)
 
     def evaluate(
         self,
@@ -278,10 +255,10 @@ class Estimator:
         num_samples, as a single process would have computed them.
         """
         options = self._column_options(feature_cols, label_cols, shapes, dtypes, stack_features, allow_nan)
-        _refuse(
-            *_needs(self._model.spec, "loss"),
-            *_at_least_one(batch_size=batch_size),
-            *_ingest_complaints(ingest),
+        refuse(
+            *needs(self._model.spec, "loss"),
+            *at_least_one(batch_size=batch_size),
+            *ingest_complaints(ingest),
         )
         results = self._run(
             data,
@@ -292,8 +269,7 @@ class Estimator:
             what="evaluate",
             batch_size=batch_size,
         )
-        figures: dict[str, Any] = results["rows"][0]
-        return figures
+        return results.rows[0]
 
     def predict(
         self,
@@ -327,7 +303,7 @@ class Estimator:
             ingest: "direct" reads a plain Parquet scan's files in Python, "inline" sends rows through Spark.
         """
         options = self._column_options(feature_cols, None, shapes, dtypes, stack_features, True)
-        _refuse(*_at_least_one(batch_size=batch_size), *_ingest_complaints(ingest))
+        refuse(*at_least_one(batch_size=batch_size), *ingest_complaints(ingest))
         request = scoring.Request(
             framework=self._model.framework,
             spec=self._model.pack(self._model.spec),
@@ -347,7 +323,13 @@ class Estimator:
             request,
             output_path,
             run=lambda job, show: local.run(job, listener=show),
-            job=self._job("kindler.inference.files:run", (), self._workers or local.slots()),
+            job=job_of(
+                self._model,
+                self._settings,
+                target="kindler.inference.files:run",
+                buffers=(),
+                workers=self._workers or local.slots(),
+            ),
             verbose=verbose,
         )
 
@@ -389,69 +371,24 @@ class Estimator:
         verbose: int,
         what: str,
         **task: Any,
-    ) -> dict[str, Any]:
-        """One gang, from what the user handed in to what rank 0 returned."""
-        on_spark = choose_engine(self._engine, data, validation) == "spark"
-        spark = session_for(data, validation) if on_spark else None
-        with tempfile.TemporaryDirectory(prefix="kindler-driver-") as folder:
-            feeds: list[Feed] = []
-            sources: list[Any] = []
-            for name, item in (("data", data), ("validation", validation)):
-                if item is None:
-                    sources.append(None)
-                    continue
-                source, feed = prepare(
-                    item, name=name, options=options, spark=spark, ingest=ingest, scratch=Path(folder)
-                )
-                sources.append(source)
-                feeds += [feed] if feed is not None else []
-            plan = Task(
-                framework=self._model.framework,
-                data=sources[0],
-                validation=sources[1],
-                seed=self._seed,
-                device=self._device,
-                settings=self._settings,
-                show=verbose > 0,
-                **task,
-            )
-            buffers = (cloudpickle.dumps(plan), self._model.pack(self._model.spec), self._state)
-            with Progress(verbose=verbose, what=what) as progress:
-                outcomes = self._launch(buffers, spark, feeds, _listener(progress), folder)
-        told = json.loads(outcomes[0].buffers[0])
-        return {"rows": told["rows"], "layout": told["layout"], "state": outcomes[0].buffers[1]}
-
-    def _launch(
-        self,
-        buffers: tuple[bytes, ...],
-        spark: SparkSession | None,
-        feeds: Sequence[Feed],
-        listener: Callable[[Event], None],
-        folder: str,
-    ) -> list[Outcome]:
-        target = "kindler.train.loop:run"
-        if spark is None:
-            job = self._job(target, buffers, self._workers or local.slots())
-            return local.run(replace(job, debris=(folder,)), listener=listener)
-        from kindler.spark import engine
-        from kindler.spark.slots import resolve_workers, task_threads
-
-        workers = resolve_workers(spark, self._workers, self._settings)
-        job = self._job(target, buffers, workers, threads=task_threads(spark, workers))
-        return engine.run(job, spark=spark, feeds=feeds, listener=listener)
-
-    def _job(self, target: str, buffers: tuple[bytes, ...], workers: int, threads: int | None = None) -> Job:
-        settings = self._settings
-        return Job(
-            target=target,
-            buffers=buffers,
-            size=workers,
-            run_id=new_run_id(),
-            secret=new_secret(),
-            preload=self._model.preload,
-            settings=settings,
-            threads=settings.threads or threads,
+    ) -> Results:
+        plan = Plan(
+            model=self._model,
+            data=data,
+            validation=validation,
+            options=options,
+            ingest=ingest,
+            state=self._state,
+            workers=self._workers,
+            engine=self._engine,
+            device=self._device,
+            seed=self._seed,
+            settings=self._settings,
+            verbose=verbose,
+            what=what,
+            task=task,
         )
+        return run(plan)
 
     def _column_options(
         self,
@@ -486,74 +423,6 @@ class Estimator:
             if self._state:
                 self._live.load_state(self._state)
         return self._live
-
-
-def _listener(progress: Progress) -> Callable[[Event], None]:
-    def hear(event: Event) -> None:
-        if event.kind == "log":
-            progress.log(event.rank, event.fields["line"])
-        else:
-            progress.report(event.fields)
-
-    return hear
-
-
-def _refuse(*complaints: str) -> None:
-    """All that is wrong at once, so that nobody mends one argument only to hear of the next."""
-    if complaints:
-        raise ConfigError(complaints[0] if len(complaints) == 1 else "\n".join(f"- {c}" for c in complaints))
-
-
-def _engine_complaints(workers: int | None, engine: str) -> list[str]:
-    found = []
-    if workers is not None and (not isinstance(workers, int) or workers < 1):
-        found.append(f"workers must be at least 1, or None for all slots; received {workers!r}.")
-    if engine not in ("auto", "local", "spark"):
-        found.append(f"engine must be 'auto', 'local' or 'spark'; received {engine!r}.")
-    return found
-
-
-def _backend_complaints(backend: str | None) -> list[str]:
-    known = ("bigdl", "torch_distributed", "horovod", "spark", "ray")
-    if backend is None or backend in known:
-        return []
-    return [f"backend={backend!r} is none of Orca's {list(known)}; leave it out, Kindler needs none."]
-
-
-def _ingest_complaints(ingest: str) -> list[str]:
-    if ingest in ("auto", "inline", "direct"):
-        return []
-    return [f"ingest must be 'auto', 'inline' or 'direct'; received {ingest!r}."]
-
-
-def _at_least_one(**given: int | None) -> list[str]:
-    return [
-        f"{name} must be a whole number of at least 1; received {value!r}."
-        for name, value in given.items()
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1)
-    ]
-
-
-def _needs(spec: Any, *names: str) -> list[str]:
-    return [
-        f"this needs {_an(name)}; give one to Estimator.from_torch({name}=...)."
-        for name in names
-        if getattr(spec, name) is None
-    ]
-
-
-def _an(name: str) -> str:
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
-
-
-def _callback_complaints(callbacks: Sequence[Any] | None) -> list[str]:
-    from kindler.train.callbacks import Callback
-
-    return [
-        f"callbacks must be kindler.Callback objects; received {item!r}."
-        for item in callbacks or ()
-        if not isinstance(item, Callback)
-    ]
 
 
 def _flat(metrics: Any) -> list[Any]:
