@@ -14,21 +14,63 @@ if TYPE_CHECKING:
     from kindler.spark.session import init as init
     from kindler.spark.session import stop as stop
     from kindler.train.callbacks import Callback as Callback
+    from kindler.train.callbacks import EarlyStopping as EarlyStopping
+    from kindler.train.callbacks import LearningRateMonitor as LearningRateMonitor
+    from kindler.train.callbacks import ModelCheckpoint as ModelCheckpoint
     from kindler.train.history import History as History
+    from kindler.train.triggers import EveryEpoch as EveryEpoch
+    from kindler.train.triggers import MaxEpoch as MaxEpoch
+    from kindler.train.triggers import MaxIteration as MaxIteration
+    from kindler.train.triggers import MaxScore as MaxScore
+    from kindler.train.triggers import MinLoss as MinLoss
+    from kindler.train.triggers import SeveralIteration as SeveralIteration
+    from kindler.train.triggers import TriggerAnd as TriggerAnd
+    from kindler.train.triggers import TriggerOr as TriggerOr
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "Callback": "kindler.train.callbacks",
+    "EarlyStopping": "kindler.train.callbacks",
     "Estimator": "kindler.estimator",
+    "EveryEpoch": "kindler.train.triggers",
     "History": "kindler.train.history",
+    "LearningRateMonitor": "kindler.train.callbacks",
+    "MaxEpoch": "kindler.train.triggers",
+    "MaxIteration": "kindler.train.triggers",
+    "MaxScore": "kindler.train.triggers",
+    "MinLoss": "kindler.train.triggers",
+    "ModelCheckpoint": "kindler.train.callbacks",
     "RunSettings": "kindler.config",
+    "SeveralIteration": "kindler.train.triggers",
+    "TriggerAnd": "kindler.train.triggers",
+    "TriggerOr": "kindler.train.triggers",
     "errors": "kindler",
     "init": "kindler.spark.session",
     "stop": "kindler.spark.session",
 }
 
-__all__ = ["Callback", "Estimator", "History", "RunSettings", "__version__", "errors", "init", "stop"]
+__all__ = [
+    "Callback",
+    "EarlyStopping",
+    "Estimator",
+    "EveryEpoch",
+    "History",
+    "LearningRateMonitor",
+    "MaxEpoch",
+    "MaxIteration",
+    "MaxScore",
+    "MinLoss",
+    "ModelCheckpoint",
+    "RunSettings",
+    "SeveralIteration",
+    "TriggerAnd",
+    "TriggerOr",
+    "__version__",
+    "errors",
+    "init",
+    "stop",
+]
 
 
 def __getattr__(name: str) -> Any:

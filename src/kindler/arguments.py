@@ -11,8 +11,11 @@ __all__ = [
     "at_least_one",
     "backend_complaints",
     "callback_complaints",
+    "checkpoint_complaints",
     "engine_complaints",
+    "epoch_complaints",
     "ingest_complaints",
+    "keras_complaints",
     "needs",
     "refuse",
 ]
@@ -54,6 +57,62 @@ def at_least_one(**given: int | None) -> list[str]:
     ]
 
 
+def checkpoint_complaints(
+    *,
+    model_dir: str | None,
+    resume: bool,
+    best_metric: str | None,
+    validated: bool,
+    checkpoint_trigger: Any,
+    end_trigger: Any,
+) -> list[str]:
+    from kindler.train.metric_names import parse
+    from kindler.train.triggers import Trigger
+
+    found = [
+        f"{name} must be a trigger, as kindler.EveryEpoch(); received {given!r}."
+        for name, given in (("checkpoint_trigger", checkpoint_trigger), ("end_trigger", end_trigger))
+        if given is not None and not isinstance(given, Trigger)
+    ]
+    wants = {"resume=True": resume, "best_metric": best_metric, "checkpoint_trigger": checkpoint_trigger}
+    if model_dir is None and any(wants.values()):
+        names = " and ".join(name for name, given in wants.items() if given)
+        found.append(f"{names} needs a folder of checkpoints; give model_dir=... to the estimator.")
+    if best_metric is not None:
+        try:
+            name, _ = parse(best_metric)
+        except ConfigError as exc:
+            found.append(f"best_metric: {exc}")
+        else:
+            if name.startswith("val_") and not validated:
+                found.append(f"best_metric={best_metric!r} needs validation_data.")
+    return found
+
+
+def epoch_complaints(
+    epochs: int | None, initial_epoch: int | None, validation_freq: int | Sequence[int]
+) -> list[str]:
+    found = []
+    if initial_epoch is not None and not 0 <= initial_epoch < (epochs or 1):
+        found.append(
+            f"initial_epoch={initial_epoch} must be less than epochs={epochs}, the number of the last epoch."
+        )
+    numbers = [validation_freq] if isinstance(validation_freq, int) else list(validation_freq)
+    if not all(isinstance(number, int) and number >= 1 for number in numbers):
+        found.append(
+            f"validation_freq must be at least 1, or numbers of epochs; received {validation_freq!r}."
+        )
+    return found
+
+
+def keras_complaints(framework: str, **given: Any) -> list[str]:
+    return [
+        f"{name} is for Keras models; the loss of a {framework} model weighs rows itself."
+        for name, value in given.items()
+        if value is not None and framework != "keras"
+    ]
+
+
 def needs(spec: Any, *names: str) -> list[str]:
     return [
         f"this needs {_an(name)}; give one to Estimator.from_torch({name}=...)."
@@ -66,11 +125,34 @@ def _an(name: str) -> str:
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
-def callback_complaints(callbacks: Sequence[Any] | None) -> list[str]:
-    from kindler.train.callbacks import Callback
+def _is_callback(item: Any, packages: tuple[str, ...]) -> bool:
+    kinds = [(cls.__name__, cls.__module__.partition(".")[0]) for cls in type(item).__mro__]
+    return any(name == "Callback" and package in packages for name, package in kinds)
 
-    return [
-        f"callbacks must be kindler.Callback objects; received {item!r}."
+
+def callback_complaints(
+    callbacks: Sequence[Any] | None, *, framework: str, validated: bool = True
+) -> list[str]:
+    base = ("kindler",) if framework == "torch" else ("keras", "tf_keras")
+    found = [
+        f"callbacks of a {framework} model must be {base[0]}.Callback objects; received {item!r}."
         for item in callbacks or ()
-        if not isinstance(item, Callback)
+        if not _is_callback(item, base)
     ]
+    found += [
+        "BackupAndRestore is what fit(resume=True) does, on all workers; leave it out and give model_dir."
+        for item in callbacks or ()
+        if type(item).__name__ == "BackupAndRestore"
+    ]
+    # One that keeps all epochs looks at no figure, though it may name one.
+    monitored = [
+        (type(item).__name__, str(getattr(item, "monitor", "")))
+        for item in callbacks or ()
+        if getattr(item, "save_best_only", True)
+    ]
+    found += [
+        f"{name}(monitor={figure!r}) needs validation_data."
+        for name, figure in monitored
+        if figure.startswith("val_") and not validated
+    ]
+    return found

@@ -19,7 +19,11 @@ class RunSettings:
         heartbeat_s: Seconds between a worker's signs of life.
         heartbeat_timeout_s: Seconds of silence after which a worker counts as lost.
         sync_timeout_s: Seconds a worker waits for the others at an exchange.
+        stall_timeout_s: Seconds without a step, an exchange or a report of any worker after which the run
+            fails with the stacks of all of them.
         stop_timeout_s: Seconds for workers to go away once they were told to.
+        max_failures: How often a run that lost a worker starts again from its last checkpoint.
+        retry_backoff_s: Seconds before it does so for the first time; twice as long each time, 30 at most.
         idle_s: Seconds that warm processes wait for the next run; 0 keeps none.
         threads: Compute threads per worker; None shares a machine's cores among its workers.
         shared_memory: Whether workers of one machine exchange through shared memory.
@@ -35,7 +39,10 @@ class RunSettings:
     heartbeat_s: float = 2.0
     heartbeat_timeout_s: float = 60.0
     sync_timeout_s: float = 1800.0
+    stall_timeout_s: float = 1800.0
     stop_timeout_s: float = 10.0
+    max_failures: int = 3
+    retry_backoff_s: float = 1.0
     idle_s: float = 300.0
     threads: int | None = None
     shared_memory: bool = True
@@ -46,6 +53,8 @@ class RunSettings:
             value = getattr(self, field.name)
             if field.name.endswith("_s") and not (value > 0 or (field.name == "idle_s" and value == 0)):
                 raise ConfigError(f"RunSettings({field.name}={value}): {field.name} must be more than 0.")
+        if self.max_failures < 0:
+            raise ConfigError(f"RunSettings(max_failures={self.max_failures}): must be 0 or more.")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"RunSettings(threads={self.threads}): threads must be at least 1.")
         if self.heartbeat_timeout_s <= self.heartbeat_s:

@@ -10,6 +10,7 @@
         ├── WorkerError                     the user's code raised on a worker (see `worker_error`)
         ├── WorkerLost                      a worker process, executor or host went away
         ├── StartTimeoutError (TimeoutError)  the gang did not come together in time
+        ├── StalledError (TimeoutError)     all workers live and none gets any further
         └── SyncError                       an exchange between workers broke
             └── SyncTimeoutError (TimeoutError)  some ranks never reached an exchange
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "KindlerError",
     "MissingExtraError",
     "NotFittedError",
+    "StalledError",
     "StartTimeoutError",
     "SyncError",
     "SyncTimeoutError",
@@ -151,6 +153,33 @@ class WorkerLost(TrainingError):
 
 class StartTimeoutError(TrainingError, TimeoutError):
     """The workers did not all come up in time."""
+
+
+class StalledError(TrainingError, TimeoutError):
+    """All workers live and none got any further for `RunSettings(stall_timeout_s=...)`.
+
+    Attributes:
+        ranks: The workers that the others wait for; all of them when none waits.
+        stacks: What each worker was doing, as text, by rank.
+    """
+
+    def __init__(
+        self, *, ranks: Sequence[int], hosts: Mapping[int, str], stacks: Mapping[int, str], waited_s: float
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.stacks = dict(stacks)
+        others = "; the others wait at an exchange" if len(self.ranks) < len(hosts) else ""
+        names = ", ".join(f"worker {rank} on {hosts.get(rank, 'an unknown host')}" for rank in self.ranks)
+        shown = "\n\n".join(
+            f"worker {rank} on {hosts.get(rank, 'an unknown host')} was at:\n"
+            f"{self.stacks.get(rank, '').rstrip() or '  (it did not answer)'}"
+            for rank in self.ranks
+        )
+        super().__init__(
+            f"no worker got any further for {waited_s:g} s. Stuck: {names}{others}.\n\n{shown}\n\n"
+            "Hint: the log has the stacks of all workers; if steps really take that long, raise"
+            " RunSettings(stall_timeout_s=...)."
+        )
 
 
 class SyncError(TrainingError):

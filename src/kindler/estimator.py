@@ -6,30 +6,42 @@ engine starts the workers, `train` runs on them, `inference` scores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from kindler import scoring
 from kindler.arguments import (
     at_least_one,
     backend_complaints,
     callback_complaints,
+    checkpoint_complaints,
     engine_complaints,
+    epoch_complaints,
     ingest_complaints,
+    keras_complaints,
     needs,
     refuse,
 )
 from kindler.config import RunSettings
 from kindler.data.plan import ColumnOptions, Names
 from kindler.engine import local
-from kindler.errors import NotFittedError
+from kindler.errors import ConfigError, NotFittedError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inputs import Ingest
 from kindler.runs import Engine, Model, Plan, Results, job_of, run
-from kindler.train.checkpoint import write_file
+from kindler.train.checkpoint import Header, read_checkpoint, write_checkpoint
+from kindler.train.checkpoints import Checkpoints
+from kindler.train.folder import beside, place
 from kindler.train.history import History
+from kindler.train.summaries import Summaries
+from kindler.train.task import ENDLESS
+from kindler.train.tensorboard import board, log_folder
+from kindler.train.triggers import Trigger
 
 __all__ = ["Estimator"]
 
@@ -51,18 +63,21 @@ class Estimator:
         model_dir: str | PathLike[str] | None,
         seed: int,
         settings: RunSettings,
+        log_dir: str | PathLike[str] | None = None,
     ) -> None:
         self._model = model
         self._workers = workers
         self._engine: Engine = engine
         self._device = device
-        self._model_dir = None if model_dir is None else str(Path(model_dir).absolute())
+        self._model_dir = None if model_dir is None else place(model_dir)
         self._seed = seed
         self._settings = settings
         self._state = b""
         self._options: ColumnOptions | None = None
         self._layout: dict[str, Any] = {}
         self._live: Any = None
+        self._log_dir = None if log_dir is None else log_folder(log_dir)
+        self._summaries = Summaries()
         self.history = History()
 
     @classmethod
@@ -88,6 +103,7 @@ class Estimator:
         inputs: Literal["positional", "dict"] = "positional",
         settings: RunSettings | None = None,
         backend: str | None = None,
+        log_dir: str | PathLike[str] | None = None,
     ) -> Estimator:
         """An estimator of a PyTorch model.
 
@@ -104,7 +120,8 @@ class Estimator:
             workers: How many; None is one for each slot of the Spark application, or each core.
             engine: "spark", "local", or "auto": Spark when the data is Spark's.
             device: "auto", "cpu", "cuda" or "cuda:N".
-            model_dir: A folder that gets a checkpoint after each epoch.
+            model_dir: The folder of checkpoints, or a URL that fsspec knows; see `fit`. Workers on several
+                machines must share it.
             seed: Decides initial weights of creators, the order of rows, and dropout.
             precision: "bf16" computes forward passes in bfloat16 where torch finds it safe.
             clip_norm: The largest norm of the whole gradient.
@@ -114,6 +131,7 @@ class Estimator:
             settings: Time limits, threads, shared memory.
             backend: Accepted for programs written for Orca ("bigdl", "torch_distributed", "horovod",
                 "spark", "ray"); all of them mean what Kindler does anyway.
+            log_dir: Where event files for TensorBoard are written, by the driver.
         """
         FRAMEWORKS.load("torch")
         from kindler.frameworks.torch_spec import TorchSpec, check, dumps
@@ -143,6 +161,7 @@ class Estimator:
                 framework="torch",
                 spec=spec,
                 pack=dumps,
+                lacking=needs,
                 extra_preload=("torchmetrics",) if uses_torchmetrics else (),
             ),
             workers=workers,
@@ -151,12 +170,82 @@ class Estimator:
             model_dir=model_dir,
             seed=seed,
             settings=settings or RunSettings(),
+            log_dir=log_dir,
+        )
+
+    @classmethod
+    def from_keras(
+        cls,
+        model: Any = None,
+        model_creator: Any = None,
+        config: Mapping[str, Any] | None = None,
+        compile_args_creator: Any = None,
+        workers: int | None = None,
+        engine: Engine = "auto",
+        model_dir: str | PathLike[str] | None = None,
+        seed: int = 0,
+        keras_backend: Literal["tensorflow", "jax", "torch"] | None = None,
+        *,
+        device: str = "auto",
+        inputs: Literal["auto", "positional", "dict"] = "auto",
+        log_dir: str | PathLike[str] | None = None,
+        settings: RunSettings | None = None,
+    ) -> Estimator:
+        """An estimator of a Keras model: Keras 3 on TensorFlow, JAX or PyTorch, or Keras 2 as `tf_keras`.
+
+        Args:
+            model: A compiled model: functional, sequential or subclassed.
+            model_creator: Instead of a model: a callable that returns a compiled one, called with `config`.
+            config: What creators are given.
+            compile_args_creator: Called with `config`; returns the arguments of `compile` for a model that
+                is not compiled yet.
+            workers: How many; None is one for each slot of the Spark application, or each core.
+            engine: "spark", "local", or "auto": Spark when the data is Spark's.
+            model_dir: The folder of checkpoints; see `fit`.
+            seed: Decides initial weights of creators, the order of rows, and dropout.
+            keras_backend: What workers compute with; None is what the model was made with, or what
+                `import keras` would choose here.
+            device: "auto", "cpu" or "cuda".
+            inputs: How several feature columns reach the model: in order ("positional"), by name ("dict"),
+                or by name where its inputs are named as the columns are ("auto").
+            log_dir: Where event files for TensorBoard are written.
+            settings: Time limits, threads, shared memory.
+        """
+        from kindler.frameworks.keras import library
+        from kindler.frameworks.keras.spec import KerasSpec, check, dumps, lacking
+
+        given = KerasSpec(
+            model=model,
+            model_creator=model_creator,
+            compile_args_creator=compile_args_creator,
+            config=dict(config or {}),
+            inputs=inputs,
+        )
+        refuse(*check(given), *engine_complaints(workers, engine))
+        chosen = library.backend_of(model, keras_backend)
+        library.require(chosen)
+        return cls(
+            Model(
+                framework="keras",
+                spec=replace(given, backend=chosen),
+                pack=dumps,
+                lacking=lacking,
+                entry="kindler.train.keras_loop:run",
+                environment=library.environment(chosen),
+            ),
+            workers=workers,
+            engine=engine,
+            device=device,
+            model_dir=model_dir,
+            seed=seed,
+            settings=settings or RunSettings(),
+            log_dir=log_dir,
         )
 
     def fit(
         self,
         data: Any,
-        epochs: int = 1,
+        epochs: int | None = None,
         batch_size: int = 32,
         feature_cols: Names = None,
         label_cols: Names = None,
@@ -171,18 +260,28 @@ class Estimator:
         allow_nan: bool | Sequence[str] = False,
         shuffle: bool = True,
         ingest: Ingest = "auto",
+        steps_per_epoch: int | None = None,
+        end_trigger: Trigger | None = None,
+        checkpoint_trigger: Trigger | None = None,
+        keep_checkpoints: int | None = 3,
+        best_metric: str | None = None,
+        resume: bool = False,
+        initial_epoch: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight_col: str | None = None,
     ) -> History:
         """Train on every row of `data` once per epoch.
 
         Args:
             data: A Spark DataFrame, a Parquet path or list of paths, a dict or tuple of numpy arrays, a
                 pandas DataFrame or a pyarrow Table.
-            epochs: How many more epochs.
+            epochs: How many more epochs; None is one, or until `end_trigger` fires.
             batch_size: Rows per step over all workers.
             feature_cols: The model's input columns, in its order; None finds "features" or "x".
             label_cols: The target columns; None finds "label" or "y".
             validation_data: Evaluated after each epoch; may be of another kind than `data`.
-            callbacks: `kindler.Callback` objects.
+            callbacks: `kindler.Callback` objects; for a Keras model those of Keras.
             max_steps: Optimizer steps after which to end, whatever `epochs` says.
             verbose: 0 shows neither progress nor what workers print.
             shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
@@ -192,29 +291,65 @@ class Estimator:
             shuffle: Take rows in a new order each epoch, fixed by the seed.
             ingest: How a DataFrame comes in: "direct" (workers read its Parquet files), "inline" (through
                 Spark), or "auto": direct where the frame is provably a plain scan.
+            steps_per_epoch: Steps of an epoch, each going on with the rows where the last one ended; None is
+                one pass over all rows.
+            end_trigger: Ends the run when it fires, or when `epochs` are over; what comes first.
+            checkpoint_trigger: When a checkpoint is written to `model_dir`; None is after every epoch.
+            keep_checkpoints: How many of the newest checkpoints are kept, whichever run wrote them; None
+                keeps all. The newest one of an epoch's end is kept besides.
+            best_metric: A figure of the history ("val_loss", "max:val_gain"); the checkpoint of the epoch
+                where it was best is kept too.
+            resume: Go on from the newest whole checkpoint in `model_dir`, with any number of workers, to
+                where the run that wrote it would have ended. Begins anew where there is none.
+            initial_epoch: As in Keras: count epochs from here, and `epochs` is the number of the last one.
+            validation_freq: Validate after every so many epochs, or after those of these numbers.
+            class_weight: For Keras: weights of rows by their label.
+            sample_weight_col: For Keras: a column with a weight per row.
 
         Returns:
-            A row per epoch.
+            A row per epoch; after `resume` also those of the run's earlier part.
 
         Raises:
             ConfigError: An argument cannot work (before any worker starts).
             DataError: A value in the data cannot be used.
             WorkerError: The model's own code raised; it is also an instance of what was raised.
-            WorkerLost: A worker went away.
+            WorkerLost: A worker went away. With `model_dir` the run has then gone on from its newest
+                checkpoint as often as `RunSettings.max_failures` allows.
         """
         options = ColumnOptions(
             feature_cols=feature_cols,
             label_cols=label_cols,
+            weight_col=sample_weight_col,
             shapes=shapes,
             dtypes=dtypes,
             stack_features=stack_features,
             allow_nan=allow_nan,
         )
         refuse(
-            *needs(self._model.spec, "optimizer", "loss"),
-            *at_least_one(epochs=epochs, batch_size=batch_size, max_steps=max_steps),
+            *self._model.lacking(self._model.spec, "optimizer", "loss"),
+            *keras_complaints(
+                self._model.framework, class_weight=class_weight, sample_weight_col=sample_weight_col
+            ),
+            *epoch_complaints(epochs, initial_epoch, validation_freq),
+            *at_least_one(
+                epochs=epochs,
+                batch_size=batch_size,
+                max_steps=max_steps,
+                steps_per_epoch=steps_per_epoch,
+                keep_checkpoints=keep_checkpoints,
+            ),
+            *checkpoint_complaints(
+                model_dir=self._model_dir,
+                resume=resume,
+                best_metric=best_metric,
+                validated=validation_data is not None,
+                checkpoint_trigger=checkpoint_trigger,
+                end_trigger=end_trigger,
+            ),
             *ingest_complaints(ingest),
-            *callback_complaints(callbacks),
+            *callback_complaints(
+                callbacks, framework=self._model.framework, validated=validation_data is not None
+            ),
         )
         results = self._run(
             data,
@@ -223,16 +358,28 @@ class Estimator:
             ingest=ingest,
             verbose=verbose,
             what="epoch",
+            resume=resume,
             batch_size=batch_size,
-            epochs=epochs,
+            epochs=(epochs or (1 if end_trigger is None else ENDLESS)) - (initial_epoch or 0),
+            initial_epoch=initial_epoch,
+            validation_freq=validation_freq if isinstance(validation_freq, int) else tuple(validation_freq),
+            class_weight=None if class_weight is None else dict(class_weight),
+            weighted=sample_weight_col is not None,
             max_steps=max_steps,
+            steps_per_epoch=steps_per_epoch,
+            end_trigger=end_trigger,
+            checkpoint_trigger=checkpoint_trigger,
+            keep_checkpoints=keep_checkpoints,
+            best_metric=best_metric,
             shuffle=shuffle,
             callbacks=tuple(callbacks or ()),
             model_dir=self._model_dir,
         )
-        self._layout, self._options = results.layout, options
+        self._layout, self._options = results.layout, replace(options, weight_col=None)
         self._set_state(results.state)
-        self.history = History([*self.history, *results.rows])
+        began = results.rows[0]["epoch"] if resume and results.rows else math.inf
+        before = [row for row in self.history if row["epoch"] < began]
+        self.history = History([*before, *results.rows])
         return History(results.rows)
 
     def evaluate(
@@ -256,7 +403,7 @@ class Estimator:
         """
         options = self._column_options(feature_cols, label_cols, shapes, dtypes, stack_features, allow_nan)
         refuse(
-            *needs(self._model.spec, "loss"),
+            *self._model.lacking(self._model.spec, "loss"),
             *at_least_one(batch_size=batch_size),
             *ingest_complaints(ingest),
         )
@@ -333,18 +480,39 @@ class Estimator:
             verbose=verbose,
         )
 
+    def get_train_summary(self, tag: str = "loss") -> np.ndarray[Any, np.dtype[np.float64]]:
+        """A training figure over all fits so far, as rows of (step, value, wall time).
+
+        Args:
+            tag: "loss" (of epochs), a metric's name, "rows_per_s", "lr"; with `log_dir` also "batch_loss", of
+                every step. Orca's "Loss", "LearningRate" and "Throughput" are understood.
+
+        Raises:
+            ConfigError: There is no such figure; the message lists those there are.
+        """
+        return self._summaries.series("train", tag)
+
+    def get_validation_summary(self, tag: str = "loss") -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The same of a validation figure: "loss", or a metric's name."""
+        return self._summaries.series("validation", tag)
+
     def get_model(self) -> Any:
         """The model with its trained weights, ready to predict: the user's own instance if one was given."""
-        return self._live_replica().model.eval()
+        return self._live_replica().trained_model()
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the weights in the framework's own format: for torch a state dict that `torch.load` reads."""
-        write_file(Path(path), self._live_replica().weights())
+        """Write the model in its framework's own format, whole or not at all.
+
+        For torch a state dict that `torch.load` reads. For Keras what the name says: `.keras` is the model,
+        `.weights.h5` its weights, a name without suffix a SavedModel for serving (on TensorFlow and JAX).
+        """
+        with beside(path) as unfinished:
+            self._live_replica().save(str(unfinished))
 
     def load(self, path: str | PathLike[str]) -> Estimator:
-        """Take weights from a file that `save` (or `torch.save(model.state_dict(), path)`) wrote."""
+        """Take weights from a file that `save`, or the framework itself, wrote."""
         replica = self._live_replica()
-        replica.load_weights(Path(path).read_bytes())
+        replica.load(str(path))
         self._state = replica.state()
         return self
 
@@ -352,14 +520,39 @@ class Estimator:
         """Write everything that training goes on from: weights, optimizer, scheduler, randomness, epoch."""
         if not self._state:
             raise NotFittedError("nothing was trained yet; save_checkpoint() comes after fit().")
-        write_file(Path(path), self._state)
+        replica = self._live_replica()
+        header = Header(
+            framework=self._model.framework, epoch=replica.epoch, step=replica.step, seed=self._seed
+        )
+        write_checkpoint(path, header, self._state)
 
     def load_checkpoint(self, path: str | PathLike[str]) -> Estimator:
-        """Go on from a file that `save_checkpoint`, or a run with `model_dir`, wrote."""
-        state = Path(path).read_bytes()
-        self._live_replica().load_state(state)
-        self._state = state
+        """Go on from a file that `save_checkpoint`, or a run with `model_dir`, wrote.
+
+        The next `fit` begins a new epoch, also where the file is of the middle of one; `fit(resume=True)`
+        goes on in the middle.
+
+        Raises:
+            ConfigError: The file is not a whole checkpoint, or one of another framework.
+        """
+        found = read_checkpoint(path)
+        if found.header.framework != self._model.framework:
+            raise ConfigError(
+                f"{path} is a checkpoint of {found.header.framework!r}, and this model is one of"
+                f" {self._model.framework!r}."
+            )
+        self._live_replica().load_state(found.state)
+        self._state = found.state
         return self
+
+    @staticmethod
+    def latest_checkpoint(model_dir: str | PathLike[str]) -> str | None:
+        """The newest whole checkpoint in a folder that was a run's `model_dir`, or None.
+
+        Those that are damaged are passed over with a warning that names them.
+        """
+        found = Checkpoints(model_dir).newest()
+        return None if found is None else found.path
 
     def _run(
         self,
@@ -370,6 +563,7 @@ class Estimator:
         ingest: Ingest,
         verbose: int,
         what: str,
+        resume: bool = False,
         **task: Any,
     ) -> Results:
         plan = Plan(
@@ -386,9 +580,16 @@ class Estimator:
             settings=self._settings,
             verbose=verbose,
             what=what,
+            resume=resume,
+            hear=self._summaries.report,
             task=task,
         )
-        return run(plan)
+        if not task.get("epochs"):
+            return run(plan)
+        with board(self._log_dir) as sink, self._summaries.writing(sink):
+            results = run(replace(plan, task={**task, "log_steps": sink is not None}))
+            self._summaries.finish(results.rows)
+        return results
 
     def _column_options(
         self,

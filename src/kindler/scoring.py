@@ -103,7 +103,7 @@ def predict_files(
     beside = tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent)
     try:
         task = FileTask(predictor=request.predictor(source.columns), files=files, folder=beside)
-        with Progress(verbose=verbose, what="predict", unit="row") as progress:
+        with Progress(verbose=verbose, what="predict", unit="rows") as progress:
             show = _Shown(progress, files.rows)
             run(replace(job, buffers=(cloudpickle.dumps(task),)), show)
         os.chmod(beside, 0o755)
@@ -124,6 +124,8 @@ class _Shown:
     def __call__(self, event: Any) -> None:
         if event.kind == "log":
             self._progress.log(event.rank, event.fields["line"])
+            return
+        if event.fields["name"] != "progress":
             return
         self._done[event.rank] = event.fields["step"]
         done = sum(self._done.values())

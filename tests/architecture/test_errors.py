@@ -16,6 +16,9 @@ EXAMPLES: dict[str, Any] = {
     "KindlerError": lambda: errors.KindlerError("no"),
     "MissingExtraError": lambda: errors.MissingExtraError(what="a", package="b", extra="c"),
     "NotFittedError": lambda: errors.NotFittedError("not yet"),
+    "StalledError": lambda: errors.StalledError(
+        ranks=[1], hosts={0: "g", 1: "h"}, stacks={1: "in forward"}, waited_s=3
+    ),
     "StartTimeoutError": lambda: errors.StartTimeoutError("late"),
     "SyncError": lambda: errors.SyncError("broke"),
     "SyncTimeoutError": lambda: errors.SyncTimeoutError(op="sum", missing=[1], size=2, waited_s=3),

@@ -12,6 +12,7 @@ import torch
 from gang import GangWorker, run_ranks
 
 from kindler.errors import SyncError, SyncTimeoutError
+from kindler.sync.arrays_torch import TORCH
 from kindler.sync.shared_memory import Channel, HostRanks, Segment, channels
 
 pytestmark = pytest.mark.torch
@@ -31,7 +32,7 @@ def _host(worker: GangWorker, timeout_s: float = 30.0) -> HostRanks:
 
 
 def _sums(worker: GangWorker) -> dict[torch.dtype, list[torch.Tensor]]:
-    made = channels(worker, _host(worker), [1003 * 8] * len(DTYPES))
+    made = channels(worker, _host(worker), [1003 * 8] * len(DTYPES), TORCH)
     return {dtype: _rounds(worker, channel, dtype) for dtype, channel in zip(DTYPES, made, strict=True)}
 
 
@@ -59,7 +60,7 @@ def test_every_rank_gets_the_sum_in_rank_order_bit_by_bit(size: int) -> None:
 
 
 def _miss(worker: GangWorker) -> tuple[int, ...]:
-    [channel] = channels(worker, _host(worker, timeout_s=0.3), [64])
+    [channel] = channels(worker, _host(worker, timeout_s=0.3), [64], TORCH)
     if worker.rank == 1:
         return ()
     channel.slot(torch.float32).zero_()
@@ -74,7 +75,7 @@ def test_a_rank_that_does_not_come_is_named_and_nobody_hangs() -> None:
 
 
 def _names_left(worker: GangWorker) -> list[str]:
-    made = channels(worker, _host(worker), [1 << 20])
+    made = channels(worker, _host(worker), [1 << 20], TORCH)
     worker.barrier()
     left = [name for folder in ("/dev/shm", worker.scratch) for name in os.listdir(folder)]
     worker.barrier()
@@ -103,7 +104,7 @@ def _apart(worker: GangWorker) -> Any:
         gather = worker.all_gather
         worker.all_gather = lambda data: gather(b"/nowhere/segment" if data else data)  # type: ignore[method-assign]
     with pytest.raises(SyncError, match="shared_memory=False"):
-        channels(worker, _host(worker), [64])
+        channels(worker, _host(worker), [64], TORCH)
     return "told"
 
 

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -41,7 +42,14 @@ class Batch:
 
 
 class Batches:
-    """The batches of one worker: every row of its spool exactly once an epoch.
+    """The batches of one worker: every row of its spool exactly once a pass.
+
+    Passes follow one another without end: step `s` of this stream belongs to pass `s // steps + 1`. Training
+    counts passes from 1; pass 0, the steps before step 0, is there for whoever judges.
+
+    Attributes:
+        steps: Steps of one pass.
+        counts: The rows of every worker, by rank.
 
     Args:
         spool: The worker's rows; an empty one needs the others' layout (`Spool.with_layout`).
@@ -50,7 +58,7 @@ class Batches:
         rank: This worker.
         batch_size: Rows of one step over all workers.
         seed: With the epoch and the rank, fixes the order.
-        shuffle: Take the rows in a new order in each epoch; otherwise in their own.
+        shuffle: Take the rows in a new order in each pass; otherwise in their own.
         prefetch: How many batches are made ahead, by a thread; 0 makes them when asked; None does that
             for data that fits in memory, where taking a batch is quicker than handing it over.
     """
@@ -72,29 +80,56 @@ class Batches:
         self.steps = rules.steps(sum(counts), batch_size)
         self._spool = spool
         self._columns = columns
-        self._counts = tuple(counts)
+        self.counts = tuple(counts)
         self._rank = rank
         self._seed = seed
         self._shuffle = shuffle
         self._prefetch = _ahead_for(spool) if prefetch is None else prefetch
         self._features = [spool.arrays[column.name] for column in columns.features]
         self._labels = [(column, spool.arrays[column.name]) for column in columns.labels]
+        self._following: tuple[int, Generator[Batch, None, None]] | None = None
         if columns.stack_features:
             _check_stackable(columns.features, self._features)
 
     def epoch(self, epoch: int) -> Generator[Batch, None, None]:
-        """The steps of one epoch. Close it (or use it up) to end its thread."""
-        batches = self._made(epoch)
+        """The steps of one pass. Close it (or use it up) to end its thread."""
+        return self.span((epoch - 1) * self.steps, epoch * self.steps)
+
+    def span(self, start: int, stop: int) -> Generator[Batch, None, None]:
+        """The steps [start, stop) of the stream; what comes before them is not read. Close it as `epoch`."""
+        batches = self._made(start, stop)
         if not self._prefetch:
             return batches
         return ahead(batches, depth=self._prefetch, name="kindler-batches")
 
-    def _made(self, epoch: int) -> Generator[Batch, None, None]:
+    def batch(self, step: int) -> Batch:
+        """One step of the stream; cheap when steps are asked for in their order."""
+        if self._following is None or self._following[0] != step:
+            self._following = (step, self._made(step, None))
+        stream = self._following[1]
+        self._following = (step + 1, stream)
+        return next(stream)
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """For each step of a pass, this worker's rows and those of all workers."""
+        return [(int(s[self._rank]), int(s.sum())) for s in rules.shares(self.counts, self.steps)]
+
+    def _made(self, start: int, stop: int | None) -> Generator[Batch, None, None]:
+        while stop is None or start < stop:
+            number, first = divmod(start, self.steps)
+            last = self.steps if stop is None else min(self.steps, first + stop - start)
+            yield from self._pass(number + 1, first, last)
+            start += last - first
+
+    def _pass(self, epoch: int, first: int, last: int) -> Generator[Batch, None, None]:
+        """The steps [first, last) of one pass."""
         picked = self._order(epoch)
         stop = 0
-        for shares in rules.shares(self._counts, self.steps):
+        for step, shares in enumerate(islice(rules.shares(self.counts, self.steps), last)):
             count = int(shares[self._rank])
             start, stop = stop, stop + count
+            if step < first:
+                continue
             rows = slice(start, stop) if picked is None else picked[start:stop]
             yield Batch(
                 features=inputs(self._columns, [_taken(array, rows) for array in self._features]),

@@ -27,6 +27,7 @@ class ColumnOptions:
     Attributes:
         feature_cols: The inputs, in the model's order; None looks for "features" or "x".
         label_cols: The targets, in the loss's order; None looks for "label" or "y".
+        weight_col: A weight per row; it travels as the last of the labels.
         dtypes: numpy dtypes by column.
         shapes: Shapes of one row by column.
         stack_features: Join the features to one matrix.
@@ -36,6 +37,7 @@ class ColumnOptions:
 
     feature_cols: Names = None
     label_cols: Names = None
+    weight_col: str | None = None
     dtypes: Mapping[str, Any] | None = None
     shapes: Mapping[str, int | Sequence[int]] | None = None
     stack_features: bool = False
@@ -56,6 +58,9 @@ class ColumnOptions:
         features, labels = _chosen(
             names, _listed(self.feature_cols), _listed(self.label_cols), self.need_labels
         )
+        if self.weight_col is not None:
+            _require(names, [self.weight_col], "sample_weight_col")
+            labels = [*labels, self.weight_col]
         if not features:
             raise ConfigError("feature_cols=[]: a model needs at least one input column.")
         for argument, wanted in (("feature_cols", features), ("label_cols", labels)):

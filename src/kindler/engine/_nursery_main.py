@@ -147,7 +147,10 @@ class _Nursery:
             self._first_words(leash)
             return
         try:
-            if leash.channel.receive(0).kind == "kill":
+            word = leash.channel.receive(0).kind
+            if word == "stacks" and not _has_ended(leash.pid):
+                os.kill(leash.pid, signal.SIGUSR1)
+            elif word == "kill":
                 leash.killed = leash.killed or _kill_group(leash.pid)
         except ChannelClosed:
             self._drop(leash)
@@ -193,6 +196,7 @@ class _Nursery:
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor ends us
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a job, and a place for stacks
             for leash in self._leashes.values():
                 leash.sock.close()
             self._listener.close()

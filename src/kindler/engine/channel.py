@@ -83,6 +83,10 @@ class Channel:
     def fileno(self) -> int:
         return self._sock.fileno()
 
+    def detach(self) -> socket.socket:
+        """The socket itself, for bytes that are not frames; the channel is not used any more."""
+        return self._sock
+
     def close(self) -> None:
         """Close both directions; a thread that waits in `receive` wakes with ChannelClosed."""
         try:

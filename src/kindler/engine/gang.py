@@ -5,6 +5,7 @@ Both engines use it; they differ in who starts the supervisors.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -19,6 +20,9 @@ __all__ = ["Listener", "new_run_id", "new_secret", "verdict", "watch"]
 Listener = Callable[[Event], None]
 
 _TURN_S = 0.2
+_NEARLY = 0.9
+_STACKS_TIMEOUT_S = 3.0
+_log = logging.getLogger(__name__)
 
 
 def new_run_id() -> str:
@@ -41,6 +45,8 @@ def watch(
 ) -> list[Outcome]:
     """Follow the run until `running()` is false; the bad ends that were heard of.
 
+    The listener is told of the gang itself too: the report "gang", once all have come.
+
     With `after_first` the time for all to come up counts from when the first one did: before that,
     Spark is computing the data, for as long as it takes.
 
@@ -49,16 +55,25 @@ def watch(
     """
     deadline = time.monotonic() + settings.start_timeout_s
     bad: list[Outcome] = []
-    ending = False
+    ending = complete = gave_up = False
     while not ending:
         if after_first and not hub.joined:
             deadline = time.monotonic() + settings.start_timeout_s
         ending = not running()  # what was said just before the end is still heard below
+        if not complete and not hub.missing():
+            complete = True
+            listener(Event(0, "report", {"name": "gang", "workers": hub.joined}))
         for event in hub.events(0.0 if ending else _TURN_S):
             if event.kind in ("error", "lost"):
                 bad.append(Outcome(event.rank, event.kind, event.fields))
+                gave_up = gave_up or _waited_in_vain(event)
             elif event.kind in ("log", "report"):
                 listener(event)
+        # Those who wait may lose patience just before the stall is noticed: it is one all the same.
+        if hub.stalled() or (gave_up and hub.idle_s > _NEARLY * settings.stall_timeout_s):
+            bad.append(_stall(hub, listener, settings))
+            hub.abort()
+            return bad
         for rank, host in hub.silent():
             reason = f"nothing was heard from its machine for {settings.heartbeat_timeout_s:g} s"
             bad.append(Outcome(rank, "lost", {"host": host, "reason": reason}))
@@ -71,6 +86,22 @@ def watch(
                 " RunSettings(start_timeout_s=...) waits longer."
             )
     return bad
+
+
+def _waited_in_vain(event: Event) -> bool:
+    return event.kind == "error" and event.fields.get("types", [""])[0] == "kindler.errors:SyncTimeoutError"
+
+
+def _stall(hub: Hub, listener: Listener, settings: RunSettings) -> Outcome:
+    """Fetch the stacks of all workers, write them to the log, and say who holds up the others."""
+    ranks, hosts, stacks = hub.stall(_STACKS_TIMEOUT_S)
+    for rank, text in sorted(stacks.items()):
+        said = f"stalled; the stacks of worker {rank} on {hosts[rank]}:\n{text or '  (it did not answer)'}"
+        _log.error("%s", said)
+        for line in said.splitlines():
+            listener(Event(rank, "log", {"line": line}))
+    fields = {"ranks": ranks, "hosts": hosts, "stacks": stacks, "waited_s": settings.stall_timeout_s}
+    return Outcome(0, "stalled", fields)
 
 
 def verdict(heard: list[Outcome], returned: list[Outcome]) -> list[Outcome]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from kindler.config import RunSettings
 from kindler.engine.channel import Address, Channel, ChannelClosed, Frame, accept
+from kindler.engine.stall import Motion, beat_interval
 
 __all__ = ["Event", "Hub"]
 
@@ -59,6 +60,11 @@ class Hub:
         self._events: queue.Queue[Event] = queue.Queue()
         self._lock = threading.RLock()
         self._aborted = threading.Event()
+        beat_s = beat_interval(settings.heartbeat_s, settings.stall_timeout_s)
+        # What a rank did just now is known a beat later.
+        self._motion = Motion(size, settings.stall_timeout_s + beat_s, beat_s=beat_s)
+        self._stacks: dict[int, str] = {}
+        self._told = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
         self._listener: socket.socket | None = None
 
@@ -128,6 +134,30 @@ class Hub:
         with self._lock:
             return [(r, m.host) for r, m in self._members.items() if not m.finished and m.heard < limit]
 
+    @property
+    def idle_s(self) -> float:
+        """Seconds since any worker got any further."""
+        with self._lock:
+            return self._motion.idle_s(time.monotonic())
+
+    def stalled(self) -> bool:
+        """Whether no worker has got any further for too long."""
+        with self._lock:
+            return not self._aborted.is_set() and self._motion.stalled(time.monotonic())
+
+    def stall(self, timeout_s: float) -> tuple[list[int], dict[int, str], dict[int, str]]:
+        """Ask all workers what they do: those that hold up the others, the hosts, and the stacks, by rank."""
+        with self._told:
+            self._stacks.clear()
+            missing = self._motion.missing(time.monotonic())
+            asked = {rank: member for rank, member in self._members.items() if not member.finished}
+            hosts = {rank: member.host for rank, member in self._members.items()}
+        for member in asked.values():
+            _try_send(member.channel, "stacks")
+        with self._told:
+            self._told.wait_for(lambda: asked.keys() <= self._stacks.keys(), timeout_s)
+            return missing, hosts, dict(self._stacks)
+
     def _accept_all(self) -> None:
         while (listener := self._listener) is not None:
             try:
@@ -182,6 +212,13 @@ class Hub:
         member.heard = time.monotonic()
         if frame.kind == "beat":
             return
+        if frame.kind == "stacks":
+            with self._told:
+                self._stacks[rank] = frame.fields["text"]
+                self._told.notify_all()
+            return
+        if self._moves(rank, frame):
+            return
         if frame.kind == "gather":
             self._gather(rank, frame.fields["turn"], frame.buffers[0])
             return
@@ -190,6 +227,21 @@ class Hub:
         self._events.put(Event(rank, frame.kind, frame.fields))
         if frame.kind in ("error", "lost"):
             self._stop_the_others(at_once=not frame.fields.get("sync", False))
+
+    def _moves(self, rank: int, frame: Frame) -> bool:
+        """Note what a frame says of how far the rank is; whether that was all it says."""
+        now = time.monotonic()
+        with self._lock:
+            if frame.kind == "pulse":
+                self._motion.pulse(rank, frame.fields["ticks"], frame.fields["waiting"], now)
+            elif frame.kind in ("gather", "report"):
+                self._motion.moved(now)
+            elif frame.kind == "done":
+                self._motion.moved(now)
+                self._motion.ended(rank)
+            elif frame.kind in ("error", "lost", "aborted"):
+                self._motion.ended(rank)
+        return frame.kind == "pulse"
 
     def _stop_the_others(self, *, at_once: bool) -> None:
         if not at_once:

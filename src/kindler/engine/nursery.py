@@ -75,6 +75,13 @@ class Child:
         except ChannelClosed:
             pass  # the nursery is gone, and its children with it
 
+    def ask_for_stacks(self) -> None:
+        """Have it write down what its threads do; it may be stuck."""
+        try:
+            self._keeper.send("stacks")
+        except ChannelClosed:
+            pass  # it is gone, and says no more
+
     def wait(self, timeout_s: float) -> tuple[int, bool]:
         """Its exit code (negative: a signal), and whether it ended by itself rather than by `kill`."""
         with self._asking:

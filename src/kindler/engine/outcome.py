@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kindler.errors import KindlerError, SyncError, WorkerLost, revive, worker_error
+from kindler.errors import KindlerError, StalledError, SyncError, WorkerLost, revive, worker_error
 
 __all__ = ["Outcome", "failure", "pack", "unpack"]
 
@@ -16,7 +16,11 @@ CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`result`, `error` (user code raised), `lost` (the process went away) or `aborted` (others failed)."""
+    """How a rank ended, or, for `stalled`, the whole gang.
+
+    `result`, `error` (user code raised), `lost` (the process went away), `stalled` (all live, none moves) or
+    `aborted` (others failed).
+    """
 
     rank: int
     kind: str
@@ -27,14 +31,17 @@ class Outcome:
 def failure(outcomes: Iterable[Outcome]) -> KindlerError | None:
     """The error to raise for these ends, or None when every rank has a result.
 
-    The user's own error comes first; then a lost worker; an exchange that broke is only the echo of
-    one of those on another rank, and speaks when there is nothing else.
+    The user's own error comes first; then a stall; then a lost worker; an exchange that broke is only the
+    echo of one of those on another rank, and speaks when there is nothing else.
     """
-    bad = [o for o in outcomes if o.kind in ("error", "lost")]
+    bad = [o for o in outcomes if o.kind in ("error", "lost", "stalled")]
     errors = [o for o in bad if o.kind == "error" and not o.fields.get("sync")]
     lost = [o for o in bad if o.kind == "lost"]
     if errors:
         return _raised(errors[0])
+    stalled = [o for o in bad if o.kind == "stalled"]
+    if stalled:
+        return _stalled(stalled[0])
     if lost:
         return _lost(lost[0])
     return _raised(bad[0]) if bad else None
@@ -63,6 +70,16 @@ def _lost(outcome: Outcome) -> WorkerLost:
         host=said["host"],
         exit_code=said.get("exit_code"),
         log_tail=said.get("log_tail", ""),
+    )
+
+
+def _stalled(outcome: Outcome) -> StalledError:
+    said = outcome.fields
+    return StalledError(
+        ranks=said["ranks"],
+        hosts={int(rank): host for rank, host in said["hosts"].items()},  # JSON's keys are strings
+        stacks={int(rank): text for rank, text in said["stacks"].items()},
+        waited_s=said["waited_s"],
     )
 
 

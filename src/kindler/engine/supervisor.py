@@ -25,12 +25,15 @@ from kindler.config import RunSettings
 from kindler.engine import nursery
 from kindler.engine.channel import Address, Channel, ChannelClosed, Frame, connect
 from kindler.engine.outcome import Outcome
-from kindler.engine.worker import describe
+from kindler.engine.stall import beat_interval, readable
+from kindler.engine.worker import STACKS, describe
 from kindler.errors import StartTimeoutError
 
 __all__ = ["Job", "Supervisor"]
 
 _TAIL_LINES = 40
+_STACKS_TIMEOUT_S = 2.0
+_STACKS_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,11 +204,12 @@ class Supervisor:
                 run_id=job.run_id,
                 secret=job.secret.hex(),
                 threads=job.threads,
-                heartbeat_s=settings.heartbeat_s,
+                heartbeat_s=beat_interval(settings.heartbeat_s, settings.stall_timeout_s),
                 sync_timeout_s=settings.sync_timeout_s,
                 sys_path=job.sys_path,
                 cwd=job.cwd,
             )
+            self._up.send("pulse", ticks=0, waiting=False)
             while True:
                 frame = self._next(child)
                 if frame.kind == "gather":
@@ -228,12 +232,14 @@ class Supervisor:
                 frame = child.channel.receive(1.0)
             except TimeoutError:
                 if time.monotonic() - self._heard > limit_s:
+                    self._tail.extend(self._stacks().splitlines())
                     child.kill()
                     raise _Silent(f"it gave no sign of life for {limit_s:g} s and was ended") from None
                 continue
             self._heard = time.monotonic()
             if frame.kind != "beat":
                 return frame
+            self._up.send("pulse", **frame.fields)
 
     def _gone(self, child: nursery.Child) -> Outcome:
         """The process closed its end without a result: find out how it ended."""
@@ -266,6 +272,8 @@ class Supervisor:
                     self._welcome.set()
                 elif frame.kind == "gathered" and self._child is not None:
                     self._child.channel.send("gathered", *frame.buffers, **frame.fields)
+                elif frame.kind == "stacks":
+                    self._start(self._tell_stacks, "kindler-stacks")
                 elif frame.kind == "abort":
                     break
         except ChannelClosed:
@@ -280,6 +288,28 @@ class Supervisor:
                 self._up.send("beat")
         except ChannelClosed:
             pass  # `_listen_up` notices too
+
+    def _tell_stacks(self) -> None:
+        try:
+            self._up.send("stacks", text=self._stacks())
+        except ChannelClosed:
+            pass  # nobody asks any more
+
+    def _stacks(self) -> str:
+        """What the worker's threads do now; empty when it does not answer."""
+        path, child = self.scratch / STACKS, self._child
+        if child is None or not path.exists():
+            return ""
+        before = size = path.stat().st_size
+        child.ask_for_stacks()
+        deadline = time.monotonic() + _STACKS_TIMEOUT_S
+        # It writes in pieces and says nothing at the end: what has not grown for a while is whole.
+        while time.monotonic() < deadline and not self._aborted.wait(_STACKS_PAUSE_S):
+            last, size = size, path.stat().st_size
+            if before < last == size:
+                break
+        text = path.read_text(errors="replace")
+        return readable(text) if size > before else ""
 
     def _pump(self, output: IO[bytes]) -> None:
         for raw in output:

@@ -9,20 +9,26 @@ import faulthandler
 import importlib
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from kindler.engine.address import own_address
 from kindler.engine.channel import Channel, ChannelClosed
+from kindler.engine.links import connect_links
 from kindler.errors import KindlerError, SyncError, SyncTimeoutError
 
-__all__ = ["Worker", "run_child"]
+__all__ = ["STACKS", "Worker", "run_child"]
+
+STACKS = "stacks.txt"  # in the scratch folder
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
+_stacks: IO[str] | None = None  # the fault handler keeps its number, not the file
 
 
 class Worker:
@@ -33,6 +39,7 @@ class Worker:
         size: How many there are.
         host: Its machine.
         hosts: The machine of every rank.
+        address: The IPv4 address under which the other workers reach it.
         local_rank: Its number among those of the same machine.
         local_size: How many are on this machine.
         scratch: A folder of its own that goes away with the run.
@@ -45,6 +52,7 @@ class Worker:
         self.size: int = fields["size"]
         self.hosts: tuple[str, ...] = tuple(fields["hosts"])
         self.host: str = self.hosts[self.rank]
+        self.address = own_address(self.host, self.hosts)
         self.local_rank = self.hosts[: self.rank].count(self.host)
         self.local_size = self.hosts.count(self.host)
         self.scratch = Path(fields["scratch"])
@@ -55,6 +63,8 @@ class Worker:
         self._channel = channel
         self._gathered: queue.Queue[list[bytes]] = queue.Queue()
         self._turn = 0
+        self._ticks = 0
+        self._waiting = False
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """The bytes of every rank, in the order of ranks; all ranks call this in the same order.
@@ -64,20 +74,50 @@ class Worker:
         """
         turn, self._turn = self._turn, self._turn + 1
         self._channel.send("gather", data, turn=turn)
+        self.waiting = True
         try:
-            return self._gathered.get(timeout=self._sync_timeout_s)
+            gathered = self._gathered.get(timeout=self._sync_timeout_s)
         except queue.Empty:
             others = [rank for rank in range(self.size) if rank != self.rank]
             raise SyncTimeoutError(
                 op="all_gather", missing=others, size=self.size, waited_s=self._sync_timeout_s
             ) from None
+        finally:
+            self.waiting = False
+        return gathered
+
+    @property
+    def waiting(self) -> bool:
+        """Whether this rank waits for others; exchanges set it. Having waited is a tick."""
+        return self._waiting
+
+    @waiting.setter
+    def waiting(self, waiting: bool) -> None:
+        if self._waiting and not waiting:
+            self.tick()
+        self._waiting = waiting
+
+    def tick(self) -> None:
+        """Say that this rank got further; a gang in which none does so for too long is stalled."""
+        self._ticks += 1
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
         self.all_gather(b"")
 
+    def links(self, peers: Collection[int], timeout_s: float) -> dict[int, socket.socket]:
+        """An authenticated connection to each of the ranks `peers`; all ranks call this in the same order.
+
+        If one rank names another, that one names it too. The sockets are the caller's to close.
+
+        Raises:
+            SyncError: Some peer did not come, or cannot be reached.
+        """
+        return connect_links(self, peers, timeout_s=timeout_s)
+
     def report(self, kind: str, **fields: Any) -> None:
         """Tell the driver something, as JSON."""
+        self.tick()
         self._channel.send("report", name=kind, **fields)
 
 
@@ -90,7 +130,8 @@ def run_child(sock: socket.socket) -> int:
     job = channel.receive()
     worker = Worker(channel, job.fields)
     _start(lambda: _listen(channel, worker), "kindler-listen")
-    _start(lambda: _beat(channel, job.fields["heartbeat_s"]), "kindler-beat")
+    _start(lambda: _beat(channel, worker, job.fields["heartbeat_s"]), "kindler-beat")
+    _answer_with_stacks(worker.scratch / STACKS)
     _enter(job.fields)
     try:
         results = _load(job.fields["target"])(worker, *job.buffers)
@@ -149,11 +190,20 @@ def _listen(channel: Channel, worker: Worker) -> None:
         os._exit(1)  # the supervisor is gone: nobody wants the result
 
 
-def _beat(channel: Channel, every_s: float) -> None:
+def _answer_with_stacks(path: Path) -> None:
+    """From now on SIGUSR1 writes the stacks of all threads to `path`, also while native code has the GIL."""
+    global _stacks
+    _stacks = path.open("w")
+    _stacks.write(f"main 0x{threading.main_thread().ident:016x}\n")
+    _stacks.flush()
+    faulthandler.register(signal.SIGUSR1, file=_stacks, all_threads=True, chain=False)
+
+
+def _beat(channel: Channel, worker: Worker, every_s: float) -> None:
     pause = threading.Event()
     try:
         while not pause.wait(every_s):
-            channel.send("beat")
+            channel.send("beat", ticks=worker._ticks, waiting=worker.waiting)
     except ChannelClosed:
         pass  # `_listen` ends the process
 

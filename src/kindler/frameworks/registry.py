@@ -104,5 +104,12 @@ FRAMEWORKS = Registry(
             extra="torch",
             preload="kindler.frameworks.torch:preload",
         ),
+        Spec(
+            name="keras",
+            target="kindler.frameworks.keras.replica:KerasReplica",
+            package="keras",
+            extra="keras",
+            preload="kindler.frameworks.keras.replica:preload",
+        ),
     ],
 )

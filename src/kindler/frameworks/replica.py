@@ -6,7 +6,7 @@ epoch or an evaluation happens; the replica decides how. No framework is importe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,18 +73,37 @@ class Tallies(Protocol):
     def running_loss(self) -> float:
         """This rank's mean loss since tallies were last taken; cheap, for progress; NaN before any row."""
 
+    def running_metrics(self) -> dict[str, float]:
+        """Those metrics since tallies were last taken that are cheap to tell; for progress."""
+
+    def loss_sums(self) -> tuple[float, float]:
+        """This rank's summed loss and its weight since tallies were last taken; their quotient is the mean."""
+
     def learning_rate(self) -> float:
         """The rate of the next step (of the first parameter group)."""
 
 
 class Keeps(Protocol):
-    """A replica as bytes: everything that the next step depends on; loading it executes no code."""
+    """A replica as bytes: everything that the next step depends on; loading it executes no code.
+
+    Between epochs `state` of any rank is enough. In the middle of one each rank has a `local_state` besides,
+    to be loaded after `attach` and `begin_epoch`.
+    """
 
     def state(self) -> bytes:
         """Weights, optimizer, schedule, randomness, epoch and step."""
 
+    def freeze(self) -> Callable[[], bytes]:
+        """A copy of what `state` has, made now; the function makes the bytes later, on any thread."""
+
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`; with `weights_only_model` only the model is taken from it."""
+
+    def local_state(self) -> bytes:
+        """What this rank alone has within an epoch: randomness, tallies so far, buffers; counting goes on."""
+
+    def load_local_state(self, data: bytes) -> None:
+        """Go on from `local_state` of the same rank, in the epoch that has just begun."""
 
 
 class Replica(Steps, Tallies, Keeps, Protocol):

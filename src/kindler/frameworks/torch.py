@@ -7,8 +7,9 @@ replica is attached to; when to step, of the training loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +24,10 @@ from kindler.frameworks.torch_spec import TorchSpec, build_loss, build_model, ch
 from kindler.frameworks.torch_state import (
     Collective,
     Gradients,
+    changes,
     dump,
     fork_seed,
+    frozen,
     merge_buffers,
     parse,
     parse_weights,
@@ -82,6 +85,7 @@ class TorchReplica:
         self._group: Collective | None = None
         self._sync: Gradients | None = None
         self._buffers: list[torch.Tensor] = []
+        self._changed: list[bool] = []
         self._epoch_rows = 0
 
     @classmethod
@@ -130,15 +134,14 @@ class TorchReplica:
         if group.rank != 0:
             self.load_state(state)
         self._sync = group.gradients(self._trained)
-        self._buffers = snapshot(self.model)
+        self._watch_buffers()
 
     def begin_epoch(self, epoch: int) -> None:
         """Seed by epoch and rank, so that a resumed epoch is the same as an uninterrupted one."""
         self.epoch = epoch
         self._epoch_rows = 0
         torch.manual_seed(fork_seed(self.seed, epoch, self.rank))
-        if self._sync is not None:
-            self._buffers = snapshot(self.model)
+        self._watch_buffers()
 
     def train_step(self, batch: Batch) -> None:
         """One optimizer step on the mean over the rows of all ranks."""
@@ -170,7 +173,7 @@ class TorchReplica:
     def merge_buffers(self) -> None:
         """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks."""
         if self._sync is not None and self._group is not None:
-            merge_buffers(self._group, self.model, self._buffers, self._epoch_rows)
+            merge_buffers(self._group, self.model, self._buffer_changes(), self._epoch_rows)
 
     def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
         """Move a per-epoch schedule."""
@@ -189,24 +192,36 @@ class TorchReplica:
         """This rank's mean loss since tallies were last taken."""
         return self.counter.running_loss()
 
+    def running_metrics(self) -> dict[str, float]:
+        """This rank's metrics since tallies were last taken, without those that torchmetrics computes."""
+        return self.counter.running_metrics()
+
+    def loss_sums(self) -> tuple[float, float]:
+        """This rank's summed loss since tallies were last taken, and its weight."""
+        return self.counter.loss_sums()
+
     def learning_rate(self) -> float:
         """The first parameter group's rate."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def state(self) -> bytes:
         """Weights, optimizer, schedule, randomness, epoch and step."""
-        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return self.freeze()()
+
+    def freeze(self) -> Callable[[], bytes]:
+        """A copy of what `state` has, made now; its bytes are made by the function, on any thread."""
         optimizer = self.optimizer if self.spec.optimizer is not None else None
-        return dump(
+        fields = frozen(
             {
                 "model": self.model.state_dict(),
                 "optimizer": optimizer.state_dict() if optimizer is not None else None,
                 "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
-                "rng": {"rank": self.rank, "cpu": torch.get_rng_state(), "cuda": cuda},
+                "rng": self._rng(),
                 "epoch": self.epoch,
                 "step": self.step,
             }
         )
+        return lambda: dump(fields)
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`, or take only the model's weights from it."""
@@ -221,9 +236,46 @@ class TorchReplica:
         self.epoch, self.step = fields["epoch"], fields["step"]
         self._load_rng(fields["rng"])
 
+    def local_state(self) -> bytes:
+        """What this rank alone has within an epoch: randomness, tallies, and buffers that it changed."""
+        changed = self._buffer_changes()
+        buffers = {i: b for i, b in enumerate(self.model.buffers()) if self._sync is not None and changed[i]}
+        return dump(
+            {
+                "rng": self._rng(),
+                "tallies": self.counter.keep(),
+                "rows": self._epoch_rows,
+                "changed": changed,
+                "buffers": frozen(buffers),
+            }
+        )
+
+    def load_local_state(self, data: bytes) -> None:
+        """Go on from `local_state` of this rank, in the epoch that has just begun."""
+        fields = parse(data)
+        with torch.no_grad():
+            for place, buffer in enumerate(self.model.buffers()):
+                if place in fields["buffers"]:
+                    buffer.copy_(fields["buffers"][place])
+        self.counter.restore(fields["tallies"])
+        self._epoch_rows, self._changed = fields["rows"], fields["changed"]
+        self._load_rng(fields["rng"])
+
+    def trained_model(self) -> torch.nn.Module:
+        """The model itself, ready to predict."""
+        return self.model.eval()
+
     def weights(self) -> bytes:
         """The model's state dict, as `torch.save` writes it."""
         return save_weights(self.model)
+
+    def save(self, path: str) -> None:
+        """Write the model's state dict to a file."""
+        Path(path).write_bytes(self.weights())
+
+    def load(self, path: str) -> None:
+        """Take the weights of a file that `save` or `torch.save` wrote."""
+        self.load_weights(Path(path).read_bytes())
 
     def load_weights(self, data: bytes) -> None:
         """Take the weights of a state dict's file, or of a checkpoint."""
@@ -235,6 +287,22 @@ class TorchReplica:
         with torch.inference_mode(), self._precision():
             outputs = self._forward(self._tensors(features))
         return arrays(outputs)
+
+    def _watch_buffers(self) -> None:
+        """From now on, note which buffers training changes; without other ranks nobody asks."""
+        self._buffers = snapshot(self.model) if self._sync is not None else []
+        self._changed = [False] * len(self._buffers)
+
+    def _buffer_changes(self) -> list[bool]:
+        """Which buffers this rank has changed in this epoch, also before it was interrupted."""
+        if self._sync is None:
+            return []
+        now = changes(self.model, self._buffers)
+        return [flag or before for flag, before in zip(now, self._changed, strict=True)]
+
+    def _rng(self) -> dict[str, Any]:
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return {"rank": self.rank, "cpu": torch.get_rng_state(), "cuda": cuda}
 
     def _load_rng(self, rng: Mapping[str, Any]) -> None:
         if rng["rank"] != self.rank:  # another rank's dropout masks must not become this one's

@@ -44,6 +44,7 @@ class Counter:
             else:
                 self._functions[name] = metric
         self._device = device
+        self._weight: float | torch.Tensor
         self._clear()
 
     def add(self, judged: Judged, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
@@ -57,23 +58,52 @@ class Counter:
 
     def running_loss(self) -> float:
         """Mean loss so far; NaN before the first row."""
-        weight = float(self._weight)
-        return float(self._loss) / weight if weight else math.nan
+        loss, weight = self.loss_sums()
+        return loss / weight if weight else math.nan
+
+    def running_metrics(self) -> dict[str, float]:
+        """The metrics that are means of a function so far: those cost nothing to tell."""
+        return {name: float(total) / self._rows for name, total in self._means.items()} if self._rows else {}
+
+    def loss_sums(self) -> tuple[float, float]:
+        """The summed loss so far, and what it weighs."""
+        return float(self._loss), float(self._weight)
 
     def take(self) -> bytes:
         """The tallies as bytes; counting starts anew."""
-        tallies = {
-            "format": _FORMAT,
-            "loss": float(self._loss),
-            "weight": float(self._weight),
-            "rows": self._rows,
-            "means": {name: float(total) for name, total in self._means.items()},
-            "states": {name: _states_of(metric) for name, metric in self._states.items()},
-        }
+        loss, weight = self.loss_sums()
+        means = {name: float(total) for name, total in self._means.items()}
+        tallies = {"format": _FORMAT, **self.keep(), "loss": loss, "weight": weight, "means": means}
         self._clear()
         data = io.BytesIO()
         torch.save(tallies, data)
         return data.getvalue()
+
+    def keep(self) -> dict[str, Any]:
+        """The tallies just as they are, for `restore`; counting goes on."""
+        return {
+            "loss": self._loss.clone(),
+            "weight": self._weight,
+            "rows": self._rows,
+            "means": dict(self._means),
+            "states": {name: _states_of(metric) for name, metric in self._states.items()},
+        }
+
+    def restore(self, tallies: Mapping[str, Any]) -> None:
+        """Go on counting from what `keep` gave; metrics that were not counted then begin anew."""
+        self._clear()
+        self._loss = tallies["loss"].to(self._device)
+        self._weight = _moved(tallies["weight"], self._device)
+        self._rows = tallies["rows"]
+        for name in self._means.keys() & tallies["means"].keys():
+            self._means[name] = _moved(tallies["means"][name], self._device)
+        for name in self._states.keys() & tallies["states"].keys():
+            for path, part in _parts(self._states[name]):
+                kept = tallies["states"][name][path]
+                for state, value in kept["state"].items():
+                    setattr(part, state, _moved(value, self._device))
+                part._update_count = kept["updates"]
+                part._computed = None
 
     def merge(self, tallies: Sequence[bytes]) -> dict[str, float]:
         """All ranks' tallies as numbers."""
@@ -91,7 +121,7 @@ class Counter:
 
     def _clear(self) -> None:
         self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._weight: float | torch.Tensor = 0.0
+        self._weight = 0.0
         self._rows = 0
         self._means: dict[str, Any] = dict.fromkeys(self._functions, 0.0)
         for metric in self._states.values():
@@ -238,6 +268,12 @@ def _stored(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.detach().cpu().clone()
     return [_stored(part) for part in state]
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return [_moved(part, device) for part in value] if isinstance(value, list) else value
 
 
 def _computed(template: Any, ranks: Sequence[Mapping[str, Any]]) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,8 +15,10 @@ from kindler.errors import ConfigError
 __all__ = [
     "Collective",
     "Gradients",
+    "changes",
     "dump",
     "fork_seed",
+    "frozen",
     "merge_buffers",
     "parse",
     "parse_weights",
@@ -60,6 +63,28 @@ def dump(fields: Mapping[str, Any]) -> bytes:
     data = io.BytesIO()
     torch.save({"format": _FORMAT, **{name: _plain(value) for name, value in fields.items()}}, data)
     return data.getvalue()
+
+
+def frozen(value: Any, memo: dict[Any, torch.Tensor] | None = None) -> Any:
+    """A copy on the CPU that later steps do not change; tensors that share values go on sharing them."""
+    memo = {} if memo is None else memo
+    if isinstance(value, torch.Tensor):
+        key = (value.data_ptr(), value.dtype, value.shape, value.stride(), value.device)
+        if not value.numel() or key not in memo:
+            memo[key] = value.detach().to("cpu", copy=True)
+        return memo[key]
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        for name, part in value.items():
+            made[name] = frozen(part, memo)
+        if hasattr(value, "_metadata"):  # the versions of modules, which copying a state dict drops
+            made._metadata = value._metadata  # type: ignore[attr-defined]
+        return made
+    if type(value) in (list, tuple):
+        return type(value)(frozen(part, memo) for part in value)
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    return copy.deepcopy(value)
 
 
 def parse(data: bytes) -> dict[str, Any]:
@@ -118,7 +143,12 @@ def snapshot(model: torch.nn.Module) -> list[torch.Tensor]:
     return [buffer.detach().clone() for buffer in model.buffers()]
 
 
-def merge_buffers(group: Collective, model: torch.nn.Module, before: list[torch.Tensor], rows: int) -> None:
+def changes(model: torch.nn.Module, before: Sequence[torch.Tensor]) -> list[bool]:
+    """Which buffers are not what they were when `before` was taken with `snapshot`."""
+    return [not torch.equal(now, then) for now, then in zip(model.buffers(), before, strict=True)]
+
+
+def merge_buffers(group: Collective, model: torch.nn.Module, changed: Sequence[bool], rows: int) -> None:
     """Make the buffers that changed on some rank the same on all.
 
     Running statistics become the mean weighted by rows; counters become the largest. Buffers that
@@ -127,8 +157,7 @@ def merge_buffers(group: Collective, model: torch.nn.Module, before: list[torch.
     buffers = list(model.buffers())
     if not buffers:
         return
-    changed = [int(not torch.equal(now, then)) for now, then in zip(buffers, before, strict=True)]
-    flags = torch.tensor(changed, dtype=torch.int64, device=buffers[0].device)
+    flags = torch.tensor([int(flag) for flag in changed], dtype=torch.int64, device=buffers[0].device)
     group.all_reduce(flags).wait()
     moved = [buffer for buffer, flag in zip(buffers, flags.tolist(), strict=True) if flag]
     _mean(group, [buffer for buffer in moved if buffer.is_floating_point()], rows)

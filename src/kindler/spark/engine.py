@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -154,8 +155,9 @@ class _Task:
     def _supervise(self, context: Any, batches: Iterator[pa.RecordBatch]) -> Outcome:
         rank, owner = context.partitionId(), os.getppid()
         try:
-            with self._meeting(context, rank) as hub:
+            with self._meeting(context, rank) as (hub, watcher):
                 outcome = self._work(rank, owner, hub, batches)
+            outcome = watcher.verdict(outcome) if watcher is not None else outcome
         except Aborted:
             outcome = Outcome(rank, "aborted")
         except Exception as exc:  # noqa: BLE001 - the edge of the task: it becomes an outcome
@@ -174,24 +176,55 @@ class _Task:
             return supervisor.run()
 
     @contextmanager
-    def _meeting(self, context: Any, rank: int) -> Iterator[Address]:
+    def _meeting(self, context: Any, rank: int) -> Iterator[tuple[Address, _Watcher | None]]:
         """Where supervisors meet: at the driver, or at rank 0 where the driver is out of reach."""
         if self.hub is not None:
-            yield self.hub
+            yield self.hub, None
             return
         address = context.getTaskInfos()[rank].address.partition(":")[0]
         mine = Hub(size=self.job.size, secret=self.job.secret, settings=self.job.settings, host=address)
         with mine if rank == 0 else nullcontext() as opened:
             told = context.allGather(json.dumps(opened.address if opened else None))
             host, port = json.loads(told[0])
-            yield (host, port)
-            if opened is not None:
-                _wait_for_others(opened, self.job)
+            with _Watcher(opened, self.job) if opened else nullcontext() as watcher:
+                yield (host, port), watcher
 
 
-def _wait_for_others(hub: Hub, job: Job) -> None:
-    """Rank 0 is done; the others still need the meeting point to say so themselves."""
-    watch(hub, running=lambda: not hub.finished, listener=lambda event: None, settings=job.settings)
+class _Watcher(threading.Thread):
+    """Watches the meeting point at rank 0, until all ranks are done: the driver cannot."""
+
+    def __init__(self, hub: Hub, job: Job) -> None:
+        super().__init__(name="kindler-watch", daemon=True)
+        self._hub = hub
+        self._settings = job.settings
+        self._over = threading.Event()
+        self._heard: list[Outcome] = []
+
+    def __enter__(self) -> _Watcher:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if exc is not None:
+            self._over.set()
+        self.join()  # rank 0 is done; the others still need the meeting point to say so themselves
+
+    def run(self) -> None:
+        try:
+            self._heard = watch(
+                self._hub, running=self._running, listener=lambda event: None, settings=self._settings
+            )
+        except KindlerError:
+            self._hub.abort()  # not all came; each supervisor says so itself
+
+    def verdict(self, outcome: Outcome) -> Outcome:
+        """Rank 0's outcome, or the gang's stall, which nobody but rank 0 knows of."""
+        return next((heard for heard in self._heard if heard.kind == "stalled"), outcome)
+
+    def _running(self) -> bool:
+        return not self._over.is_set() and not self._hub.finished
 
 
 def _spool(

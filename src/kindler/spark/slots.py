@@ -9,12 +9,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from kindler.config import RunSettings
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, StartTimeoutError
 from kindler.spark.session import is_connect
 
-__all__ = ["resolve_workers", "slots", "task_threads"]
+__all__ = ["remaining_workers", "resolve_workers", "slots", "task_threads"]
 
 _LOOK_AGAIN_S = 0.25
+_COME_BACK_S = 30.0
 
 
 def slots(spark: SparkSession) -> int:
@@ -42,6 +43,24 @@ def resolve_workers(spark: SparkSession, workers: int | None, settings: RunSetti
             )
         time.sleep(pause)  # executors register when they are up; Spark offers nothing to wait on
     return workers or free
+
+
+def remaining_workers(spark: SparkSession, before: int, settings: RunSettings) -> int:
+    """The number of workers to go on with after a loss: as many as before, if executors come back soon.
+
+    Raises:
+        StartTimeoutError: No executor is left, and none came.
+    """
+    began = time.monotonic()
+    patience = min(_COME_BACK_S, settings.start_timeout_s)
+    while (free := slots(spark)) < before:
+        waited = time.monotonic() - began
+        if free and waited > patience:
+            return free
+        if waited > settings.start_timeout_s:
+            raise StartTimeoutError(f"no executor came back in {settings.start_timeout_s:g} s after a loss.")
+        time.sleep(_LOOK_AGAIN_S)
+    return before
 
 
 def task_threads(spark: SparkSession, workers: int) -> int:

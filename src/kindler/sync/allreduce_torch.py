@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from kindler.sync.arrays_torch import TORCH
 from kindler.sync.buckets_torch import Bucket, HostBucket, NetworkBucket, StagedBucket
 from kindler.sync.gradients_torch import GradientSync
-from kindler.sync.network_torch import Network, backend_errors
+from kindler.sync.network_torch import Network, Work
 from kindler.sync.shared_memory import Channel, HostRanks, channels
+from kindler.sync.topology import Topology
+from kindler.sync.waiting import Waiting
 
 __all__ = ["Bucket", "GradientSync", "Group", "Handle", "Worker"]
 
@@ -39,6 +42,9 @@ class Worker(Protocol):
     def hosts(self) -> tuple[str, ...]: ...
 
     @property
+    def address(self) -> str: ...
+
+    @property
     def scratch(self) -> Path: ...
 
     @property
@@ -50,7 +56,7 @@ class Worker(Protocol):
 class Handle:
     """A sum under way; the tensor holds it once `wait` has returned."""
 
-    def __init__(self, group: Group, tensor: torch.Tensor, work: Any = None) -> None:
+    def __init__(self, group: Group, tensor: torch.Tensor, work: Work | None = None) -> None:
         self._group = group
         self._tensor = tensor
         self._work = work
@@ -82,31 +88,33 @@ class Group:
     ) -> None:
         self.rank, self.size, self.device = worker.rank, worker.size, torch.device(device)
         self._worker = worker
+        self._waiting = Waiting(worker)
         self._network: Network | None = None
         self._window: Channel | None = None
         self._open: Handle | None = None
         self._staged = False
         if self.size == 1:
             return
-        keys = list(worker.hosts) if shared_memory else [str(rank) for rank in range(self.size)]
         if self.device.type == "cuda":
             self._staged = _devices_shared(worker, self.device)
-            if not self._staged:
-                keys = [str(rank) for rank in range(self.size)]
+            shared_memory = shared_memory and self._staged
+        self._where = Topology.of(worker.hosts, self.rank, shared_memory=shared_memory)
         self._host = HostRanks(
-            [rank for rank, key in enumerate(keys) if key == keys[self.rank]],
-            self.rank,
-            size=self.size,
-            timeout_s=timeout_s,
+            self._where.ranks, self.rank, size=self.size, timeout_s=timeout_s, waiting=self._waiting
         )
-        self._leaders = [rank for rank, key in enumerate(keys) if keys.index(key) == rank]
-        self._leader_of = [self._leaders.index(keys.index(key)) for key in keys]
-        if len(self._leaders) > 1:
+        if not self._where.one_host:
             carrier = torch.device("cpu") if self._staged else self.device
-            self._network = Network.connect(worker, self._leaders, device=carrier, timeout_s=timeout_s)
-        if len(self._leaders) < self.size:
-            made = channels(worker, self._host, [_WINDOW_BYTES])
+            self._network = Network.connect(
+                worker, self._where.leaders, device=carrier, timeout_s=timeout_s, waiting=self._waiting
+            )
+        if self._where.any_shared:
+            made = channels(worker, self._host, [_WINDOW_BYTES], TORCH)
             self._window = made[0] if made else None
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for others so far."""
+        return self._waiting.seconds
 
     def all_reduce(self, tensor: torch.Tensor) -> Handle:
         """Start replacing `tensor` by its sum over ranks; ended by the handle's `wait`.
@@ -139,9 +147,9 @@ class Group:
         """Flat buffers of (elements, dtype) to be summed over ranks again and again; every rank calls it."""
         self._finish_open()
         routes: list[Channel | None] = [None] * len(layouts)
-        if self.size > 1 and len(self._leaders) < self.size:
+        if self.size > 1 and self._where.any_shared:
             sizes = [elements * dtype.itemsize for elements, dtype in layouts]
-            made = channels(self._worker, self._host, sizes)
+            made = channels(self._worker, self._host, sizes, TORCH)
             routes = list(made) if made else routes
         return [
             self._bucket(elements, dtype, route)
@@ -162,32 +170,24 @@ class Group:
         if route is None:
             inner = NetworkBucket(elements, dtype, carrier, self._network)
         else:
-            inner = HostBucket(elements, dtype, route, self._network, leads=self._leads, alone=self._alone)
+            inner = HostBucket(
+                elements, dtype, route, self._network, leads=self._where.leads, alone=self._where.one_host
+            )
         return StagedBucket(inner, self.device) if self._staged else inner
 
     @property
     def _direct(self) -> bool:
         """Whether whole tensors go to the network; all ranks agree, also one that is alone on its host."""
-        return self.size > 1 and len(self._leaders) == self.size and not self._staged
-
-    @property
-    def _leads(self) -> bool:
-        return self._host.leader == self.rank
-
-    @property
-    def _alone(self) -> bool:
-        """Whether this is the only host."""
-        return len(self._leaders) == 1
+        return self.size > 1 and not self._where.any_shared and not self._staged
 
     def _finish_open(self) -> None:
         """Local exchanges take turns in one window, so an open one ends before the next begins."""
         if self._open is not None:
             self._open.wait()
 
-    def _complete(self, tensor: torch.Tensor, work: Any) -> None:
+    def _complete(self, tensor: torch.Tensor, work: Work | None) -> None:
         if work is not None:
-            with backend_errors("all-reduce"):
-                work.wait()
+            work.wait()
             return
         self._open = None
         for flat in self._pieces(tensor):
@@ -207,19 +207,17 @@ class Group:
         window = self._window
         if window is None:
             if self._network:
-                with backend_errors("all-reduce"):
-                    self._network.all_reduce(flat).wait()
+                self._network.all_reduce(flat).wait()
             return
         window.slot(flat.dtype)[: flat.numel()].copy_(flat)
         window.post()
-        if self._alone:
+        if self._where.one_host:
             window.sum_into(flat)
         elif self._network is None:
             window.fetch(flat)
         else:
             window.gather_into(flat)
-            with backend_errors("all-reduce"):
-                self._network.all_reduce(flat).wait()
+            self._network.all_reduce(flat).wait()
             window.publish(flat)
 
     def _broadcast_piece(self, flat: torch.Tensor, src: int) -> None:
@@ -233,7 +231,7 @@ class Group:
             window.slot(flat.dtype)
             window.post()
         if self._network is not None:
-            self._network.broadcast(flat, self._leader_of[src])
+            self._network.broadcast(flat, self._where.leader_of[src])
         if window is not None:
             self._hand(window, flat, self._host.leader)
 

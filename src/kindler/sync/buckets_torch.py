@@ -6,14 +6,16 @@ Who fills them and what their elements mean is `gradients_torch.py`'s; which rou
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from kindler.sync.network_torch import Network, backend_errors
+from kindler.sync.network_torch import Network, Work
 from kindler.sync.shared_memory import Channel
 
 __all__ = ["Bucket", "HostBucket", "NetworkBucket", "StagedBucket"]
+
+_DOING = "all-reduce of gradients"
 
 
 class Bucket(Protocol):
@@ -43,7 +45,7 @@ class NetworkBucket:
     ) -> None:
         self.fill = self.result = torch.zeros(elements, dtype=dtype, device=device)
         self._network = network
-        self._work: Any = None
+        self._work: Work | None = None
 
     def begin(self) -> None:
         """The buffer is private: nothing to wait for."""
@@ -51,7 +53,7 @@ class NetworkBucket:
     def launch(self) -> None:
         """Start the sum."""
         if self._network is not None:
-            self._work = self._network.all_reduce(self.fill)
+            self._work = self._network.all_reduce(self.fill, doing=_DOING)
 
     def push(self, *, block: bool) -> bool:
         """The network has had it since `launch`."""
@@ -60,8 +62,7 @@ class NetworkBucket:
     def wait(self) -> None:
         """Block until the network is done."""
         if self._work is not None:
-            with backend_errors("all-reduce of gradients"):
-                self._work.wait()
+            self._work.wait()
             self._work = None
 
 
@@ -83,7 +84,7 @@ class HostBucket:
         self._channel = channel
         self._network = network
         self._leads, self._alone = leads, alone
-        self._work: Any = None
+        self._work: Work | None = None
 
     def begin(self) -> None:
         """Wait until the other ranks have read this rank's last values."""
@@ -100,7 +101,7 @@ class HostBucket:
         if not (block or self._channel.arrived()):
             return False
         self._channel.gather_into(self.result)
-        self._work = self._network.all_reduce(self.result)
+        self._work = self._network.all_reduce(self.result, doing=_DOING)
         return True
 
     def wait(self) -> None:
@@ -111,8 +112,8 @@ class HostBucket:
             self._channel.fetch(self.result)
         else:
             self.push(block=True)
-            with backend_errors("all-reduce of gradients"):
-                self._work.wait()
+            assert self._work is not None, "push has started it"
+            self._work.wait()
             self._work = None
             self._channel.publish(self.result)
 

@@ -6,11 +6,9 @@ user and nothing global is left after `close`. Who takes part is decided in `all
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import socket
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -18,13 +16,11 @@ import torch
 import torch.distributed
 
 from kindler.errors import SyncError
+from kindler.sync.waiting import Waiting
 
-__all__ = ["Meeting", "Network", "backend_errors"]
+__all__ = ["Meeting", "Network", "Work", "backend_errors"]
 
 dist: Any = torch.distributed  # its stubs leave out the classes that are used here
-
-_LOOPBACK = "127.0.0.1"
-_NOWHERE = "192.0.2.1"  # documentation address: asks the kernel for the outgoing interface, sends nothing
 
 
 class Meeting(Protocol):
@@ -34,15 +30,26 @@ class Meeting(Protocol):
     def rank(self) -> int: ...
 
     @property
-    def host(self) -> str: ...
-
-    @property
-    def hosts(self) -> tuple[str, ...]: ...
+    def address(self) -> str: ...
 
     @property
     def run_id(self) -> str: ...
 
     def all_gather(self, data: bytes) -> list[bytes]: ...
+
+
+class Work:
+    """An exchange under way."""
+
+    def __init__(self, work: Any, doing: str, waiting: Waiting) -> None:
+        self._work = work
+        self._doing = doing
+        self._waiting = waiting
+
+    def wait(self) -> None:
+        """Block until it is done; with NCCL, until the current stream would see that."""
+        with backend_errors(self._doing), self._waiting:
+            self._work.wait()
 
 
 class Network:
@@ -51,16 +58,23 @@ class Network:
     `connect` is called by every rank of the run, members or not, since they meet in `all_gather`.
     """
 
-    def __init__(self, group: Any, store: Any) -> None:
+    def __init__(self, group: Any, store: Any, waiting: Waiting) -> None:
         self._group = group
+        self._waiting = waiting
         self._store = store  # the first member's holds the listening socket
 
     @classmethod
     def connect(
-        cls, worker: Meeting, members: Sequence[int], *, device: torch.device, timeout_s: float
+        cls,
+        worker: Meeting,
+        members: Sequence[int],
+        *,
+        device: torch.device,
+        timeout_s: float,
+        waiting: Waiting | None = None,
     ) -> Network | None:
         """Join the group of the global ranks `members`; None for a rank that is not one of them."""
-        address = _own_address(worker)
+        address = worker.address
         hosting = worker.rank == members[0]
         timeout = timedelta(seconds=timeout_s)
         store = None
@@ -78,19 +92,20 @@ class Network:
             make = _nccl if device.type == "cuda" else _gloo
             named = dist.PrefixStore(f"kindler/{worker.run_id}", store)
             group = make(named, members.index(worker.rank), len(members), address, timeout)
-        return cls(group, store)
+        return cls(group, store, waiting or Waiting())
 
-    def all_reduce(self, tensor: torch.Tensor) -> Any:
+    def all_reduce(self, tensor: torch.Tensor, *, doing: str = "all-reduce") -> Work:
         """Start the sum over members, in place; the work's `wait` ends it."""
-        with backend_errors("all-reduce"):
-            return self._group.allreduce([tensor])
+        with backend_errors(doing):
+            return Work(self._group.allreduce([tensor]), doing, self._waiting)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Overwrite `tensor` with that of the member in place `source`."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
         with backend_errors("broadcast"):
-            self._group.broadcast([tensor], options).wait()
+            work = Work(self._group.broadcast([tensor], options), "broadcast", self._waiting)
+        work.wait()
 
     def close(self) -> None:
         """Leave the group; the others notice only if they go on using it."""
@@ -127,22 +142,3 @@ def _nccl(store: Any, rank: int, size: int, address: str, timeout: timedelta) ->
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return dist.ProcessGroupNCCL(store, rank, size, options)
-
-
-def _own_address(worker: Meeting) -> str:
-    """The IPv4 address under which the other workers reach this one."""
-    if len(set(worker.hosts)) == 1:
-        return _LOOPBACK
-    try:
-        return str(ipaddress.IPv4Address(worker.host))
-    except ValueError:
-        return _outgoing_address()
-
-
-def _outgoing_address() -> str:
-    try:
-        with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-            probe.connect((_NOWHERE, 9))
-            return str(probe.getsockname()[0])
-    except OSError:  # no route at all: this machine only
-        return _LOOPBACK

@@ -1,12 +1,13 @@
-"""Sums of flat tensors between the processes of one host, through memory that all of them map.
+"""Sums of flat arrays between the processes of one host, through memory that all of them map.
 
 A `Segment` is the mapping: a file in /dev/shm (or in the scratch folder where that is full), unlinked as
 soon as every rank has mapped it, so that nothing is left behind whatever ends the processes. It is cut
 into `Channel`s: one slot for each rank, and three counters of each rank that say how far it is. A rank
 fills its own slot, says so, and adds up all slots in rank order, so that every rank ends with the same bits.
 
-How the ranks of several hosts agree is left to `allreduce_torch.py`, which lets one rank of each host
-speak for it and brings the result back with `Channel.publish` and `Channel.fetch`.
+What an array is, numpy's or torch's, is left to the `Arrays` that is handed in. How the ranks of several
+hosts agree is left to the groups (`allreduce_torch.py`, `allreduce_host.py`), which let one rank of each host
+speak for it and bring the result back with `Channel.publish` and `Channel.fetch`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import Any, Protocol
 
 from kindler.errors import SyncError, SyncTimeoutError
+from kindler.sync.waiting import Waiting
 
-__all__ = ["Channel", "HostRanks", "Rendezvous", "Segment", "channels"]
+__all__ = ["Arrays", "Channel", "HostRanks", "Rendezvous", "Segment", "channels"]
 
 _LINE_BYTES = 64  # one cache line: counters of two ranks never share one
 _ALIGN_BYTES = 4096
@@ -53,14 +53,39 @@ class Rendezvous(Protocol):
     def all_gather(self, data: bytes) -> list[bytes]: ...
 
 
+class Arrays(Protocol):
+    """What a channel does with the flat arrays of one library; `NUMPY` and `TORCH` are the two there are."""
+
+    def view(self, mapping: mmap.mmap, offset: int, nbytes: int, dtype: Any) -> Any:
+        """As many whole elements of `dtype` as these bytes of the mapping hold, without a copy."""
+
+    def count(self, array: Any) -> int:
+        """How many elements it has."""
+
+    def add_up(self, parts: Sequence[Any], out: Any) -> None:
+        """Write the sum of the parts, two at least, to `out`, adding in their order."""
+
+    def copy(self, source: Any, out: Any) -> None:
+        """Overwrite `out` with `source`."""
+
+
 class HostRanks:
     """Who shares this host: the global ranks in order, this one's place among them, and its patience."""
 
-    def __init__(self, ranks: Sequence[int], rank: int, *, size: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        *,
+        size: int,
+        timeout_s: float,
+        waiting: Waiting | None = None,
+    ) -> None:
         self.ranks = tuple(ranks)
         self.index = self.ranks.index(rank)
         self.size = size
         self.timeout_s = timeout_s
+        self.waiting = waiting or Waiting()
 
     @property
     def leader(self) -> int:
@@ -109,28 +134,29 @@ class Channel:
     leader and `fetch` elsewhere. Every wait ends with SyncTimeoutError after the ranks' `timeout_s`.
     """
 
-    def __init__(self, mapping: mmap.mmap, offset: int, nbytes: int, host: HostRanks) -> None:
+    def __init__(self, mapping: mmap.mmap, offset: int, nbytes: int, host: HostRanks, arrays: Arrays) -> None:
         self._host = host
+        self._arrays = arrays
+        self._mapping = mapping
         self._round = 0
         count = len(host.ranks)
         self._counters = memoryview(mapping)[offset : offset + count * _LINE_BYTES].cast("q")
         start, room = offset + _aligned(count * _LINE_BYTES), _aligned(nbytes)
-        whole = torch.frombuffer(mapping, dtype=torch.uint8)
         self.nbytes = nbytes
-        self._slots = [whole[start + i * room : start + i * room + nbytes] for i in range(count)]
-        self._typed: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._offsets = [start + i * room for i in range(count)]
+        self._typed: dict[Any, list[Any]] = {}
 
     @staticmethod
     def footprint(nbytes: int, ranks: int) -> int:
         """Bytes of mapping that a channel for `nbytes` takes."""
         return _aligned(ranks * _LINE_BYTES) + ranks * _aligned(nbytes)
 
-    def slot(self, dtype: torch.dtype) -> torch.Tensor:
+    def slot(self, dtype: Any) -> Any:
         """This rank's slot, once nobody reads its last content any more."""
         self._await(_DONE, self._round, "shared-memory exchange (last round)")
         return self._slots_as(dtype)[self._host.index]
 
-    def peek(self, dtype: torch.dtype) -> torch.Tensor:
+    def peek(self, dtype: Any) -> Any:
         """This rank's slot, for making views of it: only `slot` says when it may be written."""
         return self._slots_as(dtype)[self._host.index]
 
@@ -143,7 +169,7 @@ class Channel:
         """Whether every rank has posted this round; does not wait."""
         return self._behind(_ARRIVED, self._round) == []
 
-    def sum_into(self, out: torch.Tensor) -> None:
+    def sum_into(self, out: Any) -> None:
         """Write the sum of all slots to `out`, the same bits on every rank."""
         if len(self._host.ranks) <= _DIRECT_RANKS:
             self.gather_into(out)
@@ -151,44 +177,46 @@ class Channel:
             self._sum_in_parts(out)
         self._tell(_DONE)
 
-    def gather_into(self, out: torch.Tensor) -> None:
+    def gather_into(self, out: Any) -> None:
         """Wait for all ranks and add up their slots in rank order; the round stays open."""
         self._await(_ARRIVED, self._round, "shared-memory exchange")
-        count = out.numel()
-        _add_up([slot[:count] for slot in self._slots_as(out.dtype)], out)
+        count = self._arrays.count(out)
+        self._arrays.add_up([slot[:count] for slot in self._slots_as(out.dtype)], out)
 
-    def publish(self, result: torch.Tensor) -> None:
+    def publish(self, result: Any) -> None:
         """Give the other ranks of this host the result (the leader only), and end the round."""
-        self._slots_as(result.dtype)[self._host.index][: result.numel()].copy_(result)
+        slot = self._slots_as(result.dtype)[self._host.index]
+        self._arrays.copy(result, slot[: self._arrays.count(result)])
         self._tell(_SUMMED)
         self._tell(_DONE)
 
-    def fetch(self, out: torch.Tensor, *, source: int = 0) -> None:
+    def fetch(self, out: Any, *, source: int = 0) -> None:
         """Take what the rank in place `source` published, and end the round."""
         self._await(_SUMMED, self._round, "shared-memory exchange (result)", only=source)
-        out.copy_(self._slots_as(out.dtype)[source][: out.numel()])
+        self._arrays.copy(self._slots_as(out.dtype)[source][: self._arrays.count(out)], out)
         self._tell(_DONE)
 
     def skip(self) -> None:
         """End the round without reading anything."""
         self._tell(_DONE)
 
-    def _sum_in_parts(self, out: torch.Tensor) -> None:
+    def _sum_in_parts(self, out: Any) -> None:
         """Each rank adds up its part into the first slot; then all copy the whole of that."""
         self._await(_ARRIVED, self._round, "shared-memory exchange")
-        count, ranks, index = out.numel(), len(self._host.ranks), self._host.index
+        count, ranks, index = self._arrays.count(out), len(self._host.ranks), self._host.index
         part = slice(index * count // ranks, (index + 1) * count // ranks)
         slots = self._slots_as(out.dtype)
-        _add_up([slot[part] for slot in slots], slots[0][part])
+        self._arrays.add_up([slot[part] for slot in slots], slots[0][part])
         self._tell(_SUMMED)
         self._await(_SUMMED, self._round, "shared-memory exchange (parts)")
-        out.copy_(slots[0][:count])
+        self._arrays.copy(slots[0][:count], out)
 
-    def _slots_as(self, dtype: torch.dtype) -> list[torch.Tensor]:
+    def _slots_as(self, dtype: Any) -> list[Any]:
         typed = self._typed.get(dtype)
         if typed is None:
-            whole = self.nbytes // dtype.itemsize * dtype.itemsize
-            typed = self._typed[dtype] = [slot[:whole].view(dtype) for slot in self._slots]
+            typed = self._typed[dtype] = [
+                self._arrays.view(self._mapping, offset, self.nbytes, dtype) for offset in self._offsets
+            ]
         return typed
 
     def _tell(self, counter: int) -> None:
@@ -203,7 +231,8 @@ class Channel:
 
     def _await(self, counter: int, wanted: int, op: str, only: int | None = None) -> None:
         if self._behind(counter, wanted, only):
-            _wait_until(lambda: not self._behind(counter, wanted, only), self._host.timeout_s)
+            with self._host.waiting:
+                _wait_until(lambda: not self._behind(counter, wanted, only), self._host.timeout_s)
         late = self._behind(counter, wanted, only)
         if late:
             missing = [self._host.ranks[place] for place in late]
@@ -213,8 +242,10 @@ class Channel:
         _fence()
 
 
-def channels(worker: Rendezvous, host: HostRanks, sizes: Sequence[int]) -> list[Channel]:
+def channels(worker: Rendezvous, host: HostRanks, sizes: Sequence[int], arrays: Arrays) -> list[Channel]:
     """Channels of these sizes in bytes between the ranks of this host; every rank of the run calls it.
+
+    A rank that is alone on its host gets none.
 
     Raises:
         SyncError: The ranks of this host do not see each other's memory, or there is no room for it.
@@ -236,7 +267,10 @@ def channels(worker: Rendezvous, host: HostRanks, sizes: Sequence[int]) -> list[
     if segment is None:
         return []
     offsets = [sum(footprints[:i]) for i in range(len(sizes))]
-    return [Channel(segment.mapping, offset, size, host) for offset, size in zip(offsets, sizes, strict=True)]
+    return [
+        Channel(segment.mapping, offset, size, host, arrays)
+        for offset, size in zip(offsets, sizes, strict=True)
+    ]
 
 
 def _create(worker: Rendezvous, nbytes: int) -> Segment:
@@ -259,12 +293,6 @@ def _raise_first(complaints: Sequence[str]) -> None:
                 f"worker {rank} cannot share memory with the others of its host: {complaint}\n"
                 "Hint: containers of one host need a common /dev/shm; shared_memory=False goes without."
             )
-
-
-def _add_up(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    torch.add(parts[0], parts[1], out=out)
-    for part in parts[2:]:
-        out.add_(part)
 
 
 def _wait_until(ready: Callable[[], bool], timeout_s: float) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, overload
 
-from kindler.errors import MissingExtraError
+from kindler.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["History"]
 
+_MAX_ACROSS = 4
 _NOT_PLOTTED = {"epoch", "steps", "num_samples", "seconds", "rows_per_s", "val_num_samples"}
 
 
@@ -58,31 +60,42 @@ class History(Sequence[dict[str, Any]]):
         return list(dict.fromkeys(name for row in self._rows for name in row))
 
     def to_pandas(self) -> pd.DataFrame:
-        """A pandas DataFrame with a row per epoch."""
+        """A pandas DataFrame with a row per epoch; NaN where an epoch lacks a figure."""
         try:
             import pandas as pd
         except ModuleNotFoundError as exc:
             raise MissingExtraError(what="History.to_pandas()", package="pandas", extra="spark") from exc
-        return pd.DataFrame(self._rows)
+        return pd.DataFrame(self._rows, columns=self.names)
 
     def plot(self, path: str | PathLike[str] | None = None) -> Figure:
         """Draw loss and metrics over epochs.
 
+        A figure that only some epochs have is drawn through those. Where training went back to an earlier
+        epoch, a new line begins.
+
         Args:
             path: Where to save the picture; None only returns the figure.
+
+        Raises:
+            ConfigError: There is nothing to draw.
         """
         try:
             from matplotlib.figure import Figure
             from matplotlib.ticker import MaxNLocator
         except ModuleNotFoundError as exc:
             raise MissingExtraError(what="History.plot()", package="matplotlib", extra="plot") from exc
-        panels = _panels(self.names)
-        figure = Figure(figsize=(4.5 * len(panels), 3.4), layout="constrained")
-        for axes, (title, names) in zip(
-            figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-        ):
+        lines = {name: _line(self._rows, name) for name in self.names}
+        panels = _panels([name for name, (_, values) in lines.items() if values])
+        if not panels:
+            raise ConfigError("there is nothing to plot: this history has no figures.")
+        down, across = _grid(len(panels))
+        figure = Figure(figsize=(4.5 * across, 3.4 * down), layout="constrained")
+        places = figure.subplots(down, across, squeeze=False).ravel()
+        for unused in places[len(panels) :]:
+            unused.remove()
+        for axes, (title, names) in zip(places, panels.items(), strict=False):
             for name in names:
-                axes.plot(self["epoch"], self[name], marker="o", markersize=3, label=name)
+                axes.plot(*lines[name], marker="o", markersize=3, label=name)
             axes.set(title=title, xlabel="epoch")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(alpha=0.3)
@@ -90,6 +103,28 @@ class History(Sequence[dict[str, Any]]):
         if path is not None:
             figure.savefig(path, dpi=120)
         return figure
+
+
+def _line(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    """The epochs that have this figure, and its values; NaN parts what does not belong together."""
+    epochs: list[float] = []
+    values: list[float] = []
+    for number, row in enumerate(rows, start=1):
+        value, epoch = row.get(name), row.get("epoch", number)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if epochs and epoch <= epochs[-1]:
+            epochs.append(math.nan)
+            values.append(math.nan)
+        epochs.append(epoch)
+        values.append(value)
+    return epochs, values
+
+
+def _grid(panels: int) -> tuple[int, int]:
+    """Rows and columns for so many panels."""
+    across = min(panels, _MAX_ACROSS)
+    return math.ceil(panels / across), across
 
 
 def _panels(names: Sequence[str]) -> dict[str, list[str]]:

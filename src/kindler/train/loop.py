@@ -1,53 +1,40 @@
 """The run on one worker: every rank calls `run` and does the same steps at the same time.
 
 Which framework steps the model and how gradients are exchanged is not known here; see
-`frameworks/replica.py` and `sync/`.
+`frameworks/replica.py` and `sync/`. Where training goes on from is in `opening.py`, checkpoints are the
+business of `keeper.py`, and what the driver hears meanwhile of `reporting.py`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 
-from kindler.data.batches import Batches
-from kindler.data.sources import Source
-from kindler.data.spool import agreed
-from kindler.errors import DataError
+from kindler.data.batches import Batch, Batches
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.frameworks.replica import Replica
 from kindler.train.callbacks import Callback, Run
-from kindler.train.checkpoint import write_file
+from kindler.train.keeper import Keeper, restore_callbacks
+from kindler.train.opening import Start, Worker, begin, open_batches
+from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.syncs import SYNCS
-from kindler.train.task import Task
+from kindler.train.task import ENDLESS, Task
+from kindler.train.triggers import Progress, score_of
 
-__all__ = ["run"]
-
-_REPORT_EVERY_S = 0.1
-_CHECKPOINT = "checkpoint-{epoch:05d}.pt"
+__all__ = ["Worker", "run"]
 
 
-class Worker(Protocol):
-    """What the loop needs of the engine's worker."""
+def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
+    """Train or evaluate; rank 0 returns the history (or figures) as JSON, and the model's state.
 
-    rank: int
-    size: int
-    local_rank: int
-    threads: int
-    scratch: Path
-
-    def all_gather(self, data: bytes) -> list[bytes]: ...
-    def barrier(self) -> None: ...
-    def report(self, kind: str, **fields: Any) -> None: ...
-
-
-def run(worker: Worker, task_bytes: bytes, spec: bytes, state: bytes) -> Sequence[bytes]:
-    """Train or evaluate; rank 0 returns the history (or figures) as JSON, and the model's state."""
+    `states` is the model's state (empty for a new one), then checkpoints to go on from, best first.
+    """
     task: Task = cloudpickle.loads(task_bytes)
     replica_type = FRAMEWORKS.load(task.framework)
     replica: Replica = replica_type.from_bytes(
@@ -59,14 +46,13 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, state: bytes) -> Sequenc
         threads=worker.threads,
         feature_names=tuple(column.name for column in task.data.columns.features),
     )
-    if state:
-        replica.load_state(state)
-    data = _batches(worker, task, task.data, "data", shuffle=task.shuffle and task.epochs > 0)
-    with _attached(worker, task, replica):
+    data = open_batches(worker, task, task.data, "data", shuffle=task.shuffle and task.epochs > 0)
+    start = begin(replica, task, states, rank=worker.rank, counts=data.counts)
+    with _attached(worker, task, replica) as group:
         rows = (
-            _fit(worker, task, replica, data)
+            _Fit(worker, task, replica, data, start, group).run()
             if task.epochs
-            else [_pass(worker, replica, data, show=task.show)]
+            else [_judged(worker, replica, data, show=task.show)]
         )
     if worker.rank != 0:
         return [b"", b""]
@@ -75,10 +61,10 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, state: bytes) -> Sequenc
 
 
 @contextmanager
-def _attached(worker: Worker, task: Task, replica: Replica) -> Iterator[None]:
+def _attached(worker: Worker, task: Task, replica: Replica) -> Iterator[Any]:
     """Join the replicas of all workers while the block runs; evaluation needs no joining."""
     if not task.epochs or worker.size == 1:
-        yield
+        yield None
         return
     group_type = SYNCS.load(f"allreduce/{task.framework}")
     settings = task.settings
@@ -90,89 +76,194 @@ def _attached(worker: Worker, task: Task, replica: Replica) -> Iterator[None]:
     )
     with closing(group):
         replica.attach(group)
-        yield
+        yield group
 
 
-def _fit(worker: Worker, task: Task, replica: Replica, train: Batches) -> list[dict[str, Any]]:
-    validation = (
-        _batches(worker, task, task.validation, "validation_data", shuffle=False) if task.validation else None
-    )
-    shown = task.show and worker.rank == 0
-    view = Run(rank=worker.rank, size=worker.size, replica=replica)
-    hooks: Sequence[Callback] = task.callbacks
-    rows: list[dict[str, Any]] = []
-    last = replica.epoch + task.epochs
-    end_step = replica.step + (task.max_steps if task.max_steps is not None else train.steps * task.epochs)
-    _each(hooks, "on_run_begin", view)
-    while replica.epoch < last and replica.step < end_step and view.stopping is None:
-        view.epoch = replica.epoch + 1
-        _each(hooks, "on_epoch_begin", view)
-        row = _epoch(worker, replica, train, view, hooks, last=last, end_step=end_step, shown=shown)
-        if validation is not None:
-            logs = _pass(worker, replica, validation)
-            row |= {f"val_{name}": value for name, value in logs.items()}
-        replica.end_epoch(row)
-        _each(hooks, "on_epoch_end", view, row)
-        _agree_to_stop(worker, view, bool(hooks))
-        _save(worker, task, replica)
-        rows.append(row)
-        if worker.rank == 0:
-            worker.report("epoch", row=row)
-    _each(hooks, "on_run_end", view)
-    return rows
+class _Fit:
+    """Training, from where it stands to its end."""
 
+    def __init__(
+        self, worker: Worker, task: Task, replica: Replica, train: Batches, start: Start, group: Any
+    ) -> None:
+        self._worker, self._task, self._replica, self._train = worker, task, replica, train
+        self._start = start
+        self._validation = (
+            open_batches(worker, task, task.validation, "validation_data", shuffle=False)
+            if task.validation
+            else None
+        )
+        self._steps = task.steps_per_epoch or train.steps
+        self._last_epoch = start.first_epoch + task.epochs
+        self._last_step = math.inf if task.max_steps is None else start.first_step + task.max_steps
+        self._hooks: Sequence[Callback] = task.callbacks
+        self._view = Run(
+            rank=worker.rank,
+            size=worker.size,
+            replica=replica,
+            steps=self._steps,
+            framework=task.framework,
+        )
+        self._view.epoch, self._view.step = start.epoch, start.step
+        self._keeper = Keeper(worker, task, counts=train.counts, start=start, callbacks=task.callbacks)
+        # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask.
+        self._agree_each_step = self._keeper.active and worker.size > 1 and _look_at_steps(self._hooks)
+        self._progress = ProgressReporter(
+            worker, show=task.show, waited_s=lambda: group.waited_s if group is not None else 0.0
+        )
+        self._step_log = StepReporter(worker, active=task.log_steps)
 
-def _epoch(
-    worker: Worker,
-    replica: Replica,
-    train: Batches,
-    view: Run,
-    hooks: Sequence[Callback],
-    *,
-    last: int,
-    end_step: int,
-    shown: bool,
-) -> dict[str, Any]:
-    """One pass of training; its row of the history."""
-    started = reported = time.perf_counter()
-    first_step = replica.step
-    replica.begin_epoch(view.epoch)
-    if shown:
-        _progress(worker, replica, view.epoch, last, 0, train.steps)
-    with closing(train.epoch(view.epoch)) as batches:
-        for batch in batches:
+    def run(self) -> list[dict[str, Any]]:
+        """The run's rows of the history, those of its earlier part included."""
+        rows = [dict(row) for row in self._start.rows]
+        view, done = self._view, self._start.step_in_epoch
+        with self._keeper:
+            self._each("on_run_begin")
+            restore_callbacks(self._hooks, self._start.callbacks)
+            over = self._start.stopped is not None or self._over_already()
+            epoch = self._start.epoch if done else self._start.epoch + 1
+            while not over and epoch <= self._last_epoch and self._replica.step < self._last_step:
+                view.epoch = epoch
+                row = self._epoch(epoch, done)
+                over = self._end_epoch(row)
+                rows.append(row)
+                epoch, done = epoch + 1, 0
+            self._each("on_run_end")
+        return rows
+
+    def _epoch(self, epoch: int, done: int) -> dict[str, Any]:
+        """One epoch, or the rest of one of which `done` steps are made; its row of the history."""
+        replica, first_step = self._replica, self._replica.step - done
+        started = time.perf_counter() - (self._start.seconds if done else 0.0)
+        replica.begin_epoch(epoch)
+        if done:
+            replica.load_local_state(self._start.local_state)
+        self._each("on_epoch_begin")
+        epochs = self._last_epoch if self._task.epochs < ENDLESS else None
+        self._progress.begin(epoch=epoch, epochs=epochs, steps=self._steps, step=done)
+        first = (epoch - 1) * self._steps
+        with closing(self._train.span(first + done, first + self._steps)) as batches:
+            while (batch := self._next(batches)) is not None:
+                done += 1
+                self._step(batch, done)
+                if done == self._steps or self._over_within_epoch():
+                    break
+                seconds = time.perf_counter() - started
+                asked = self._asked_for_checkpoint()
+                self._keeper.after_step(replica, step_in_epoch=done, seconds=seconds, asked=asked)
+        self._step_log.flush()
+        replica.merge_buffers()
+        logs = _merged(self._worker, replica)
+        seconds = time.perf_counter() - started
+        rows = logs.pop("num_samples")
+        row = {
+            "epoch": epoch,
+            "steps": replica.step - first_step,
+            "num_samples": int(rows),
+            **logs,
+            "seconds": seconds,
+            "rows_per_s": rows / seconds if seconds else 0.0,
+        }
+        if self._validation is not None:
+            row |= self._validated(self._validation)
+        return row
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        began = time.perf_counter()
+        batch = next(batches, None)
+        self._progress.took_data(time.perf_counter() - began)
+        return batch
+
+    def _step(self, batch: Batch, number: int) -> None:
+        replica, view = self._replica, self._view
+        self._each("on_step_begin")
+        if self._step_log.active:
+            self._logged_step(batch)
+        else:
             replica.train_step(batch)
-            view.step = replica.step
-            _each(hooks, "on_step_end", view)
-            now = time.perf_counter()
-            if shown and now - reported > _REPORT_EVERY_S:
-                reported = now
-                _progress(worker, replica, view.epoch, last, replica.step - first_step, train.steps)
-            if replica.step >= end_step:
-                break
-    replica.merge_buffers()
-    logs = _merged(worker, replica)
-    seconds = time.perf_counter() - started
-    rows = logs.pop("num_samples")
-    return {
-        "epoch": view.epoch,
-        "steps": replica.step - first_step,
-        "num_samples": int(rows),
-        **logs,
-        "seconds": seconds,
-        "rows_per_s": rows / seconds if seconds else 0.0,
-    }
+        self._worker.tick()
+        view.step = replica.step
+        self._each("on_step_end")
+        self._progress.step(number, batch.global_rows, self._running)
+
+    def _logged_step(self, batch: Batch) -> None:
+        replica = self._replica
+        rate, (loss, weight) = replica.learning_rate(), replica.loss_sums()
+        replica.train_step(batch)
+        loss_now, weight_now = replica.loss_sums()
+        mean = (loss_now - loss) / (weight_now - weight) if weight_now > weight else 0.0
+        self._step_log.step(replica.step, loss=mean, rows=batch.rows, lr=rate)
+
+    def _running(self) -> tuple[float, Mapping[str, float]]:
+        return self._replica.running_loss(), self._replica.running_metrics()
+
+    def _validated(self, validation: Batches) -> dict[str, Any]:
+        self._each("on_validation_begin")
+        logs = _judged(self._worker, self._replica, validation)
+        named = {f"val_{name}": value for name, value in logs.items()}
+        self._each("on_validation_end", named)
+        return named
+
+    def _end_epoch(self, row: dict[str, Any]) -> bool:
+        """What follows an epoch; whether the run is over."""
+        replica, view = self._replica, self._view
+        replica.end_epoch(row)
+        self._each("on_epoch_end", row)
+        asked = self._agree()
+        progress = _after_epoch(replica.epoch, replica.step, row)
+        self._keeper.after_epoch(replica, progress, row, stopped=view.stopping, asked=asked)
+        if self._worker.rank == 0:
+            self._worker.report("epoch", row=row, step=replica.step)
+        return view.stopping is not None or self._triggered(progress)
+
+    def _agree(self) -> bool:
+        """A callback may decide by what only its own worker knows: all stop, and save, when one does."""
+        if not self._hooks:
+            return False
+        mine = {"stop": self._view.stopping, "save": self._view.take_save_request()}
+        told = [json.loads(part) for part in self._worker.all_gather(json.dumps(mine).encode())]
+        if reason := next(filter(None, (part["stop"] for part in told)), None):
+            self._view.stop(reason)
+        return any(part["save"] for part in told)
+
+    def _asked_for_checkpoint(self) -> bool:
+        if not self._agree_each_step:
+            return self._view.take_save_request()
+        mine = b"1" if self._view.take_save_request() else b""
+        return any(self._worker.all_gather(mine))
+
+    def _triggered(self, progress: Progress) -> bool:
+        trigger = self._task.end_trigger
+        return trigger is not None and trigger(progress)
+
+    def _over_within_epoch(self) -> bool:
+        step = self._replica.step
+        return step >= self._last_step or self._triggered(Progress(epoch=self._view.epoch, step=step))
+
+    def _over_already(self) -> bool:
+        """Whether the end trigger has nothing left to wait for."""
+        start = self._start
+        if start.rows and not start.step_in_epoch:
+            return self._triggered(_after_epoch(start.epoch, start.step, start.rows[-1]))
+        # A model that was trained before: as if its next epoch had just begun.
+        fresh = start.step > 0 and not start.step_in_epoch
+        return fresh and self._triggered(Progress(epoch=start.epoch + 1, step=start.step))
+
+    def _each(self, name: str, *args: Any) -> None:
+        for hook in self._hooks:
+            getattr(hook, name)(self._view, *args)
 
 
-def _pass(worker: Worker, replica: Replica, data: Batches, *, show: bool = False) -> dict[str, Any]:
+def _judged(worker: Worker, replica: Replica, data: Batches, *, show: bool = False) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
-    reported = time.perf_counter()
+    progress = ProgressReporter(worker, show=show)
+    progress.begin(epoch=1, epochs=1, steps=data.steps, quiet=True)
     with closing(data.epoch(0)) as batches:
         for step, batch in enumerate(batches, start=1):
             replica.eval_step(batch)
-            if show and worker.rank == 0 and time.perf_counter() - reported > _REPORT_EVERY_S:
-                reported = time.perf_counter()
-                _progress(worker, replica, 1, 1, step, data.steps)
+            worker.tick()
+            progress.step(
+                step, batch.global_rows, lambda: (replica.running_loss(), replica.running_metrics())
+            )
     return _merged(worker, replica)
 
 
@@ -180,45 +271,10 @@ def _merged(worker: Worker, replica: Replica) -> dict[str, Any]:
     return replica.merge_tallies(worker.all_gather(replica.take_tallies()))
 
 
-def _batches(worker: Worker, task: Task, source: Source, what: str, *, shuffle: bool) -> Batches:
-    """This worker's part of a source, cut into as many steps as every other worker's."""
-    spool = source.open(worker.rank, worker.size, worker.scratch)
-    told = [
-        json.loads(part)
-        for part in worker.all_gather(json.dumps({"rows": spool.rows, "layout": spool.layout()}).encode())
-    ]
-    counts = [part["rows"] for part in told]
-    if not sum(counts):
-        raise DataError(f"{what} has no rows.")
-    return Batches(
-        spool.with_layout(agreed([part["layout"] for part in told])),
-        source.columns,
-        counts=counts,
-        rank=worker.rank,
-        batch_size=task.batch_size,
-        seed=task.seed,
-        shuffle=shuffle,
-    )
+def _after_epoch(epoch: int, step: int, row: Mapping[str, Any]) -> Progress:
+    return Progress(epoch=epoch, step=step, epoch_ended=True, loss=row.get("loss"), score=score_of(row))
 
 
-def _agree_to_stop(worker: Worker, view: Run, asked: bool) -> None:
-    """A callback may decide by what only its own worker knows; all stop when one does."""
-    if asked:
-        reasons = [part.decode() for part in worker.all_gather((view.stopping or "").encode())]
-        if reason := next(filter(None, reasons), None):
-            view.stop(reason)
-
-
-def _save(worker: Worker, task: Task, replica: Replica) -> None:
-    if task.model_dir is not None and worker.rank == 0:
-        write_file(Path(task.model_dir) / _CHECKPOINT.format(epoch=replica.epoch), replica.state())
-
-
-def _progress(worker: Worker, replica: Replica, epoch: int, last: int, step: int, steps: int) -> None:
-    loss = replica.running_loss() if step else None
-    worker.report("progress", epoch=epoch, epochs=last, step=step, steps=steps, loss=loss)
-
-
-def _each(hooks: Sequence[Callback], name: str, *args: Any) -> None:
-    for hook in hooks:
-        getattr(hook, name)(*args)
+def _look_at_steps(hooks: Sequence[Callback]) -> bool:
+    names = ("on_step_begin", "on_step_end")
+    return any(getattr(type(hook), name) is not getattr(Callback, name) for hook in hooks for name in names)

@@ -1,25 +1,54 @@
-"""The live line on the driver: how far the run is, and what its workers print."""
+"""The live line on the driver: how far the run is, and what its workers print.
+
+In a terminal or a notebook a bar per epoch is redrawn in place. Where standard error is a file or a pipe,
+there is one plain line per epoch instead. Pure functions decide what is said, from what workers report.
+"""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "epoch_line", "figures", "remaining", "shares"]
 
 _SHOWN_FIGURES = 6
-_NOT_SHOWN = {"epoch", "steps", "num_samples", "seconds", "val_num_samples"}
+_NOT_SHOWN = {"epoch", "steps", "num_samples", "seconds", "rows_per_s", "val_num_samples"}
+_BAR = "{desc}: {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {unit}{postfix}"
 
 
 class Progress:
-    """Draws a bar per epoch from what workers report; `verbose=0` draws and prints nothing."""
+    """Draws a bar per epoch from what workers report; `verbose=0` draws and prints nothing.
 
-    def __init__(self, *, verbose: int, what: str = "epoch", unit: str = "step") -> None:
+    Args:
+        verbose: 0 shows nothing.
+        what: What is counted: "epoch", or one pass of another kind, as "evaluate".
+        unit: What a bar counts.
+        stream: Where bars go; None is standard error.
+        clock: Tells the seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        verbose: int,
+        what: str = "epoch",
+        unit: str = "steps",
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._verbose = verbose
         self._unit = unit
         self._what = what
+        self._stream = stream
+        self._clock = clock
         self._bar: Any = None
-        self._epoch: int | None = None
+        self._last: dict[str, Any] = {}
+        self._first_step = 0
+        self._began: float | None = None
+        self._epoch_s: float | None = None
 
     def __enter__(self) -> Progress:
         return self
@@ -27,6 +56,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if exc is None and self._bar is not None:
+            self._bar.update(self._bar.total - self._bar.n)
         self._close()
 
     def log(self, rank: int, line: str) -> None:
@@ -36,38 +67,178 @@ class Progress:
 
             tqdm.write(f"[worker {rank}] {line}")
 
-    def report(self, fields: dict[str, Any]) -> None:
+    def note(self, line: str) -> None:
+        """Something of the run itself, that no worker printed."""
+        if self._verbose:
+            from tqdm import tqdm
+
+            tqdm.write(line)
+
+    def report(self, fields: Mapping[str, Any]) -> None:
         """What a worker reported: `progress` within an epoch, or `epoch` at its end."""
         if not self._verbose:
             return
         if fields["name"] == "progress":
-            self._draw(fields)
+            self._draw(dict(fields))
         elif fields["name"] == "epoch":
             self._finish(fields["row"])
 
     def _draw(self, fields: dict[str, Any]) -> None:
-        if self._bar is None or fields["epoch"] != self._epoch:
-            self._open(fields)
-        if fields.get("loss") is not None:
-            self._bar.set_postfix_str(f"loss {fields['loss']:.4f}", refresh=False)
+        if not self._last or fields.get("epoch") != self._last.get("epoch"):
+            self._begin(fields)
+        self._last = fields
+        if self._bar is None:
+            return
+        said = [*_times(fields, self._first_step, self._epoch_s), *_now(fields)]
+        self._bar.set_postfix_str(" · ".join(said), refresh=False)
         self._bar.update(fields["step"] - self._bar.n)
 
-    def _open(self, fields: dict[str, Any]) -> None:
-        from tqdm.auto import tqdm
-
+    def _begin(self, fields: dict[str, Any]) -> None:
         self._close()
-        self._epoch = fields["epoch"]
-        label = f"{self._what} {fields['epoch']}/{fields['epochs']}" if "epochs" in fields else self._what
-        self._bar = tqdm(total=fields["steps"], desc=label, unit=self._unit, dynamic_ncols=True)
+        self._first_step = fields["step"]
+        self._began = self._clock() if self._began is None else self._began
+        bar = _bar_type()
+        stream = self._stream or sys.stderr
+        if bar is not None and (_is_notebook(bar) or _is_terminal(stream)):
+            self._bar = bar(
+                total=fields["steps"],
+                desc=self._label(fields),
+                unit=self._unit,
+                bar_format=_BAR,
+                dynamic_ncols=True,
+                mininterval=0,  # reports are seldom enough
+                miniters=1,
+                file=stream,
+            )
 
-    def _finish(self, row: dict[str, Any]) -> None:
+    def _finish(self, row: Mapping[str, Any]) -> None:
+        now = self._clock()
+        if self._began is not None:
+            self._epoch_s, self._began = now - self._began, now
         if self._bar is not None:
-            shown = [(k, v) for k, v in row.items() if k not in _NOT_SHOWN][:_SHOWN_FIGURES]
-            self._bar.set_postfix_str(", ".join(f"{k} {v:,.4g}" for k, v in shown), refresh=False)
+            self._bar.set_postfix_str(" · ".join(_done(row, self._last)), refresh=False)
             self._bar.update(self._bar.total - self._bar.n)
+        elif not _is_notebook(_bar_type()) and not _is_terminal(self._stream or sys.stderr):
+            label = self._label({**self._last, "epoch": row.get("epoch", self._last.get("epoch"))})
+            stream = self._stream or sys.stderr
+            stream.write(epoch_line(label, row, self._last) + "\n")
+            stream.flush()
         self._close()
+        self._last = {}
+
+    def _label(self, fields: Mapping[str, Any]) -> str:
+        if self._what != "epoch":
+            return self._what
+        return f"epoch {fields['epoch']}" + (f"/{fields['epochs']}" if fields.get("epochs") else "")
 
     def _close(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def epoch_line(label: str, row: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """One whole epoch in one line.
+
+    Args:
+        label: What to call it.
+        row: Its row of the history.
+        last: The last progress that was reported of it; may be empty.
+    """
+    return f"{label}: {row.get('steps', 0):,} steps in {_clock_time(row.get('seconds', 0.0))}" + "".join(
+        f" · {part}" for part in _done(row, last)[1:]
+    )
+
+
+def figures(values: Mapping[str, Any]) -> list[str]:
+    """The figures worth a look, each as "name value".
+
+    >>> figures({"epoch": 1, "loss": 0.123456, "accuracy": 1})
+    ['loss 0.1235', 'accuracy 1']
+    """
+    shown = [(k, v) for k, v in values.items() if k not in _NOT_SHOWN and isinstance(v, int | float)]
+    return [f"{name} {value:.4g}" for name, value in shown[:_SHOWN_FIGURES]]
+
+
+def shares(fields: Mapping[str, Any]) -> str | None:
+    """Where the time goes, as parts of a hundred; None if that was not told.
+
+    >>> shares({"seconds": 10.0, "data_s": 0.3, "sync_s": 1.2})
+    'data 3% · compute 85% · sync 12%'
+    """
+    seconds, data_s, sync_s = (fields.get(key) for key in ("seconds", "data_s", "sync_s"))
+    if not seconds or data_s is None or sync_s is None:
+        return None
+    data, sync = (round(100 * min(1.0, part / seconds)) for part in (data_s, sync_s))
+    return f"data {data}% · compute {max(0, 100 - data - sync)}% · sync {sync}%"
+
+
+def remaining(
+    fields: Mapping[str, Any], first_step: int = 0, epoch_s: float | None = None
+) -> tuple[float | None, float | None]:
+    """Seconds that are left of the epoch, and of the whole run; None where that cannot be known yet.
+
+    Args:
+        fields: The progress that was reported.
+        first_step: Where the epoch began, or went on.
+        epoch_s: How long the epoch before took, all told.
+    """
+    made, seconds = fields["step"] - first_step, fields.get("seconds")
+    if made <= 0 or not seconds:
+        return None, None
+    epoch_left = seconds / made * (fields["steps"] - fields["step"])
+    if not fields.get("epochs"):
+        return epoch_left, None
+    whole = epoch_s if epoch_s is not None else seconds / made * fields["steps"]
+    return epoch_left, epoch_left + (fields["epochs"] - fields["epoch"]) * whole
+
+
+def _times(fields: Mapping[str, Any], first_step: int, epoch_s: float | None) -> list[str]:
+    epoch_left, run_left = remaining(fields, first_step, epoch_s)
+    if epoch_left is None:
+        return []
+    said = [f"{_clock_time(fields['seconds'])}, {_clock_time(epoch_left)} left"]
+    if run_left is not None and fields["epochs"] > fields["epoch"]:
+        said[0] += f" ({_clock_time(run_left)} of the run)"
+    return said
+
+
+def _now(fields: Mapping[str, Any]) -> list[str]:
+    """What is known in the middle of an epoch: the first worker's figures."""
+    loss = {} if fields.get("loss") is None else {"loss": fields["loss"]}
+    said = figures({**loss, **(fields.get("metrics") or {})})
+    if fields.get("rows") and fields.get("seconds"):
+        said.append(f"{fields['rows'] / fields['seconds']:,.0f} rows/s")
+    return said + [part for part in [shares(fields)] if part]
+
+
+def _done(row: Mapping[str, Any], last: Mapping[str, Any]) -> list[str]:
+    """What is known of a whole epoch: the figures of all workers."""
+    said = [_clock_time(row.get("seconds", 0.0)), *figures(row)]
+    if row.get("rows_per_s"):
+        said.append(f"{row['rows_per_s']:,.0f} rows/s")
+    return said + [part for part in [shares(last)] if part]
+
+
+def _clock_time(seconds: float) -> str:
+    """As a clock shows it; short times with a decimal."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+
+
+def _bar_type() -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm
+
+
+def _is_notebook(bar: Any) -> bool:
+    return any(base.__module__ == "tqdm.notebook" for base in bar.__mro__)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    isatty = getattr(stream, "isatty", None)
+    return bool(isatty is not None and isatty())

@@ -15,5 +15,6 @@ SYNCS = Registry(
             package="torch",
             extra="torch",
         ),
+        Spec(name="allreduce/keras", target="kindler.sync.allreduce_host:HostGroup"),
     ],
 )

@@ -7,8 +7,11 @@ from typing import Any
 
 from kindler.config import RunSettings
 from kindler.data.sources import Source
+from kindler.train.triggers import Trigger
 
-__all__ = ["Task"]
+__all__ = ["ENDLESS", "Task"]
+
+ENDLESS = 2**31  # epochs, where only a trigger ends the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,18 @@ class Task:
         seed: Decides initial weights, order and dropout.
         device: "auto", "cpu", "cuda" or "cuda:N".
         callbacks: Hooks of the user's.
-        model_dir: Where a checkpoint is written after each epoch.
+        model_dir: The folder of checkpoints.
+        run_id: The run's name in its checkpoints.
+        checkpoint_trigger: When a checkpoint is written; None is after each epoch.
+        keep_checkpoints: How many of the newest are kept.
+        best_metric: The figure whose best epoch is kept too.
+        end_trigger: Ends the run before its epochs do.
+        steps_per_epoch: Steps of an epoch; None is one pass over the rows.
+        initial_epoch: Where to count epochs from; None goes on counting.
+        validation_freq: Validate after every so many epochs, or after those of these numbers.
+        class_weight: Weights of rows by their label (Keras).
+        weighted: Whether the last label column is a weight per row (Keras).
+        log_steps: Whether every worker tells the loss of every step.
         show: Whether anybody looks at the progress within an epoch.
         settings: Time limits, threads.
     """
@@ -42,5 +56,16 @@ class Task:
     device: str = "auto"
     callbacks: tuple[Any, ...] = ()
     model_dir: str | None = None
+    run_id: str = ""
+    checkpoint_trigger: Trigger | None = None
+    keep_checkpoints: int | None = 3
+    best_metric: str | None = None
+    end_trigger: Trigger | None = None
+    steps_per_epoch: int | None = None
+    initial_epoch: int | None = None
+    validation_freq: int | tuple[int, ...] = 1
+    class_weight: dict[int, float] | None = None
+    weighted: bool = False
+    log_steps: bool = False
     show: bool = True
     settings: RunSettings = field(default_factory=RunSettings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kindler.data.batches import Batches
-from kindler.data.columns import Column, Columns
+from kindler.data.batches import Batch, Batches
+from kindler.data.columns import Array, Column, Columns
 from kindler.data.spool import Spool
 from kindler.errors import ConfigError
 
@@ -163,3 +164,40 @@ def test_no_thread_is_left_when_an_epoch_is_given_up() -> None:
     epoch.close()
 
     assert not [thread for thread in threading.enumerate() if thread.name == "kindler-batches"]
+
+
+def seen(batches: Iterable[Batch]) -> list[list[int]]:
+    return [batch.labels[0].tolist() for batch in batches]
+
+
+def test_a_span_is_a_piece_of_the_endless_stream_of_passes() -> None:
+    batches = made(spool(10), batch_size=4)
+    stream = [*seen(batches.epoch(1)), *seen(batches.epoch(2)), *seen(batches.epoch(3))]
+
+    assert len(stream) == 3 * batches.steps
+    for start in range(len(stream)):
+        for stop in range(start, len(stream)):
+            assert seen(batches.span(start, stop)) == stream[start:stop]
+
+
+def test_a_step_of_the_stream_can_be_asked_for_by_its_number() -> None:
+    batches = made(spool(10), batch_size=4)
+    stream = seen(batches.span(0, 7))
+
+    for step in (0, 1, 2, 3, 6, 2, 2):
+        assert batches.batch(step).labels[0].tolist() == stream[step]
+
+
+def test_steps_before_a_span_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def note(array: Array, rows: slice | Array) -> Array:
+        taken = array[rows].copy()
+        read.append(len(taken))
+        return taken
+
+    monkeypatch.setattr("kindler.data.batches._taken", note)
+
+    list(made(spool(100), batch_size=10).span(7, 9))
+
+    assert sum(read) == 2 * 2 * 10, "ten rows a step of a feature and a label"

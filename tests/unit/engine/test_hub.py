@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -90,3 +92,30 @@ def test_a_stranger_is_not_let_in(hub: Hub) -> None:
         connect(hub.address, b"another secret", timeout_s=5)
 
     assert hub.joined == 0
+
+
+def test_a_gang_that_stands_still_is_asked_what_it_does() -> None:
+    settings = RunSettings(stall_timeout_s=0.2, heartbeat_s=0.05, heartbeat_timeout_s=60)
+    with Hub(size=2, secret=SECRET, settings=settings) as hub:
+        channels = [join(hub, rank, host) for rank, host in enumerate("ab")]
+        for rank, channel in enumerate(channels):
+            channel.receive(5)
+            channel.send("pulse", ticks=3, waiting=rank == 0)
+            channel.send("stacks", text="said too early")
+        deadline = time.monotonic() + 10
+        while not hub.stalled() and time.monotonic() < deadline:
+            channels[0].send("pulse", ticks=3, waiting=True)
+            list(hub.events(0.02))
+        asked = [threading.Thread(target=answer, args=(c, f"stack {r}")) for r, c in enumerate(channels)]
+        for thread in asked:
+            thread.start()
+
+        assert hub.stall(5.0) == ([1], {0: "a", 1: "b"}, {0: "stack 0", 1: "stack 1"})
+
+        for thread in asked:
+            thread.join()
+
+
+def answer(channel: Channel, text: str) -> None:
+    assert channel.receive(5).kind == "stacks"
+    channel.send("stacks", text=text)

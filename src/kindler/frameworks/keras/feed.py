@@ -1,0 +1,148 @@
+"""A worker's batches in the form that Keras asks for: a dataset of `(x, y)` or `(x, y, sample_weight)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from kindler.errors import ConfigError
+
+__all__ = ["Arranged", "Feed", "dataset"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Feed(Protocol):
+    """Batches by number, counted from 0 within the epoch that runs."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
+        """Features and labels of one step; called from any thread."""
+
+
+class Arranged:
+    """How columns become what the model is called with.
+
+    Args:
+        model: The model.
+        inputs: "positional", "dict", or "auto": by name where the inputs have the names of the columns.
+        features: Names of the feature columns.
+        labels: Names of the label columns, without the weight.
+        weighted: Whether the last label array is a weight per row.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        inputs: str,
+        features: Sequence[str],
+        labels: Sequence[str],
+        weighted: bool,
+    ) -> None:
+        self._features, self._labels, self._weighted = list(features), list(labels), weighted
+        self._by_name = inputs == "dict" or (inputs == "auto" and _same(_input_names(model), features))
+        self._targets_by_name = _same(list(getattr(model, "output_names", ()) or ()), labels)
+        self._shapes = _input_shapes(model, self._features if self._by_name else None)
+
+    def inputs(self, features: Sequence[Array]) -> Any:
+        """What the model is called with."""
+        shaped = [
+            _shaped(array, shape) for array, shape in zip(features, self._fitting(features), strict=True)
+        ]
+        if self._by_name:
+            return dict(zip(self._features, shaped, strict=True))
+        return shaped[0] if len(shaped) == 1 else shaped
+
+    def batch(self, features: Sequence[Array], labels: Sequence[Array]) -> tuple[Any, ...]:
+        """Inputs, targets and, where there is one, the weight of each row."""
+        targets = list(labels[:-1]) if self._weighted else list(labels)
+        packed: list[Any] = [self.inputs(features)]
+        if targets:
+            packed.append(self._packed_targets(targets))
+        if self._weighted:
+            packed += [] if targets else [None]
+            packed.append(labels[-1].astype(np.float32, copy=False))
+        return tuple(packed)
+
+    def _packed_targets(self, targets: list[Array]) -> Any:
+        if len(targets) == 1:
+            return targets[0]
+        return dict(zip(self._labels, targets, strict=True)) if self._targets_by_name else tuple(targets)
+
+    def _fitting(self, features: Sequence[Array]) -> Sequence[tuple[int | None, ...] | None]:
+        return self._shapes if len(self._shapes) == len(features) else [None] * len(features)
+
+
+def dataset(keras: Any, feed: Feed, arranged: Arranged) -> Any:
+    """A dataset that Keras fits on or evaluates, of this flavour of Keras."""
+    return _sequence(feed, arranged) if keras.__name__ == "tf_keras" else _py_dataset(keras, feed, arranged)
+
+
+def _py_dataset(keras: Any, feed: Feed, arranged: Arranged) -> Any:
+    class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return len(feed)
+
+        def __getitem__(self, number: int) -> Any:
+            return arranged.batch(*feed.batch(number))
+
+    return Batches()
+
+
+def _sequence(feed: Feed, arranged: Arranged) -> Any:
+    import tensorflow as tf
+
+    def made() -> Any:
+        return (arranged.batch(*feed.batch(number)) for number in range(len(feed)))
+
+    def like(array: Array) -> Any:
+        return tf.TensorSpec([None, *array.shape[1:]], array.dtype)
+
+    signature = tf.nest.map_structure(like, arranged.batch(*feed.batch(0)))
+    batches = tf.data.Dataset.from_generator(made, output_signature=signature)
+    return batches.apply(tf.data.experimental.assert_cardinality(len(feed))).prefetch(tf.data.AUTOTUNE)
+
+
+def _same(names: Sequence[str], columns: Sequence[str]) -> bool:
+    return len(columns) > 1 and sorted(names) == sorted(columns)
+
+
+def _input_names(model: Any) -> list[str]:
+    names = getattr(model, "input_names", None)  # Keras 2
+    if names:
+        return list(names)
+    structure = getattr(model, "_inputs_struct", None)
+    if isinstance(structure, dict):
+        return list(structure)
+    return [tensor.name for tensor in getattr(model, "inputs", None) or ()]
+
+
+def _input_shapes(model: Any, names: Sequence[str] | None) -> list[tuple[int | None, ...] | None]:
+    """What each input wants a row to be, where the model says so."""
+    tensors = getattr(model, "inputs", None) or ()
+    structure = getattr(model, "_inputs_struct", None)
+    if names is not None:
+        known = (
+            structure
+            if isinstance(structure, dict)
+            else dict(zip(_input_names(model), tensors, strict=False))
+        )
+        tensors = [known.get(name) for name in names]
+    return [tuple(tensor.shape[1:]) if tensor is not None else None for tensor in tensors]
+
+
+def _shaped(array: Array, shape: tuple[int | None, ...] | None) -> Array:
+    """A flat row as the image that the model wants, where the numbers are as many."""
+    if shape is None or array.shape[1:] == shape or None in shape:
+        return array
+    sizes = [int(size) for size in shape if size is not None]
+    if int(np.prod(sizes)) == int(np.prod(array.shape[1:])):
+        return array.reshape(len(array), *sizes)
+    raise ConfigError(
+        f"rows of this column have shape {array.shape[1:]}, and the model's input has {shape}.\n"
+        "Hint: shapes={column: (...)} gives a column its shape; feature_cols says which columns are inputs."
+    )

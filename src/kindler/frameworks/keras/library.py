@@ -1,0 +1,151 @@
+"""Which Keras: found out on the driver, imported on a worker, and given its share of the machine."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kindler.errors import ConfigError, MissingExtraError
+
+__all__ = [
+    "BACKENDS",
+    "backend_of",
+    "environment",
+    "flavour_of",
+    "load",
+    "require",
+    "seed_everything",
+    "settle",
+]
+
+BACKENDS = ("tensorflow", "jax", "torch")
+
+_PACKAGES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch", "keras": "keras"}
+
+
+def flavour_of(model: Any) -> str | None:
+    """ "keras" for a model of Keras 3, "tf_keras" for one of Keras 2, None for anything else."""
+    for cls in type(model).__mro__:
+        root = cls.__module__.partition(".")[0]
+        if cls.__name__ == "Model" and root in ("keras", "tf_keras"):
+            return root
+    return None
+
+
+def backend_of(model: Any, wanted: str | None) -> str:
+    """The backend that workers compute with.
+
+    Args:
+        model: A Keras model, or None where there is only a creator of one.
+        wanted: What the user asked for, or None.
+
+    Raises:
+        ConfigError: There is no such backend, or the model was made with another one.
+    """
+    if wanted is not None and wanted not in BACKENDS:
+        raise ConfigError(f"keras_backend={wanted!r}: there are {', '.join(BACKENDS)}.")
+    if model is None:
+        return wanted or _configured()
+    made_with = "tensorflow" if flavour_of(model) == "tf_keras" else _imported() or _configured()
+    if wanted not in (None, made_with):
+        raise ConfigError(
+            f"keras_backend={wanted!r}, but this model was made with Keras on {made_with}.\n"
+            f"Hint: set KERAS_BACKEND={wanted} before Keras is imported, or pass model_creator=... instead of"
+            " a model."
+        )
+    return made_with
+
+
+def require(backend: str) -> None:
+    """Complain on the driver about what workers would miss.
+
+    Raises:
+        MissingExtraError: Keras or the backend's package is not installed.
+    """
+    for package in ("keras", _PACKAGES[backend]):
+        if importlib.util.find_spec(package) is None:
+            extra = "keras" if package == "keras" and backend == "torch" else backend
+            raise MissingExtraError(what=f"Keras on {backend}", package=package, extra=extra)
+
+
+def environment(backend: str) -> tuple[tuple[str, str], ...]:
+    """What must be set before workers import Keras."""
+    legacy = os.environ.get("TF_USE_LEGACY_KERAS")
+    return (
+        ("KERAS_BACKEND", backend),
+        ("TF_CPP_MIN_LOG_LEVEL", os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")),
+        *((("TF_USE_LEGACY_KERAS", legacy),) if legacy else ()),
+    )
+
+
+def load(backend: str) -> Any:
+    """Keras 3 on that backend, imported now if it is not yet.
+
+    Raises:
+        ConfigError: This process has Keras on another backend.
+    """
+    loaded = _imported()
+    if loaded is None:
+        os.environ["KERAS_BACKEND"] = backend
+    elif loaded != backend:
+        raise ConfigError(
+            f"this process has imported Keras on {loaded}, and the model needs it on {backend}; a process has"
+            " one.\nHint: start a new session for it."
+        )
+    return importlib.import_module("keras")
+
+
+def settle(backend: str, *, device: str, local_rank: int, threads: int | None) -> None:
+    """Give the backend its threads and its device; must come before its first operation."""
+    importlib.import_module(f"kindler.frameworks.keras.on_{backend}").settle(
+        device=device, local_rank=local_rank, threads=threads
+    )
+
+
+def seed_everything(backend: str, seed: int) -> None:
+    """Python, numpy and the backend: what creators draw initial weights from."""
+    keras, seed = load(backend), seed % (1 << 32)
+    if backend == "tensorflow":
+        keras.utils.set_random_seed(seed)
+        return
+    # Keras's own function would import TensorFlow wherever it is installed, which takes seconds.
+    random.seed(seed)
+    np.random.seed(seed)
+    if backend == "torch":
+        importlib.import_module("torch").manual_seed(seed)
+    store = importlib.import_module("keras.src.backend.common.global_state")
+    store.set_global_attribute("global_random_seed", seed)
+    store.set_global_attribute("global_seed_generator", None)
+
+
+def _imported() -> str | None:
+    keras = sys.modules.get("keras")
+    return str(keras.backend.backend()) if keras is not None and hasattr(keras, "backend") else None
+
+
+def _configured() -> str:
+    """What `import keras` would choose: the environment, its file, or the first backend that is installed."""
+    named = os.environ.get("KERAS_BACKEND") or _imported() or _from_file()
+    if named in BACKENDS:
+        return str(named)
+    if named:
+        raise ConfigError(f"Keras is set to the backend {named!r}; workers run {', '.join(BACKENDS)}.")
+    return next((b for b in BACKENDS if importlib.util.find_spec(_PACKAGES[b])), "tensorflow")
+
+
+def _from_file() -> str | None:
+    home = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
+    try:
+        settings = json.loads((Path(home) / "keras.json").read_text())
+    except (OSError, ValueError):
+        return None
+    found = settings.get("backend")
+    return found if found in BACKENDS and importlib.util.find_spec(_PACKAGES[found]) else None

@@ -1,0 +1,61 @@
+"""Metrics over all ranks: their variables are sums, so those of all ranks add up to one process's.
+
+A metric starts from its reset state, and every row adds to it; what several ranks added is the sum of what
+each did. That holds for all of Keras's own metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kindler.frameworks.keras.state import pack, unpack, value_of
+
+__all__ = ["Tallies"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Tallies:
+    """The metrics of one built model; made while they are in their reset state."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        model.reset_metrics()
+        self._blank = [value_of(variable) for variable in self.variables]
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variables of all metrics, each once."""
+        found = {id(v): v for metric in self._model.metrics for v in metric.variables}
+        return list(found.values())
+
+    def take(self) -> bytes:
+        """This rank's part."""
+        return pack({}, [value_of(variable) for variable in self.variables])
+
+    def merge(self, parts: Sequence[bytes]) -> dict[str, float]:
+        """All ranks' parts as numbers; the metrics hold the merged state afterwards."""
+        told = [unpack(part)[1] for part in parts]
+        if len(told) > 1:
+            for number, variable in enumerate(self.variables):
+                blank = self._blank[number]
+                variable.assign(blank + sum(arrays[number] - blank for arrays in told))
+        return self.figures()
+
+    def figures(self) -> dict[str, float]:
+        """The metrics' present results, as plain numbers."""
+        return {name: plain(value) for name, value in self._results().items()}
+
+    def _results(self) -> dict[str, Any]:
+        if hasattr(self._model, "get_metrics_result"):
+            return dict(self._model.get_metrics_result())
+        return {metric.name: metric.result() for metric in self._model.metrics}
+
+
+def plain(value: Any) -> Any:
+    """A tensor of one number as that number; more than one as a list."""
+    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    return array.item() if array.size == 1 else array.tolist()

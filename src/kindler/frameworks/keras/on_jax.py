@@ -1,0 +1,90 @@
+"""Keras on JAX: gradients leave the jitted step through an ordered callback of host code.
+
+Shapes are static under `jit`, so the rows of a step are a plain number, and local batches of two sizes are
+two compilations, not a padded one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import numpy as np
+
+from kindler.frameworks.keras.exchange import Means, Rows, replaced
+
+# Its own type hints are partial, which a strict checker takes amiss.
+jax: Any = importlib.import_module("jax")
+jnp: Any = jax.numpy
+io_callback: Any = importlib.import_module("jax.experimental").io_callback
+
+__all__ = ["idle_step", "settle", "share_gradients", "weigh"]
+
+
+def settle(*, device: str, local_rank: int, threads: int | None) -> None:
+    """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
+    if threads is not None:
+        os.environ["NPROC"] = str(threads)
+        if threads == 1:
+            flags = os.environ.get("XLA_FLAGS", "")
+            os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
+    if device == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    else:
+        jax.config.update("jax_cuda_visible_devices", str(local_rank))
+
+
+def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:
+    """Let the optimizer apply the mean over the rows of all ranks."""
+    replaced(optimizer, "stateless_apply", lambda apply: _apply(apply, means, rows))
+
+
+def weigh(step: Any, rows: Rows) -> Any:
+    """A train step that tells how many rows it has."""
+
+    def train_step(state: Any, data: Any) -> Any:
+        rows.now = _count(data)
+        return step(state, data)
+
+    return train_step
+
+
+def idle_step(step: Any, rows: Rows, model: Any) -> Any:
+    """A train step that may get no rows: it computes on a row of zeros that counts for nothing."""
+
+    def train_step(state: Any, data: Any) -> Any:
+        rows.now = _count(data)
+        if rows.now:
+            return step(state, data)
+        zeros = jax.tree_util.tree_map(lambda part: jnp.zeros((1, *part.shape[1:]), part.dtype), data)
+        logs, (trainable, _, optimizer, _) = step(state, zeros)
+        return logs, (trainable, state[1], optimizer, state[3])
+
+    return train_step
+
+
+def _apply(apply: Any, means: Means, rows: Rows) -> Any:
+    def shared(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        return apply(optimizer_variables, _exchanged(list(grads), means, rows.now), trainable_variables)
+
+    return shared
+
+
+def _exchanged(grads: list[Any], means: Means, weight: int) -> list[Any]:
+    present = [i for i, grad in enumerate(grads) if grad is not None]
+    dense = [grads[i] for i in present]
+    like = [jax.ShapeDtypeStruct(grad.shape, grad.dtype) for grad in dense]
+
+    def host(*arrays: Any) -> list[Any]:
+        return means([np.asarray(array) for array in arrays], float(weight))
+
+    shared = io_callback(host, like, *dense, ordered=True)
+    whole = list(grads)
+    for i, mean in zip(present, shared, strict=True):
+        whole[i] = mean
+    return whole
+
+
+def _count(data: Any) -> int:
+    return int(jax.tree_util.tree_leaves(data)[0].shape[0])

@@ -1,0 +1,118 @@
+"""Keras on TensorFlow, Keras 2 included: gradients leave the graph through one stateful call of host code.
+
+TensorFlow runs such calls in the order of the program, so all ranks exchange in the same order, under
+`tf.function`, in eager mode, and with several steps per execution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kindler.frameworks.keras.exchange import Means, Rows, replaced
+
+__all__ = ["idle_step", "settle", "share_gradients", "weigh"]
+
+
+def settle(*, device: str, local_rank: int, threads: int | None) -> None:
+    """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
+    try:
+        if threads is not None:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
+        gpus = tf.config.list_physical_devices("GPU")
+        mine = [] if device == "cpu" else [gpus[local_rank % len(gpus)]] if gpus else []
+        tf.config.set_visible_devices(mine, "GPU")
+        for gpu in mine:
+            tf.config.experimental.set_memory_growth(gpu, True)
+    except RuntimeError:
+        pass
+
+
+def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:
+    """Let the optimizer apply the mean over the rows of all ranks."""
+    if hasattr(optimizer, "apply"):
+        replaced(optimizer, "apply", lambda apply: _apply(apply, means, rows))
+    else:
+        replaced(optimizer, "apply_gradients", lambda apply: _apply_gradients(apply, means, rows))
+
+
+def weigh(step: Any, rows: Rows) -> Any:
+    """A train step that tells how many rows it has."""
+
+    def train_step(data: Any) -> Any:
+        rows.now = _count(data)
+        return step(data)
+
+    return train_step
+
+
+def idle_step(step: Any, rows: Rows, model: Any) -> Any:
+    """A train step that may get no rows: it computes on a row of zeros that counts for nothing."""
+
+    def train_step(data: Any) -> Any:
+        rows.now = count = _count(data)
+        some = tf.cond(count > 0, lambda: data, lambda: tf.nest.map_structure(_one_row, data))
+        for part, like in zip(tf.nest.flatten(some), tf.nest.flatten(data), strict=True):
+            part.set_shape([None, *like.shape[1:]])
+        kept = [*model.non_trainable_variables, *model_metrics(model)]
+        before = [tf.identity(_value(variable)) for variable in kept]
+        logs = step(some)
+        for variable, value in zip(kept, before, strict=True):
+            _value(variable).assign(tf.where(count > 0, tf.identity(_value(variable)), value))
+        return logs
+
+    return train_step
+
+
+def model_metrics(model: Any) -> list[Any]:
+    """The variables of all metrics, each once."""
+    found = {id(v): v for metric in model.metrics for v in metric.variables}
+    return list(found.values())
+
+
+def _apply(apply: Any, means: Means, rows: Rows) -> Any:
+    def shared(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        return apply(_exchanged(list(grads), means, rows), trainable_variables)
+
+    return shared
+
+
+def _apply_gradients(apply: Any, means: Means, rows: Rows) -> Any:
+    def shared(grads_and_vars: Any, *args: Any, **options: Any) -> Any:
+        pairs = list(grads_and_vars)
+        grads = _exchanged([grad for grad, _ in pairs], means, rows)
+        return apply(list(zip(grads, [v for _, v in pairs], strict=True)), *args, **options)
+
+    return shared
+
+
+def _exchanged(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
+    present = [i for i, grad in enumerate(grads) if grad is not None]
+    if not present:
+        return grads
+    dense = [tf.convert_to_tensor(grads[i]) for i in present]  # embeddings give slices of rows
+    weight = tf.cast(rows.now, tf.float64)
+    shared = tf.numpy_function(
+        lambda n, *arrays: means(arrays, float(n)), [weight, *dense], [grad.dtype for grad in dense]
+    )
+    shared = list(shared) if isinstance(shared, list | tuple) else [shared]
+    whole = list(grads)
+    for i, mean, grad in zip(present, shared, dense, strict=True):
+        mean.set_shape(grad.shape)
+        whole[i] = mean
+    return whole
+
+
+def _count(data: Any) -> Any:
+    return tf.shape(tf.nest.flatten(data)[0])[0]
+
+
+def _one_row(part: Any) -> Any:
+    return tf.zeros([1, *part.shape[1:]], part.dtype)
+
+
+def _value(variable: Any) -> Any:
+    return getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable

@@ -1,0 +1,80 @@
+"""Keras on PyTorch: steps run eagerly, so gradients are exchanged where the optimizer takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kindler.frameworks.keras.exchange import Means, Rows, replaced
+
+__all__ = ["idle_step", "settle", "share_gradients", "weigh"]
+
+
+def settle(*, device: str, local_rank: int, threads: int | None) -> None:
+    """Threads and the one GPU of this rank."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if device != "cpu" and torch.cuda.is_available():
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+
+
+def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:
+    """Let the optimizer apply the mean over the rows of all ranks."""
+    replaced(optimizer, "apply", lambda apply: _apply(apply, means, rows))
+
+
+def weigh(step: Any, rows: Rows) -> Any:
+    """A train step that tells how many rows it has."""
+
+    def train_step(data: Any) -> Any:
+        rows.now = _count(data)
+        return step(data)
+
+    return train_step
+
+
+def idle_step(step: Any, rows: Rows, model: Any) -> Any:
+    """A train step that may get no rows: it computes on a row of zeros that counts for nothing."""
+
+    def train_step(data: Any) -> Any:
+        rows.now = _count(data)
+        if rows.now:
+            return step(data)
+        kept = [*model.non_trainable_variables, *model.metrics_variables]
+        before = [variable.value.detach().clone() for variable in kept]
+        logs = step(torch.utils._pytree.tree_map(_one_row, data))
+        for variable, value in zip(kept, before, strict=True):
+            variable.assign(value)
+        return logs
+
+    return train_step
+
+
+def _apply(apply: Any, means: Means, rows: Rows) -> Any:
+    def shared(grads: Any, trainable_variables: Any = None) -> Any:
+        return apply(_exchanged(list(grads), means, rows.now), trainable_variables)
+
+    return shared
+
+
+def _exchanged(grads: list[Any], means: Means, weight: int) -> list[Any]:
+    present = [i for i, grad in enumerate(grads) if grad is not None]
+    shared = means([_array(grads[i]) for i in present], float(weight))
+    whole = list(grads)
+    for i, mean in zip(present, shared, strict=True):
+        whole[i] = torch.from_numpy(mean).to(grads[i])
+    return whole
+
+
+def _array(grad: Any) -> Any:
+    whole = grad.detach().to_dense().cpu()
+    return (whole.float() if whole.dtype is torch.bfloat16 else whole).numpy()  # numpy has no bfloat16
+
+
+def _one_row(part: Any) -> Any:
+    return part.new_zeros((1, *part.shape[1:])) if isinstance(part, torch.Tensor) else part
+
+
+def _count(data: Any) -> int:
+    return int(torch.utils._pytree.tree_leaves(data)[0].shape[0])

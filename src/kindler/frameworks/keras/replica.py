@@ -1,0 +1,334 @@
+"""Keras: one replica of the user's model, trained by Keras's own `fit` as one process would be.
+
+Making the model is in `spec.py`, the exchange of gradients in `exchange.py`, what `fit` tells on its way in
+`hooks.py`, the model as bytes in `state.py`. When a run begins and ends is decided by the training loop.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kindler.errors import ConfigError
+from kindler.frameworks.keras import library
+from kindler.frameworks.keras.exchange import Group, install
+from kindler.frameworks.keras.feed import Arranged, Feed, dataset
+from kindler.frameworks.keras.metrics import Tallies
+from kindler.frameworks.keras.spec import KerasSpec, build_model, custom_objects, dumps, loads
+from kindler.frameworks.keras.state import Variables, fork_seeds, pack, unpack
+
+__all__ = ["KerasReplica", "dumps", "loads", "preload"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def preload() -> None:
+    """Import what is slow to import: Keras and its backend."""
+    import keras  # noqa: F401 - the environment says on which backend
+
+
+class KerasReplica:
+    """One rank's copy of a Keras model.
+
+    Args:
+        spec: What the user handed in.
+        device: "auto", "cpu" or "cuda".
+        rank: This rank; dropout differs by it.
+        local_rank: Its number on its host, which chooses the GPU.
+        seed: Creators see every source of randomness seeded with it.
+        threads: Threads of the backend's own operations; None leaves them as they are.
+        feature_names: Names of the features, for models that take inputs by name.
+        label_names: Names of the labels, for models that have outputs of those names.
+        weighted: Whether the last label is a weight per row.
+    """
+
+    def __init__(
+        self,
+        spec: KerasSpec,
+        *,
+        device: str = "auto",
+        rank: int = 0,
+        local_rank: int = 0,
+        seed: int = 0,
+        threads: int | None = None,
+        feature_names: Sequence[str] = (),
+        label_names: Sequence[str] = (),
+        weighted: bool = False,
+    ) -> None:
+        self.spec, self.rank, self.seed = spec, rank, seed
+        if threads is not None:
+            library.settle(spec.backend, device=device, local_rank=local_rank, threads=threads)
+        if spec.model_creator is not None:
+            library.seed_everything(spec.backend, seed)
+        self.model = build_model(spec)
+        self.flavour = library.flavour_of(self.model) or "keras"
+        self.keras: Any = importlib.import_module(self.flavour)
+        self.device = device
+        self.epoch = self.step = 0
+        self._arranged = Arranged(
+            self.model, inputs=spec.inputs, features=feature_names, labels=label_names, weighted=weighted
+        )
+        self._group: Group | None = None
+        self._signature: list[tuple[str, tuple[int, ...]]] = []
+        self._tallies: Tallies | None = None
+
+    @classmethod
+    def from_bytes(cls, spec: bytes, **options: Any) -> KerasReplica:
+        """A replica of the spec that `dumps` packed; the options are the constructor's."""
+        return cls(loads(spec), **options)
+
+    @staticmethod
+    def has_instance(spec: KerasSpec) -> bool:
+        """Whether the user handed in a model rather than a way to make one."""
+        return spec.model is not None
+
+    @property
+    def optimizer(self) -> Any:
+        """What the model was compiled with."""
+        return self.model.optimizer
+
+    @property
+    def variables(self) -> Variables:
+        """All that training changes."""
+        return Variables(self.model)
+
+    @property
+    def tallies(self) -> Tallies:
+        """The metrics, as sums that can be merged."""
+        if self._tallies is None:
+            self._tallies = Tallies(self.model)
+        return self._tallies
+
+    def build(self, features: Sequence[Array], labels: Sequence[Array]) -> None:
+        """Make every variable of the model, its metrics and its optimizer, from the shapes of a batch."""
+        sample = [np.zeros((1, *array.shape[1:]), array.dtype) for array in features]
+        self._signature = [(str(array.dtype), tuple(array.shape[1:])) for array in features]
+        if not self._compiled:
+            raise ConfigError(
+                "the model is not compiled.\nHint: its creator must call"
+                " model.compile(optimizer=..., loss=...), or pass compile_args_creator=... to"
+                " Estimator.from_keras."
+            )
+        targets = [np.zeros((1, *array.shape[1:]), array.dtype) for array in labels]
+        batch = self._arranged.batch(sample, targets)
+        if self.flavour == "tf_keras":
+            self.model.test_on_batch(*batch)
+            self.model.reset_metrics()
+        else:
+            self.model._symbolic_build(data_batch=batch)
+        for optimizer in self.variables.optimizers:
+            if not getattr(optimizer, "built", False):
+                optimizer.build(self.model.trainable_variables)
+        self._tallies = Tallies(self.model)
+
+    def attach(self, group: Group, *, may_idle: bool = False) -> None:
+        """Start from rank 0's variables and agree on every gradient from now on."""
+        self._group = group
+        if group.size == 1:
+            return
+        variables = self.variables
+        variables.assign(group.broadcast(variables.read()))
+        if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
+            self.model.jit_compile = False  # XLA cannot leave the graph for the exchange
+        install(self.model, group, self.spec.backend, may_idle=may_idle)
+
+    def fit(
+        self,
+        feed: Feed,
+        hooks: Any,
+        *,
+        epochs: tuple[int, int],
+        class_weight: Mapping[int, float] | None = None,
+        ends: bool = True,
+    ) -> None:
+        """Keras's own `fit` over the epochs of `feed`.
+
+        Args:
+            feed: The batches of an epoch.
+            hooks: Told of every step and epoch.
+            epochs: The first, counted from 0, and the one after the last.
+            class_weight: Weights of labels.
+            ends: False where training goes on after this, so that nothing is made final.
+        """
+        with nullcontext() if ends else _unfinished(self.model.optimizer):
+            self.model.fit(
+                dataset(self.keras, feed, self._arranged),
+                initial_epoch=epochs[0],
+                epochs=epochs[1],
+                callbacks=hooks,
+                class_weight=class_weight,
+                verbose=0,
+                shuffle=False,
+            )
+
+    def evaluate(self, feed: Feed, hooks: Any = None) -> None:
+        """Judge the rows of `feed`; the figures stay in the metrics, for `tallies`."""
+        if not len(feed):
+            self.model.reset_metrics()
+            return
+        self.model.evaluate(
+            dataset(self.keras, feed, self._arranged), verbose=0, callbacks=hooks, return_dict=True
+        )
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Dropout of several ranks differs, and depends on the epoch: a resumed epoch is the same."""
+        self.epoch = epoch
+        if self._group is not None and self._group.size > 1:
+            fork_seeds(self.model, self.seed, epoch, self.rank)
+
+    def merge_buffers(self, rows: int) -> None:
+        """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks."""
+        if self._group is None or self._group.size == 1:
+            return
+        variables = self.variables
+        floats, others = variables.buffers()
+        merged = self._group.mean([variables.value(v) for v in floats], float(rows)) if floats else []
+        # Counters and the like cannot be averaged: rank 0's are everybody's.
+        taken = self._group.broadcast([variables.value(v) for v in others]) if others else []
+        for variable, value in zip([*floats, *others], [*merged, *taken], strict=True):
+            variable.assign(value)
+
+    def learning_rate(self) -> float:
+        """The rate of the next step."""
+        rate = self.model.optimizer.learning_rate
+        if callable(rate):  # Keras 2 leaves a schedule to be called
+            rate = rate(self.model.optimizer.iterations)
+        return float(np.asarray(rate))
+
+    def freeze(self) -> Callable[[], bytes]:
+        """A copy of all that the next step depends on; the function makes bytes of it later."""
+        self._settle()
+        variables = self.variables
+        arrays = variables.read()
+        fields = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "names": variables.names(),
+            "signature": self._signature,
+        }
+        return lambda: pack(fields, arrays)
+
+    def state(self) -> bytes:
+        """Weights, optimizer, randomness, epoch and step."""
+        return self.freeze()()
+
+    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
+        """Go on from `state`, or take only the model's own variables from it."""
+        fields, arrays = unpack(data)
+        self._build_from(fields["signature"])
+        variables = self.variables
+        if weights_only_model or not self._compiled:
+            count = len(variables.own())
+            variables.assign(arrays[:count], fields["names"][:count], only_own=True)
+            return
+        variables.assign(arrays, fields["names"])
+        self.epoch, self.step = fields["epoch"], fields["step"]
+
+    def local_state(self) -> bytes:
+        """What only this rank has in the middle of an epoch: buffers, randomness, metrics so far."""
+        self._settle()
+        buffers = [variable for part in self.variables.buffers(seeds=True) for variable in part]
+        arrays = [self.variables.value(variable) for variable in [*buffers, *self.tallies.variables]]
+        return pack({"count": len(buffers)}, arrays)
+
+    def load_local_state(self, data: bytes) -> None:
+        """Go on in the middle of an epoch; `load_state` came before."""
+        _, arrays = unpack(data)
+        buffers = [variable for part in self.variables.buffers(seeds=True) for variable in part]
+        for variable, array in zip([*buffers, *self.tallies.variables], arrays, strict=True):
+            variable.assign(array)
+
+    def save(self, path: str) -> None:
+        """Write the model as Keras does: `.keras`, `.weights.h5`, or a folder for serving."""
+        if path.endswith(".weights.h5"):
+            self.model.save_weights(path)
+        elif path.endswith((".keras", ".h5")):
+            self.model.save(path)
+        elif Path(path).suffix:
+            raise ConfigError(
+                f"save({path!r}): Keras writes .keras (the model), .weights.h5 (its weights),"
+                " or a folder without a suffix (a SavedModel for serving)."
+            )
+        else:
+            self.model.export(path, verbose=False)
+
+    def load(self, path: str) -> None:
+        """Take weights (and the optimizer's state, where the file has it) from what `save` wrote."""
+        if path.endswith(".weights.h5"):
+            self.model.load_weights(path)
+            return
+        if not path.endswith((".keras", ".h5")):
+            raise ConfigError(
+                f"load({path!r}): weights come from .keras, .h5 or .weights.h5 files; an exported SavedModel"
+                " cannot be trained on."
+            )
+        saved = self.keras.saving.load_model(path, custom_objects=self._custom_objects())
+        self.model.set_weights(saved.get_weights())
+        if self._compiled and getattr(saved, "optimizer", None) is not None and saved.optimizer.built:
+            mine = self.model.optimizer
+            if not mine.built:
+                mine.build(self.model.trainable_variables)
+            if len(mine.variables) == len(saved.optimizer.variables):
+                for variable, value in zip(mine.variables, saved.optimizer.variables, strict=True):
+                    variable.assign(value)
+
+    def predict(self, features: Sequence[Array]) -> list[Array]:
+        """The outputs for these rows; several outputs in the model's order."""
+        outputs = self.model.predict_on_batch(self._arranged.inputs(features))
+        return [np.asarray(part) for part in _leaves(outputs)]
+
+    def trained_model(self) -> Any:
+        """The model itself."""
+        self._settle()
+        return self.model
+
+    def close(self) -> None:
+        """Nothing is held that the process's end does not free."""
+
+    @property
+    def _compiled(self) -> bool:
+        return bool(getattr(self.model, "compiled", None) or getattr(self.model, "_is_compiled", False))
+
+    def _settle(self) -> None:
+        """JAX trains on a copy of the variables; bring them up to date."""
+        if self.spec.backend == "jax" and getattr(self.model, "_jax_state", None):
+            self.model.jax_state_sync()
+
+    def _build_from(self, signature: Sequence[Sequence[Any]]) -> None:
+        if signature and not (self.model.built and self.model.variables):
+            arrays = [np.zeros((1, *shape), dtype) for dtype, shape in signature]
+            self.model(self._arranged.inputs(arrays))
+        self._signature = [(dtype, tuple(shape)) for dtype, shape in signature]
+        if self._compiled:
+            for optimizer in self.variables.optimizers:
+                if not getattr(optimizer, "built", False):
+                    optimizer.build(self.model.trainable_variables)
+
+    def _custom_objects(self) -> dict[str, Any]:
+        return custom_objects(self.model, self.flavour)
+
+
+@contextmanager
+def _unfinished(optimizer: Any) -> Iterator[None]:
+    """Keep `fit` from replacing weights by their moving averages, which it does at its end."""
+    if not hasattr(optimizer, "finalize_variable_values"):
+        yield
+        return
+    object.__setattr__(optimizer, "finalize_variable_values", lambda variables: None)
+    try:
+        yield
+    finally:
+        object.__delattr__(optimizer, "finalize_variable_values")
+
+
+def _leaves(outputs: Any) -> list[Any]:
+    if isinstance(outputs, Mapping):
+        return [leaf for part in outputs.values() for leaf in _leaves(part)]
+    if isinstance(outputs, list | tuple):
+        return [leaf for part in outputs for leaf in _leaves(part)]
+    return [outputs]

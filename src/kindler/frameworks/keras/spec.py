@@ -1,0 +1,213 @@
+"""What a user hands in for Keras, as one value that travels to the workers.
+
+A creator travels as it is. A model travels as the archive that Keras itself saves, together with the classes
+and functions of the user's own that it needs to be read again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import cloudpickle
+
+from kindler.errors import ConfigError
+from kindler.frameworks.creators import call, positional, title
+from kindler.frameworks.keras.library import flavour_of, load
+
+__all__ = ["Archive", "KerasSpec", "build_model", "check", "custom_objects", "dumps", "lacking", "loads"]
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A model as bytes: what `model.save("x.keras")` writes, and the user's own objects in it."""
+
+    flavour: str
+    data: bytes
+    custom_objects: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KerasSpec:
+    """A model and how to make it.
+
+    Attributes:
+        model: A compiled model, or its archive once it travels.
+        model_creator: A callable that returns a compiled model, called with the config.
+        compile_args_creator: A callable that returns arguments for `compile`, called with the config.
+        config: What creators are given.
+        backend: What Keras computes with.
+        inputs: Whether a model of several inputs gets them in order ("positional"), by name ("dict"), or by
+            name where the names of its inputs are those of the columns ("auto").
+    """
+
+    model: Any = None
+    model_creator: Callable[..., Any] | None = None
+    compile_args_creator: Callable[..., Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    backend: str = "tensorflow"
+    inputs: Literal["auto", "positional", "dict"] = "auto"
+
+
+def check(spec: KerasSpec) -> list[str]:
+    """What can be complained about before anything starts."""
+    found = []
+    if (spec.model is None) == (spec.model_creator is None):
+        found.append("pass either model= (a Keras model) or model_creator= (a function that returns one).")
+    if spec.model is not None and flavour_of(spec.model) is None:
+        hint = " A function goes to model_creator=." if callable(spec.model) else ""
+        found.append(f"model must be a Keras model; received {_kind(spec.model)}.{hint}")
+    for name in ("model_creator", "compile_args_creator"):
+        creator = getattr(spec, name)
+        if creator is None:
+            continue
+        if not callable(creator):
+            found.append(f"{name} must be callable; received {_kind(creator)}.")
+        elif (positional(creator) or 0) > 1:
+            found.append(f"{name} is called with one argument, the config; {title(creator)} needs more.")
+    if spec.inputs not in ("auto", "positional", "dict"):
+        found.append(f"inputs must be 'auto', 'positional' or 'dict'; received {spec.inputs!r}.")
+    return found
+
+
+def lacking(spec: KerasSpec, *names: str) -> list[str]:
+    """What training (or judging) needs and the model, as far as it is known here, has not."""
+    model = spec.model
+    if model is None or spec.compile_args_creator is not None or _compiled(model) or not names:
+        return []
+    hint = "call model.compile(optimizer=..., loss=...), or pass compile_args_creator=... to from_keras"
+    return [f"the model is not compiled; {hint}."]
+
+
+def build_model(spec: KerasSpec) -> Any:
+    """The model: the user's own instance, what its archive holds, or what the creator makes.
+
+    Raises:
+        ConfigError: The creator returned something else.
+    """
+    if isinstance(spec.model, Archive):
+        model = _restore(spec.model, spec.backend)
+    elif spec.model is not None:
+        model = spec.model
+    else:
+        assert spec.model_creator is not None
+        model = call(spec.model_creator, dict(spec.config))
+        if flavour_of(model) is None:
+            raise ConfigError(
+                f"{title(spec.model_creator)} must return a Keras model; it returned {_kind(model)}."
+            )
+    if spec.compile_args_creator is not None and not _compiled(model):
+        model.compile(**call(spec.compile_args_creator, dict(spec.config)))
+    return model
+
+
+def dumps(spec: KerasSpec) -> bytes:
+    """The spec as bytes."""
+    if spec.model is not None and not isinstance(spec.model, Archive):
+        spec = replace(spec, model=_archive(spec.model))
+    # The backend goes first: Keras must be on it before unpickling imports the user's modules.
+    return spec.backend.encode() + b"\n" + bytes(cloudpickle.dumps(spec))
+
+
+def loads(data: bytes) -> KerasSpec:
+    """The spec that `dumps` packed; Keras is on its backend from now on."""
+    backend, _, packed = data.partition(b"\n")
+    load(backend.decode())
+    spec: KerasSpec = cloudpickle.loads(packed)
+    return spec
+
+
+def _archive(model: Any) -> Archive:
+    flavour = flavour_of(model) or "keras"
+    with tempfile.TemporaryDirectory(prefix="kindler-model-") as folder:
+        path = os.path.join(folder, "model.keras")
+        try:
+            model.save(path)
+        except Exception as exc:  # Keras raises many kinds for what it cannot describe
+            raise ConfigError(
+                f"Keras cannot save this model, so it cannot travel to workers: {exc}\n"
+                "Hint: give its layers a get_config(), or pass model_creator=... so that workers make it."
+            ) from exc
+        return Archive(flavour, Path(path).read_bytes(), custom_objects(model, flavour))
+
+
+def _restore(archive: Archive, backend: str) -> Any:
+    keras = load(backend) if archive.flavour == "keras" else importlib.import_module("tf_keras")
+    with tempfile.TemporaryDirectory(prefix="kindler-model-") as folder:
+        path = os.path.join(folder, "model.keras")
+        Path(path).write_bytes(archive.data)
+        # The user's own program sent it: its lambdas are as trustworthy as its functions.
+        return keras.saving.load_model(path, custom_objects=archive.custom_objects, safe_mode=False)
+
+
+def custom_objects(model: Any, flavour: str) -> dict[str, Any]:
+    """The user's own classes and functions in a model, under the names that Keras looks for."""
+    return dict(_named_objects(model, flavour))
+
+
+def _named_objects(model: Any, flavour: str) -> Iterator[tuple[str, Any]]:
+    """The user's own classes and functions in the model, under the names that Keras looks for."""
+    keras = importlib.import_module(flavour)
+    for thing in _things(model):
+        for part in (thing, *_values(thing)):
+            named = part if _is_function(part) or isinstance(part, type) else type(part)
+            module = getattr(named, "__module__", None) or ""
+            if module.partition(".")[0] in _KNOWN or not hasattr(named, "__name__"):
+                continue
+            if _is_function(named) or hasattr(named, "get_config"):
+                yield named.__name__, named
+                yield keras.saving.get_registered_name(named), named
+
+
+_KNOWN = frozenset(
+    {"keras", "tf_keras", "tensorflow", "jax", "torch", "numpy", "builtins", "functools", "typing"}
+)
+
+
+def _things(model: Any) -> Iterator[Any]:
+    yield from model._flatten_layers()
+    for name in ("optimizer", "loss", "_loss", "_metrics"):
+        yield from _flat(getattr(model, name, None))
+    for holder, name in (
+        ("_compile_loss", "_user_loss"),
+        ("_compile_metrics", "_user_metrics"),
+        ("_compile_metrics", "_user_weighted_metrics"),
+        ("compiled_loss", "_user_losses"),
+        ("compiled_metrics", "_user_metrics"),
+        ("compiled_metrics", "_user_weighted_metrics"),
+    ):
+        yield from _flat(getattr(getattr(model, holder, None), name, None))
+
+
+def _values(thing: Any) -> Iterator[Any]:
+    """What a layer or a metric holds: activations, initializers, regularizers, wrapped functions."""
+    for value in list(getattr(thing, "__dict__", {}).values()):
+        if _is_function(value) or hasattr(value, "get_config"):
+            yield value
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _flat(part)
+    elif value is not None and not isinstance(value, str):
+        yield value
+
+
+def _is_function(value: Any) -> bool:
+    return type(value).__name__ in ("function", "method") and getattr(value, "__name__", "") != "<lambda>"
+
+
+def _compiled(model: Any) -> bool:
+    return bool(getattr(model, "compiled", None) or getattr(model, "_is_compiled", False))
+
+
+def _kind(value: Any) -> str:
+    return f"{value!r:.80} of type {type(value).__qualname__}"

@@ -1,0 +1,150 @@
+"""A Keras model's variables as arrays and as bytes that execute nothing when they are read: safetensors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from kindler.errors import ConfigError
+from kindler.frameworks.keras.exchange import optimizers
+
+__all__ = ["Variables", "fork_seeds", "pack", "unpack", "value_of"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Variables:
+    """All variables that training changes: the model's own (its seeds included), then its optimizers'."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """Those that the model was compiled with, and those it keeps for a step of its own."""
+        return optimizers(self._model)
+
+    def own(self) -> list[Any]:
+        """The model's own variables."""
+        return _once(getattr(self._model, "variables", ()))
+
+    def all(self) -> list[Any]:
+        """The model's own, then its optimizers'."""
+        return _once([*self.own(), *(v for o in self.optimizers for v in _of_optimizer(o))])
+
+    def buffers(self, *, seeds: bool = False) -> tuple[list[Any], list[Any]]:
+        """What training changes besides weights: floating point, and other; seeds only where asked for."""
+        trained = {id(variable) for variable in self._model.trainable_variables}
+        known = {id(state) for state in seed_states(self._model)}
+        rest = [v for v in self.own() if id(v) not in trained and (seeds or id(v) not in known)]
+        floats = [v for v in rest if _is_float(v)]
+        return floats, [v for v in rest if not _is_float(v)]
+
+    def value(self, variable: Any) -> Array:
+        """A copy of a variable's value."""
+        return value_of(variable)
+
+    def read(self) -> list[Array]:
+        """Copies of all values."""
+        return [self.value(variable) for variable in self.all()]
+
+    def names(self) -> list[str]:
+        """What each of them is called."""
+        return [str(getattr(variable, "path", None) or variable.name) for variable in self.all()]
+
+    def assign(
+        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, only_own: bool = False
+    ) -> None:
+        """Set all values, in the order of `read`.
+
+        Raises:
+            ConfigError: They are those of another model.
+        """
+        mine = self.own() if only_own else self.all()
+        if len(mine) != len(arrays):
+            raise ConfigError(
+                f"this state has {len(arrays)} variables, and the model with its optimizer has {len(mine)};"
+                " they are not the same model."
+            )
+        for number, (variable, array) in enumerate(zip(mine, arrays, strict=True)):
+            if tuple(variable.shape) != tuple(array.shape):
+                name = names[number] if names else number
+                raise ConfigError(
+                    f"variable {name} has shape {tuple(array.shape)} in this state and"
+                    f" {tuple(variable.shape)} in the model; they are not the same model."
+                )
+            variable.assign(array)
+
+
+def value_of(variable: Any) -> Array:
+    """A copy of a variable's value."""
+    value = getattr(variable, "value", None)
+    if value is None or callable(value):  # TensorFlow's own variables
+        return np.array(variable.numpy())
+    return np.array(importlib.import_module("keras").ops.convert_to_numpy(value))
+
+
+def seed_states(model: Any) -> list[Any]:
+    """The variables that random layers draw their seeds from (Keras 3)."""
+    found = []
+    for layer in model._flatten_layers():
+        found += [generator.state for generator in getattr(layer, "_seed_generators", ())]
+    return _once(found)
+
+
+def fork_seeds(model: Any, seed: int, epoch: int, rank: int) -> None:
+    """Give the random layers of one rank in one epoch seeds of their own."""
+    for number, state in enumerate(seed_states(model)):
+        words = np.random.SeedSequence([seed & (2**63 - 1), epoch, rank, number]).generate_state(2, np.uint32)
+        state.assign(np.array([words[0] >> 1, 0], np.uint32))
+
+
+def pack(fields: Mapping[str, Any], arrays: Sequence[Array]) -> bytes:
+    """Fields and arrays as bytes."""
+    known = {f"{i:05d}": np.ascontiguousarray(_plain(array)) for i, array in enumerate(arrays)}
+    kinds = [str(array.dtype) for array in arrays]
+    shapes = [list(array.shape) for array in arrays]
+    told = json.dumps({**fields, "dtypes": kinds, "shapes": shapes})
+    return bytes(save(known, metadata={"kindler": told}))
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], list[Array]]:
+    """What `pack` made bytes of.
+
+    Raises:
+        ConfigError: These bytes are something else.
+    """
+    try:
+        length = int.from_bytes(data[:8], "little")
+        fields = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["kindler"])
+        arrays = load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError) as exc:
+        raise ConfigError(f"this is no state of a Keras model: {exc}") from exc
+    named = [arrays[f"{i:05d}"] for i in range(len(arrays))]
+    shaped = [a.reshape(shape) for a, shape in zip(named, fields["shapes"], strict=True)]
+    return fields, shaped
+
+
+def _plain(array: Array) -> Array:
+    """Kinds that numpy itself does not know (bfloat16) travel as float32, which holds their values."""
+    whole = array if array.dtype.kind in "biuf" and array.dtype.isbuiltin else array.astype(np.float32)
+    return whole.reshape(-1)
+
+
+def _of_optimizer(optimizer: Any) -> list[Any]:
+    held = optimizer.variables
+    return list(held() if callable(held) else held)
+
+
+def _is_float(variable: Any) -> bool:
+    return "float" in str(getattr(variable.dtype, "name", variable.dtype))
+
+
+def _once(variables: Any) -> list[Any]:
+    return list({id(variable): variable for variable in variables}.values())

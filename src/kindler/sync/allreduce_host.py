@@ -1,0 +1,337 @@
+"""Means, sums and broadcasts of numpy arrays over all workers of a run, without any framework.
+
+For replicas whose framework hands its gradients to host code: Keras on TensorFlow, JAX and torch. Ranks of
+one host meet in shared memory (`shared_memory.py`) and the first of them speaks for the host in a ring of TCP
+connections (`ring.py`). Arrays travel in windows of a fixed size (`windows.py`), so what is shared does not
+grow with the model. What the arrays mean is the caller's affair.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from kindler.errors import ConfigError, SyncError
+from kindler.sync.arrays_numpy import NUMPY
+from kindler.sync.ring import Ring, neighbours
+from kindler.sync.shared_memory import Channel, HostRanks, channels
+from kindler.sync.topology import Topology
+from kindler.sync.waiting import Waiting
+from kindler.sync.windows import ALIGN_BYTES, Plan, Window, plan
+
+__all__ = ["HostGroup", "Worker"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+DType: TypeAlias = np.dtype[Any]
+Layout: TypeAlias = tuple[tuple[tuple[int, ...], DType], ...]
+
+_WINDOW_BYTES = 2 << 20
+_WINDOWS = 2  # a rank fills one while others still read the one before
+_AHEAD = 1
+_MOST_PLANS = 256  # layouts that change from call to call are not kept for ever
+_FLOAT32 = np.dtype(np.float32)
+_BYTE = np.dtype(np.uint8)
+
+
+class Worker(Protocol):
+    """The part of a worker that a group needs."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def hosts(self) -> tuple[str, ...]: ...
+
+    @property
+    def scratch(self) -> Path: ...
+
+    @property
+    def run_id(self) -> str: ...
+
+    def all_gather(self, data: bytes) -> list[bytes]: ...
+
+    def links(self, peers: Collection[int], timeout_s: float) -> dict[int, socket.socket]: ...
+
+
+class HostGroup:
+    """One rank's end of the exchange of numpy arrays between all workers of a run.
+
+    Every rank makes the same calls in the same order, one thread at a time, with arrays of the same shapes
+    and dtypes. Arguments are never modified, results are fresh arrays, and all ranks get bit-identical ones.
+    A rank that does not come is named in SyncTimeoutError, and a connection that broke in SyncError, both
+    within `timeout_s`; after either the group is of no more use.
+
+    Args:
+        worker: This rank's worker.
+        timeout_s: Seconds to wait for other ranks.
+        shared_memory: False makes every rank count as a host of its own.
+    """
+
+    def __init__(self, worker: Worker, *, timeout_s: float, shared_memory: bool = True) -> None:
+        self.rank, self.size = worker.rank, worker.size
+        self._worker = worker
+        self._waiting = Waiting(worker)
+        self._plans: dict[tuple[str, Layout], Plan] = {}
+        self._channels: list[Channel] = []
+        self._turn = 0
+        self._closed = False
+        self._ring: Ring | None = None
+        if self.size == 1:
+            return
+        self._where = Topology.of(worker.hosts, self.rank, shared_memory=shared_memory)
+        self._host = HostRanks(
+            self._where.ranks, self.rank, size=self.size, timeout_s=timeout_s, waiting=self._waiting
+        )
+        if not self._where.one_host:
+            self._ring = self._connect(worker, timeout_s)
+        if self._where.any_shared:
+            try:
+                self._channels = channels(worker, self._host, [_WINDOW_BYTES] * _WINDOWS, NUMPY)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for others so far."""
+        return self._waiting.seconds
+
+    def mean(self, arrays: Sequence[Array], weight: float) -> list[Array]:
+        """The mean over ranks, each rank's arrays counting by its weight.
+
+        A rank of weight 0 counts for nothing, whatever its arrays hold. Where no rank weighs anything the
+        result is zero. Floats smaller than float32 are summed in float32.
+        """
+        arrays = [np.asarray(array) for array in arrays]
+        _check_kinds(arrays, "fc", "mean")
+        if self.size == 1:
+            return [array.copy() if weight else np.zeros_like(array) for array in arrays]
+        return self._sum("mean", arrays, weight)
+
+    def total(self, arrays: Sequence[Array]) -> list[Array]:
+        """The sum over ranks, in the arrays' own dtypes."""
+        arrays = [np.asarray(array) for array in arrays]
+        _check_kinds(arrays, "fciub", "total")
+        return [array.copy() for array in arrays] if self.size == 1 else self._sum("total", arrays, None)
+
+    def broadcast(self, arrays: Sequence[Array], src: int = 0) -> list[Array]:
+        """The arrays of the rank `src`, on every rank."""
+        arrays = [np.asarray(array) for array in arrays]
+        if any(array.dtype.hasobject for array in arrays):
+            raise ConfigError("broadcast takes arrays of numbers, not of Python objects.")
+        if self.size == 1:
+            return [array.copy() for array in arrays]
+        flats = [np.ascontiguousarray(array).reshape(-1).view(_BYTE) for array in arrays]
+        path = self._plan("broadcast", arrays, [(flat.size, _BYTE) for flat in flats], lambda dtype: dtype)
+        buffers = [_empty(section.count, section.dtype) for section in path.sections]
+        for window in path.windows:
+            data = buffers[window.section][window.start : window.stop]
+            if self.rank == src:
+                data.fill(0)  # what lies between arrays travels too
+                _fill(data, window, flats, None)
+            self._broadcast_window(data, src)
+        return _results(path, buffers, arrays)
+
+    def close(self) -> None:
+        """Leave the group: connections and mappings go. Idempotent."""
+        self._closed = True
+        self._channels = []
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            ring.close()
+
+    def _connect(self, worker: Worker, timeout_s: float) -> Ring | None:
+        """Join the ring of leaders; other ranks only take part in the meeting."""
+        leaders = self._where.leaders
+        peers = set(neighbours(leaders, self.rank)) if self._where.leads else set()
+        with self._waiting:
+            links = worker.links(sorted(peers), timeout_s)
+        if not links:
+            return None
+        return Ring(leaders, self.rank, links, size=self.size, timeout_s=timeout_s, waiting=self._waiting)
+
+    def _plan(
+        self,
+        op: str,
+        arrays: Sequence[Array],
+        layout: Sequence[tuple[int, DType]],
+        carrier: Callable[[DType], DType],
+        lead_bytes: int = 0,
+    ) -> Plan:
+        if self._closed:
+            raise SyncError(f"{op} on a group that is closed.")
+        key = (op, tuple((array.shape, array.dtype) for array in arrays))
+        found = self._plans.get(key)
+        if found is None:
+            if arrays:
+                self._agree(op, arrays)
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()  # on all ranks alike: they see the same layouts in the same order
+            found = plan(layout, carrier, window_bytes=_WINDOW_BYTES, lead_bytes=lead_bytes)
+            self._plans[key] = found
+        return found
+
+    def _agree(self, op: str, arrays: Sequence[Array]) -> None:
+        """Compare layouts once, before they are relied on."""
+        mine = [op, *(f"{array.dtype.name} {array.shape}" for array in arrays)]
+        told = [data.decode().split("\n") for data in self._worker.all_gather("\n".join(mine).encode())]
+        for rank, theirs in enumerate(told):
+            if theirs != told[0]:
+                raise SyncError(_difference(told[0], rank, theirs))
+
+    def _sum(self, op: str, arrays: Sequence[Array], weight: float | None) -> list[Array]:
+        lead_bytes = 0 if weight is None else ALIGN_BYTES
+        path = self._plan(op, arrays, [(a.size, a.dtype) for a in arrays], _carrier, lead_bytes)
+        flats = [array.reshape(-1) for array in arrays]
+        buffers = [_empty(section.count, section.dtype) for section in path.sections]
+        first, self._turn = self._turn, self._turn + len(path.windows)
+        with np.errstate(all="ignore"):  # infinities and NaN are the caller's affair, as in its framework
+            for place in range(len(path.windows) + _AHEAD):
+                if place < len(path.windows):
+                    self._put(first + place, path.windows[place], buffers, flats, weight)
+                if place >= _AHEAD:
+                    window = path.windows[place - _AHEAD]
+                    self._collect(first + place - _AHEAD, window, buffers)
+                    if weight is not None:
+                        _divide(buffers[window.section], window)
+            return _results(path, buffers, arrays)
+
+    def _channel(self, turn: int) -> Channel | None:
+        return self._channels[turn % _WINDOWS] if self._channels else None
+
+    def _put(
+        self,
+        turn: int,
+        window: Window,
+        buffers: Sequence[Array],
+        flats: Sequence[Array],
+        weight: float | None,
+    ) -> None:
+        """Fill this rank's slot, or where it is alone on its host the result itself."""
+        channel = self._channel(turn)
+        own = buffers[window.section][window.start : window.stop]
+        if channel is None:
+            own.fill(0)  # what lies between arrays travels too
+            _fill(own, window, flats, weight)
+        else:
+            _fill(channel.slot(own.dtype)[: own.size], window, flats, weight)
+            channel.post()
+
+    def _collect(self, turn: int, window: Window, buffers: Sequence[Array]) -> None:
+        """Bring the window's sum over all ranks to its place in the result."""
+        channel, ring = self._channel(turn), self._ring
+        out = buffers[window.section][window.start : window.stop]
+        if channel is not None and self._where.one_host:
+            channel.sum_into(out)
+        elif channel is not None and ring is None:
+            channel.fetch(out)
+        elif ring is not None:
+            if channel is not None:
+                channel.gather_into(out)
+            ring.all_reduce(out)
+            if channel is not None:
+                channel.publish(out)
+
+    def _broadcast_window(self, data: Array, src: int) -> None:
+        channel = self._channel(self._turn)
+        self._turn += 1
+        here = src in self._host.ranks
+        if channel is not None and here:
+            self._hand(channel, data, src)
+        if self._ring is not None:
+            self._ring.broadcast(data, self._where.leader_of[src])
+        if channel is not None and not here:
+            self._hand(channel, data, self._host.leader)
+
+    def _hand(self, channel: Channel, data: Array, source: int) -> None:
+        """Bring one rank's values to the others of this host."""
+        channel.slot(data.dtype)
+        channel.post()
+        if self.rank == source:
+            channel.publish(data)
+        else:
+            channel.fetch(data, source=self._host.ranks.index(source))
+
+
+def _fill(target: Array, window: Window, flats: Sequence[Array], weight: float | None) -> None:
+    """Write the pieces of a window; the weight goes before the first, where there is room for it."""
+    scale = None if weight is None else target.dtype.type(weight)
+    if scale is not None and window.start == 0:
+        target[: ALIGN_BYTES // target.itemsize] = scale
+    for piece in window.pieces:
+        source = flats[piece.array][piece.start : piece.stop]
+        out = target[piece.at : piece.at + source.size]
+        if scale is None or scale == 1:
+            np.copyto(out, source, casting="unsafe")
+        elif scale == 0:
+            out.fill(0)  # not a product: NaN times 0 is NaN
+        else:
+            np.multiply(source, scale, out=out, dtype=out.dtype, casting="unsafe")
+
+
+def _divide(buffer: Array, window: Window) -> None:
+    """Divide a window by the total weight, which came with the first one of its section and stays there."""
+    weight = buffer[0]
+    lead = ALIGN_BYTES // buffer.itemsize
+    part = buffer[max(window.start, lead) : window.stop]
+    if weight != 0 and weight != 1:
+        np.divide(part, weight, out=part)
+
+
+def _results(path: Plan, buffers: Sequence[Array], like: Sequence[Array]) -> list[Array]:
+    results = []
+    for place, array in zip(path.places, like, strict=True):
+        flat = buffers[place.section][place.start : place.stop]
+        if flat.dtype != array.dtype:
+            flat = flat.view(array.dtype) if flat.dtype == _BYTE else flat.astype(array.dtype)
+        results.append(flat.reshape(array.shape))
+    return results
+
+
+def _empty(count: int, dtype: DType) -> Array:
+    """A flat array whose memory starts where frameworks want it."""
+    raw = np.empty(count * dtype.itemsize + ALIGN_BYTES, np.uint8)
+    address: int = raw.__array_interface__["data"][0]  # `raw.ctypes` is slower than a small exchange's sum
+    start = -address % ALIGN_BYTES
+    return raw[start : start + count * dtype.itemsize].view(dtype)
+
+
+def _carrier(dtype: DType) -> DType:
+    """The dtype in which values of `dtype` are summed: small floats lose too much in their own."""
+    return _FLOAT32 if _small_float(dtype) else dtype.newbyteorder("=")
+
+
+def _small_float(dtype: DType) -> bool:
+    # Floats that numpy does not know of itself, such as bfloat16, are of kind V and can become float32.
+    foreign = dtype.kind == "V" and dtype.names is None and np.can_cast(dtype, _FLOAT32)
+    return foreign or (dtype.kind == "f" and dtype.itemsize < _FLOAT32.itemsize)
+
+
+def _check_kinds(arrays: Sequence[Array], kinds: str, op: str) -> None:
+    for array in arrays:
+        if array.dtype.kind not in kinds and not _small_float(array.dtype):
+            raise ConfigError(
+                f"{op} takes arrays of {'floats' if op == 'mean' else 'numbers'}; got {array.dtype.name}."
+                + (" Hint: total() adds up whole numbers." if op == "mean" else "")
+            )
+
+
+def _difference(first: Sequence[str], rank: int, theirs: Sequence[str]) -> str:
+    place = next(i for i in range(len(first) + len(theirs)) if first[i : i + 1] != theirs[i : i + 1])
+    return (
+        f"workers brought different arrays to one exchange. Worker 0: {_brought(first, place)}."
+        f" Worker {rank}: {_brought(theirs, place)}.\n"
+        "Hint: every worker must build the same model and take the same steps."
+    )
+
+
+def _brought(told: Sequence[str], place: int) -> str:
+    whole = f"{told[0]} of {len(told) - 1} arrays"
+    return f"{whole}, number {place - 1} is {told[place]}" if 0 < place < len(told) else whole

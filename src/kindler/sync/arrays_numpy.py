@@ -1,0 +1,31 @@
+"""What `shared_memory.py` does with numpy arrays."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["NUMPY"]
+
+
+class _NumpyArrays:
+    def view(self, mapping: mmap.mmap, offset: int, nbytes: int, dtype: Any) -> Any:
+        dtype = np.dtype(dtype)
+        return np.frombuffer(mapping, dtype, nbytes // dtype.itemsize, offset)
+
+    def count(self, array: Any) -> int:
+        return int(array.size)
+
+    def add_up(self, parts: Sequence[Any], out: Any) -> None:
+        np.add(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            np.add(out, part, out=out)
+
+    def copy(self, source: Any, out: Any) -> None:
+        np.copyto(out, source)
+
+
+NUMPY = _NumpyArrays()

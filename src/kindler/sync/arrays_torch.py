@@ -1,0 +1,30 @@
+"""What `shared_memory.py` does with torch tensors."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["TORCH"]
+
+
+class _TorchArrays:
+    def view(self, mapping: mmap.mmap, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+        whole = nbytes // dtype.itemsize * dtype.itemsize
+        return torch.frombuffer(mapping, dtype=torch.uint8)[offset : offset + whole].view(dtype)
+
+    def count(self, array: torch.Tensor) -> int:
+        return array.numel()
+
+    def add_up(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        torch.add(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            out.add_(part)
+
+    def copy(self, source: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(source)
+
+
+TORCH = _TorchArrays()

@@ -1,0 +1,335 @@
+"""The run of a Keras model on one worker: Keras's own `fit` makes the steps, this follows it.
+
+Every rank calls `run` and does the same steps at the same time. What is common to all frameworks (opening
+the data, where to go on from, checkpoints, reports) is used from here as from `loop.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import cloudpickle
+
+from kindler.data.batches import Batches
+from kindler.frameworks.keras.hooks import make_hooks, writes
+from kindler.frameworks.keras.metrics import plain
+from kindler.frameworks.keras.replica import KerasReplica
+from kindler.train.keeper import Keeper, restore_callbacks
+from kindler.train.opening import Start, Worker, begin, open_batches
+from kindler.train.reporting import ProgressReporter, StepReporter
+from kindler.train.syncs import SYNCS
+from kindler.train.task import Task
+from kindler.train.triggers import Progress, score_of
+
+__all__ = ["run"]
+
+
+def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
+    """Train or evaluate; rank 0 returns the history (or figures) as JSON, and the model's state."""
+    task: Task = cloudpickle.loads(task_bytes)
+    columns = task.data.columns
+    labels = [column.name for column in columns.labels]
+    replica = KerasReplica.from_bytes(
+        spec,
+        device=task.device,
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        seed=task.seed,
+        threads=worker.threads,
+        feature_names=[column.name for column in columns.features],
+        label_names=labels[:-1] if task.weighted else labels,
+        weighted=task.weighted,
+    )
+    data = open_batches(worker, task, task.data, "data", shuffle=task.shuffle and task.epochs > 0)
+    sample = data.batch(0)
+    replica.build(sample.features, sample.labels)
+    start = begin(replica, task, states, rank=worker.rank, counts=data.counts)
+    if task.epochs:
+        rows = _fit(worker, task, replica, data, start)
+    else:
+        rows = [{**_judged(worker, replica, data), "num_samples": sum(data.counts)}]
+    if worker.rank != 0:
+        return [b"", b""]
+    told = json.dumps({"rows": rows, "layout": data.layout}).encode()
+    return [told, replica.state() if task.epochs else b""]
+
+
+def _fit(
+    worker: Worker, task: Task, replica: KerasReplica, train: Batches, start: Start
+) -> list[dict[str, Any]]:
+    validation = (
+        open_batches(worker, task, task.validation, "validation_data", shuffle=False)
+        if task.validation
+        else None
+    )
+    with _group(worker, task) as group:
+        replica.attach(group, may_idle=any(own == 0 for own, _ in train.sizes()))
+        follower = _Follower(worker, task, replica, train, validation, start, group)
+        with closing(follower):
+            follower.follow()
+        return follower.rows
+
+
+@contextmanager
+def _group(worker: Worker, task: Task) -> Iterator[Any]:
+    made = SYNCS.load("allreduce/keras")(
+        worker, timeout_s=task.settings.sync_timeout_s, shared_memory=task.settings.shared_memory
+    )
+    with closing(made) as group:
+        yield group
+
+
+def _judged(worker: Worker, replica: KerasReplica, data: Batches, hooks: Any = None) -> dict[str, Any]:
+    """Each row once, without training; the figures over all workers."""
+    own = [number for number, (rows, _) in enumerate(data.sizes()) if rows]
+    replica.evaluate(_Picked(worker, data, own), hooks)
+    return replica.tallies.merge(worker.all_gather(replica.tallies.take()))
+
+
+class _Picked:
+    """Some steps of a pass: those in which this worker has rows."""
+
+    def __init__(self, worker: Worker, data: Batches, numbers: Sequence[int]) -> None:
+        self._worker, self._data, self._numbers = worker, data, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def batch(self, number: int) -> tuple[Any, Any]:
+        self._worker.tick()
+        batch = self._data.batch(self._numbers[number])
+        return batch.features, batch.labels
+
+
+class _Stretch:
+    """The steps of the epoch that runs: `length` of them, from `first` on in the stream of all passes."""
+
+    def __init__(self, worker: Worker, data: Batches, reporter: ProgressReporter) -> None:
+        self._worker, self._data, self._reporter = worker, data, reporter
+        self._lock = threading.Lock()  # Keras asks from a thread of its own, and now and then from two
+        self.first = self.length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def batch(self, number: int) -> tuple[Any, Any]:
+        with self._lock:
+            began = time.perf_counter()
+            batch = self._data.batch(self.first + number)
+            self._reporter.took_data(time.perf_counter() - began)
+        self._worker.tick()
+        return batch.features, batch.labels
+
+
+class _Follower:
+    """Follows Keras through a run: keeps the `Watch` contract of `frameworks/keras/hooks.py`."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        task: Task,
+        replica: KerasReplica,
+        train: Batches,
+        validation: Batches | None,
+        start: Start,
+        group: Any,
+    ) -> None:
+        self._worker, self._task, self._replica = worker, task, replica
+        self._validation, self._start = validation, start
+        self._sizes = train.sizes()
+        self._steps = task.steps_per_epoch or train.steps
+        self._last = start.first_epoch + task.epochs
+        self._end_step = None if task.max_steps is None else start.first_step + task.max_steps
+        self._remembering = [_Remembering(callback) for callback in task.callbacks]
+        self._keeper = Keeper(worker, task, counts=train.counts, start=start, callbacks=self._remembering)
+        self._reporter = ProgressReporter(worker, show=task.show, waited_s=lambda: float(group.waited_s))
+        self._logged = StepReporter(worker, active=task.log_steps)
+        self._stretch = _Stretch(worker, train, self._reporter)
+        self._done = self._base = self._own_rows = 0
+        self._mean = self._seconds_before = self._began = 0.0
+        self.rows: list[dict[str, Any]] = [dict(row) for row in start.rows]
+
+    def follow(self) -> None:
+        """Train from where the run stands to its end."""
+        start, replica, task = self._start, self._replica, self._task
+        if start.stopped is not None:
+            return
+        here = [c for c in task.callbacks if self._worker.rank == 0 or not writes(replica.keras, c)]
+        hooks = make_hooks(
+            replica.keras,
+            here,
+            model=replica.model,
+            watch=self,
+            several=self._worker.size > 1,
+            epochs=self._last,
+            steps=self._steps,
+            verbose=0,
+            rank=self._worker.rank,
+            size=self._worker.size,
+        )
+        epoch = start.epoch
+        if start.step_in_epoch:
+            hooks.offset, hooks.closes = start.step_in_epoch, False
+            self._stretch.first = (epoch - 1) * self._steps + start.step_in_epoch
+            self._stretch.length = self._steps - start.step_in_epoch
+            replica.fit(
+                self._stretch, hooks, epochs=(epoch - 1, epoch), class_weight=task.class_weight, ends=False
+            )
+            hooks.opens, hooks.closes = False, True
+            if replica.model.stop_training or epoch == self._last:
+                hooks.on_train_end()
+                return
+        if epoch < self._last and not self._is_last_step():
+            self._stretch.first, self._stretch.length = epoch * self._steps, self._steps
+            replica.fit(self._stretch, hooks, epochs=(epoch, self._last), class_weight=task.class_weight)
+
+    def close(self) -> None:
+        """Wait for the last checkpoint."""
+        self._keeper.close()
+
+    def train_begins(self) -> None:
+        """After the callbacks of that name, which forget what they knew."""
+        restore_callbacks(self._remembering, self._start.callbacks)
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Keras's epoch `epoch`, which is the run's `epoch + 1`."""
+        start = self._start
+        goes_on = start.step_in_epoch > 0 and epoch + 1 == start.epoch
+        self._done = start.step_in_epoch if goes_on else 0
+        self._base = epoch * self._steps
+        self._stretch.first = self._base + self._done
+        self._own_rows = self._rows_of(0, self._done)[0]
+        self._seconds_before = start.seconds if goes_on else 0.0
+        self._began = time.perf_counter()
+        self._replica.begin_epoch(epoch + 1)
+        if goes_on:
+            self._replica.load_local_state(start.local_state)
+        self._mean = self._replica.tallies.figures().get("loss", 0.0) if goes_on else 0.0
+        self._reporter.begin(epoch=epoch + 1, epochs=self._last, steps=self._steps, step=self._done)
+
+    def step_ends(self, steps: int, logs: Any) -> bool:
+        """After so many steps of this epoch."""
+        own, everybody = self._rows_of(self._done, steps)
+        self._replica.step += steps - self._done
+        self._done = steps
+        self._worker.tick()
+        self._reporter.step(steps, everybody, lambda: _running(logs))
+        if self._logged.active:
+            self._log_step(logs, own)
+        self._own_rows += own
+        ends = self._is_last_step()
+        if steps < self._steps and not ends:
+            self._keeper.after_step(self._replica, step_in_epoch=steps, seconds=self._seconds())
+        return ends
+
+    def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
+        """Before the user's callbacks: figures of all ranks, validation included."""
+        replica, worker = self._replica, self._worker
+        replica.merge_buffers(self._own_rows)
+        if worker.size > 1:
+            merged = replica.tallies.merge(worker.all_gather(replica.tallies.take()))
+            logs.update(_agreed(worker, {name: v for name, v in logs.items() if name not in merged}))
+            logs.update({name: value for name, value in merged.items() if name in logs})
+        self._logged.flush()
+        if self._validation is not None and _due(epoch + 1, self._task.validation_freq):
+            judged = _judged(worker, replica, self._validation, hooks)
+            judged["num_samples"] = sum(self._validation.counts)
+            logs.update({f"val_{name}": value for name, value in judged.items()})
+
+    def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
+        """After the user's callbacks."""
+        worker, replica, task = self._worker, self._replica, self._task
+        seconds = self._seconds()
+        rows = self._rows_of(0, self._done)[1]
+        row = {
+            "epoch": epoch + 1,
+            "steps": self._done,
+            "num_samples": rows,
+            **{name: plain(value) for name, value in logs.items()},
+            "seconds": seconds,
+            "rows_per_s": rows / seconds if seconds else 0.0,
+        }
+        progress = Progress(
+            epoch=epoch + 1, step=replica.step, epoch_ended=True, loss=row.get("loss"), score=score_of(row)
+        )
+        if task.callbacks and worker.size > 1:
+            asked_to_stop = any(
+                worker.all_gather(b"\1" if asked_to_stop else b"\0")[r] == b"\1" for r in range(worker.size)
+            )
+        ended = task.end_trigger is not None and task.end_trigger(progress)
+        reason = "a callback asked for it" if asked_to_stop else "its end trigger fired" if ended else None
+        self._keeper.after_epoch(replica, progress, row, stopped=reason)
+        self.rows.append(row)
+        if worker.rank == 0:
+            worker.report("epoch", row=row, step=replica.step)
+        return reason is not None
+
+    def _rows_of(self, first: int, last: int) -> tuple[int, int]:
+        """Rows of this worker and of all in the steps [first, last) of this epoch."""
+        taken = [self._sizes[(self._base + step) % len(self._sizes)] for step in range(first, last)]
+        return sum(own for own, _ in taken), sum(everybody for _, everybody in taken)
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._began
+
+    def _is_last_step(self) -> bool:
+        if self._end_step is not None and self._replica.step >= self._end_step:
+            return True
+        trigger = self._task.end_trigger
+        return trigger is not None and trigger(Progress(epoch=self._replica.epoch, step=self._replica.step))
+
+    def _log_step(self, logs: Any, own: int) -> None:
+        """Keras tells the mean over the epoch so far; a step's own is what it added."""
+        mean = float(plain(logs["loss"])) if "loss" in logs else 0.0
+        before = self._own_rows
+        loss = (mean * (before + own) - self._mean * before) / own if own else 0.0
+        self._mean = mean
+        self._logged.step(self._replica.step, loss=loss, rows=own, lr=self._replica.learning_rate())
+
+
+class _Remembering:
+    """A Keras callback's memory, for checkpoints: what it counts, not what it was made with."""
+
+    def __init__(self, callback: Any) -> None:
+        self._callback = callback
+        self._given = set(inspect.signature(type(callback).__init__).parameters)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            name: value.item() if hasattr(value, "item") else value
+            for name, value in vars(self._callback).items()
+            if name not in self._given and _is_number(value)
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        vars(self._callback).update(state)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float) or getattr(value, "shape", None) == ()
+
+
+def _running(logs: Any) -> tuple[float, dict[str, float]]:
+    figures = {name: plain(value) for name, value in (logs or {}).items()}
+    loss = figures.pop("loss", float("nan"))
+    return loss, {name: value for name, value in figures.items() if isinstance(value, int | float)}
+
+
+def _agreed(worker: Worker, figures: dict[str, Any]) -> dict[str, Any]:
+    """What a train step of the user's own returns besides metrics: the mean over ranks, so that all agree."""
+    told = [json.loads(part) for part in worker.all_gather(json.dumps(figures).encode())]
+    return {
+        name: sum(part[name] for part in told) / len(told)
+        for name, value in figures.items()
+        if isinstance(value, int | float) and all(name in part for part in told)
+    }
+
+
+def _due(epoch: int, freq: int | Sequence[int]) -> bool:
+    return epoch % freq == 0 if isinstance(freq, int) else epoch in freq

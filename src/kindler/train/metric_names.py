@@ -1,0 +1,125 @@
+"""Which way a figure gets better, told from its name. Who compares figures with it is not known here."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+from kindler.errors import ConfigError
+
+__all__ = ["Direction", "direction", "improves", "parse"]
+
+Direction = Literal["min", "max"]
+
+_SMALLER = frozenset(
+    {
+        "loss",
+        "error",
+        "err",
+        "mse",
+        "mae",
+        "rmse",
+        "msle",
+        "mape",
+        "smape",
+        "perplexity",
+        "crossentropy",
+        "entropy",
+        "divergence",
+        "hinge",
+        "deviance",
+        "distance",
+        "regret",
+    }
+)
+_LARGER = frozenset(
+    {
+        "acc",
+        "accuracy",
+        "auc",
+        "auroc",
+        "auprc",
+        "f1",
+        "f1score",
+        "fbeta",
+        "precision",
+        "recall",
+        "r2",
+        "r2score",
+        "map",
+        "ndcg",
+        "mrr",
+        "iou",
+        "dice",
+        "bleu",
+        "rouge",
+        "specificity",
+        "sensitivity",
+        "kappa",
+        "similarity",
+        "top1",
+        "top5",
+        "psnr",
+        "ssim",
+        "score",
+        "hits",
+    }
+)
+_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
+
+
+def direction(name: str) -> Direction:
+    """Whether a figure of this name is better small ("min") or large ("max").
+
+    >>> direction("val_loss"), direction("val_acc"), direction("BinaryAccuracy")
+    ('min', 'max', 'max')
+
+    Raises:
+        ConfigError: The name does not say.
+    """
+    # The last telling word decides: a "precision_error" is an error.
+    for word in reversed([word.lower() for word in _WORD.findall(name)]):
+        if word in _SMALLER:
+            return "min"
+        if word in _LARGER:
+            return "max"
+    for ending in ("loss", "error"):
+        if name.lower().endswith(ending):
+            return "min"
+    if name.lower().endswith(("acc", "accuracy")):
+        return "max"
+    raise ConfigError(
+        f"{name!r} does not say whether more is better.\n"
+        f"Hint: write 'max:{name}' or 'min:{name}', or give mode='max' or mode='min' where there is one."
+    )
+
+
+def parse(name: str) -> tuple[str, Direction]:
+    """A figure's name and its direction, which "max:" or "min:" before the name decides.
+
+    >>> parse("val_loss"), parse("max:val_gain")
+    (('val_loss', 'min'), ('val_gain', 'max'))
+
+    Raises:
+        ConfigError: Neither prefix nor name says which way is better.
+    """
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix == "min":
+        return rest, "min"
+    if colon and prefix == "max":
+        return rest, "max"
+    return name, direction(name)
+
+
+def improves(value: float, best: float | None, way: Direction, *, min_delta: float = 0.0) -> bool:
+    """Whether `value` is better than `best` by more than `min_delta`. NaN never is.
+
+    >>> improves(0.4, 0.5, "min"), improves(float("nan"), None, "max")
+    (True, False)
+    """
+    if math.isnan(value):
+        return False
+    if best is None:
+        return True
+    return value < best - min_delta if way == "min" else value > best + min_delta

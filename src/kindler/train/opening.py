@@ -1,0 +1,154 @@
+"""The beginning of a run on a worker: its batches, and where training goes on from.
+
+Whether a checkpoint of the middle of an epoch can be used is known only once all workers have opened their
+data; the driver therefore sends candidates, and every worker chooses alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kindler.data.batches import Batches
+from kindler.data.sources import Source
+from kindler.data.spool import agreed
+from kindler.errors import ConfigError, DataError
+from kindler.train.checkpoint import Checkpoint, Header, parse
+from kindler.train.task import Task
+
+__all__ = ["Start", "Worker", "begin", "open_batches", "usable"]
+
+
+class Worker(Protocol):
+    """What training needs of the engine's worker."""
+
+    rank: int
+    size: int
+    local_rank: int
+    threads: int
+    scratch: Path
+
+    def all_gather(self, data: bytes) -> list[bytes]: ...
+    def barrier(self) -> None: ...
+    def report(self, kind: str, **fields: Any) -> None: ...
+    def tick(self) -> None: ...
+
+
+class Loads(Protocol):
+    """What `begin` needs of a replica."""
+
+    epoch: int
+    step: int
+
+    def load_state(self, data: bytes) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a run stands when its first step is made; the replica has loaded the state already.
+
+    Attributes:
+        epoch: Epochs begun since the model was new. When `step_in_epoch` is 0, the next one is `epoch + 1`;
+            otherwise this one goes on.
+        step: Optimizer steps since the model was new.
+        step_in_epoch: Steps made of the epoch that goes on; 0 begins a new one.
+        local_state: This rank's own state, to be loaded after `begin_epoch(epoch)`; empty between epochs.
+        first_epoch: Epochs that were over when the run began; its last one is `first_epoch + task.epochs`.
+        first_step: Steps that had been made by then.
+        seconds: How long the epoch that goes on has taken so far.
+        rows: The run's rows of the history so far.
+        stopped: Why the run has ended already, if it has.
+        callbacks: For each callback its class's name and its state.
+    """
+
+    epoch: int
+    step: int
+    step_in_epoch: int = 0
+    local_state: bytes = b""
+    first_epoch: int = 0
+    first_step: int = 0
+    seconds: float = 0.0
+    rows: tuple[Mapping[str, Any], ...] = ()
+    stopped: str | None = None
+    callbacks: tuple[Mapping[str, Any], ...] = field(default=())
+
+
+def open_batches(worker: Worker, task: Task, source: Source, what: str, *, shuffle: bool) -> Batches:
+    """This worker's part of a source, cut into as many steps as every other's; all call it together."""
+    spool = source.open(worker.rank, worker.size, worker.scratch)
+    told = [
+        json.loads(part)
+        for part in worker.all_gather(json.dumps({"rows": spool.rows, "layout": spool.layout()}).encode())
+    ]
+    counts = [part["rows"] for part in told]
+    if not sum(counts):
+        raise DataError(f"{what} has no rows.")
+    return Batches(
+        spool.with_layout(agreed([part["layout"] for part in told])),
+        source.columns,
+        counts=counts,
+        rank=worker.rank,
+        batch_size=task.batch_size,
+        seed=task.seed,
+        shuffle=shuffle,
+    )
+
+
+def begin(replica: Loads, task: Task, states: Sequence[bytes], *, rank: int, counts: Sequence[int]) -> Start:
+    """Load into the replica what the run goes on from, and say where that is.
+
+    Args:
+        replica: The replica, before it is attached to others.
+        task: The run.
+        states: The model's state (empty for a new one), then the files of checkpoints, best first.
+        rank: This worker.
+        counts: Rows of every worker.
+    """
+    found = next((c for c in map(_parsed, states[1:]) if usable(c.header, task, counts)), None)
+    if found is None:
+        if states[0]:
+            replica.load_state(states[0])
+        if task.initial_epoch is not None:
+            replica.epoch = task.initial_epoch
+        return Start(
+            epoch=replica.epoch, step=replica.step, first_epoch=replica.epoch, first_step=replica.step
+        )
+    header = found.header
+    if header.framework != task.framework:
+        raise ConfigError(
+            f"{found.path or 'the checkpoint'} was written by {header.framework!r},"
+            f" and this model is one of {task.framework!r}."
+        )
+    replica.load_state(found.state)
+    return Start(
+        epoch=header.epoch,
+        step=header.step,
+        step_in_epoch=header.step_in_epoch,
+        local_state=b"" if header.ends_epoch else found.local_states[rank],
+        first_epoch=header.first_epoch,
+        first_step=header.first_step,
+        seconds=header.seconds,
+        rows=header.rows,
+        stopped=header.stopped,
+        callbacks=header.callbacks,
+    )
+
+
+def usable(header: Header, task: Task, counts: Sequence[int]) -> bool:
+    """Whether training can go on from there without missing a row or taking one twice.
+
+    Between epochs it always can. Within one, every worker must have the rows it had, in the same order.
+    """
+    return header.ends_epoch or (
+        header.counts == tuple(counts)
+        and header.batch_size == task.batch_size
+        and header.steps_per_epoch == task.steps_per_epoch
+        and (header.seed, header.shuffle) == (task.seed, task.shuffle)
+    )
+
+
+def _parsed(data: bytes) -> Checkpoint:
+    return parse(data, verify=False)  # the driver has

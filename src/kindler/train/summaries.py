@@ -1,0 +1,198 @@
+"""The figures of all runs of an estimator over steps, made of what workers report.
+
+Kept in memory for `get_train_summary`, and passed on to a sink (TensorBoard) while one is open. Reports of
+single steps come from every worker and are merged exactly: a mean over rows, once all have told.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from kindler.errors import ConfigError, NotFittedError
+
+__all__ = ["BATCH_LOSS", "Sink", "StepMerge", "Summaries"]
+
+BATCH_LOSS = "batch_loss"
+
+_NOT_DRAWN = {"epoch", "steps", "num_samples", "seconds"}
+_VALIDATION = "val_"
+# Names of Orca's, and what they are here; the first one that there is.
+_ALIASES = {
+    "loss": (BATCH_LOSS, "loss"),
+    "learningrate": ("lr",),
+    "throughput": ("rows_per_s",),
+    "top1accuracy": ("accuracy", "acc"),
+    "aucscore": ("auc", "auroc"),
+}
+
+
+class Sink(Protocol):
+    """Where figures go besides."""
+
+    def add(self, part: str, tag: str, value: float, step: int, wall_time: float) -> None: ...
+    def rewind(self, step: int) -> None: ...
+    def flush(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Sums:
+    loss: float = 0.0
+    rows: int = 0
+    lr: float = math.nan
+    ranks: set[int] = field(default_factory=set)
+
+
+class StepMerge:
+    """Makes one loss of what all ranks say of a step: the mean over the rows of all of them."""
+
+    def __init__(self) -> None:
+        self._size: int | None = None
+        self._open: dict[int, _Sums] = {}
+
+    def begin(self, size: int | None) -> None:
+        """A gang of `size` ranks starts; what another one left unfinished is forgotten."""
+        self._size = size
+        self._open.clear()
+
+    def add(
+        self, rank: int, first: int, loss: Sequence[float], rows: Sequence[int], lr: Sequence[float]
+    ) -> list[tuple[int, float, float]]:
+        """What a rank says of the steps from `first` on; (step, loss, lr) of those that are complete now."""
+        for offset, (mean, count) in enumerate(zip(loss, rows, strict=True)):
+            sums = self._open.setdefault(first + offset, _Sums())
+            if rank in sums.ranks:
+                continue
+            sums.ranks.add(rank)
+            sums.rows += count
+            sums.loss += mean * count if count else 0.0  # without rows the mean may be NaN
+            if offset < len(lr):
+                sums.lr = lr[offset]
+        return self._take(lambda step, sums: len(sums.ranks) == self._size)
+
+    def end_epoch(self, step: int) -> list[tuple[int, float, float]]:
+        """An epoch ended at `step`: all that will be said of it was said."""
+        return self._take(lambda known, _: known <= step)
+
+    def _take(self, ready: Callable[[int, _Sums], bool]) -> list[tuple[int, float, float]]:
+        done = sorted(step for step, sums in self._open.items() if ready(step, sums))
+        taken = [(step, self._open.pop(step)) for step in done]
+        return [(step, sums.loss / sums.rows, sums.lr) for step, sums in taken if sums.rows]
+
+
+class Summaries:
+    """Series of (step, value, wall time), by part ("train" or "validation") and tag."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._series: dict[str, dict[str, list[tuple[int, float, float]]]] = {"train": {}, "validation": {}}
+        self._merge = StepMerge()
+        self._sink: Sink | None = None
+        self._epoch = 0  # the last one that this run told of
+
+    @contextmanager
+    def writing(self, sink: Sink | None) -> Iterator[None]:
+        """A run: pass its figures on to `sink` while the block runs."""
+        self._sink, self._epoch = sink, 0
+        try:
+            yield
+        finally:
+            self._sink = None
+
+    def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A run is over; take from its history what no report told of, as where workers cannot reach us."""
+        for row in rows:
+            if row["epoch"] > self._epoch:
+                self._add_epoch(row, None)
+
+    def report(self, fields: Mapping[str, Any]) -> None:
+        """What was reported; other reports than "gang", "epoch" and "steps" are nothing to this."""
+        if fields["name"] == "gang":
+            self._merge.begin(fields["workers"])
+        elif fields["name"] == "steps":
+            told = {key: fields[key] for key in ("rank", "first", "loss", "rows")}
+            self._add_steps(self._merge.add(**told, lr=fields.get("lr", ())))
+        elif fields["name"] == "epoch":
+            self._add_epoch(fields["row"], fields.get("step"))
+        else:
+            return
+        if self._sink is not None:
+            self._sink.flush()
+
+    def series(self, part: str, tag: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """One series as rows of (step, value, wall time).
+
+        Args:
+            part: "train" or "validation".
+            tag: A figure's name, in any case; or one of Orca's: "Loss", "LearningRate", "Throughput".
+
+        Raises:
+            NotFittedError: There are no figures at all yet.
+            ConfigError: There is no such figure.
+        """
+        known = self._series[part]
+        if not self._series["train"]:
+            raise NotFittedError("nothing was trained yet; summaries come after fit().")
+        name = _find(tag.removeprefix(_VALIDATION) if part == "validation" else tag, list(known))
+        if name is None:
+            hint = " Validation figures come with fit(validation_data=...)." if not known else ""
+            raise ConfigError(f"there is no {part} summary {tag!r}; there are {sorted(known)}.{hint}")
+        return np.array(known[name], dtype=np.float64).reshape(-1, 3)
+
+    def _add_steps(self, steps: Sequence[tuple[int, float, float]]) -> None:
+        for step, loss, lr in steps:
+            self._add("train", BATCH_LOSS, loss, step)
+            if not math.isnan(lr):
+                self._add("train", "lr", lr, step)
+
+    def _add_epoch(self, row: Mapping[str, Any], step: int | None) -> None:
+        self._epoch = int(row.get("epoch", 0))
+        step = self._step_after(row) if step is None else step
+        self._add_steps(self._merge.end_epoch(step))
+        for name, value in row.items():
+            part = "validation" if name.startswith(_VALIDATION) else "train"
+            tag = name.removeprefix(_VALIDATION)
+            if tag in _NOT_DRAWN or not isinstance(value, int | float) or self._told_by_steps(name, step):
+                continue
+            self._add(part, tag, float(value), step)
+
+    def _told_by_steps(self, name: str, step: int) -> bool:
+        return name == "lr" and self._last("train", "lr") >= step
+
+    def _step_after(self, row: Mapping[str, Any]) -> int:
+        """The step at the end of an epoch that does not say it."""
+        return max(0, self._last("train", "loss")) + int(row.get("steps", 1))
+
+    def _last(self, part: str, tag: str) -> int:
+        known = self._series[part].get(tag)
+        return known[-1][0] if known else -1
+
+    def _add(self, part: str, tag: str, value: float, step: int) -> None:
+        if self._last(part, tag) >= step:
+            self._rewind(step)
+        now = self._clock()
+        self._series[part].setdefault(tag, []).append((step, value, now))
+        if self._sink is not None:
+            self._sink.add(part, tag, value, step, now)
+
+    def _rewind(self, step: int) -> None:
+        """Training went on from an earlier point: what once came after it is not this model's past."""
+        for tags in self._series.values():
+            for tag, points in list(tags.items()):
+                tags[tag] = [point for point in points if point[0] < step]
+        if self._sink is not None:
+            self._sink.rewind(step)
+
+
+def _find(tag: str, names: Sequence[str]) -> str | None:
+    if tag in names:
+        return tag
+    bare = tag.lower().replace("_", "")
+    wanted = next((name for name in _ALIASES.get(bare, ()) if name in names), None)
+    return wanted or next((name for name in names if name.lower().replace("_", "") == bare), None)

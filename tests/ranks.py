@@ -1,0 +1,177 @@
+"""Real processes that meet: a small worker for tests of what ranks do together, without an engine.
+
+`run_ranks(3, function, *args)` calls `function(worker, *args)` in three processes and returns what each
+returned, by rank; DIED for one that ended without a word.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import socket
+import tempfile
+import traceback
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from kindler.engine.address import own_address
+from kindler.engine.links import connect_links
+
+DIED = "died"
+
+_DEADLINE_S = 120.0
+
+
+@dataclass
+class GangWorker:
+    """What ranks see of the run; `all_gather` passes through the parent."""
+
+    rank: int
+    size: int
+    hosts: tuple[str, ...]
+    scratch: Path
+    run_id: str
+    pipe: Connection
+    secret: bytes = b"secret"
+    waiting: bool = False
+    reports: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def host(self) -> str:
+        return self.hosts[self.rank]
+
+    @property
+    def address(self) -> str:
+        return own_address(self.host, self.hosts)
+
+    @property
+    def local_rank(self) -> int:
+        return self.hosts[: self.rank].count(self.host)
+
+    @property
+    def local_size(self) -> int:
+        return self.hosts.count(self.host)
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        self.pipe.send(("gather", data))
+        if not self.pipe.poll(_DEADLINE_S):
+            raise TimeoutError(f"rank {self.rank} waited for the others")
+        gathered: list[bytes] = self.pipe.recv()
+        return gathered
+
+    def barrier(self) -> None:
+        self.all_gather(b"")
+
+    def links(self, peers: Collection[int], timeout_s: float) -> dict[int, socket.socket]:
+        return connect_links(self, peers, timeout_s=timeout_s)
+
+    def report(self, kind: str, **fields: Any) -> None:
+        self.reports.append((kind, fields))
+
+
+class RankFailed(Exception):
+    """A rank raised; the message is its traceback."""
+
+
+def run_ranks(
+    size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    hosts: Sequence[str] | None = None,
+    preload: Sequence[str] = ("numpy",),
+    prepare: str = "",
+) -> list[Any]:
+    """Run `function(worker, *args)` on `size` processes and return what each returned.
+
+    Args:
+        size: How many.
+        function: What each of them runs.
+        *args: Its arguments after the worker.
+        hosts: A host name for each rank; one host for all otherwise.
+        preload: Modules that are imported once and inherited by all.
+        prepare: A function, as "module:function", that is called first in each process.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*preload, "cloudpickle"])
+    keys = tuple(hosts) if hosts is not None else ("host",) * size
+    with tempfile.TemporaryDirectory() as scratch:
+        pipes, processes = [], []
+        run_id = uuid.uuid4().hex[:8]
+        for rank in range(size):
+            here, there = context.Pipe()
+            job = cloudpickle.dumps((function, args))
+            arguments = (rank, size, keys, scratch, run_id, there, job, prepare)
+            processes.append(context.Process(target=_main, args=arguments, daemon=True))
+            processes[-1].start()
+            there.close()
+            pipes.append(here)
+        try:
+            return _serve(pipes)
+        finally:
+            for process in processes:
+                process.join(5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def _serve(pipes: list[Connection]) -> list[Any]:
+    results: dict[int, Any] = {}
+    gathered: dict[int, bytes] = {}
+    while len(results) < len(pipes):
+        open_pipes = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
+        ready = wait(open_pipes, _DEADLINE_S)
+        if not ready:
+            raise TimeoutError("no rank said anything")
+        for pipe in ready:
+            rank = pipes.index(pipe)
+            kind, data = _next(pipe)
+            if kind == "gather":
+                gathered[rank] = data
+            elif kind == "error":
+                raise RankFailed(f"rank {rank}:\n{data}")
+            elif kind == DIED:
+                results[rank] = DIED
+            else:
+                results[rank] = cloudpickle.loads(data)
+        if len(gathered) == len(pipes):
+            everything = [gathered[rank] for rank in range(len(pipes))]
+            gathered.clear()
+            for pipe in pipes:
+                pipe.send(everything)
+    return [results[rank] for rank in range(len(pipes))]
+
+
+def _next(pipe: Any) -> tuple[str, Any]:
+    try:
+        said: tuple[str, Any] = pipe.recv()
+    except EOFError:
+        return DIED, None
+    return said
+
+
+def _main(
+    rank: int,
+    size: int,
+    hosts: tuple[str, ...],
+    scratch: str,
+    run_id: str,
+    pipe: Connection,
+    job: bytes,
+    prepare: str,
+) -> None:
+    worker = GangWorker(rank, size, hosts, Path(scratch), run_id, pipe)
+    try:
+        if prepare:
+            module, _, name = prepare.partition(":")
+            getattr(importlib.import_module(module), name)()
+        function, args = cloudpickle.loads(job)
+        pipe.send(("result", cloudpickle.dumps(function(worker, *args))))
+    except BaseException:
+        pipe.send(("error", traceback.format_exc()))

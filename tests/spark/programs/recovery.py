@@ -1,0 +1,136 @@
+"""Runs that lose executors: `python recovery.py MASTER WORK_FOLDER` prints what came of them, as JSON.
+
+One run is left alone. From another an executor is killed, which the cluster replaces; from a third the
+executor together with the Spark worker that would replace it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+import kindler
+
+ROWS, BATCH, EPOCHS, STEPS, FALL, KEPT = 50, 8, 3, 7, 12, 9
+
+
+class Shaky(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.seen: list[int] = []
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += ids.tolist()
+        return self.layers(x)
+
+
+class Note(kindler.Callback):
+    """Writes down which rows each rank has had, and how many ranks there were."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def on_run_begin(self, run: Any) -> None:
+        if run.rank == 0:
+            with Path(self.folder, "attempts").open("a") as file:
+                file.write(f"{run.size}\n")
+
+    def on_step_end(self, run: Any) -> None:
+        with Path(self.folder, f"rank-{run.rank}.jsonl").open("a") as file:
+            noted = {"size": run.size, "epoch": run.epoch, "step": run.step, "ids": run.model.seen}
+            file.write(json.dumps(noted) + "\n")
+        run.model.seen = []
+
+
+class Kill(kindler.Callback):
+    """Once, when the checkpoint of step 9 is there, ends an executor of the application."""
+
+    def __init__(self, folder: Path, driver_port: str, *, worker_too: bool) -> None:
+        self.folder, self.driver_port, self.worker_too = str(folder), driver_port, worker_too
+
+    def on_step_end(self, run: Any) -> None:
+        marker = Path(self.folder, "killed")
+        if run.rank != 1 or run.step != FALL or marker.exists():
+            return
+        marker.touch()
+        deadline = time.monotonic() + 60
+        while not list(Path(self.folder, "run").glob(f"*-step-{KEPT:09d}.kindler")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        executor = self._executors()[0]
+        if self.worker_too:
+            os.kill(executor.ppid(), signal.SIGKILL)
+        os.kill(executor.pid, signal.SIGKILL)
+        threading.Event().wait()
+
+    def _executors(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            command = " ".join(process.info["cmdline"] or [])
+            if "CoarseGrainedExecutorBackend" in command and f":{self.driver_port} " in command:
+                found.append(process)
+        return sorted(found, key=lambda process: process.pid)
+
+
+def train(spark: Any, folder: Path, *callbacks: kindler.Callback) -> dict[str, Any]:
+    folder.mkdir()
+    rows = [(i, [i / ROWS, (i * 7 % 11) / 11], (i % 5) / 5) for i in range(ROWS)]
+    frame = spark.createDataFrame(rows, "id long, x array<float>, y float").repartition(3)
+    model = Shaky()
+    est = kindler.Estimator.from_torch(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
+        loss=nn.MSELoss(),
+        workers=2,
+        model_dir=folder / "run",
+        settings=kindler.RunSettings(start_timeout_s=25.0, retry_backoff_s=0.1),
+    )
+    history = est.fit(
+        frame,
+        epochs=EPOCHS,
+        batch_size=BATCH,
+        feature_cols=["id", "x"],
+        label_cols="y",
+        callbacks=[Note(folder), *callbacks],
+        checkpoint_trigger=kindler.SeveralIteration(3),
+        verbose=0,
+    )
+    noted = [
+        json.loads(line) for file in folder.glob("rank-*.jsonl") for line in file.read_text().splitlines()
+    ]
+    return {
+        "attempts": [int(line) for line in (folder / "attempts").read_text().split()],
+        "loss": history["loss"],
+        "rows": history["num_samples"],
+        "weights": {k: v.tolist() for k, v in est.get_model().state_dict().items()},
+        "noted": noted,
+    }
+
+
+def main(master: str, work: str) -> None:
+    spark = kindler.init(master)
+    port = spark.conf.get("spark.driver.port")
+    place = Path(work)
+    told = {"alone": train(spark, place / "alone")}
+    for name, worker_too in (("replaced", False), ("fewer", True)):
+        folder = place / name
+        told[name] = train(spark, folder, Kill(folder, port, worker_too=worker_too))
+    print(json.dumps(told))  # noqa: T201
+    kindler.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,63 @@
+"""Runs on a real cluster go on when an executor is killed: with as many workers, or with those that are left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import standalone
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster]
+
+PROGRAM = Path(__file__).parent / "programs" / "recovery.py"
+ROWS, KEPT, FALL = 50, 9, 12
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the program says of its runs."""
+    folder = tmp_path_factory.mktemp("recovery")
+    with standalone(folder) as master:
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), master, str(folder)],
+            env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3] / "src")},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+    assert done.returncode == 0, done.stderr[-6000:]
+    runs: dict[str, Any] = json.loads(done.stdout)
+    return runs
+
+
+def test_a_run_that_lost_an_executor_ends_as_if_it_had_not(told: dict[str, Any]) -> None:
+    alone, replaced = told["alone"], told["replaced"]
+
+    assert (alone["attempts"], replaced["attempts"]) == ([2], [2, 2])
+    assert replaced["loss"] == alone["loss"]
+    assert replaced["weights"] == alone["weights"]
+    assert replaced["rows"] == [ROWS] * 3
+
+
+def test_only_the_steps_after_the_checkpoint_are_made_again(told: dict[str, Any]) -> None:
+    times = Counter(row for noted in told["replaced"]["noted"] for row in [(noted["step"], *noted["ids"])])
+    again = {step for (step, *_), count in times.items() if count > 1}
+
+    assert again
+    assert again <= set(range(KEPT + 1, FALL + 1))
+
+
+def test_with_fewer_executors_the_run_goes_on_with_those_that_are_left(told: dict[str, Any]) -> None:
+    fewer = told["fewer"]
+
+    assert fewer["attempts"] == [2, 1]
+    assert fewer["rows"] == [ROWS] * 3
+    for epoch in (2, 3):
+        ids = [i for n in fewer["noted"] if n["size"] == 1 and n["epoch"] == epoch for i in n["ids"]]
+        assert sorted(ids) == list(range(ROWS)), "every row once in an epoch that began again"

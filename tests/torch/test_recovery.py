@@ -1,0 +1,124 @@
+"""A run that loses a worker goes on by itself, from its newest checkpoint, to the same end."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from interrupted import (
+    EPOCHS,
+    FALL,
+    KEPT,
+    STEPS,
+    Falls,
+    assert_same,
+    attempts,
+    figures,
+    fit,
+    notes,
+    shaky,
+    times_trained,
+    weights,
+)
+
+from kindler import RunSettings
+from kindler.errors import WorkerLost
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_run_that_lost_a_worker_ends_as_if_it_had_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], rank: int
+) -> None:
+    alone = shaky()
+    expected = figures(fit(alone))
+    folder = tmp_path / "run"
+    est = shaky(folder)
+
+    with caplog.at_level(logging.WARNING, "kindler"):
+        falls = Falls(tmp_path, "die", model_dir=folder, rank=rank)
+        history = fit(est, falls, notes(tmp_path / "rows"), verbose=1)
+
+    assert attempts(tmp_path) == [2, 2]
+    assert figures(history) == expected
+    assert_same(est, weights(alone))
+    twice = {step for step, times in times_trained(tmp_path / "rows").items() if times > 1}
+    assert twice <= set(range(KEPT + 1, FALL + 1))
+    assert list(times_trained(tmp_path / "rows")) == list(range(1, EPOCHS * STEPS + 1))
+    assert f"lost worker {rank}" in caplog.text
+    assert f"step-{KEPT:09d}.kindler" in caplog.text
+    assert f"step-{KEPT:09d}.kindler" in capfd.readouterr().out
+
+
+def test_a_loss_before_the_first_checkpoint_begins_the_run_again(tmp_path: Path) -> None:
+    options = {"checkpoint_trigger": None, "steps_per_epoch": 2 * STEPS, "epochs": 1}
+    alone = shaky()
+    expected = figures(fit(alone, **options))
+    est = shaky(tmp_path / "run")
+
+    history = fit(est, Falls(tmp_path, "die"), **options)
+
+    assert attempts(tmp_path) == [2, 2]
+    assert figures(history) == expected
+    assert_same(est, weights(alone))
+
+
+def test_another_runs_checkpoints_in_the_folder_are_never_taken_up_by_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    fit(shaky(folder, seed=5), epochs=6)
+    alone = shaky()
+    expected = figures(fit(alone, steps_per_epoch=2 * STEPS, epochs=1))
+    est = shaky(folder)
+
+    history = fit(est, Falls(tmp_path, "die"), checkpoint_trigger=None, steps_per_epoch=2 * STEPS, epochs=1)
+
+    assert attempts(tmp_path) == [2, 2]
+    assert figures(history) == expected
+    assert_same(est, weights(alone))
+
+
+def test_a_resumed_run_that_loses_a_worker_goes_on_too(tmp_path: Path) -> None:
+    alone = shaky()
+    expected = figures(fit(alone))
+    folder = tmp_path / "run"
+    fit(shaky(folder), epochs=1)
+    est = shaky(folder)
+
+    history = fit(est, Falls(tmp_path, "die"), checkpoint_trigger=None, resume=True)
+
+    assert attempts(tmp_path) == [2, 2]
+    assert figures(history) == expected
+    assert_same(est, weights(alone))
+
+
+def test_the_last_error_is_raised_when_the_retries_are_spent(tmp_path: Path) -> None:
+    est = shaky(tmp_path / "run", settings=RunSettings(max_failures=2, retry_backoff_s=0.01))
+
+    with pytest.raises(WorkerLost, match="(?s)lost worker 1 .*SIGKILL.*tried 3 times") as caught:
+        fit(est, Falls(tmp_path, "die", always=True))
+
+    assert caught.value.rank == 1
+    assert attempts(tmp_path) == [2, 2, 2]
+
+
+def test_an_error_of_the_users_own_is_not_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="boom"):
+        fit(shaky(tmp_path / "run"), Falls(tmp_path, "fail"))
+
+    assert attempts(tmp_path) == [2]
+
+
+def test_without_a_model_dir_a_loss_is_raised_at_once_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(WorkerLost, match=r"(?s)SIGKILL.*Hint: with model_dir=\.\.\."):
+        fit(shaky(), Falls(tmp_path, "die"))
+
+    assert attempts(tmp_path) == [2]
+
+
+def test_a_folder_that_cannot_be_written_fails_the_run_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+
+    with pytest.raises(OSError, match=str(tmp_path / "file")):
+        fit(shaky(tmp_path / "file"))

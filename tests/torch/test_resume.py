@@ -1,0 +1,323 @@
+"""A run that is begun again with resume=True ends as if it had never been interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from interrupted import (
+    DATA,
+    EPOCHS,
+    FALL,
+    KEPT,
+    ROWS,
+    STEPS,
+    Falls,
+    assert_same,
+    figures,
+    fit,
+    notes,
+    shaky,
+    times_trained,
+    weights,
+)
+
+from kindler import Callback, Estimator, MaxEpoch, MaxIteration, MinLoss, SeveralIteration, TriggerOr
+from kindler.errors import ConfigError
+from kindler.train.checkpoint import CheckpointWarning, read_checkpoint
+from tests.exact import assert_each_row_once_per_epoch, steps
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """Figures and weights of the run that nobody interrupts."""
+    est = shaky()
+    history = fit(est)
+    return figures(history), weights(est)
+
+
+def interrupted(tmp_path: Path, **options: Any) -> Path:
+    """The folder of a run that failed in the middle of epoch 2."""
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match="boom"):
+        fit(shaky(folder, **options), Falls(tmp_path, "fail", model_dir=folder))
+    return folder
+
+
+def test_checkpoints_change_nothing(tmp_path: Path, whole: Any) -> None:
+    est = shaky(tmp_path / "run")
+
+    assert figures(fit(est)) == whole[0]
+    assert_same(est, whole[1])
+
+
+def test_a_run_that_failed_goes_on_in_the_middle_of_its_epoch(tmp_path: Path, whole: Any) -> None:
+    folder = interrupted(tmp_path)
+    again = shaky(folder)
+
+    history = fit(again, notes(tmp_path / "rows"), resume=True)
+
+    assert figures(history) == whole[0], "tallies of the part before are in the figures"
+    assert_same(again, whole[1])
+    assert list(times_trained(tmp_path / "rows")) == list(range(KEPT + 1, EPOCHS * STEPS + 1))
+    assert again.history["epoch"] == [1, 2, 3]
+
+
+PROGRAM = """
+    import sys
+    from pathlib import Path
+    from interrupted import Falls, fit, shaky
+
+    work = Path(sys.argv[1])
+    fit(shaky(work / "run"), Falls(work, "kill_driver", model_dir=work / "run"))
+"""
+
+
+def test_a_run_whose_driver_was_killed_goes_on_in_another_process(tmp_path: Path, whole: Any) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(line[4:] for line in PROGRAM.splitlines()))
+    parts = (str(ROOT / "src"), str(ROOT), str(ROOT / "tests/torch"))
+    driver = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(parts)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert driver.returncode == -signal.SIGKILL, driver.stderr
+
+    again = shaky(tmp_path / "run")
+    history = fit(again, resume=True)
+
+    assert figures(history) == whole[0]
+    assert_same(again, whole[1])
+
+
+def test_with_another_worker_count_the_epoch_begins_again_and_has_each_row_once(tmp_path: Path) -> None:
+    folder = interrupted(tmp_path)
+    again = shaky(folder, workers=1)
+
+    history = fit(again, notes(tmp_path / "rows"), resume=True)
+
+    trained = steps(tmp_path / "rows")
+    assert [key for key in trained if key[0] == 1] == []
+    for epoch in (2, 3):
+        assert sorted(i for key, ids in trained.items() if key[0] == epoch for i in ids) == list(range(ROWS))
+    assert history["epoch"] == [1, 2, 3]
+    assert history["num_samples"] == [ROWS] * 3
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    tmp_path: Path, whole: Any, damage: str
+) -> None:
+    folder = interrupted(tmp_path)
+    newest = max(folder.iterdir())
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data if damage == "flip" else data[: len(data) // 2])
+    again = shaky(folder)
+
+    with pytest.warns(CheckpointWarning, match=newest.name):
+        history = fit(again, notes(tmp_path / "rows"), resume=True)
+
+    assert min(times_trained(tmp_path / "rows")) == STEPS + 1, "from the end of epoch 1"
+    assert figures(history) == whole[0]
+    assert_same(again, whole[1])
+
+
+def test_a_run_that_is_complete_trains_nothing_and_returns_its_history(tmp_path: Path, whole: Any) -> None:
+    fit(shaky(tmp_path / "run"))
+    again = shaky(tmp_path / "run")
+
+    history = fit(again, notes(tmp_path / "rows"), resume=True)
+
+    assert figures(history) == whole[0]
+    assert_same(again, whole[1])
+    assert times_trained(tmp_path / "rows") == {}
+    assert fit(again, resume=True)["epoch"] == [1, 2, 3]
+    assert again.history["epoch"] == [1, 2, 3], "no epoch is in the history twice"
+
+
+def test_a_longer_run_goes_on_where_a_shorter_one_ended(tmp_path: Path, whole: Any) -> None:
+    fit(shaky(tmp_path / "run"), epochs=1)
+    again = shaky(tmp_path / "run")
+
+    assert figures(fit(again, resume=True)) == whole[0]
+    assert_same(again, whole[1])
+
+
+def test_without_a_checkpoint_resume_begins_anew(tmp_path: Path, whole: Any) -> None:
+    est = shaky(tmp_path / "run")
+
+    assert figures(fit(est, resume=True)) == whole[0]
+
+
+def test_resume_and_its_like_need_a_model_dir() -> None:
+    est = shaky()
+
+    with pytest.raises(ConfigError, match=r"resume=True needs .*model_dir=\.\.\."):
+        fit(est, resume=True)
+    with pytest.raises(
+        ConfigError, match="(?s)best_metric and checkpoint_trigger needs .*must be a trigger|trigger"
+    ):
+        fit(est, checkpoint_trigger="EveryEpoch", best_metric="val_loss")
+    with pytest.raises(ConfigError, match="needs validation_data"):
+        fit(shaky("unused"), best_metric="val_loss", validation_data=None)  # type: ignore[arg-type]
+
+
+class Counts(Callback):
+    """Counts steps, and asks to stop at the end of epoch 2."""
+
+    def __init__(self, *, stop: bool = False, log: Path | None = None) -> None:
+        self.steps, self.stop, self.log = 0, stop, log and str(log)
+
+    def on_step_end(self, run: Any) -> None:
+        self.steps += 1
+
+    def on_epoch_end(self, run: Any, logs: dict[str, Any]) -> None:
+        logs["counted"] = self.steps
+        if self.stop and run.epoch == 2 and run.rank == 1:
+            run.stop("two are enough")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+def test_callbacks_remember_what_they_want_to(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match="boom"):
+        fit(shaky(folder), Counts(), Falls(tmp_path, "fail", model_dir=folder))
+
+    history = fit(shaky(folder), Counts(), resume=True)
+
+    assert history["counted"] == [STEPS, 2 * STEPS, 3 * STEPS]
+
+
+def test_a_run_that_a_callback_ended_is_not_taken_up_again(tmp_path: Path) -> None:
+    assert fit(shaky(tmp_path / "run"), Counts(stop=True))["epoch"] == [1, 2]
+
+    assert fit(shaky(tmp_path / "run"), Counts(), resume=True)["epoch"] == [1, 2]
+
+
+class Unkeepable(Callback):
+    def state_dict(self) -> dict[str, Any]:
+        return {"self": self}
+
+
+def test_a_callback_whose_state_json_cannot_carry_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Unkeepable\.state_dict\(\) must return what JSON"):
+        fit(shaky(tmp_path / "run"), Unkeepable())
+
+
+class Asks(Callback):
+    """One worker alone asks for a checkpoint."""
+
+    def on_step_end(self, run: Any) -> None:
+        if run.rank == 1 and run.step == 4:
+            run.save_checkpoint()
+
+
+def test_a_checkpoint_is_written_when_one_worker_asks_for_it(tmp_path: Path) -> None:
+    fit(shaky(tmp_path), Asks(), epochs=1, checkpoint_trigger=None)
+
+    written = [read_checkpoint(path).header for path in sorted(tmp_path.iterdir())]
+    assert [(header.step, header.step_in_epoch) for header in written] == [(4, 4), (STEPS, 0)]
+
+
+def test_the_best_checkpoint_is_kept_besides_the_last(tmp_path: Path) -> None:
+    est = shaky(tmp_path, workers=1)
+    history = fit(est, epochs=6, checkpoint_trigger=None, keep_checkpoints=1, best_metric="max:val_loss")
+
+    worst = max(history, key=lambda row: row["val_loss"])["epoch"]
+    kept = [read_checkpoint(path).header.epoch for path in sorted(tmp_path.iterdir())]
+    assert kept == sorted({worst, 6})
+
+
+def test_an_epoch_of_fewer_steps_goes_on_with_the_rows_where_the_last_one_ended(tmp_path: Path) -> None:
+    est = shaky()
+
+    history = fit(est, notes(tmp_path), epochs=7, steps_per_epoch=2)
+
+    assert history["steps"] == [2] * 7
+    ids = [i for step in steps(tmp_path).values() for i in step]
+    assert sorted(ids) == sorted([*range(ROWS)] * 2), "fourteen steps are two passes"
+    assert sorted(ids[:ROWS]) == list(range(ROWS))
+
+
+def test_steps_per_epoch_of_one_pass_is_the_same_as_none(tmp_path: Path, whole: Any) -> None:
+    est = shaky()
+
+    assert figures(fit(est, notes(tmp_path), steps_per_epoch=STEPS)) == whole[0]
+    assert_each_row_once_per_epoch(tmp_path, ROWS, EPOCHS)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "options", "steps_made"),
+    [
+        (MaxIteration(10), {"epochs": None}, [7, 3]),
+        (MaxEpoch(2), {"epochs": None}, [7, 7]),
+        (MaxEpoch(5), {"epochs": 2}, [7, 7]),
+        (MinLoss(100.0), {"epochs": None}, [7]),
+        (TriggerOr(MinLoss(0.0), MaxIteration(1)), {"epochs": 3}, [1]),
+    ],
+    ids=repr,
+)
+def test_a_run_ends_when_its_trigger_fires_or_its_epochs_are_over(
+    trigger: Any, options: dict[str, Any], steps_made: list[int]
+) -> None:
+    est = shaky(workers=1)
+
+    assert fit(est, end_trigger=trigger, **options)["steps"] == steps_made
+
+
+def test_a_trigger_that_has_fired_ends_the_next_fit_before_it_begins(tmp_path: Path) -> None:
+    est = shaky(tmp_path, workers=1)
+    assert fit(est, epochs=None, end_trigger=MaxIteration(7))["steps"] == [7]
+
+    assert len(fit(est, epochs=None, end_trigger=MaxIteration(7))) == 0
+    assert fit(est, epochs=None, end_trigger=MaxEpoch(2))["epoch"] == [2]
+    assert fit(shaky(tmp_path, workers=1), epochs=None, end_trigger=MaxEpoch(2), resume=True)["epoch"] == [2]
+
+
+def test_max_steps_counts_from_where_the_run_began(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match="boom"):
+        fit(shaky(folder), Falls(tmp_path, "fail", model_dir=folder), max_steps=FALL + 1)
+
+    history = fit(shaky(folder), max_steps=FALL + 1, resume=True)
+
+    assert history["steps"] == [STEPS, FALL + 1 - STEPS]
+
+
+def test_a_checkpoint_of_the_middle_of_an_epoch_gives_its_weights(tmp_path: Path) -> None:
+    folder = interrupted(tmp_path)
+    path = Estimator.latest_checkpoint(folder)
+    assert path is not None
+    assert path.endswith(f"step-{KEPT:09d}.kindler")
+
+    est = shaky().load_checkpoint(path)
+    history = fit(est, epochs=1)
+
+    assert history["epoch"] == [3]
+    assert est.predict(DATA, feature_cols=["id", "x"])["prediction"].shape[0] == ROWS
+
+
+def test_a_checkpoint_written_after_every_step_costs_no_step(tmp_path: Path, whole: Any) -> None:
+    est = shaky(tmp_path / "run")
+
+    assert figures(fit(est, checkpoint_trigger=SeveralIteration(1))) == whole[0]
+    assert len(list((tmp_path / "run").iterdir())) == 3

@@ -1,0 +1,78 @@
+"""Sums of numpy arrays through shared memory, between real processes, without any framework."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from kindler.errors import SyncTimeoutError
+from kindler.sync.arrays_numpy import NUMPY
+from kindler.sync.shared_memory import HostRanks, channels
+from tests.ranks import GangWorker, run_ranks
+
+DTYPES = (np.float32, np.float64, np.int64)
+ROUNDS = 40
+
+
+def _values(rank: int, turn: int, dtype: type) -> np.ndarray:
+    return (np.random.default_rng(1000 * turn + rank).standard_normal(1003) * 10).astype(dtype)
+
+
+def _host(worker: GangWorker, timeout_s: float = 30.0) -> HostRanks:
+    return HostRanks(range(worker.size), worker.rank, size=worker.size, timeout_s=timeout_s)
+
+
+def _sums(worker: GangWorker) -> list[list[np.ndarray]]:
+    sums = []
+    for dtype, channel in zip(DTYPES, channels(worker, _host(worker), [1003 * 8] * 3, NUMPY), strict=True):
+        for turn in range(ROUNDS):
+            channel.slot(np.dtype(dtype))[:1003] = _values(worker.rank, turn, dtype)
+            channel.post()
+            out = np.empty(1003, dtype)
+            channel.sum_into(out)
+            sums.append(out)
+    return sums
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_every_rank_gets_the_sum_in_rank_order_bit_by_bit(size: int) -> None:
+    results = run_ranks(size, _sums)
+
+    wanted = []
+    for dtype in DTYPES:
+        for turn in range(ROUNDS):
+            expected = _values(0, turn, dtype)
+            for rank in range(1, size):
+                expected = expected + _values(rank, turn, dtype)
+            wanted.append(expected)
+    for sums in results:
+        assert all(np.array_equal(got, expected) for got, expected in zip(sums, wanted, strict=True))
+
+
+def _miss(worker: GangWorker) -> tuple[int, ...]:
+    [channel] = channels(worker, _host(worker, timeout_s=0.3), [64], NUMPY)
+    if worker.rank == 1:
+        return ()
+    channel.slot(np.dtype(np.float32)).fill(0)
+    channel.post()
+    with pytest.raises(SyncTimeoutError, match="did not arrive") as caught:
+        channel.sum_into(np.empty(16, np.float32))
+    return caught.value.missing
+
+
+def test_a_rank_that_does_not_come_is_named_and_nobody_hangs() -> None:
+    assert run_ranks(3, _miss) == [(1,), (), (1,)]
+
+
+def test_neither_shared_memory_nor_the_host_group_loads_a_framework() -> None:
+    code = (
+        "import sys, kindler.sync.shared_memory, kindler.sync.allreduce_host\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'tensorflow', 'jax', 'keras')))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0

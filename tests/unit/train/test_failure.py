@@ -1,0 +1,84 @@
+"""Which failures are tried again: those that the same run may survive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kindler.config import RunSettings
+from kindler.errors import (
+    ConfigError,
+    DataError,
+    KindlerError,
+    StartTimeoutError,
+    SyncError,
+    SyncTimeoutError,
+    TrainingError,
+    WorkerLost,
+    worker_error,
+)
+from kindler.train.failure import Raise, Retry, decide, explained
+
+SETTINGS = RunSettings(max_failures=3, retry_backoff_s=1.0)
+LOST = WorkerLost("killed", rank=1, host="a")
+
+
+def test_a_lost_worker_is_tried_again_after_waits_that_double() -> None:
+    answers = [decide(LOST, failures, SETTINGS, has_checkpoints=True) for failures in range(4)]
+
+    assert answers == [Retry(1.0), Retry(2.0), Retry(4.0), Raise()]
+
+
+def test_no_wait_is_longer_than_half_a_minute() -> None:
+    patient = RunSettings(max_failures=100, retry_backoff_s=5.0)
+
+    assert decide(LOST, 50, patient, has_checkpoints=True) == Retry(30.0)
+
+
+def test_nothing_is_tried_again_without_checkpoints_or_without_leave() -> None:
+    assert decide(LOST, 0, SETTINGS, has_checkpoints=False) == Raise()
+    assert decide(LOST, 0, RunSettings(max_failures=0), has_checkpoints=True) == Raise()
+
+
+def test_a_broken_exchange_is_the_echo_of_a_loss() -> None:
+    assert decide(SyncError("broke"), 0, SETTINGS, has_checkpoints=True) == Retry(1.0)
+
+
+def test_a_gang_that_does_not_come_up_is_tried_again_only_if_it_once_did() -> None:
+    late = StartTimeoutError("late")
+
+    assert decide(late, 0, SETTINGS, has_checkpoints=True) == Raise()
+    assert decide(late, 1, SETTINGS, has_checkpoints=True) == Retry(2.0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("no"),
+        DataError("null"),
+        TrainingError("no"),
+        SyncTimeoutError(op="sum", missing=[1], size=2, waited_s=3),
+        worker_error(types=["builtins:ValueError"], message="m", traceback="t", rank=0, host="h"),
+    ],
+)
+def test_what_would_happen_again_is_never_tried_again(error: KindlerError) -> None:
+    assert decide(error, 0, SETTINGS, has_checkpoints=True) == Raise()
+
+
+def test_the_last_error_says_how_often_the_run_was_tried() -> None:
+    lost = WorkerLost("killed", rank=1, host="a", exit_code=-9)
+    told: Any = explained(lost, 3, trains=True, has_checkpoints=True)
+
+    assert told is lost
+    assert "lost worker 1 on a: killed" in str(told)
+    assert "tried 4 times" in str(told)
+
+
+def test_a_first_loss_says_what_would_have_let_the_run_go_on() -> None:
+    def lost() -> WorkerLost:
+        return WorkerLost("killed", rank=1, host="a")
+
+    assert "Hint: with model_dir=" in str(explained(lost(), 0, trains=True, has_checkpoints=False))
+    assert "Hint" not in str(explained(lost(), 0, trains=False, has_checkpoints=False))
+    assert "Hint" not in str(explained(lost(), 0, trains=True, has_checkpoints=True))

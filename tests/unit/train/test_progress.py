@@ -1,0 +1,127 @@
+"""What the driver shows while a run goes on."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from kindler.train.progress import Progress, remaining, shares
+
+ROW = {
+    "epoch": 1,
+    "steps": 40,
+    "num_samples": 4000,
+    "loss": 0.5,
+    "accuracy": 0.875,
+    "val_loss": 0.625,
+    "val_num_samples": 100,
+    "seconds": 20.0,
+    "rows_per_s": 200.0,
+}
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def progress(step: int, **fields: Any) -> dict[str, Any]:
+    told = {"name": "progress", "epoch": 1, "epochs": 3, "step": step, "steps": 40, "loss": None}
+    return {**told, "metrics": {}, "rows": 100 * step, "seconds": step / 2, **fields}
+
+
+def shown(stream: io.StringIO) -> list[str]:
+    """The states of the line, without the padding that wipes the one before."""
+    return [part.rstrip() for part in stream.getvalue().replace("\n", "\r").split("\r") if part.strip()]
+
+
+def test_a_terminal_shows_figures_speed_shares_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = Terminal()
+    with Progress(verbose=1, stream=stream, clock=lambda: 0.0) as line:
+        line.report(progress(0))
+        line.report(progress(10, loss=0.75, metrics={"accuracy": 0.5}, data_s=0.15, sync_s=0.6, rows=1000))
+
+        assert shown(stream)[-1] == (
+            "epoch 1/3:  25%|███         | 10/40 steps, 5.0 s, 00:15 left (00:55 of the run) · loss 0.75"
+            " · accuracy 0.5 · 200 rows/s · data 3% · compute 85% · sync 12%"
+        )
+
+
+def test_the_last_line_of_an_epoch_has_the_figures_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = Terminal()
+    with Progress(verbose=1, stream=stream, clock=lambda: 0.0) as line:
+        line.report(progress(0))
+        line.report(progress(20, loss=0.9, data_s=1.0, sync_s=2.0))
+        line.report({"name": "epoch", "row": ROW, "step": 40})
+
+    assert shown(stream)[-1] == (
+        "epoch 1/3: 100%|████████████| 40/40 steps, 00:20 · loss 0.5 · accuracy 0.875 · val_loss 0.625"
+        " · 200 rows/s · data 10% · compute 70% · sync 20%"
+    )
+
+
+def test_a_file_gets_one_plain_line_per_epoch() -> None:
+    stream = io.StringIO()
+    with Progress(verbose=1, stream=stream) as line:
+        line.report({"name": "gang", "workers": 2})
+        for epoch in (1, 2):
+            line.report(progress(0, epoch=epoch))
+            line.report(progress(20, epoch=epoch, loss=0.9, data_s=1.0, sync_s=2.0))
+            line.report({"name": "epoch", "row": {**ROW, "epoch": epoch}})
+
+    said = "40 steps in 00:20 · loss 0.5 · accuracy 0.875 · val_loss 0.625 · 200 rows/s"
+    assert stream.getvalue() == "".join(
+        f"epoch {epoch}/3: {said} · data 10% · compute 70% · sync 20%\n" for epoch in (1, 2)
+    )
+
+
+def test_reports_that_lack_most_fields_are_shown_as_far_as_they_go() -> None:
+    stream, terminal = io.StringIO(), Terminal()
+    for where in (stream, terminal):
+        with Progress(verbose=1, stream=where) as line:
+            line.report({"name": "progress", "epoch": 1, "step": 3, "steps": 4})
+            line.report({"name": "epoch", "row": {"epoch": 1, "loss": 0.5}})
+
+    assert stream.getvalue() == "epoch 1: 0 steps in 0.0 s · loss 0.5\n"
+    assert shown(terminal)[-1].startswith("epoch 1: 100%")
+
+
+def test_a_pass_of_another_kind_ends_with_a_full_bar() -> None:
+    stream = Terminal()
+    with Progress(verbose=1, what="evaluate", stream=stream) as line:
+        line.report(progress(20, epochs=1))
+
+    assert shown(stream)[-1].startswith("evaluate: 100%|████████████| 40/40 steps")
+
+
+def test_verbose_0_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    for stream in (io.StringIO(), Terminal()):
+        with Progress(verbose=0, stream=stream) as line:
+            line.log(0, "hello")
+            line.report(progress(10, loss=0.5))
+            line.report({"name": "epoch", "row": ROW})
+        assert stream.getvalue() == ""
+
+    assert "".join(capfd.readouterr()) == ""
+
+
+def test_what_is_left_of_the_run_counts_later_epochs_by_how_long_the_last_one_took() -> None:
+    fields = progress(10)
+
+    assert remaining(fields) == (15.0, 15.0 + 2 * 20.0)
+    assert remaining(fields, epoch_s=30.0) == (15.0, 15.0 + 2 * 30.0)
+
+
+def test_what_is_left_of_an_epoch_that_went_on_counts_from_there() -> None:
+    assert remaining(progress(30, seconds=5.0), first_step=20)[0] == 5.0
+
+
+def test_nothing_is_promised_before_the_first_step() -> None:
+    assert remaining(progress(0)) == (None, None)
+    assert shares({"seconds": 0.0, "data_s": 0.0, "sync_s": 0.0}) is None
