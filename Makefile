@@ -18,7 +18,7 @@ export NO_MKDOCS_2_WARNING := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help quickstart test test-unit test-torch test-spark test-examples check bench docs clean
+.PHONY: help quickstart test test-unit test-torch test-keras test-spark test-examples check bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -35,7 +35,7 @@ $(VENV)/.quickstart: pyproject.toml $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.quickstart
-	$(PIP) -e '.[spark,java,torch,plot,tensorboard,dev]'
+	$(PIP) -e '.[spark,java,torch,tensorflow,tf-keras,jax,keras,plot,tensorboard,dev]'
 	@touch $@
 
 # The oldest Spark that is supported, beside the newest one: a test puts it first on the path.
@@ -48,13 +48,21 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 
 # One pytest process a framework, in turn; --keep-going runs all of them and still fails if one did.
 test: $(VENV)/.dev ## run every test
-	$(MAKE) --no-print-directory --keep-going test-unit test-torch test-spark test-examples
+	$(MAKE) --no-print-directory --keep-going test-unit test-torch test-keras test-spark test-examples
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 	$(BIN)/python -m pytest -n 2 tests/unit tests/architecture
 
 test-torch: $(VENV)/.dev ## PyTorch on the local engine
 	$(BIN)/python -m pytest tests/torch
+
+KERAS_FLAVOURS := tensorflow jax torch tf_keras
+
+test-keras: $(VENV)/.dev ## Keras on the local engine, each backend in a process of its own
+	$(MAKE) --no-print-directory --keep-going $(KERAS_FLAVOURS:%=test-keras-%)
+
+test-keras-%: $(VENV)/.dev
+	KINDLER_TEST_KERAS=$* $(BIN)/python -m pytest tests/keras
 
 test-spark: $(VENV)/.dev $(VENV)/.spark-4.0 ## everything on Spark
 	$(BIN)/python -m pytest tests/spark

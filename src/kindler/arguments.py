@@ -76,8 +76,9 @@ def checkpoint_complaints(
     ]
     wants = {"resume=True": resume, "best_metric": best_metric, "checkpoint_trigger": checkpoint_trigger}
     if model_dir is None and any(wants.values()):
-        names = " and ".join(name for name, given in wants.items() if given)
-        found.append(f"{names} needs a folder of checkpoints; give model_dir=... to the estimator.")
+        names = [name for name, given in wants.items() if given]
+        need = f"{' and '.join(names)} {'needs' if len(names) == 1 else 'need'}"
+        found.append(f"{need} a folder of checkpoints; give model_dir=... to the estimator.")
     if best_metric is not None:
         try:
             name, _ = parse(best_metric)

@@ -23,7 +23,7 @@ from kindler.engine.gang import new_run_id, new_secret
 from kindler.engine.hub import Event
 from kindler.engine.outcome import Outcome
 from kindler.engine.supervisor import Job
-from kindler.errors import KindlerError
+from kindler.errors import ConfigError, KindlerError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inputs import Ingest, choose_engine, prepare, session_for
 from kindler.train.checkpoint import Header
@@ -214,7 +214,7 @@ class _Attempts:
 
     def run(self) -> list[Outcome]:
         """What the ranks of the first gang that did not fail returned."""
-        earlier = self._folder.to_go_on_from() if self._folder is not None and self._plan.resume else []
+        earlier = self._earlier()
         found = earlier
         while True:
             try:
@@ -226,6 +226,19 @@ class _Attempts:
                 found = [*mine, *earlier]
                 self._tell(error, found)
             time.sleep(wait_s)
+
+    def _earlier(self) -> list[Found]:
+        """What an earlier run has left to go on from, where that is wanted."""
+        if self._folder is None or not self._plan.resume:
+            return []
+        found = self._folder.to_go_on_from()
+        for checkpoint in found:
+            if checkpoint.header.framework != self._task.framework:
+                raise ConfigError(
+                    f"{checkpoint.path} is a checkpoint of {checkpoint.header.framework!r}, and this model is"
+                    f" one of {self._task.framework!r}.\nHint: give each model a model_dir of its own."
+                )
+        return found
 
     def _wait_or_raise(self, error: KindlerError) -> float:
         writes = self._folder is not None
@@ -243,8 +256,9 @@ class _Attempts:
         what = str(error).partition("\n")[0]
         place = found[0].path if found else "the beginning, for there is no checkpoint yet"
         limit = self._plan.settings.max_failures
-        _log.warning("%s The run goes on from %s (%d of %d).", what, place, self._failures, limit)
-        self._say(f"{what} Going on from {place}.")
+        told = f"{what} The run goes on from {place} (failure {self._failures} of at most {limit})."
+        _log.log(logging.INFO if self._plan.verbose else logging.WARNING, told)
+        self._say(told)
 
 
 def _workers(plan: Plan, spark: SparkSession | None, *, before: int) -> int:

@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The README's example is a file, word for word, and tests/examples runs it.
 RUNNABLE = [page for page in PAGES[1:] if any(not block.not_run for block in blocks(page.read_text()))]
+# Frameworks do not share a process: pages about Keras run in one of their own.
+KERAS_PAGES = [page for page in RUNNABLE if "import keras" in page.read_text()]
 INCLUDE = re.compile(r'--8<-- "(?P<path>[^":]+)(?::(?P<section>\w+))?"')
 
 
@@ -40,12 +42,18 @@ def modules_with_doctests() -> list[str]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    """What went wrong on each page; all run in one process, in an empty folder."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    """What went wrong on each page; all run in one process a framework, in an empty folder."""
+    others = [page for page in RUNNABLE if page not in KERAS_PAGES]
+    return run(others, tmp_path_factory.mktemp("pages")) | run(
+        KERAS_PAGES, tmp_path_factory.mktemp("keras-pages"), KERAS_BACKEND="tensorflow"
+    )
+
+
+def run(pages: list[Path], folder: Path, **environ: str) -> dict[str, str | None]:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/docs/pages.py"), *map(str, RUNNABLE)],
-        cwd=tmp_path_factory.mktemp("pages"),
-        env=environ,
+        [sys.executable, str(ROOT / "tests/docs/pages.py"), *map(str, pages)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environ},
         capture_output=True,
         text=True,
         timeout=600,

@@ -15,7 +15,9 @@ EXAMPLES = ROOT / "examples"
 TESTED = {
     "custom_callback.py",
     "first_steps.py",
+    "keras_digits.py",
     "local_arrays.py",
+    "lost_worker.py",
     "mnist_spark.py",
     "parquet_to_parquet.py",
     "quickstart.py",
@@ -75,6 +77,24 @@ def test_mnist_learns_from_a_few_images(tmp_path: Path, mnist: Path) -> None:
     )
 
     assert number("test accuracy", printed) > 0.6
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_keras_learns_the_digits_and_saves_a_plain_keras_file(tmp_path: Path, backend: str) -> None:
+    printed = output_of("keras_digits.py", "--backend", backend, cwd=tmp_path)
+
+    assert number("test accuracy", printed) > 0.93
+    assert "plain Keras predicts the same: True" in printed
+    assert (tmp_path / "keras-digits" / "digits.keras").exists()
+
+
+def test_a_lost_worker_costs_nothing_of_the_result(tmp_path: Path) -> None:
+    printed = output_of("lost_worker.py", cwd=tmp_path)
+
+    first, second = re.findall(r"accuracy by epoch: (.*)", printed)
+    assert first == second
+    assert "same weights: True" in printed
 
 
 def test_parquet_to_parquet(tmp_path: Path) -> None:

@@ -1,26 +1,18 @@
-"""One Keras a process: KINDLER_TEST_KERAS names it (tensorflow, jax, torch, or tf_keras)."""
+"""Which Keras the tests of this process use."""
 
 from __future__ import annotations
 
-import importlib
-import os
 from typing import Any
 
+import flavour as chosen
 import pytest
-
-FLAVOUR = os.environ.get("KINDLER_TEST_KERAS", "tensorflow")
-
-os.environ["KERAS_BACKEND"] = "tensorflow" if FLAVOUR == "tf_keras" else FLAVOUR
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-KERAS: Any = importlib.import_module("tf_keras" if FLAVOUR == "tf_keras" else "keras")
 
 
 @pytest.fixture(scope="session")
 def flavour() -> str:
-    return FLAVOUR
+    return chosen.FLAVOUR
 
 
 @pytest.fixture(scope="session")
 def keras() -> Any:
-    return KERAS
+    return chosen.KERAS

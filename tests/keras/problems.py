@@ -113,6 +113,7 @@ def global_batches(
     options: ColumnOptions,
     folder: Path,
     seed: int = 0,
+    shuffle: bool = True,
 ) -> list[list[tuple[Any, Any]]]:
     """For each epoch, the rows of all ranks together, step by step."""
     source = arrow_source(dict(data), options, scratch=folder)
@@ -125,6 +126,7 @@ def global_batches(
             rank=rank,
             batch_size=batch_size,
             seed=seed,
+            shuffle=shuffle,
         )
         for rank in range(len(cuts))
     ]
@@ -182,9 +184,13 @@ def largest_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray])
     return max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True) if a.size)
 
 
+def batches_of_all(model: Any, x: Any, y: Any, *, steps: int) -> None:
+    """So many steps of one process, each over all rows."""
+    for _ in range(steps):
+        model.train_on_batch(x, y)
+
+
 def seeded(model_creator: Any, config: Mapping[str, Any], seed: int = 0) -> Any:
     """The model that every worker starts from."""
-    import keras
-
-    keras.utils.set_random_seed(seed)
+    library(config).utils.set_random_seed(seed)
     return model_creator(config)

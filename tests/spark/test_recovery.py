@@ -1,4 +1,4 @@
-"""Runs on a real cluster go on when an executor is killed: with as many workers, or with those that are left."""
+"""Runs on a real cluster go on when an executor is killed: with as many workers, or with those left."""
 
 from __future__ import annotations
 

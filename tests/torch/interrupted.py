@@ -67,7 +67,7 @@ def shaky(model_dir: Path | None = None, **options: Any) -> Estimator:
 
 def fit(est: Estimator, *callbacks: Callback, **options: Any) -> Any:
     return est.fit(
-        DATA,
+        options.pop("data", DATA),
         **{
             "epochs": EPOCHS,
             "batch_size": BATCH,

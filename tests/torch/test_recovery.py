@@ -37,7 +37,7 @@ def test_a_run_that_lost_a_worker_ends_as_if_it_had_not(
     folder = tmp_path / "run"
     est = shaky(folder)
 
-    with caplog.at_level(logging.WARNING, "kindler"):
+    with caplog.at_level(logging.INFO, "kindler"):
         falls = Falls(tmp_path, "die", model_dir=folder, rank=rank)
         history = fit(est, falls, notes(tmp_path / "rows"), verbose=1)
 

@@ -283,6 +283,62 @@ def test_going_on_from_a_state_equals_never_having_stopped() -> None:
         assert torch.equal(mine, its)
 
 
+def test_what_is_frozen_does_not_see_later_steps() -> None:
+    replica = _resumable()
+    replica.train_step(batch(X, Y))
+    at_once, later = replica.state(), replica.freeze()
+    replica.train_step(batch(X, Y))
+
+    found = []
+    for saved in (at_once, later()):
+        again = _resumable()
+        again.load_state(saved)
+        again.train_step(batch(X, Y))
+        found.append([again.step, *(tensor.tolist() for tensor in again.model.state_dict().values())])
+    assert found[0] == found[1]
+    assert found[0][0] == 2
+
+
+def test_shared_weights_are_frozen_once() -> None:
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+        model[1].weight = model[0].weight
+        return model
+
+    def untied() -> nn.Module:
+        return nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+
+    assert len(_replica(tied).state()) < 0.6 * len(_replica(untied).state())
+
+
+def test_tallies_and_randomness_go_on_in_the_middle_of_an_epoch() -> None:
+    def counting() -> TorchReplica:
+        auc = torchmetrics.AUROC(task="binary")
+        return _replica(_dropping, nn.BCEWithLogitsLoss(), metrics={"accuracy": "accuracy", "auc": auc})
+
+    straight = counting()
+    straight.begin_epoch(1)
+    straight.train_step(batch(X, Y > 0))
+    state, local = straight.state(), straight.local_state()
+    resumed = counting()
+    resumed.load_state(state)
+    resumed.begin_epoch(1)
+    resumed.load_local_state(local)
+    assert resumed.loss_sums() == straight.loss_sums()
+    assert resumed.running_metrics() == straight.running_metrics()
+    torch_state = torch.get_rng_state()
+    straight.load_local_state(local)  # one process has one source of randomness
+    assert torch.equal(torch.get_rng_state(), torch_state)
+
+    figures = []
+    for replica in (straight, resumed):
+        torch.set_rng_state(torch_state)
+        replica.train_step(batch(X, Y > 0))
+        figures.append(replica.merge_tallies([replica.take_tallies()]))
+    assert figures[0] == figures[1]
+    assert figures[0]["num_samples"] == 24
+
+
 def test_an_epoch_is_the_same_whatever_came_before_it() -> None:
     draws = []
     for before in (0, 3):

@@ -30,7 +30,7 @@ from interrupted import (
 
 from kindler import Callback, Estimator, MaxEpoch, MaxIteration, MinLoss, SeveralIteration, TriggerOr
 from kindler.errors import ConfigError
-from kindler.train.checkpoint import CheckpointWarning, read_checkpoint
+from kindler.train.checkpoint import CheckpointWarning, Header, read_checkpoint, write_checkpoint
 from tests.exact import assert_each_row_once_per_epoch, steps
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -117,6 +117,18 @@ def test_with_another_worker_count_the_epoch_begins_again_and_has_each_row_once(
     assert history["num_samples"] == [ROWS] * 3
 
 
+def test_with_rows_dealt_otherwise_the_epoch_begins_again_and_has_each_row_once(tmp_path: Path) -> None:
+    folder = interrupted(tmp_path)
+    otherwise = {name: values[::-1].copy() for name, values in DATA.items()}
+
+    history = fit(shaky(folder), notes(tmp_path / "rows"), data=otherwise, resume=True)
+
+    trained = steps(tmp_path / "rows")
+    assert {epoch for epoch, _ in trained} == {2, 3}
+    assert sorted(i for key, ids in trained.items() if key[0] == 2 for i in ids) == list(range(ROWS))
+    assert history["num_samples"] == [ROWS] * 3
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut"])
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     tmp_path: Path, whole: Any, damage: str
@@ -163,15 +175,35 @@ def test_without_a_checkpoint_resume_begins_anew(tmp_path: Path, whole: Any) -> 
     assert figures(fit(est, resume=True)) == whole[0]
 
 
+def test_a_folder_behind_a_url_serves_as_well(tmp_path: Path, whole: Any) -> None:
+    url: Any = f"local://{tmp_path}/run"  # fsspec's name for this machine's disk
+    fit(shaky(url), epochs=1)
+    again = shaky(url)
+
+    assert figures(fit(again, resume=True)) == whole[0]
+    assert_same(again, whole[1])
+    assert str(Estimator.latest_checkpoint(url)).startswith(f"{url}/checkpoint-")
+
+
+def test_a_checkpoint_of_another_framework_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint-000001-epoch-00001-step-000000001.kindler"
+    write_checkpoint(path, Header(framework="keras", epoch=1, step=1), b"state")
+
+    with pytest.raises(ConfigError, match=r"step-000000001\.kindler is a checkpoint of 'keras'"):
+        fit(shaky(tmp_path), resume=True)
+    with pytest.raises(ConfigError, match=r"step-000000001\.kindler is a checkpoint of 'keras'"):
+        shaky().load_checkpoint(path)
+
+
 def test_resume_and_its_like_need_a_model_dir() -> None:
     est = shaky()
 
     with pytest.raises(ConfigError, match=r"resume=True needs .*model_dir=\.\.\."):
         fit(est, resume=True)
-    with pytest.raises(
-        ConfigError, match="(?s)best_metric and checkpoint_trigger needs .*must be a trigger|trigger"
-    ):
-        fit(est, checkpoint_trigger="EveryEpoch", best_metric="val_loss")
+    with pytest.raises(ConfigError, match="best_metric and checkpoint_trigger need a folder"):
+        fit(est, checkpoint_trigger=SeveralIteration(1), best_metric="val_loss")
+    with pytest.raises(ConfigError, match="checkpoint_trigger must be a trigger.*received 'EveryEpoch'"):
+        fit(shaky("unused"), checkpoint_trigger="EveryEpoch")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="needs validation_data"):
         fit(shaky("unused"), best_metric="val_loss", validation_data=None)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""A run whose workers all live while none gets any further: it ends with the stacks of those that are stuck."""
+"""A run whose workers all live while none gets any further ends with the stacks of those that are stuck."""
 
 from __future__ import annotations
 

@@ -50,12 +50,14 @@ class Batches:
     Attributes:
         steps: Steps of one pass.
         counts: The rows of every worker, by rank.
+        marks: What tells the rows of every worker from others; see `Spool.mark`.
 
     Args:
         spool: The worker's rows; an empty one needs the others' layout (`Spool.with_layout`).
         columns: Which columns are features and labels.
         counts: The rows of every worker, by rank.
         rank: This worker.
+        marks: The marks of every worker's rows, if anybody will ask.
         batch_size: Rows of one step over all workers.
         seed: With the epoch and the rank, fixes the order.
         shuffle: Take the rows in a new order in each pass; otherwise in their own.
@@ -74,6 +76,7 @@ class Batches:
         seed: int = 0,
         shuffle: bool = True,
         prefetch: int | None = None,
+        marks: Sequence[str] = (),
     ) -> None:
         if counts[rank] != spool.rows:
             raise ValueError(f"rank {rank} has {spool.rows} rows, but counts say {list(counts)}.")
@@ -81,6 +84,7 @@ class Batches:
         self._spool = spool
         self._columns = columns
         self.counts = tuple(counts)
+        self.marks = tuple(marks)
         self._rank = rank
         self._seed = seed
         self._shuffle = shuffle

@@ -60,10 +60,11 @@ def watch(
         if after_first and not hub.joined:
             deadline = time.monotonic() + settings.start_timeout_s
         ending = not running()  # what was said just before the end is still heard below
-        if not complete and not hub.missing():
-            complete = True
-            listener(Event(0, "report", {"name": "gang", "workers": hub.joined}))
         for event in hub.events(0.0 if ending else _TURN_S):
+            # Before any report: workers get their job only once all have come.
+            if not complete and not hub.missing():
+                complete = True
+                listener(Event(0, "report", {"name": "gang", "workers": hub.joined}))
             if event.kind in ("error", "lost"):
                 bad.append(Outcome(event.rank, event.kind, event.fields))
                 gave_up = gave_up or _waited_in_vain(event)

@@ -77,7 +77,7 @@ class Tallies(Protocol):
         """Those metrics since tallies were last taken that are cheap to tell; for progress."""
 
     def loss_sums(self) -> tuple[float, float]:
-        """This rank's summed loss and its weight since tallies were last taken; their quotient is the mean."""
+        """This rank's summed loss and its weight since tallies were last taken; the quotient is the mean."""
 
     def learning_rate(self) -> float:
         """The rate of the next step (of the first parameter group)."""

@@ -61,6 +61,7 @@ class Header:
         first_epoch: Epochs that were over when the run began.
         first_step: Steps that had been made by then.
         counts: Rows of each rank.
+        marks: What tells them from other rows.
         batch_size: Rows of one step over all ranks.
         steps_per_epoch: Steps of an epoch; None is one pass.
         seed: Decides the order of rows, and dropout.
@@ -79,6 +80,7 @@ class Header:
     first_epoch: int = 0
     first_step: int = 0
     counts: tuple[int, ...] = ()
+    marks: tuple[str, ...] = ()
     batch_size: int = 0
     steps_per_epoch: int | None = None
     seed: int = 0

@@ -33,12 +33,16 @@ class Freezes(Protocol):
 
 
 class Keeper:
-    """Decides after each step and each epoch whether to write a checkpoint; `use it in a `with`.
+    """Decides after each step and each epoch whether to write a checkpoint; use it in a `with`.
+
+    Attributes:
+        active: Whether checkpoints are written at all.
 
     Args:
         worker: This worker.
         task: The run; without a `model_dir` nothing is ever written.
         counts: Rows of every worker.
+        marks: What tells those rows from others (`Batches.marks`).
         start: Where the run began.
         callbacks: Those whose states are kept; `state_dict` is called on the first worker.
     """
@@ -49,6 +53,7 @@ class Keeper:
         task: Task,
         *,
         counts: Sequence[int],
+        marks: Sequence[str] = (),
         start: Start,
         callbacks: Sequence[Any] = (),
     ) -> None:
@@ -69,6 +74,7 @@ class Keeper:
             first_epoch=start.first_epoch,
             first_step=start.first_step,
             counts=tuple(counts),
+            marks=tuple(marks),
             batch_size=task.batch_size,
             steps_per_epoch=task.steps_per_epoch,
             seed=task.seed,

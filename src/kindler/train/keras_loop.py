@@ -179,7 +179,11 @@ class _Follower:
             self._stretch.first = (epoch - 1) * self._steps + start.step_in_epoch
             self._stretch.length = self._steps - start.step_in_epoch
             replica.fit(
-                self._stretch, hooks, epochs=(epoch - 1, epoch), class_weight=task.class_weight, ends=False
+                self._stretch,
+                hooks,
+                epochs=(epoch - 1, epoch),
+                class_weight=task.class_weight,
+                ends=epoch == self._last,
             )
             hooks.opens, hooks.closes = False, True
             if replica.model.stop_training or epoch == self._last:
@@ -213,8 +217,13 @@ class _Follower:
         self._mean = self._replica.tallies.figures().get("loss", 0.0) if goes_on else 0.0
         self._reporter.begin(epoch=epoch + 1, epochs=self._last, steps=self._steps, step=self._done)
 
+    def step_begins(self) -> None:
+        """Once the batch is there."""
+        self._replica.begin_step()
+
     def step_ends(self, steps: int, logs: Any) -> bool:
         """After so many steps of this epoch."""
+        steps = min(steps, self._steps)  # Keras rounds up to whole executions
         own, everybody = self._rows_of(self._done, steps)
         self._replica.step += steps - self._done
         self._done = steps
@@ -301,14 +310,16 @@ class _Remembering:
         self._given = set(inspect.signature(type(callback).__init__).parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        counted = {
             name: value.item() if hasattr(value, "item") else value
             for name, value in vars(self._callback).items()
             if name not in self._given and _is_number(value)
         }
+        return {"class": type(self._callback).__name__, "counted": counted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        vars(self._callback).update(state)
+        if state["class"] == type(self._callback).__name__:
+            vars(self._callback).update(state["counted"])
 
 
 def _is_number(value: Any) -> bool:

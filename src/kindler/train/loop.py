@@ -47,7 +47,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
         feature_names=tuple(column.name for column in task.data.columns.features),
     )
     data = open_batches(worker, task, task.data, "data", shuffle=task.shuffle and task.epochs > 0)
-    start = begin(replica, task, states, rank=worker.rank, counts=data.counts)
+    start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
     with _attached(worker, task, replica) as group:
         rows = (
             _Fit(worker, task, replica, data, start, group).run()
@@ -104,7 +104,14 @@ class _Fit:
             framework=task.framework,
         )
         self._view.epoch, self._view.step = start.epoch, start.step
-        self._keeper = Keeper(worker, task, counts=train.counts, start=start, callbacks=task.callbacks)
+        self._keeper = Keeper(
+            worker,
+            task,
+            counts=train.counts,
+            marks=train.marks,
+            start=start,
+            callbacks=task.callbacks,
+        )
         # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask.
         self._agree_each_step = self._keeper.active and worker.size > 1 and _look_at_steps(self._hooks)
         self._progress = ProgressReporter(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from kindler.data.batches import Batches
 from kindler.data.sources import Source
 from kindler.data.spool import agreed
-from kindler.errors import ConfigError, DataError
+from kindler.errors import DataError
 from kindler.train.checkpoint import Checkpoint, Header, parse
 from kindler.train.task import Task
 
@@ -79,10 +79,10 @@ class Start:
 def open_batches(worker: Worker, task: Task, source: Source, what: str, *, shuffle: bool) -> Batches:
     """This worker's part of a source, cut into as many steps as every other's; all call it together."""
     spool = source.open(worker.rank, worker.size, worker.scratch)
-    told = [
-        json.loads(part)
-        for part in worker.all_gather(json.dumps({"rows": spool.rows, "layout": spool.layout()}).encode())
-    ]
+    # A checkpoint of the middle of an epoch is of use only to the same rows.
+    mark = spool.mark() if task.model_dir is not None else ""
+    mine = {"rows": spool.rows, "layout": spool.layout(), "mark": mark}
+    told = [json.loads(part) for part in worker.all_gather(json.dumps(mine).encode())]
     counts = [part["rows"] for part in told]
     if not sum(counts):
         raise DataError(f"{what} has no rows.")
@@ -94,10 +94,19 @@ def open_batches(worker: Worker, task: Task, source: Source, what: str, *, shuff
         batch_size=task.batch_size,
         seed=task.seed,
         shuffle=shuffle,
+        marks=[part["mark"] for part in told],
     )
 
 
-def begin(replica: Loads, task: Task, states: Sequence[bytes], *, rank: int, counts: Sequence[int]) -> Start:
+def begin(
+    replica: Loads,
+    task: Task,
+    states: Sequence[bytes],
+    *,
+    rank: int,
+    counts: Sequence[int],
+    marks: Sequence[str] = (),
+) -> Start:
     """Load into the replica what the run goes on from, and say where that is.
 
     Args:
@@ -106,8 +115,9 @@ def begin(replica: Loads, task: Task, states: Sequence[bytes], *, rank: int, cou
         states: The model's state (empty for a new one), then the files of checkpoints, best first.
         rank: This worker.
         counts: Rows of every worker.
+        marks: What tells those rows from others (`Batches.marks`).
     """
-    found = next((c for c in map(_parsed, states[1:]) if usable(c.header, task, counts)), None)
+    found = next((c for c in map(_parsed, states[1:]) if usable(c.header, task, counts, marks)), None)
     if found is None:
         if states[0]:
             replica.load_state(states[0])
@@ -117,11 +127,6 @@ def begin(replica: Loads, task: Task, states: Sequence[bytes], *, rank: int, cou
             epoch=replica.epoch, step=replica.step, first_epoch=replica.epoch, first_step=replica.step
         )
     header = found.header
-    if header.framework != task.framework:
-        raise ConfigError(
-            f"{found.path or 'the checkpoint'} was written by {header.framework!r},"
-            f" and this model is one of {task.framework!r}."
-        )
     replica.load_state(found.state)
     return Start(
         epoch=header.epoch,
@@ -137,13 +142,13 @@ def begin(replica: Loads, task: Task, states: Sequence[bytes], *, rank: int, cou
     )
 
 
-def usable(header: Header, task: Task, counts: Sequence[int]) -> bool:
+def usable(header: Header, task: Task, counts: Sequence[int], marks: Sequence[str] = ()) -> bool:
     """Whether training can go on from there without missing a row or taking one twice.
 
     Between epochs it always can. Within one, every worker must have the rows it had, in the same order.
     """
     return header.ends_epoch or (
-        header.counts == tuple(counts)
+        (header.counts, header.marks) == (tuple(counts), tuple(marks))
         and header.batch_size == task.batch_size
         and header.steps_per_epoch == task.steps_per_epoch
         and (header.seed, header.shuffle) == (task.seed, task.shuffle)

@@ -47,6 +47,7 @@ class Progress:
         self._bar: Any = None
         self._last: dict[str, Any] = {}
         self._first_step = 0
+        self._bar_began = 0.0
         self._began: float | None = None
         self._epoch_s: float | None = None
 
@@ -89,22 +90,25 @@ class Progress:
         self._last = fields
         if self._bar is None:
             return
+        fields.setdefault("seconds", self._clock() - self._bar_began)
+        if self._unit == "rows":
+            fields.setdefault("rows", fields["step"])
         said = [*_times(fields, self._first_step, self._epoch_s), *_now(fields)]
         self._bar.set_postfix_str(" · ".join(said), refresh=False)
         self._bar.update(fields["step"] - self._bar.n)
 
     def _begin(self, fields: dict[str, Any]) -> None:
         self._close()
-        self._first_step = fields["step"]
+        self._first_step, self._bar_began = fields["step"], self._clock()
         self._began = self._clock() if self._began is None else self._began
         bar = _bar_type()
         stream = self._stream or sys.stderr
-        if bar is not None and (_is_notebook(bar) or _is_terminal(stream)):
+        if _is_notebook(bar) or _is_terminal(stream):
             self._bar = bar(
                 total=fields["steps"],
                 desc=self._label(fields),
                 unit=self._unit,
-                bar_format=_BAR,
+                bar_format=_BAR.replace("{bar:12}", "{bar}") if _is_notebook(bar) else _BAR,
                 dynamic_ncols=True,
                 mininterval=0,  # reports are seldom enough
                 miniters=1,

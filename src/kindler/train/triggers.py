@@ -73,9 +73,8 @@ class EveryEpoch(Trigger):
 class SeveralIteration(Trigger):
     """Fires after step `interval`, twice that, and so on, and after every epoch.
 
-    >>> trigger = SeveralIteration(5)
-    >>> [step for step in range(1, 13) if trigger(Progress(epoch=1, step=step))]
-    [5, 10]
+    >>> SeveralIteration(5)(Progress(epoch=1, step=10)), SeveralIteration(5)(Progress(epoch=1, step=11))
+    (True, False)
     """
 
     interval: int

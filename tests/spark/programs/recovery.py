@@ -88,7 +88,7 @@ class Kill(kindler.Callback):
 def train(spark: Any, folder: Path, *callbacks: kindler.Callback) -> dict[str, Any]:
     folder.mkdir()
     rows = [(i, [i / ROWS, (i * 7 % 11) / 11], (i % 5) / 5) for i in range(ROWS)]
-    frame = spark.createDataFrame(rows, "id long, x array<float>, y float").repartition(3)
+    frame = spark.createDataFrame(rows, "id long, x array<float>, y float")
     model = Shaky()
     est = kindler.Estimator.from_torch(
         model=model,

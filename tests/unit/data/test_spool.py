@@ -167,3 +167,20 @@ def test_workers_with_different_widths_are_told(tmp_path: Path) -> None:
     two = written(tmp_path / "2", table(1, width=4)).layout()
     with pytest.raises(DataError, match=r"column 'x': some rows have shape \[3\] and others \[4\]"):
         agreed([one, two])
+
+
+def test_a_mark_tells_rows_and_their_order_from_others() -> None:
+    x, y = np.arange(20_000.0).reshape(-1, 2), np.arange(10_000)
+    backwards = np.arange(10_000)[::-1]
+    whole = Spool(rows=10_000, arrays={"x": x, "y": y})
+
+    assert whole.mark() == Spool(rows=10_000, arrays={"y": y.copy(), "x": x.copy()}).mark()
+    arrived = Spool(rows=10_000, arrays={"x": x[::-1], "y": y[::-1]}, order=backwards)
+    assert arrived.mark() == whole.mark(), "rows that arrived in another order are in their own"
+    others = [
+        Spool(rows=10_000, arrays={"x": x, "y": y}, order=backwards),
+        whole.slice(0, 9_999),
+        Spool(rows=10_000, arrays={"x": np.roll(x, 1, axis=0), "y": y}),
+        whole.slice(0, 0),
+    ]
+    assert len({whole.mark(), *(other.mark() for other in others)}) == 5

@@ -125,3 +125,13 @@ def test_what_is_left_of_an_epoch_that_went_on_counts_from_there() -> None:
 def test_nothing_is_promised_before_the_first_step() -> None:
     assert remaining(progress(0)) == (None, None)
     assert shares({"seconds": 0.0, "data_s": 0.0, "sync_s": 0.0}) is None
+
+
+def test_a_pass_that_counts_rows_shows_their_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    stream, seconds = Terminal(), iter([0.0, 0.0, 0.0, 4.0])
+    with Progress(verbose=1, what="predict", unit="rows", stream=stream, clock=lambda: next(seconds)) as line:
+        for step in (0, 400):
+            line.report({"name": "progress", "epoch": 1, "step": step, "steps": 1000})
+
+        assert shown(stream)[-1].endswith("| 400/1000 rows, 4.0 s, 6.0 s left · 100 rows/s")

@@ -55,7 +55,7 @@ class Arranged:
         ]
         if self._by_name:
             return dict(zip(self._features, shaped, strict=True))
-        return shaped[0] if len(shaped) == 1 else shaped
+        return shaped[0] if len(shaped) == 1 else tuple(shaped)
 
     def batch(self, features: Sequence[Array], labels: Sequence[Array]) -> tuple[Any, ...]:
         """Inputs, targets and, where there is one, the weight of each row."""

@@ -33,6 +33,9 @@ class Watch(Protocol):
     def epoch_begins(self, epoch: int) -> None:
         """Before the callbacks of that name."""
 
+    def step_begins(self) -> None:
+        """Before the callbacks of that name."""
+
     def step_ends(self, steps: int, logs: Any) -> bool:
         """After so many steps of this epoch; whether to end the run here, which all ranks decide alike."""
 
@@ -85,6 +88,7 @@ def make_hooks(
             super().on_epoch_begin(epoch, logs)
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            watch.step_begins()
             if listens:
                 super().on_train_batch_begin(batch + self.offset, logs)
 

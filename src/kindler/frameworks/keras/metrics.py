@@ -37,13 +37,26 @@ class Tallies:
         return pack({}, [value_of(variable) for variable in self.variables])
 
     def merge(self, parts: Sequence[bytes]) -> dict[str, float]:
-        """All ranks' parts as numbers; the metrics hold the merged state afterwards."""
+        """All ranks' parts as numbers; the metrics hold the merged state afterwards.
+
+        A metric that nobody updated is left out: a train step of the user's own may return a "loss" that it
+        computed itself.
+        """
         told = [unpack(part)[1] for part in parts]
-        if len(told) > 1:
-            for number, variable in enumerate(self.variables):
-                blank = self._blank[number]
-                variable.assign(blank + sum(arrays[number] - blank for arrays in told))
-        return self.figures()
+        untouched = set()
+        for number, variable in enumerate(self.variables):
+            blank = self._blank[number]
+            merged = blank + sum(arrays[number] - blank for arrays in told)
+            if np.array_equal(merged, blank):
+                untouched.add(id(variable))
+            if len(told) > 1:
+                variable.assign(merged)
+        idle = {
+            metric.name
+            for metric in self._model.metrics
+            if metric.variables and all(id(variable) in untouched for variable in metric.variables)
+        }
+        return {name: figure for name, figure in self.figures().items() if name not in idle}
 
     def figures(self) -> dict[str, float]:
         """The metrics' present results, as plain numbers."""

@@ -24,8 +24,11 @@ __all__ = ["idle_step", "settle", "share_gradients", "weigh"]
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
     """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
+    # A callback reads its arguments through the pool of threads that runs it: the pool must have another
+    # thread, and steps must not be queued in it, or all of them wait for each other.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     if threads is not None:
-        os.environ["NPROC"] = str(threads)
+        os.environ["NPROC"] = str(max(2, threads))
         if threads == 1:
             flags = os.environ.get("XLA_FLAGS", "")
             os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()

@@ -6,6 +6,7 @@ TensorFlow runs such calls in the order of the program, so all ranks exchange in
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from kindler.frameworks.keras.exchange import Means, Rows, replaced
 
-__all__ = ["idle_step", "settle", "share_gradients", "weigh"]
+__all__ = ["idle_step", "judge_once", "settle", "share_gradients", "weigh"]
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
@@ -22,13 +23,33 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
         if threads is not None:
             tf.config.threading.set_intra_op_parallelism_threads(threads)
             tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
-        gpus = tf.config.list_physical_devices("GPU")
+        gpus = _gpus()
         mine = [] if device == "cpu" else [gpus[local_rank % len(gpus)]] if gpus else []
         tf.config.set_visible_devices(mine, "GPU")
         for gpu in mine:
             tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError:
         pass
+
+
+def _gpus() -> list[Any]:
+    """The GPUs there are; that there is no driver for any is no error worth a line in every worker's log."""
+    if os.path.exists("/dev/nvidiactl"):
+        return list(tf.config.list_physical_devices("GPU"))
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)  # TensorFlow's native code writes there whatever Python's settings say
+        return list(tf.config.list_physical_devices("GPU"))
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def judge_once(model: Any, batch: Any) -> None:
+    """Make what Keras 2 only makes when it judges a batch: weights, losses, metrics."""
+    model.test_step(tf.nest.map_structure(tf.convert_to_tensor, batch))
+    model.reset_metrics()
 
 
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from kindler.frameworks.keras.exchange import Means, Rows, replaced
 
-__all__ = ["idle_step", "settle", "share_gradients", "weigh"]
+__all__ = ["idle_step", "randomness", "reseed", "restore_randomness", "settle", "share_gradients", "weigh"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
@@ -17,6 +21,24 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
         torch.set_num_threads(threads)
     if device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
+
+
+def reseed(seed: int) -> None:
+    """Dropout without a seed of its own draws from torch's generators, not from Keras's."""
+    torch.manual_seed(seed)
+
+
+def randomness() -> list[Array]:
+    """The states of torch's generators."""
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+    return [state.numpy() for state in states]
+
+
+def restore_randomness(states: Sequence[Array]) -> None:
+    """Draw from now on what came after `randomness`."""
+    torch.set_rng_state(torch.from_numpy(states[0]))
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all([torch.from_numpy(state) for state in states[1:]])
 
 
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:

@@ -20,7 +20,7 @@ from kindler.frameworks.keras.exchange import Group, install
 from kindler.frameworks.keras.feed import Arranged, Feed, dataset
 from kindler.frameworks.keras.metrics import Tallies
 from kindler.frameworks.keras.spec import KerasSpec, build_model, custom_objects, dumps, loads
-from kindler.frameworks.keras.state import Variables, fork_seeds, pack, unpack
+from kindler.frameworks.keras.state import Variables, fork_seeds, pack, seed_of, unpack
 
 __all__ = ["KerasReplica", "dumps", "loads", "preload"]
 
@@ -70,12 +70,14 @@ class KerasReplica:
         self.keras: Any = importlib.import_module(self.flavour)
         self.device = device
         self.epoch = self.step = 0
+        self._features = list(feature_names)
         self._arranged = Arranged(
             self.model, inputs=spec.inputs, features=feature_names, labels=label_names, weighted=weighted
         )
         self._group: Group | None = None
         self._signature: list[tuple[str, tuple[int, ...]]] = []
         self._tallies: Tallies | None = None
+        self._drawn: list[Array] = []
 
     @classmethod
     def from_bytes(cls, spec: bytes, **options: Any) -> KerasReplica:
@@ -117,13 +119,10 @@ class KerasReplica:
         targets = [np.zeros((1, *array.shape[1:]), array.dtype) for array in labels]
         batch = self._arranged.batch(sample, targets)
         if self.flavour == "tf_keras":
-            self.model.test_on_batch(*batch)
-            self.model.reset_metrics()
+            importlib.import_module("kindler.frameworks.keras.on_tensorflow").judge_once(self.model, batch)
         else:
             self.model._symbolic_build(data_batch=batch)
-        for optimizer in self.variables.optimizers:
-            if not getattr(optimizer, "built", False):
-                optimizer.build(self.model.trainable_variables)
+        self._build_optimizers()
         self._tallies = Tallies(self.model)
 
     def attach(self, group: Group, *, may_idle: bool = False) -> None:
@@ -180,6 +179,14 @@ class KerasReplica:
         self.epoch = epoch
         if self._group is not None and self._group.size > 1:
             fork_seeds(self.model, self.seed, epoch, self.rank)
+        if self.spec.backend == "torch":
+            self._on_torch.reseed(seed_of(self.seed, epoch, self.rank))
+
+    def begin_step(self) -> None:
+        """Draw on from where the epoch was left: not earlier, for Keras draws itself to open its dataset."""
+        if self._drawn:
+            self._on_torch.restore_randomness(self._drawn)
+            self._drawn = []
 
     def merge_buffers(self, rows: int) -> None:
         """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks."""
@@ -210,6 +217,7 @@ class KerasReplica:
             "step": self.step,
             "names": variables.names(),
             "signature": self._signature,
+            "features": self._features,
         }
         return lambda: pack(fields, arrays)
 
@@ -220,7 +228,7 @@ class KerasReplica:
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`, or take only the model's own variables from it."""
         fields, arrays = unpack(data)
-        self._build_from(fields["signature"])
+        self._build_from(fields["signature"], fields["features"])
         variables = self.variables
         if weights_only_model or not self._compiled:
             count = len(variables.own())
@@ -234,14 +242,17 @@ class KerasReplica:
         self._settle()
         buffers = [variable for part in self.variables.buffers(seeds=True) for variable in part]
         arrays = [self.variables.value(variable) for variable in [*buffers, *self.tallies.variables]]
-        return pack({"count": len(buffers)}, arrays)
+        drawn = self._on_torch.randomness() if self.spec.backend == "torch" else []
+        return pack({}, [*arrays, *drawn])
 
     def load_local_state(self, data: bytes) -> None:
         """Go on in the middle of an epoch; `load_state` came before."""
         _, arrays = unpack(data)
         buffers = [variable for part in self.variables.buffers(seeds=True) for variable in part]
-        for variable, array in zip([*buffers, *self.tallies.variables], arrays, strict=True):
+        variables = [*buffers, *self.tallies.variables]
+        for variable, array in zip(variables, arrays[: len(variables)], strict=True):
             variable.assign(array)
+        self._drawn = arrays[len(variables) :]
 
     def save(self, path: str) -> None:
         """Write the model as Keras does: `.keras`, `.weights.h5`, or a folder for serving."""
@@ -255,10 +266,12 @@ class KerasReplica:
                 " or a folder without a suffix (a SavedModel for serving)."
             )
         else:
-            self.model.export(path, verbose=False)
+            self.model.export(path, **({"verbose": False} if self.flavour == "keras" else {}))
 
     def load(self, path: str) -> None:
         """Take weights (and the optimizer's state, where the file has it) from what `save` wrote."""
+        if self._compiled and self.model.built:
+            self._build_optimizers()  # so that the state has all that workers will look for
         if path.endswith(".weights.h5"):
             self.model.load_weights(path)
             return
@@ -269,13 +282,10 @@ class KerasReplica:
             )
         saved = self.keras.saving.load_model(path, custom_objects=self._custom_objects())
         self.model.set_weights(saved.get_weights())
-        if self._compiled and getattr(saved, "optimizer", None) is not None and saved.optimizer.built:
-            mine = self.model.optimizer
-            if not mine.built:
-                mine.build(self.model.trainable_variables)
-            if len(mine.variables) == len(saved.optimizer.variables):
-                for variable, value in zip(mine.variables, saved.optimizer.variables, strict=True):
-                    variable.assign(value)
+        if self._compiled and getattr(saved, "optimizer", None) is not None:
+            mine, theirs = Variables(self.model), Variables(saved)
+            if len(mine.all()) == len(theirs.all()):
+                mine.assign(theirs.read())
 
     def predict(self, features: Sequence[Array]) -> list[Array]:
         """The outputs for these rows; several outputs in the model's order."""
@@ -294,20 +304,31 @@ class KerasReplica:
     def _compiled(self) -> bool:
         return bool(getattr(self.model, "compiled", None) or getattr(self.model, "_is_compiled", False))
 
+    @property
+    def _on_torch(self) -> Any:
+        return importlib.import_module("kindler.frameworks.keras.on_torch")
+
     def _settle(self) -> None:
         """JAX trains on a copy of the variables; bring them up to date."""
         if self.spec.backend == "jax" and getattr(self.model, "_jax_state", None):
             self.model.jax_state_sync()
 
-    def _build_from(self, signature: Sequence[Sequence[Any]]) -> None:
+    def _build_from(self, signature: Sequence[Sequence[Any]], features: Sequence[str]) -> None:
+        self._features = list(features)
         if signature and not (self.model.built and self.model.variables):
             arrays = [np.zeros((1, *shape), dtype) for dtype, shape in signature]
-            self.model(self._arranged.inputs(arrays))
+            arranged = Arranged(
+                self.model, inputs=self.spec.inputs, features=features, labels=(), weighted=False
+            )
+            self.model(arranged.inputs(arrays))
         self._signature = [(dtype, tuple(shape)) for dtype, shape in signature]
         if self._compiled:
-            for optimizer in self.variables.optimizers:
-                if not getattr(optimizer, "built", False):
-                    optimizer.build(self.model.trainable_variables)
+            self._build_optimizers()
+
+    def _build_optimizers(self) -> None:
+        for optimizer in self.variables.optimizers:
+            if not getattr(optimizer, "built", False):
+                optimizer.build(self.model.trainable_variables)
 
     def _custom_objects(self) -> dict[str, Any]:
         return custom_objects(self.model, self.flavour)

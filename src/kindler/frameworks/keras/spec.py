@@ -186,8 +186,9 @@ def _things(model: Any) -> Iterator[Any]:
 
 def _values(thing: Any) -> Iterator[Any]:
     """What a layer or a metric holds: activations, initializers, regularizers, wrapped functions."""
-    for value in list(getattr(thing, "__dict__", {}).values()):
-        if _is_function(value) or hasattr(value, "get_config"):
+    for name, value in list(getattr(thing, "__dict__", {}).items()):
+        # Keras keeps a wrapper of a layer's own `build` in it, which would take the whole layer along.
+        if not hasattr(type(thing), name) and (_is_function(value) or hasattr(value, "get_config")):
             yield value
 
 

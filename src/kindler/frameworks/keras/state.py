@@ -14,7 +14,7 @@ from safetensors.numpy import load, save
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.exchange import optimizers
 
-__all__ = ["Variables", "fork_seeds", "pack", "unpack", "value_of"]
+__all__ = ["Variables", "fork_seeds", "pack", "seed_of", "unpack", "value_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -101,8 +101,13 @@ def seed_states(model: Any) -> list[Any]:
 def fork_seeds(model: Any, seed: int, epoch: int, rank: int) -> None:
     """Give the random layers of one rank in one epoch seeds of their own."""
     for number, state in enumerate(seed_states(model)):
-        words = np.random.SeedSequence([seed & (2**63 - 1), epoch, rank, number]).generate_state(2, np.uint32)
-        state.assign(np.array([words[0] >> 1, 0], np.uint32))
+        state.assign(np.array([seed_of(seed, epoch, rank, number), 0], np.uint32))
+
+
+def seed_of(seed: int, *place: int) -> int:
+    """A seed for this place, of 31 bits."""
+    words = np.random.SeedSequence([seed & (2**63 - 1), *place]).generate_state(1, np.uint32)
+    return int(words[0] >> 1)
 
 
 def pack(fields: Mapping[str, Any], arrays: Sequence[Array]) -> bytes:

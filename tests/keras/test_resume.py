@@ -1,0 +1,128 @@
+"""A run that lost a worker, or failed and is begun again, ends as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import problems
+import pytest
+import watchers
+from flavour import FLAVOUR, KERAS, one_is_enough
+
+from kindler import Estimator, History, RunSettings, SeveralIteration
+
+pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
+
+DATA = problems.problem(60)
+CONTRARY = {**DATA, "y": 1 - DATA["y"]}
+# Dropout of Keras 2 draws from operations whose state nobody can read.
+CONFIG = {"flavour": FLAVOUR, "between": "batchnorm" if FLAVOUR == "tf_keras" else "both"}
+
+
+def estimator(model_dir: Path | None = None, workers: int = 2) -> Estimator:
+    return Estimator.from_keras(
+        model_creator=problems.classifier,
+        config=CONFIG,
+        workers=workers,
+        engine="local",
+        model_dir=model_dir,
+        settings=RunSettings(retry_backoff_s=0.01),
+    )
+
+
+def callbacks(*more: Any) -> list[Any]:
+    return [
+        KERAS.callbacks.EarlyStopping(monitor="val_loss", patience=3),
+        KERAS.callbacks.ReduceLROnPlateau(monitor="val_loss", patience=2, factor=0.1),
+        *more,
+    ]
+
+
+def fit(est: Estimator, *more: Any, **options: Any) -> History:
+    saved = {"checkpoint_trigger": SeveralIteration(3)} if est._model_dir is not None else {}
+    return est.fit(
+        DATA,
+        epochs=9,
+        batch_size=12,
+        feature_cols="x",
+        label_cols="y",
+        validation_data=CONTRARY,
+        callbacks=callbacks(*more),
+        verbose=0,
+        **saved,
+        **options,
+    )
+
+
+def figures(history: History) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in ("seconds", "rows_per_s")} for row in history]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
+    """Figures and weights of the run that nobody interrupts; it stops early, after its rate was lowered."""
+    est = estimator(tmp_path_factory.mktemp("whole"))
+    history = fit(est)
+    assert 3 < len(history) < 9
+    return figures(history), est.get_model().get_weights()
+
+
+def test_a_run_whose_worker_was_killed_in_mid_epoch_ends_as_the_one_that_was_not(
+    tmp_path: Path, whole: Any
+) -> None:
+    est = estimator(tmp_path / "run")
+
+    history = fit(est, watchers.Falls(tmp_path, "kill", epoch=1, batch=3))
+
+    assert (tmp_path / "fell").exists()
+    assert figures(history) == whole[0]
+    assert problems.largest_difference(est.get_model().get_weights(), whole[1]) == 0
+
+
+@pytest.fixture(scope="module")
+def aborted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that failed in the middle of its third epoch, when counters had counted."""
+    folder = tmp_path_factory.mktemp("aborted")
+    with pytest.raises(ValueError, match="boom"):
+        fit(estimator(folder / "run"), watchers.Falls(folder, "raise", epoch=2, batch=3))
+    return folder / "run"
+
+
+def copied(folder: Path, to: Path) -> Path:
+    to.mkdir()
+    for file in folder.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    return to
+
+
+def test_resume_goes_on_in_mid_epoch_and_callbacks_remember_what_they_counted(
+    tmp_path: Path, aborted: Path, whole: Any
+) -> None:
+    again = estimator(copied(aborted, tmp_path / "run"))
+
+    history = fit(again, watchers.Files(tmp_path), resume=True)
+
+    assert figures(history) == whole[0], "stopped early where the whole run did"
+    assert problems.largest_difference(again.get_model().get_weights(), whole[1]) == 0
+    assert watchers.lines(tmp_path)[0][0]["epoch"] == 2
+
+
+@one_is_enough
+def test_one_worker_goes_on_with_a_run_of_two(tmp_path: Path, aborted: Path, whole: Any) -> None:
+    again = estimator(copied(aborted, tmp_path / "run"), workers=1)
+
+    history = fit(again, watchers.Files(tmp_path), resume=True)
+
+    assert figures(history)[:2] == whole[0][:2]
+    assert history["num_samples"] == [60] * len(history)
+    assert watchers.lines(tmp_path)[0][0]["epoch"] == 2
+
+
+@one_is_enough
+def test_a_run_that_stopped_early_is_not_taken_up_again(tmp_path: Path, aborted: Path, whole: Any) -> None:
+    folder = copied(aborted, tmp_path / "run")
+    fit(estimator(folder), resume=True)
+
+    assert len(fit(estimator(folder), resume=True)) == len(whole[0])

@@ -1,0 +1,117 @@
+"""Trained models are saved in Keras's own formats, and score what they are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pandas as pd
+import problems
+import pyarrow as pa
+import pytest
+from flavour import FLAVOUR, KERAS, one_is_enough
+
+from kindler import Estimator
+from kindler.errors import ConfigError
+
+pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
+
+DATA = problems.problem(40)
+OPTIONS = {"batch_size": 10, "verbose": 0, "feature_cols": "x", "label_cols": "y"}
+
+
+def estimator() -> Estimator:
+    return Estimator.from_keras(
+        model_creator=problems.classifier, config={"flavour": FLAVOUR}, workers=1, engine="local"
+    )
+
+
+@pytest.fixture(scope="module")
+def trained() -> Estimator:
+    est = estimator()
+    est.fit(DATA, epochs=2, **OPTIONS)
+    return est
+
+
+@pytest.fixture(scope="module")
+def scores(trained: Estimator) -> np.ndarray:
+    return np.asarray(trained.get_model().predict(DATA["x"], verbose=0))
+
+
+def test_the_model_of_a_creator_predicts_as_the_estimator_does(
+    trained: Estimator, scores: np.ndarray
+) -> None:
+    assert trained.predict(DATA["x"]) == pytest.approx(scores, abs=1e-6)
+    assert trained.predict(DATA["x"], batch_size=7) == pytest.approx(scores, abs=1e-6)
+
+
+def test_a_keras_file_loads_in_plain_keras(trained: Estimator, scores: np.ndarray, tmp_path: Path) -> None:
+    trained.save(tmp_path / "model.keras")
+
+    plain = KERAS.saving.load_model(str(tmp_path / "model.keras"))
+    assert np.asarray(plain.predict(DATA["x"], verbose=0)) == pytest.approx(scores, abs=1e-6)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
+def test_what_was_saved_is_loaded_and_trained_on(
+    trained: Estimator, scores: np.ndarray, tmp_path: Path, name: str
+) -> None:
+    trained.save(tmp_path / name)
+    again = estimator().load(tmp_path / name)
+
+    assert again.predict(DATA["x"]) == pytest.approx(scores, abs=1e-6)
+    if name == "model.keras":
+        goes_on, went_on = again.fit(DATA, epochs=1, **OPTIONS), trained.evaluate(DATA, verbose=0)
+        assert goes_on["loss"][0] < went_on["loss"] * 1.5
+
+
+@pytest.mark.skipif(FLAVOUR == "torch", reason="Keras on PyTorch exports other formats")
+@pytest.mark.skipif(FLAVOUR == "jax", reason="Keras needs jax2tf and TensorFlow in one process for it")
+def test_a_folder_is_a_saved_model_for_serving(
+    trained: Estimator, scores: np.ndarray, tmp_path: Path
+) -> None:
+    import tensorflow as tf
+
+    trained.save(tmp_path / "served")
+
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    assert served.serve(DATA["x"]).numpy() == pytest.approx(scores, abs=1e-6)
+    with pytest.raises(ConfigError, match="exists already; nothing is overwritten"):
+        trained.save(tmp_path / "served")
+    with pytest.raises(ConfigError, match="an exported SavedModel cannot be trained on"):
+        trained.load(tmp_path / "served")
+
+
+@one_is_enough
+def test_a_suffix_that_keras_does_not_write_is_refused(trained: Estimator, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Keras writes \.keras .*\.weights\.h5"):
+        trained.save(tmp_path / "model.pt")
+    assert list(tmp_path.iterdir()) == []
+
+
+@one_is_enough
+def test_predictions_come_back_in_the_form_of_the_data(trained: Estimator, scores: np.ndarray) -> None:
+    frame = pd.DataFrame({"id": range(40), "x": list(DATA["x"])})
+    as_dict = trained.predict({"x": DATA["x"]}, output_cols="p")
+    as_frame = trained.predict(frame)
+    as_table = trained.predict(pa.table({"x": pa.array(list(DATA["x"]), pa.list_(pa.float32()))}))
+
+    assert as_dict["p"] == pytest.approx(scores, abs=1e-6)
+    assert list(as_frame.columns) == ["id", "x", "prediction"]
+    assert np.stack(as_frame["prediction"].to_list()) == pytest.approx(scores, abs=1e-6)
+    assert np.array(as_table["prediction"].to_pylist()) == pytest.approx(scores, abs=1e-6)
+
+
+def test_several_outputs_come_as_several(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"order": ["a", "b"]}
+    est = Estimator.from_keras(model_creator=models.two_by_two, config=config, workers=1, engine="local")
+    random = np.random.default_rng(0)
+    data = {"a": random.normal(size=(6, 2)), "b": random.normal(size=(6, 3))}
+
+    scored = est.predict(data, feature_cols=["a", "b"], output_cols=["total", "chances"])
+
+    assert scored["total"].shape == (6, 1)
+    assert scored["chances"].shape == (6, 2)

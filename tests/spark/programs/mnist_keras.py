@@ -1,0 +1,88 @@
+"""MNIST with Keras: `python mnist_keras.py BACKEND MNIST_FOLDER WORK_FOLDER` prints accuracies, as JSON."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import kindler
+
+
+def dense(config: dict[str, Any]) -> Any:
+    """TFPark's model."""
+    import keras
+
+    layers = [
+        keras.layers.Input((28, 28, 1)),
+        keras.layers.Flatten(),
+        keras.layers.Dense(64, activation="relu"),
+        keras.layers.Dense(10, activation="softmax"),
+    ]
+    return compiled(keras, layers)
+
+
+def lenet(config: dict[str, Any]) -> Any:
+    """Orca's model."""
+    import keras
+
+    layers = [
+        keras.layers.Input((28, 28, 1)),
+        keras.layers.Conv2D(8, 5, activation="relu"),
+        keras.layers.MaxPooling2D(2),
+        keras.layers.Conv2D(16, 5, activation="relu"),
+        keras.layers.MaxPooling2D(2),
+        keras.layers.Flatten(),
+        keras.layers.Dense(64, activation="relu"),
+        keras.layers.Dense(10, activation="softmax"),
+    ]
+    return compiled(keras, layers)
+
+
+def compiled(keras: Any, layers: list[Any]) -> Any:
+    model = keras.Sequential(layers)
+    model.compile(
+        optimizer=keras.optimizers.RMSprop(), loss="sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+def read(folder: Path, part: str) -> pa.Table:
+    with gzip.open(folder / f"{part}-images-idx3-ubyte.gz") as file:
+        images = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 784)
+    with gzip.open(folder / f"{part}-labels-idx1-ubyte.gz") as file:
+        labels = np.frombuffer(file.read(), np.uint8, offset=8)
+    scaled = (images.astype(np.float32) / 255 - 0.1307) / 0.3081  # the mean and deviation of MNIST's pixels
+    pixels = pa.array(scaled.astype(np.float32).reshape(-1))
+    lists = pa.FixedSizeListArray.from_arrays(pixels, 784).cast(pa.list_(pa.float32()))
+    return pa.table({"image": lists, "label": labels.astype(np.int64)})
+
+
+def main(backend: str, mnist: str, work: str) -> None:
+    os.environ["KERAS_BACKEND"] = backend
+    for part in ("train", "t10k"):
+        pq.write_table(read(Path(mnist), part), Path(work) / f"{part}.parquet", row_group_size=6000)
+    spark = kindler.init("local[2]")
+    train, test = (spark.read.parquet(f"{work}/{part}.parquet") for part in ("train", "t10k"))
+    columns = {"feature_cols": ["image"], "label_cols": ["label"]}
+    reached = {}
+    for creator, epochs, ingest in ((dense, 7, "inline"), (lenet, 2, "direct")):
+        est = kindler.Estimator.from_keras(model_creator=creator, workers=2)
+        history = est.fit(train, epochs=epochs, batch_size=256, verbose=0, ingest=ingest, **columns)
+        assert history["num_samples"] == [60_000] * epochs, history
+        figures = est.evaluate(test, verbose=0, **columns)
+        assert figures["num_samples"] == 10_000, figures
+        reached[creator.__name__] = figures["accuracy"]
+    sys.stdout.write(json.dumps(reached))
+    kindler.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
