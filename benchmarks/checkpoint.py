@@ -1,13 +1,15 @@
 """What does a checkpoint cost while training, and what would it cost to wait for it?
 
-An MLP whose weights and Adam state take about 100 MB, one worker with one thread. Odd epochs write two checkpoints
-each, even ones none; what the odd ones take longer is what a checkpoint costs. The synchronous cost is that of the
-same state frozen, made bytes, hashed and written to the same disk while nothing else happens.
+An MLP whose weights and Adam state take about 100 MB, one worker with one thread. Odd epochs write two
+checkpoints each, even ones none; what the odd ones take longer is what a checkpoint costs. The synchronous
+cost is that of the same state frozen, made bytes, hashed and written to the same disk while nothing else
+happens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -110,7 +112,7 @@ def wide() -> Any:
 
     widths = (WIDTH, 2048, 2048, 1280)
     layers: list[Any] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
 

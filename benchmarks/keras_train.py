@@ -1,8 +1,9 @@
 """How fast does Keras train in workers, against plain `model.fit` on the same backend?
 
-A small convolutional network on 28 x 28 images (a step of 256 rows takes well over 20 ms on one thread), and the
-MLP 784-64-10 whose steps are so short that what surrounds them shows. Adam, one thread a process. Rows per second
-of each epoch but the first two, the median of them. Plain `fit` holds its rows in memory as numpy arrays.
+A small convolutional network on 28 x 28 images (a step of 256 rows takes well over 20 ms on one thread),
+and the MLP 784-64-10 whose steps are so short that what surrounds them shows. Adam, one thread a process.
+Rows per second of each epoch but the first two, the median of them. Plain `fit` holds its rows in memory as
+numpy arrays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How long does a run stand still when a worker is lost?
 
-Two local workers, a checkpoint every 10 steps; one worker ends itself with SIGKILL in the second epoch. From then to
-the end of the next step that counts: noticing the loss, ending the other worker, the pause before the retry, new
-processes, opening the data, loading the checkpoint, one step.
+Two local workers, a checkpoint every 10 steps; one worker ends itself with SIGKILL in the second epoch.
+From then to the end of the next step that counts: noticing the loss, ending the other worker, the pause
+before the retry, new processes, opening the data, loading the checkpoint, one step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A Keras model on a Spark DataFrame, with Keras's own callbacks: `python examples/keras_digits.py --backend jax`.
+"""A Keras model on a Spark DataFrame, with Keras's own callbacks: `python keras_digits.py --backend jax`.
 
-Two workers train on scikit-learn's digits and stop when the validation loss no longer falls. The saved model is
-an ordinary `.keras` file.
+Two workers train on scikit-learn's digits and stop when the validation loss no longer falls. The saved model
+is an ordinary `.keras` file.
 """
 
 import argparse

@@ -63,7 +63,7 @@ class Run:
         return self._reason
 
     def save_checkpoint(self) -> None:
-        """Ask for a checkpoint in `model_dir` after this step; all workers must ask at the same one."""
+        """Ask for a checkpoint in `model_dir` after this step; one worker that asks is enough."""
         self._save = True
 
     def take_save_request(self) -> bool:

@@ -49,7 +49,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     data = open_batches(worker, task, task.data, "data", shuffle=task.shuffle and task.epochs > 0)
     sample = data.batch(0)
     replica.build(sample.features, sample.labels)
-    start = begin(replica, task, states, rank=worker.rank, counts=data.counts)
+    start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
     if task.epochs:
         rows = _fit(worker, task, replica, data, start)
     else:
@@ -147,7 +147,14 @@ class _Follower:
         self._last = start.first_epoch + task.epochs
         self._end_step = None if task.max_steps is None else start.first_step + task.max_steps
         self._remembering = [_Remembering(callback) for callback in task.callbacks]
-        self._keeper = Keeper(worker, task, counts=train.counts, start=start, callbacks=self._remembering)
+        self._keeper = Keeper(
+            worker,
+            task,
+            counts=train.counts,
+            marks=train.marks,
+            start=start,
+            callbacks=self._remembering,
+        )
         self._reporter = ProgressReporter(worker, show=task.show, waited_s=lambda: float(group.waited_s))
         self._logged = StepReporter(worker, active=task.log_steps)
         self._stretch = _Stretch(worker, train, self._reporter)
@@ -246,7 +253,7 @@ class _Follower:
             logs.update(_agreed(worker, {name: v for name, v in logs.items() if name not in merged}))
             logs.update({name: value for name, value in merged.items() if name in logs})
         self._logged.flush()
-        if self._validation is not None and _due(epoch + 1, self._task.validation_freq):
+        if self._validation is not None and self._task.validates(epoch + 1):
             judged = _judged(worker, replica, self._validation, hooks)
             judged["num_samples"] = sum(self._validation.counts)
             logs.update({f"val_{name}": value for name, value in judged.items()})
@@ -340,7 +347,3 @@ def _agreed(worker: Worker, figures: dict[str, Any]) -> dict[str, Any]:
         for name, value in figures.items()
         if isinstance(value, int | float) and all(name in part for part in told)
     }
-
-
-def _due(epoch: int, freq: int | Sequence[int]) -> bool:
-    return epoch % freq == 0 if isinstance(freq, int) else epoch in freq

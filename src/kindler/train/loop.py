@@ -170,7 +170,7 @@ class _Fit:
             "seconds": seconds,
             "rows_per_s": rows / seconds if seconds else 0.0,
         }
-        if self._validation is not None:
+        if self._validation is not None and self._task.validates(epoch):
             row |= self._validated(self._validation)
         return row
 

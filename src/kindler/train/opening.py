@@ -7,6 +7,7 @@ data; the driver therefore sends candidates, and every worker chooses alike.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from kindler.data.batches import Batches
 from kindler.data.sources import Source
 from kindler.data.spool import agreed
 from kindler.errors import DataError
-from kindler.train.checkpoint import Checkpoint, Header, parse
+from kindler.train.checkpoint import Checkpoint, CheckpointWarning, Header, parse
 from kindler.train.task import Task
 
 __all__ = ["Start", "Worker", "begin", "open_batches", "usable"]
@@ -117,7 +118,16 @@ def begin(
         counts: Rows of every worker.
         marks: What tells those rows from others (`Batches.marks`).
     """
-    found = next((c for c in map(_parsed, states[1:]) if usable(c.header, task, counts, marks)), None)
+    candidates = [_parsed(data) for data in states[1:]]
+    found = next((c for c in candidates if usable(c.header, task, counts, marks)), None)
+    if candidates and found is not candidates[0] and rank == 0:
+        where = f"the end of epoch {found.header.epoch}" if found else "the beginning"
+        warnings.warn(
+            "the newest checkpoint is of the middle of an epoch, and rows are dealt in another way now;"
+            f" going on from {where}, so that every row is used once per epoch.",
+            CheckpointWarning,
+            stacklevel=2,
+        )
     if found is None:
         if states[0]:
             replica.load_state(states[0])

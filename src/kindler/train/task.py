@@ -69,3 +69,8 @@ class Task:
     log_steps: bool = False
     show: bool = True
     settings: RunSettings = field(default_factory=RunSettings)
+
+    def validates(self, epoch: int) -> bool:
+        """Whether the validation data is judged after this epoch."""
+        freq = self.validation_freq
+        return epoch % freq == 0 if isinstance(freq, int) else epoch in freq

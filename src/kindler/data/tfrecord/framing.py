@@ -1,0 +1,249 @@
+"""Records in a file: a length, its checksum, the data, its checksum. What the data means is left to others.
+
+    8 bytes   length of the data, little-endian
+    4 bytes   masked CRC32C of the length
+    n bytes   the data
+    4 bytes   masked CRC32C of the data
+
+`blocks` reads a stream as blocks of whole records in memory, so that all that follows works on many at once.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from kindler.data.columns import Array
+from kindler.errors import DataError, MissingExtraError
+
+__all__ = ["AROUND", "HEAD", "Block", "Readable", "blocks", "checksum", "is_head", "length_checksums", "masked"]
+
+HEAD = 12  # length and its checksum
+AROUND = HEAD + 4  # and the data's checksum behind it
+# Longer blocks fall out of the processor's cache between two passes over them.
+_BLOCK_BYTES = 2 << 20
+_PADDING = bytes(16)  # words are read at any byte of a record
+_STREAK = 8  # so many records of one length are taken as a sign of more
+_COPIED_BYTES = 4096  # below, a copy of a record costs less than a view of it
+_LENGTH = struct.Struct("<Q")
+
+
+class Readable(Protocol):
+    """Where bytes come from."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Whole records that lie one behind the other.
+
+    Attributes:
+        file: Where they are from, for messages.
+        data: The bytes, and some zeros behind them.
+        starts: Where each record's data starts in `data`.
+        sizes: How long each record's data is.
+        first: The number of the first record in the file.
+        offset: Where `data` starts in the file.
+        offsets: Where each record starts in the file, if `data` is not as the file is.
+    """
+
+    file: str
+    data: bytes
+    starts: Array
+    sizes: Array
+    first: int
+    offset: int
+    offsets: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def bytes(self) -> Array:
+        """The data as an array."""
+        return np.frombuffer(self.data, np.uint8)
+
+    def words(self, kind: str = "<u8") -> Any:
+        """What stands at each byte, read as a number of several bytes."""
+        count = len(self.data) - np.dtype(kind).itemsize + 1
+        return np.ndarray((count,), kind, self.data, 0, (1,))  # type: ignore[call-overload]
+
+    def record(self, index: int) -> bytes:
+        """One record's data."""
+        start = int(self.starts[index])
+        return self.data[start : start + int(self.sizes[index])]
+
+    def head(self, count: int) -> Block:
+        """The first records."""
+        if count >= len(self):
+            return self
+        offsets = None if self.offsets is None else self.offsets[:count]
+        return Block(
+            self.file, self.data, self.starts[:count], self.sizes[:count], self.first, self.offset, offsets
+        )
+
+    def error(self, index: int, problem: str, *, column: str | None = None) -> DataError:
+        """A complaint about one of the records."""
+        at = self.offset + int(self.starts[index]) - HEAD if self.offsets is None else self.offsets[index]
+        return complaint(self.file, self.first + int(index), int(at), problem, column=column)
+
+
+def complaint(file: str, number: int, offset: int, problem: str, *, column: str | None = None) -> DataError:
+    """An error that names file, record and byte."""
+    error = DataError(f"record {number} of {file} (at byte {offset}): {problem}", column=column)
+    error.row = number
+    return error
+
+
+def blocks(
+    stream: Readable, file: str, *, verify: bool = True, block_bytes: int = _BLOCK_BYTES
+) -> Iterator[Block]:
+    """The records of a file, some megabytes at a time; a longer record is a block of its own.
+
+    Raises:
+        DataError: A checksum is wrong, or the file ends within a record.
+    """
+    held, number, offset, wanted = b"", 0, 0, block_bytes
+    while True:
+        fresh = _read(stream, wanted, file, number, offset)
+        data = b"".join((held, fresh, _PADDING))
+        stop = len(data) - len(_PADDING)
+        starts, sizes, end = _walk(data, stop)
+        block = Block(file, data, starts, sizes, number, offset)
+        _check_lengths(block)
+        held, number, offset = data[end:stop], number + len(block), offset + end
+        if len(block):
+            if verify:
+                _check_data(block)
+            yield block
+        missing = _missing(held, file, number, offset)
+        if not fresh:
+            if held:
+                raise complaint(
+                    file, number, offset, f"the file ends {missing} bytes before the record does; it is cut off."
+                )
+            return
+        # As much again as is held: a length that is wrong in spite of its checksum does not fill the memory.
+        wanted = min(max(missing, block_bytes), max(len(held), block_bytes))
+
+
+@cache
+def checksum() -> Callable[[Any], int]:
+    """CRC32C of bytes or of a read-only array."""
+    try:
+        from google_crc32c import value
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError(what="TFRecord files", package="google-crc32c", extra="tfrecord") from exc
+    found: Callable[[Any], int] = value
+    return found
+
+
+def masked(checksums: Array) -> Array:
+    """Checksums as they stand in the file: turned, and moved by a constant."""
+    crc = checksums.astype(np.uint32, copy=False)
+    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
+
+
+def length_checksums(sizes: Array) -> Array:
+    """The masked checksum of each length; few lengths are different ones."""
+    crc = checksum()
+    if len(sizes) and sizes[0] == sizes[-1] and (sizes == sizes[0]).all():
+        only = np.array([crc(_LENGTH.pack(int(sizes[0])))], np.uint32)
+        return np.broadcast_to(masked(only), sizes.shape)
+    different, which = np.unique(sizes, return_inverse=True)
+    found = np.array([crc(_LENGTH.pack(size)) for size in different.tolist()], np.uint32)
+    return masked(found)[which]
+
+
+def is_head(start: bytes) -> bool:
+    """Whether these first bytes of a file are a record's length and its checksum."""
+    if len(start) < HEAD:
+        return False
+    crc = masked(np.array([checksum()(start[:8])], np.uint32))[0]
+    return int(crc) == int.from_bytes(start[8:HEAD], "little")
+
+
+def _read(stream: Readable, wanted: int, file: str, number: int, offset: int) -> bytes:
+    try:
+        return stream.read(wanted)
+    except (EOFError, zlib.error) as exc:
+        raise complaint(file, number, offset, f"the compressed data is damaged or cut off: {exc}") from exc
+    except OSError as exc:
+        if type(exc).__name__ != "BadGzipFile":
+            raise
+        raise complaint(file, number, offset, f"the compressed data is damaged: {exc}") from exc
+
+
+def _walk(data: bytes, stop: int) -> tuple[Array, Array, int]:
+    """Where the whole records are before `stop`, and where the last of them ends."""
+    position, streak, last = 0, 0, -1
+    pieces: list[Array] = []
+    starts: list[int] = []
+    read = _LENGTH.unpack_from
+    while position + HEAD <= stop:
+        size = read(data, position)[0]
+        if size > stop - position - AROUND:
+            break
+        streak = streak + 1 if size == last else 0
+        last = size
+        if streak == _STREAK:
+            run = _equal(data, position, stop, size)
+            pieces += [np.array(starts, np.int64), position + np.arange(run, dtype=np.int64) * (size + AROUND)]
+            starts, streak = [], 0
+            position += run * (size + AROUND)
+        else:
+            starts.append(position)
+            position += size + AROUND
+    heads = np.concatenate([*pieces, np.array(starts, np.int64)])
+    return heads + HEAD, np.diff(heads, append=position) - AROUND, position
+
+
+def _equal(data: bytes, position: int, stop: int, size: int) -> int:
+    """How many records of this size follow one another."""
+    stride = size + AROUND
+    count = (stop - position) // stride
+    found: Any = np.ndarray((count,), "<u8", data, position, (stride,))  # type: ignore[call-overload]
+    other = found != size
+    first = int(np.argmax(other))
+    return first if other[first] else count
+
+
+def _check_lengths(block: Block) -> None:
+    stored = block.words("<u4")[block.starts - 4]
+    wrong = stored != length_checksums(block.sizes)
+    if wrong.any():
+        raise block.error(int(np.argmax(wrong)), _BAD_LENGTH)
+
+
+_BAD_LENGTH = "the length does not match its checksum; the file is damaged, or no TFRecord file."
+
+
+def _check_data(block: Block) -> None:
+    crc, data = checksum(), block.data
+    starts, sizes = block.starts.tolist(), block.sizes.tolist()
+    if len(data) // len(starts) < _COPIED_BYTES:
+        found = [crc(data[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+    else:
+        array = block.bytes
+        found = [crc(array[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+    stored = block.words("<u4")[block.starts + block.sizes]
+    wrong = stored != masked(np.array(found, np.uint32))
+    if wrong.any():
+        raise block.error(int(np.argmax(wrong)), "the data does not match its checksum; the file is damaged.")
+
+
+def _missing(held: bytes, file: str, number: int, offset: int) -> int:
+    """How many bytes the record is short of whose start is held."""
+    if len(held) < HEAD:
+        return HEAD - len(held)
+    if not is_head(held):
+        raise complaint(file, number, offset, _BAD_LENGTH)
+    size: int = _LENGTH.unpack_from(held)[0]
+    return size + AROUND - len(held)
