@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kindler.train.triggers import SeveralIteration as SeveralIteration
     from kindler.train.triggers import TriggerAnd as TriggerAnd
     from kindler.train.triggers import TriggerOr as TriggerOr
+    from kindler.xshards import SharedValue as SharedValue
+    from kindler.xshards import XShards as XShards
 
 __version__ = "0.1.0"
 
@@ -43,8 +45,10 @@ _PUBLIC = {
     "ModelCheckpoint": "kindler.train.callbacks",
     "RunSettings": "kindler.config",
     "SeveralIteration": "kindler.train.triggers",
+    "SharedValue": "kindler.xshards",
     "TriggerAnd": "kindler.train.triggers",
     "TriggerOr": "kindler.train.triggers",
+    "XShards": "kindler.xshards",
     "errors": "kindler",
     "init": "kindler.spark.session",
     "stop": "kindler.spark.session",
@@ -64,8 +68,10 @@ __all__ = [
     "ModelCheckpoint",
     "RunSettings",
     "SeveralIteration",
+    "SharedValue",
     "TriggerAnd",
     "TriggerOr",
+    "XShards",
     "__version__",
     "errors",
     "init",

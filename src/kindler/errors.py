@@ -116,14 +116,16 @@ class WorkerError(TrainingError):
     `except ValueError` catches the ValueError of a model that runs three machines away.
 
     Attributes:
-        rank: The worker that raised first.
+        rank: The worker that raised first; for work on shards, the shard's number.
         host: Its machine.
         remote_traceback: Its traceback, as text.
+        shard: The number of the shard that the code was called with, for work on an XShards; else None.
     """
 
     rank: int
     host: str
     remote_traceback: str
+    shard: int | None = None
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -212,7 +214,9 @@ def revive(kind: str, message: str, fields: dict[str, Any]) -> KindlerError | No
     return _rebuild(cls, (message,), fields)
 
 
-def worker_error(*, types: Sequence[str], message: str, traceback: str, rank: int, host: str) -> WorkerError:
+def worker_error(
+    *, types: Sequence[str], message: str, traceback: str, rank: int, host: str, shard: int | None = None
+) -> WorkerError:
     """The error that `fit` raises for an exception raised by user code on a worker.
 
     Args:
@@ -221,15 +225,17 @@ def worker_error(*, types: Sequence[str], message: str, traceback: str, rank: in
         traceback: The worker's traceback, as text.
         rank: The worker's rank.
         host: The worker's machine.
+        shard: The shard that was worked on, where the work was on shards.
     """
     bases = _combined(types)
     name = types[0].rpartition(":")[2] if types else "WorkerError"
     cls = type(name, bases, {"__module__": __name__, "__reduce__": _reduce_worker_error})
-    text = f"{message}\n\nraised as {name} on worker {rank}, host {host}:\n{traceback.rstrip()}"
+    place = f"worker {rank}" if shard is None else f"shard {shard}"
+    text = f"{message}\n\nraised as {name} on {place}, host {host}:\n{traceback.rstrip()}"
     error: Any = _blank(cls)
     error.args = (text,)
-    error.rank, error.host, error.remote_traceback = rank, host, traceback
-    error.__dict__["_origin"] = (tuple(types), message, traceback, rank, host)
+    error.rank, error.host, error.remote_traceback, error.shard = rank, host, traceback, shard
+    error.__dict__["_origin"] = (tuple(types), message, traceback, rank, host, shard)
     made: WorkerError = error
     return made
 
@@ -261,6 +267,6 @@ def _reduce_worker_error(self: WorkerError) -> tuple[Any, ...]:
 
 
 def _rebuild_worker_error(
-    types: tuple[str, ...], message: str, traceback: str, rank: int, host: str
+    types: tuple[str, ...], message: str, traceback: str, rank: int, host: str, shard: int | None
 ) -> WorkerError:
-    return worker_error(types=types, message=message, traceback=traceback, rank=rank, host=host)
+    return worker_error(types=types, message=message, traceback=traceback, rank=rank, host=host, shard=shard)

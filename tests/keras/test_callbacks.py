@@ -19,10 +19,10 @@ from kindler.errors import ConfigError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 
-DATA = problems.problem(60)
+DATA = problems.problem(64)
 CONTRARY = {**DATA, "y": 1 - DATA["y"]}  # the better the model, the worse its validation
 COLUMNS = {"feature_cols": "x", "label_cols": "y"}
-OPTIONS = {"batch_size": 15, "verbose": 0, **COLUMNS}
+OPTIONS = {"batch_size": 16, "verbose": 0, **COLUMNS}
 
 
 def estimator(flavour: str, workers: int = 2, **options: Any) -> Estimator:
@@ -127,7 +127,7 @@ def test_a_stop_that_one_rank_asks_for_ends_all_at_the_end_of_the_epoch(flavour:
 
     first, second = watchers.lines(tmp_path)
     assert history["epoch"] == [1, 2]
-    assert history["num_samples"] == [60, 60]
+    assert history["num_samples"] == [64, 64]
     assert [line["epoch"] for line in second] == [0, 1]
     assert (
         [line["rate"] for line in first] == [line["rate"] for line in second] == pytest.approx([0.01, 0.005])
@@ -158,9 +158,9 @@ def test_epochs_of_fewer_steps_and_runs_of_so_many(flavour: str, tmp_path: Path)
     cut = est.fit(DATA, epochs=9, max_steps=6, callbacks=[watchers.Files(tmp_path)], **OPTIONS)
 
     assert short["steps"] == [3, 3, 3]
-    assert short["num_samples"] == [45, 45, 45]
+    assert short["num_samples"] == [48, 48, 48]
     assert cut["steps"] == [4, 2]
-    assert cut["num_samples"] == [60, 30]
+    assert cut["num_samples"] == [64, 32]
     first, second = watchers.lines(tmp_path)
     assert len(first) == len(second) == 2
 

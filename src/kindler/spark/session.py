@@ -26,7 +26,7 @@ from kindler.spark.session_settings import SessionPlan, requested_settings, same
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["init", "is_connect", "stop"]
+__all__ = ["init", "is_connect", "running", "stop"]
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _JVM_EXIT_TIMEOUT_S = 10.0
@@ -118,6 +118,12 @@ def stop() -> None:
             _end(started)
         finally:
             _restore(started.before, started.during)
+
+
+def running() -> SparkSession | None:
+    """The session that runs, whoever started it; None where there is none."""
+    with _lock:
+        return _running_session()
 
 
 def is_connect(session: SparkSession) -> bool:

@@ -73,7 +73,7 @@ def main(backend: str, mnist: str, work: str) -> None:
     train, test = (spark.read.parquet(f"{work}/{part}.parquet") for part in ("train", "t10k"))
     columns = {"feature_cols": ["image"], "label_cols": ["label"]}
     reached = {}
-    for creator, epochs, ingest in ((dense, 7, "inline"), (lenet, 2, "direct")):
+    for creator, epochs, ingest in ((dense, 8, "inline"), (lenet, 4, "direct")):
         est = kindler.Estimator.from_keras(model_creator=creator, workers=2)
         history = est.fit(train, epochs=epochs, batch_size=256, verbose=0, ingest=ingest, **columns)
         assert history["num_samples"] == [60_000] * epochs, history

@@ -19,6 +19,8 @@ __all__ = ["Entries", "Lists", "Unusual", "entries", "items", "lists", "packed"]
 
 _TAG = np.uint64(0xFF)
 _BYTE = np.uint64(8)
+_MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
+_MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], np.uint64)
 
 
 class Unusual(Exception):
@@ -39,6 +41,8 @@ class Entries:
         key_size: How long its name is.
         start: Where its values start: a Feature.
         stop: Where they end.
+        order: They all, sorted by a mark of their names, so that one name's are found without a look at all.
+        marks: The marks in this order.
     """
 
     record: Array
@@ -46,27 +50,27 @@ class Entries:
     key_size: Array
     start: Array
     stop: Array
+    order: Array
+    marks: Array
 
     def of(self, chosen: Array) -> Entries:
-        """Some of them."""
-        return Entries(*(getattr(self, name)[chosen] for name in self.__slots__))
+        """Some of them, of one name."""
+        record, key, key_size = self.record[chosen], self.key[chosen], self.key_size[chosen]
+        start, stop = self.start[chosen], self.stop[chosen]
+        return Entries(record, key, key_size, start, stop, self.order[:0], self.marks[:0])
 
     def named(self, block: Block, name: bytes) -> Array:
-        """Which of them have that name."""
-        here = self.key_size == len(name)
-        if len(name) >= 8:
-            first = np.uint64(int.from_bytes(name[:8], "little"))
-            found = np.flatnonzero(here & (block.words()[self.key] == first)) if here.any() else np.empty(0, int)
-        else:
-            mask = np.uint64((1 << (8 * len(name))) - 1)
-            word = np.uint64(int.from_bytes(name, "little"))
-            found = np.flatnonzero(here & ((block.words()[self.key] & mask) == word))
+        """Which of them have that name, in their order."""
+        mark = _mark(name)
+        low, high = np.searchsorted(self.marks, mark), np.searchsorted(self.marks, mark, side="right")
+        found: Array = self.order[low:high]
+        found = found[self.key_size[found] == len(name)]
         if len(name) <= 8 or not len(found):
             return found
         width = len(name)
         whole = block.words(f"V{width}")[self.key[found]].view(np.uint8).reshape(-1, width)
-        same: Array = (whole == np.frombuffer(name, np.uint8)).all(axis=1)
-        return found[same]
+        whole_name: Array = found[(whole == np.frombuffer(name, np.uint8)).all(axis=1)]
+        return whole_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +119,12 @@ def entries(block: Block) -> Entries:
             live, end, at = live[more], end[more], stop[more]
     _refuse(np.concatenate(odd))
     if not steps:
-        return Entries(*(np.empty(0, np.int64) for _ in range(5)))
-    return Entries(*(np.concatenate(parts) for parts in zip(*steps, strict=True)))
+        none: Array = np.empty(0, np.int64)
+        return Entries(none, none, none, none, none, none, np.empty(0, np.uint64))
+    live, key, key_size, start, stop = (np.concatenate(parts) for parts in zip(*steps, strict=True))
+    marks = _marks(words, key, key_size)
+    order = np.argsort(marks, kind="stable")
+    return Entries(live, key, key_size, start, stop, order, marks[order])
 
 
 def lists(block: Block, features: Entries) -> Lists:
@@ -171,6 +179,23 @@ def items(block: Block, record: Array, found: Lists) -> tuple[Array, Array, Arra
     owner, start, size = (np.concatenate(parts) for parts in zip(*steps, strict=True))
     order = np.argsort(owner, kind="stable")
     return owner[order], start[order], size[order]
+
+
+def _marks(words: Array, key: Array, size: Array) -> Array:
+    """A number for each name: its first eight bytes, mixed with its last eight if it is longer."""
+    marks: Array = words[key] & _MASKS[np.minimum(size, 8)]
+    long = np.flatnonzero(size > 8)
+    if len(long):
+        marks[long] ^= words[key[long] + size[long] - 8] * _MIX
+    return marks
+
+
+def _mark(name: bytes) -> np.uint64:
+    padded = np.frombuffer(name + bytes(8), np.uint8)
+    place, size = np.zeros(1, np.int64), np.full(1, len(name))
+    words: Array = np.ndarray((len(name) + 1,), "<u8", padded, 0, (1,))
+    mark: np.uint64 = _marks(words, place, size)[0]
+    return mark
 
 
 def _field(words: Array, at: Array) -> tuple[Array, Array, Array]:

@@ -1,8 +1,8 @@
-"""One tf.train.Example at a time, with all that protobuf allows: the slow way, for records out of the ordinary.
+"""One tf.train.Example at a time, with all that protobuf allows: the slow way, for unusual records.
 
 Writers agree on one form of a record, and `entries` reads that form for many records at once. Protobuf
-allows others: numbers that are not packed, fields in pieces, fields that nobody knows. `canonical` gives the same
-record in the usual form.
+allows others: numbers that are not packed, fields in pieces, fields that nobody knows. `canonical` gives
+the same record in the usual form.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def canonical(record: bytes) -> bytes:
 
 
 def _feature(data: bytes) -> Value:
-    kind, values = 0, []
+    kind = 0
+    values: list[bytes] = []
     for number, wire, value in _fields(data):
         if number in (BYTES, FLOAT, INT64) and wire == _LEN:
             values = values if number == kind else []  # one of the three: the last one given
@@ -137,4 +138,3 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & _MASK, position + step + 1
     raise Malformed("a number has more than ten bytes")
-

@@ -22,7 +22,17 @@ import numpy as np
 from kindler.data.columns import Array
 from kindler.errors import DataError, MissingExtraError
 
-__all__ = ["AROUND", "HEAD", "Block", "Readable", "blocks", "checksum", "is_head", "length_checksums", "masked"]
+__all__ = [
+    "AROUND",
+    "HEAD",
+    "Block",
+    "Readable",
+    "blocks",
+    "checksum",
+    "is_head",
+    "length_checksums",
+    "masked",
+]
 
 HEAD = 12  # length and its checksum
 AROUND = HEAD + 4  # and the data's checksum behind it
@@ -66,14 +76,14 @@ class Block:
         return len(self.starts)
 
     @property
-    def bytes(self) -> Array:
+    def array(self) -> Array:
         """The data as an array."""
         return np.frombuffer(self.data, np.uint8)
 
     def words(self, kind: str = "<u8") -> Any:
         """What stands at each byte, read as a number of several bytes."""
         count = len(self.data) - np.dtype(kind).itemsize + 1
-        return np.ndarray((count,), kind, self.data, 0, (1,))  # type: ignore[call-overload]
+        return np.ndarray((count,), kind, self.data, 0, (1,))
 
     def record(self, index: int) -> bytes:
         """One record's data."""
@@ -127,7 +137,10 @@ def blocks(
         if not fresh:
             if held:
                 raise complaint(
-                    file, number, offset, f"the file ends {missing} bytes before the record does; it is cut off."
+                    file,
+                    number,
+                    offset,
+                    f"the file ends {missing} bytes before the record does; it is cut off.",
                 )
             return
         # As much again as is held: a length that is wrong in spite of its checksum does not fill the memory.
@@ -148,7 +161,9 @@ def checksum() -> Callable[[Any], int]:
 def masked(checksums: Array) -> Array:
     """Checksums as they stand in the file: turned, and moved by a constant."""
     crc = checksums.astype(np.uint32, copy=False)
-    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
+    turned: Array = (crc >> np.uint32(15)) | (crc << np.uint32(17))
+    moved: Array = turned + np.uint32(0xA282EAD8)
+    return moved
 
 
 def length_checksums(sizes: Array) -> Array:
@@ -195,7 +210,10 @@ def _walk(data: bytes, stop: int) -> tuple[Array, Array, int]:
         last = size
         if streak == _STREAK:
             run = _equal(data, position, stop, size)
-            pieces += [np.array(starts, np.int64), position + np.arange(run, dtype=np.int64) * (size + AROUND)]
+            pieces += [
+                np.array(starts, np.int64),
+                position + np.arange(run, dtype=np.int64) * (size + AROUND),
+            ]
             starts, streak = [], 0
             position += run * (size + AROUND)
         else:
@@ -209,7 +227,7 @@ def _equal(data: bytes, position: int, stop: int, size: int) -> int:
     """How many records of this size follow one another."""
     stride = size + AROUND
     count = (stop - position) // stride
-    found: Any = np.ndarray((count,), "<u8", data, position, (stride,))  # type: ignore[call-overload]
+    found: Any = np.ndarray((count,), "<u8", data, position, (stride,))
     other = found != size
     first = int(np.argmax(other))
     return first if other[first] else count
@@ -231,7 +249,7 @@ def _check_data(block: Block) -> None:
     if len(data) // len(starts) < _COPIED_BYTES:
         found = [crc(data[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
     else:
-        array = block.bytes
+        array = block.array
         found = [crc(array[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
     stored = block.words("<u4")[block.starts + block.sizes]
     wrong = stored != masked(np.array(found, np.uint32))

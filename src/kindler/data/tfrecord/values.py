@@ -1,7 +1,7 @@
-"""The values of one column in one block, before they become Arrow: how many each record has, and what they are.
+"""The values of one column in one block, before they become Arrow: how many each record has, and which.
 
-`ragged` reads any records, `even` those of which all have the same layout, byte for byte, apart from their values: then a
-column is a slice of one matrix.
+`ragged` reads any records. `even` reads those of which all have the same layout, byte for byte, apart from
+their values: then a column is a slice of one matrix.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from kindler.data.columns import Array
 from kindler.data.tfrecord import varints
 from kindler.data.tfrecord.entries import Entries, Lists, Unusual, entries, items, lists, packed
-from kindler.data.tfrecord.example import BYTES, FLOAT, INT64
+from kindler.data.tfrecord.example import BYTES, FLOAT
 from kindler.data.tfrecord.framing import AROUND, Block
 
 __all__ = ["Values", "WrongKind", "even", "ragged"]
@@ -240,7 +240,9 @@ def _integers(line: Array, sizes: Array, record: Array) -> tuple[Array, Array]:
     if len(line) == len(sizes) and (sizes == 1).all() and (line < 0x80).all():
         return line.astype(np.int64), np.ones(len(sizes), np.int64)
     stops = np.cumsum(sizes)
-    cut = np.flatnonzero((sizes > 0) & (line[np.maximum(stops, 1) - 1] >= 0x80)) if len(line) else []
+    cut: Array = np.empty(0, np.int64)
+    if len(line):
+        cut = np.flatnonzero((sizes > 0) & (line[np.maximum(stops, 1) - 1] >= 0x80))
     if len(cut):
         raise Unusual(record[cut])
     try:
@@ -272,6 +274,6 @@ def gather(block: Block, starts: Array, sizes: Array) -> Array:
     total = int(sizes.sum())
     if total < _SHORT_BYTES * len(sizes):
         shift = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
-        return block.bytes[shift + np.arange(total)]
+        return block.array[shift + np.arange(total)]
     data, pairs = block.data, zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
     return np.frombuffer(b"".join([data[start:stop] for start, stop in pairs]), np.uint8)

@@ -100,7 +100,7 @@ def decode(line: Array) -> tuple[Array, Array]:
 
 def _squeezed(words: Array, count: int) -> Array:
     """The low seven bits of the first `count` bytes of each word, put together."""
-    values = words & _LOW
+    values: Array = words & _LOW
     for step in range(1, count):
         values |= (words >> np.uint64(step)) & np.uint64(0x7F << (7 * step))
     return values
@@ -108,11 +108,12 @@ def _squeezed(words: Array, count: int) -> Array:
 
 def _bytes_below(lowest: Array) -> Array:
     """Which byte has its high bit at `lowest`, counted from one."""
-    exponents: Array = np.frexp(lowest.astype(np.float64))[1] >> 3
-    return exponents.astype(np.int64)
+    exponents: Array = np.frexp(lowest.astype(np.float64))[1]
+    below: Array = exponents.astype(np.int64) >> 3
+    return below
 
 
 def _words(line: Array) -> Any:
     padded = np.zeros(len(line) + 8, np.uint8)
     padded[: len(line)] = line
-    return np.ndarray((len(line),), "<u8", padded, 0, (1,))  # type: ignore[call-overload]
+    return np.ndarray((len(line),), "<u8", padded, 0, (1,))

@@ -7,14 +7,15 @@ installed here: the optimizer gets gradients that are already the mean over the 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 
 from kindler.errors import ConfigError
 
-__all__ = ["Group", "Means", "Rows", "install", "optimizers", "replaced"]
+__all__ = ["Exchange", "Group", "Means", "Rows", "install", "optimizers", "replaced"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Means = Callable[[Sequence[Array], float], list[Array]]
@@ -35,12 +36,46 @@ class Group(Protocol):
 
 
 class Rows:
-    """How many rows the step has that is being traced or run; a number or a symbol of the graph."""
+    """What is known of the step that is being traced or run.
+
+    Attributes:
+        now: How many rows it has; a number or a symbol of the graph.
+        turn: What the exchange before left for the next one of the same step, so that they keep their order.
+    """
 
     now: Any = 0
+    turn: Any = None
 
 
-def install(model: Any, group: Group, backend: str, *, may_idle: bool) -> None:
+class Exchange:
+    """The mean over ranks, called from within a backend; it keeps what went wrong there.
+
+    A backend raises an exception of host code as one of its own, without type or fields.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._error: Exception | None = None
+
+    def __call__(self, arrays: Sequence[Array], weight: float) -> list[Array]:
+        try:
+            return self._group.mean(arrays, weight)
+        except Exception as exc:
+            self._error = exc
+            raise
+
+    @contextmanager
+    def unwrapped(self) -> Iterator[None]:
+        """Raise what went wrong in the exchange as it was, while the block runs."""
+        try:
+            yield
+        except Exception:
+            if self._error is None:
+                raise
+            raise self._error from None
+
+
+def install(model: Any, group: Group, backend: str, *, may_idle: bool) -> Exchange:
     """Make every optimizer of the model apply the mean over the rows of all ranks.
 
     Args:
@@ -59,8 +94,10 @@ def install(model: Any, group: Group, backend: str, *, may_idle: bool) -> None:
         replaced(model, "train_step", lambda step: on.idle_step(step, rows, model))
     else:
         replaced(model, "train_step", lambda step: on.weigh(step, rows))
+    exchange = Exchange(group)
     for optimizer in optimizers(model):
-        on.share_gradients(optimizer, group.mean, rows)
+        on.share_gradients(optimizer, exchange, rows)
+    return exchange
 
 
 def optimizers(model: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Keras on JAX: gradients leave the jitted step through an ordered callback of host code.
+"""Keras on JAX: gradients leave the jitted step through a callback of host code.
 
 Shapes are static under `jit`, so the rows of a step are a plain number, and local batches of two sizes are
 two compilations, not a padded one.
@@ -17,18 +17,14 @@ from kindler.frameworks.keras.exchange import Means, Rows, replaced
 # Its own type hints are partial, which a strict checker takes amiss.
 jax: Any = importlib.import_module("jax")
 jnp: Any = jax.numpy
-io_callback: Any = importlib.import_module("jax.experimental").io_callback
 
 __all__ = ["idle_step", "settle", "share_gradients", "weigh"]
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
     """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
-    # A callback reads its arguments through the pool of threads that runs it: the pool must have another
-    # thread, and steps must not be queued in it, or all of them wait for each other.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
     if threads is not None:
-        os.environ["NPROC"] = str(max(2, threads))
+        os.environ["NPROC"] = str(threads)
         if threads == 1:
             flags = os.environ.get("XLA_FLAGS", "")
             os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
@@ -47,7 +43,7 @@ def weigh(step: Any, rows: Rows) -> Any:
     """A train step that tells how many rows it has."""
 
     def train_step(state: Any, data: Any) -> Any:
-        rows.now = _count(data)
+        rows.now, rows.turn = _count(data), None
         return step(state, data)
 
     return train_step
@@ -57,7 +53,7 @@ def idle_step(step: Any, rows: Rows, model: Any) -> Any:
     """A train step that may get no rows: it computes on a row of zeros that counts for nothing."""
 
     def train_step(state: Any, data: Any) -> Any:
-        rows.now = _count(data)
+        rows.now, rows.turn = _count(data), None
         if rows.now:
             return step(state, data)
         zeros = jax.tree_util.tree_map(lambda part: jnp.zeros((1, *part.shape[1:]), part.dtype), data)
@@ -69,24 +65,52 @@ def idle_step(step: Any, rows: Rows, model: Any) -> Any:
 
 def _apply(apply: Any, means: Means, rows: Rows) -> Any:
     def shared(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        return apply(optimizer_variables, _exchanged(list(grads), means, rows.now), trainable_variables)
+        return apply(optimizer_variables, _exchanged(list(grads), means, rows), trainable_variables)
 
     return shared
 
 
-def _exchanged(grads: list[Any], means: Means, weight: int) -> list[Any]:
+def _exchanged(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
     present = [i for i, grad in enumerate(grads) if grad is not None]
     dense = [grads[i] for i in present]
     like = [jax.ShapeDtypeStruct(grad.shape, grad.dtype) for grad in dense]
-
-    def host(*arrays: Any) -> list[Any]:
-        return means([np.asarray(array) for array in arrays], float(weight))
-
-    shared = io_callback(host, like, *dense, ordered=True)
+    if jax.default_backend() == "cpu":
+        shared = _through_buffers(dense, like, means, rows)
+    else:
+        shared = _through_copies(dense, like, means, rows.now)
     whole = list(grads)
     for i, mean in zip(present, shared, strict=True):
         whole[i] = mean
     return whole
+
+
+def _through_buffers(dense: list[Any], like: list[Any], means: Means, rows: Rows) -> list[Any]:
+    """Read and write XLA's own memory.
+
+    Copies would be made by the pool of threads that runs the callback: with one thread, it would wait for
+    itself.
+    """
+    weight = float(rows.now)
+
+    def host(_: Any, outputs: Any, turn: Any, *inputs: Any) -> None:
+        means_of_all = means([np.asarray(part) for part in inputs], weight)
+        for output, mean in zip(outputs[1:], means_of_all, strict=True):
+            np.copyto(np.asarray(output), mean)
+
+    call = importlib.import_module("jax.experimental.buffer_callback").buffer_callback
+    turn = rows.turn if rows.turn is not None else jnp.zeros((), jnp.float32)
+    exchange = call(host, [jax.ShapeDtypeStruct((), jnp.float32), *like], has_side_effect=True)
+    rows.turn, *shared = exchange(turn, *dense)
+    return list(shared)
+
+
+def _through_copies(dense: list[Any], like: list[Any], means: Means, weight: int) -> list[Any]:
+    """By way of host memory, from and to another device."""
+
+    def host(*arrays: Any) -> list[Any]:
+        return means([np.asarray(array) for array in arrays], float(weight))
+
+    return list(importlib.import_module("jax.experimental").io_callback(host, like, *dense, ordered=True))
 
 
 def _count(data: Any) -> int:

@@ -30,7 +30,8 @@ def reseed(seed: int) -> None:
 
 def randomness() -> list[Array]:
     """The states of torch's generators."""
-    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if on_gpu else ())]
     return [state.numpy() for state in states]
 
 

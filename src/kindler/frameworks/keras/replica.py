@@ -16,7 +16,7 @@ import numpy as np
 
 from kindler.errors import ConfigError
 from kindler.frameworks.keras import library
-from kindler.frameworks.keras.exchange import Group, install
+from kindler.frameworks.keras.exchange import Exchange, Group, install
 from kindler.frameworks.keras.feed import Arranged, Feed, dataset
 from kindler.frameworks.keras.metrics import Tallies
 from kindler.frameworks.keras.spec import KerasSpec, build_model, custom_objects, dumps, loads
@@ -75,6 +75,7 @@ class KerasReplica:
             self.model, inputs=spec.inputs, features=feature_names, labels=label_names, weighted=weighted
         )
         self._group: Group | None = None
+        self._exchange: Exchange | None = None
         self._signature: list[tuple[str, tuple[int, ...]]] = []
         self._tallies: Tallies | None = None
         self._drawn: list[Array] = []
@@ -134,7 +135,7 @@ class KerasReplica:
         variables.assign(group.broadcast(variables.read()))
         if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
             self.model.jit_compile = False  # XLA cannot leave the graph for the exchange
-        install(self.model, group, self.spec.backend, may_idle=may_idle)
+        self._exchange = install(self.model, group, self.spec.backend, may_idle=may_idle)
 
     def fit(
         self,
@@ -154,9 +155,10 @@ class KerasReplica:
             class_weight: Weights of labels.
             ends: False where training goes on after this, so that nothing is made final.
         """
-        with nullcontext() if ends else _unfinished(self.model.optimizer):
+        exchange = nullcontext() if self._exchange is None else self._exchange.unwrapped()
+        with exchange, nullcontext() if ends else _unfinished(self.model.optimizer):
             self.model.fit(
-                dataset(self.keras, feed, self._arranged),
+                dataset(self.keras, self.spec.backend, feed, self._arranged),
                 initial_epoch=epochs[0],
                 epochs=epochs[1],
                 callbacks=hooks,
@@ -171,7 +173,10 @@ class KerasReplica:
             self.model.reset_metrics()
             return
         self.model.evaluate(
-            dataset(self.keras, feed, self._arranged), verbose=0, callbacks=hooks, return_dict=True
+            dataset(self.keras, self.spec.backend, feed, self._arranged),
+            verbose=0,
+            callbacks=hooks,
+            return_dict=True,
         )
 
     def begin_epoch(self, epoch: int) -> None:

@@ -1,0 +1,430 @@
+"""A shard's object as Arrow where it has rows and columns, as a pickle otherwise; and back.
+
+    object                                              kind      kept as
+    pandas DataFrame                                    frame     an Arrow table, its index included
+    pandas Series                                       series    the same, with one column
+    dict, list, tuple (nested) of arrays of one length  arrays    an Arrow table: a row of an array is one
+                                                                  binary cell, so any dtype and shape fits
+    anything else                                       object    a pickle (protocol 5, cloudpickle's)
+
+Arrow tables are cut, joined and mapped without a look at their values. Cells of a frame that Arrow has no
+type for are pickled one by one. Where the bytes are kept is left to others.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+
+from kindler.data.columns import Array
+from kindler.data.shards import nests
+from kindler.errors import DataError
+
+__all__ = [
+    "META",
+    "Info",
+    "Packed",
+    "column_to_array",
+    "from_chunks",
+    "from_table",
+    "leaves",
+    "pack",
+    "read",
+    "stream",
+    "table_to_pandas",
+    "to_chunks",
+    "unpack",
+    "write",
+]
+
+META = b"kindler"
+_CHUNK_BYTES = 16 << 20
+_SERIES = "series"
+_PLAIN_KINDS = "biufcMmSU"
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What is known of a shard without its values.
+
+    Attributes:
+        kind: See the table of this module.
+        rows: How many rows it has; 1 for an object without rows.
+        rowwise: Whether it can be cut by rows.
+        items: The length of a tuple or list, else None.
+        name: The object's type, for messages.
+        schema: Of the Arrow table, if it is one.
+    """
+
+    kind: str
+    rows: int
+    rowwise: bool = True
+    items: int | None = None
+    name: str = ""
+    schema: pa.Schema | None = None
+
+    def to_bytes(self) -> bytes:
+        """Everything but the schema's values, for a binary cell."""
+        said = {
+            "kind": self.kind,
+            "rows": self.rows,
+            "rowwise": self.rowwise,
+            "items": self.items,
+            "name": self.name,
+        }
+        schema = b"" if self.schema is None else self.schema.serialize().to_pybytes()
+        head = json.dumps(said).encode()
+        return len(head).to_bytes(4, "little") + head + schema
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Info:
+        """The reverse of `to_bytes`."""
+        size = int.from_bytes(data[:4], "little")
+        said = json.loads(data[4 : 4 + size])
+        rest = data[4 + size :]
+        return Info(**said, schema=pa.ipc.read_schema(pa.py_buffer(rest)) if rest else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A shard as bytes: an Arrow table, or a pickle.
+
+    Attributes:
+        info: What it is.
+        table: The rows, unless it is an `object`.
+        data: The pickle, if it is one.
+        memory: A private mapping that the table's buffers lie in, if they do: arrays are made as views of
+            it that may be written to.
+    """
+
+    info: Info
+    table: pa.Table = None
+    data: bytes | None = None
+    memory: Any = field(default=None, compare=False)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the rows are Arrow's."""
+        return self.table is not None
+
+
+def pack(thing: Any) -> Packed:
+    """An object as bytes."""
+    if nests.is_frame(thing):
+        table = _table_of(thing)
+        if table is not None:
+            return from_table(table)
+    elif nests.is_series(thing):
+        table = _table_of(thing.to_frame())
+        if table is not None:
+            unnamed = thing.name is None
+            return from_table(_with_meta(table, unnamed=unnamed), kind=_SERIES)
+    else:
+        table = _table_of_arrays(thing)
+        if table is not None:
+            return from_table(table, kind="arrays")
+    return _pickled(thing)
+
+
+def unpack(packed: Packed) -> Any:
+    """The object again; arrays may be written to, and that changes no shard."""
+    kind = packed.info.kind
+    if kind == "frame":
+        return table_to_pandas(packed.table)
+    if kind == _SERIES:
+        series = table_to_pandas(packed.table).iloc[:, 0]
+        return series.rename(None) if _meta(packed.table.schema).get("unnamed") else series
+    if kind == "arrays":
+        return _nest(_meta(packed.table.schema)["nest"], packed)
+    return pickle.loads(packed.data or b"")
+
+
+def from_table(table: pa.Table, kind: str = "frame") -> Packed:
+    """A table as a shard; one of `pack`'s own making keeps its kind."""
+    items = None
+    if kind == "arrays":
+        node = _meta(table.schema)["nest"]
+        items = len(node[1]) if node[0] in ("list", "tuple") else None
+        name = "ndarray" if node[0] == "array" else node[0]
+    else:
+        name = "DataFrame" if kind == "frame" else "Series"
+    return Packed(Info(kind, table.num_rows, items=items, name=name, schema=table.schema), table)
+
+
+def leaves(schema: pa.Schema) -> list[tuple[tuple[Any, ...], str, str, tuple[int, ...]]]:
+    """The arrays of a shard of kind `arrays`: (where in the nest, column, dtype, shape of a row)."""
+    found: list[tuple[tuple[Any, ...], str, str, tuple[int, ...]]] = []
+
+    def walk(node: Any, path: tuple[Any, ...]) -> None:
+        if node[0] == "array":
+            found.append((path, node[1], node[2], tuple(node[3])))
+        elif node[0] == "dict":
+            for key, inner in node[1]:
+                walk(inner, (*path, key))
+        else:
+            for position, inner in enumerate(node[1]):
+                walk(inner, (*path, position))
+
+    walk(_meta(schema)["nest"], ())
+    return found
+
+
+def to_chunks(packed: Packed) -> Iterator[bytes]:
+    """A shard as pieces that any carrier of binary cells can take; those of a table stand by themselves."""
+    if not packed.is_table:
+        view = memoryview(packed.data or b"")
+        for start in range(0, max(len(view), 1), _CHUNK_BYTES):
+            yield bytes(view[start : start + _CHUNK_BYTES])
+        return
+    table = packed.table
+    step = max(1, table.num_rows * _CHUNK_BYTES // max(table.nbytes, 1))
+    for start in range(0, max(table.num_rows, 1), step):
+        yield stream(table.slice(start, step))
+
+
+def from_chunks(info: Info, chunks: Iterable[Any]) -> Packed:
+    """The shard that `to_chunks` cut up."""
+    if info.schema is None:
+        return Packed(info, data=b"".join(bytes(chunk) for chunk in chunks))
+    tables = [pa.ipc.openstream(pa.py_buffer(chunk)).read_all() for chunk in chunks]
+    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+    return Packed(replace(info, schema=table.schema), table)
+
+
+def write(packed: Packed, path: str | os.PathLike[str]) -> None:
+    """Keep a shard in a file of this machine, which `read` maps."""
+    if not packed.is_table:
+        with open(path, "wb") as file:
+            file.write(packed.data or b"")
+        return
+    table = packed.table
+    if packed.info.kind == "arrays":
+        table = table.combine_chunks()  # an array in one piece is a view of the file
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.unify_dictionaries())
+
+
+def read(info: Info, path: str | os.PathLike[str]) -> Packed:
+    """A shard that `write` kept: mapped, not read, if it is a table."""
+    if info.schema is None:
+        with open(path, "rb") as file:
+            return Packed(info, data=file.read())
+    with open(path, "rb") as file:
+        # A private mapping: what is written to its arrays stays in this process.
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    table = pa.ipc.open_file(pa.py_buffer(memory)).read_all()
+    return Packed(replace(info, schema=table.schema), table, memory=memory)
+
+
+def _pickled(thing: Any) -> Packed:
+    count = nests.rows(thing)
+    info = Info(
+        "object",
+        1 if count is None else count,
+        rowwise=count is not None,
+        items=len(thing) if type(thing) in (list, tuple) else None,
+        name=type(thing).__name__,
+    )
+    return Packed(info, data=cloudpickle.dumps(thing, protocol=5))
+
+
+def stream(table: pa.Table) -> bytes:
+    """A table as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.newstream(sink, table.schema) as writer:
+        writer.write_table(table.unify_dictionaries())
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _meta(schema: pa.Schema) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads((schema.metadata or {}).get(META, b"{}"))
+    return said
+
+
+def _with_meta(table: pa.Table, **more: Any) -> pa.Table:
+    metadata = dict(table.schema.metadata or {})
+    metadata[META] = json.dumps({**_meta(table.schema), **more}).encode()
+    return table.replace_schema_metadata(metadata)
+
+
+def _table_of(frame: Any) -> pa.Table | None:
+    """A frame as Arrow, with notes on what Arrow alone would not give back as it was; None if it cannot."""
+    import pandas as pd
+
+    problems = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, TypeError)
+    odd = [
+        i
+        for i in range(frame.shape[1])
+        if frame.dtypes.iloc[i].kind == "O" and frame.dtypes.iloc[i].name == "object"
+    ]
+    pickled: list[int] = []
+    try:
+        table = pa.Table.from_pandas(frame, preserve_index=True)
+    except problems:
+        pickled = [i for i in odd if not _fits(frame.iloc[:, i])]
+        try:
+            table = pa.Table.from_pandas(_with_pickled(frame, pickled), preserve_index=True)
+        except problems:
+            return None
+    doubtful = [i for i in odd if i not in pickled and _is_structured(table.schema.types[i])]
+    if doubtful:
+        pickled = sorted({*pickled, *doubtful})
+        table = pa.Table.from_pandas(_with_pickled(frame, pickled), preserve_index=True)
+    objects = [i for i in odd if i not in pickled and _changes(table.schema.types[i], frame.iloc[:, i])]
+    index = frame.index
+    counted = isinstance(index, pd.RangeIndex) and index.step == 1 and index.name is None
+    return _with_meta(table, pickled=pickled, objects=objects, counted=counted)
+
+
+def _fits(column: Any) -> bool:
+    try:
+        pa.array(column, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, TypeError):
+        return False
+    return True
+
+
+def _with_pickled(frame: Any, positions: list[int]) -> Any:
+    import pandas as pd
+
+    changed = frame.copy(deep=False)
+    for i in positions:
+        cells = [cloudpickle.dumps(cell, protocol=5) for cell in frame.iloc[:, i]]
+        changed.isetitem(i, pd.Series(cells, index=frame.index, dtype=object))
+    return changed
+
+
+def _is_structured(kind: pa.DataType) -> bool:
+    return any(test(kind) for test in (pa.types.is_struct, pa.types.is_map, pa.types.is_union))
+
+
+def _changes(kind: pa.DataType, column: Any) -> bool:
+    """Whether pandas would give an object column of this Arrow type another type than it has."""
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind):
+        return not all(cell is None or isinstance(cell, np.ndarray) for cell in column)
+    same = (
+        types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_null,
+        types.is_date, types.is_time, types.is_decimal,
+    )  # fmt: skip
+    return not any(test(kind) for test in same)
+
+
+def table_to_pandas(table: pa.Table) -> Any:
+    """A table as a frame: what `pack` noted is put right, integers with nulls stay integers."""
+    import pandas as pd
+
+    meta = _meta(table.schema)
+    frame = table.to_pandas(coerce_temporal_nanoseconds="pickled" not in meta)
+    if "pickled" not in meta:
+        for position, kind in enumerate(table.schema.types):
+            column = table.column(position)
+            if pa.types.is_integer(kind) and column.null_count:
+                frame.isetitem(position, column.to_pandas(types_mapper=_nullable))
+        return frame
+    for position in meta["pickled"]:
+        cells = [pickle.loads(cell) for cell in table.column(position).to_pylist()]
+        frame.isetitem(position, pd.Series(cells, index=frame.index, dtype=object))
+    for position in meta["objects"]:
+        cells = table.column(position).to_pylist()
+        frame.isetitem(position, pd.Series(cells, index=frame.index, dtype=object))
+    if meta["counted"] and _is_counted(frame.index):
+        start = int(frame.index[0]) if len(frame) else 0
+        frame.index = pd.RangeIndex(start, start + len(frame))
+    return frame
+
+
+def _nullable(kind: pa.DataType) -> Any:
+    import pandas as pd
+
+    name = str(kind)
+    return pd.array([], dtype=name.replace("uint", "UInt").replace("int", "Int")).dtype
+
+
+def _is_counted(index: Any) -> bool:
+    values = index.to_numpy()
+    return values.dtype == np.int64 and bool((np.diff(values) == 1).all())
+
+
+def _table_of_arrays(thing: Any) -> pa.Table | None:
+    columns: list[pa.Array] = []
+    node = _describe(thing, columns)
+    if node is None or not columns or len({len(column) for column in columns}) != 1:
+        return None
+    names = [f"c{i}" for i in range(len(columns))]
+    return _with_meta(pa.table(columns, names=names), nest=node)
+
+
+def _describe(thing: Any, columns: list[pa.Array]) -> Any:
+    """The structure as JSON can carry it, with the arrays added to `columns`; None if it is no such nest."""
+    if isinstance(thing, np.ndarray):
+        return _describe_array(thing, columns)
+    if type(thing) is dict:
+        if not thing or not all(type(key) is str for key in thing):
+            return None
+        inner = [[key, _describe(part, columns)] for key, part in thing.items()]
+        return None if any(node is None for _, node in inner) else ["dict", inner]
+    if type(thing) in (list, tuple) and thing:
+        nodes = [_describe(part, columns) for part in thing]
+        return None if any(node is None for node in nodes) else [type(thing).__name__, nodes]
+    return None
+
+
+def _describe_array(array: Array, columns: list[pa.Array]) -> Any:
+    width = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    plain = type(array) in (np.ndarray, np.memmap) and array.dtype.kind in _PLAIN_KINDS
+    if not plain or not array.ndim or not 0 < width < 2**31:
+        return None
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    columns.append(pa.Array.from_buffers(pa.binary(width), len(array), [None, pa.py_buffer(flat)]))
+    return ["array", f"c{len(columns) - 1}", array.dtype.str, list(array.shape[1:])]
+
+
+def _nest(node: Any, packed: Packed) -> Any:
+    if node[0] == "dict":
+        return {key: _nest(inner, packed) for key, inner in node[1]}
+    if node[0] == "array":
+        return column_to_array(packed, node[1], node[2], tuple(node[3]), writable=True)
+    inside = [_nest(inner, packed) for inner in node[1]]
+    return inside if node[0] == "list" else tuple(inside)
+
+
+def column_to_array(
+    packed: Packed, column: str, dtype: str, shape: tuple[int, ...], *, writable: bool = False
+) -> Array:
+    """The array behind a column; a view where it lies in one piece, and may be written to if it must."""
+    parts = [
+        _view(chunk, np.dtype(dtype), shape, packed.memory, writable)
+        for chunk in packed.table.column(column).chunks
+        if len(chunk)
+    ]
+    if not parts:
+        return np.empty((0, *shape), dtype)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _view(
+    chunk: pa.Array, dtype: np.dtype[Any], shape: tuple[int, ...], memory: Any, writable: bool
+) -> Array:
+    if chunk.null_count:
+        raise DataError("rows of an array are missing: shards of different structure were joined.")
+    width = chunk.type.byte_width
+    buffer = chunk.buffers()[1]
+    start, size = chunk.offset * width, len(chunk) * width
+    if memory is not None:
+        base = np.frombuffer(memory, np.uint8)
+        offset = buffer.address + start - base.ctypes.data
+        if offset >= 0 and offset + size <= len(base):
+            return base[offset : offset + size].view(dtype).reshape(len(chunk), *shape)
+    view = np.frombuffer(buffer, np.uint8, size, start).view(dtype).reshape(len(chunk), *shape)
+    return view.copy() if writable else view

@@ -1,0 +1,356 @@
+"""Frames of shards as plain tables, and what SQL does with them: sort, group, merge, describe.
+
+A plain table has string column names, no index, and only types that Spark has too: categories are
+their values, unsigned integers the next wider signed ones, nanoseconds microseconds. Both homes give
+their results as plain tables, so that they agree; here are the local home's, Spark's are in
+`kindler.spark.shard_frames`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kindler.data.columns import Array
+from kindler.data.shards.codec import META, Info, Packed, table_to_pandas
+from kindler.errors import ConfigError, DataError
+
+__all__ = [
+    "AGGREGATES",
+    "Aggregate",
+    "MergeNames",
+    "aggregates",
+    "check_columns",
+    "conform",
+    "described",
+    "distinct",
+    "grouped",
+    "is_numeric",
+    "merge_names",
+    "merged",
+    "plain",
+    "plain_schema",
+    "schema_of",
+    "sorted_rows",
+    "together",
+    "whole",
+]
+
+AGGREGATES = {
+    "count": "count",
+    "count_distinct": "count_distinct",
+    "sum": "sum",
+    "avg": "mean",
+    "min": "min",
+    "max": "max",
+    "stddev": "stddev",
+    "variance": "variance",
+}
+"""Name -> what Arrow calls it."""
+
+_NUMERIC_ONLY = {"sum", "avg", "stddev", "variance"}
+_ALIASES = {"mean": "avg", "std": "stddev", "var": "variance", "countDistinct": "count_distinct"}
+_WIDER = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+    pa.date64(): pa.date32(),
+}
+_ROW = "_kindler_row"
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One column of a result: `sum` of `x`, named `sum(x)`; no column counts the rows, as `count`."""
+
+    function: str
+    column: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As Spark names it."""
+        return self.function if self.column is None else f"{self.function}({self.column})"
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema of the plain table that a frame's table becomes."""
+    meta = json.loads((schema.metadata or {}).get(META, b"{}"))
+    names = _names(schema)
+    for position in meta.get("pickled", ()):
+        raise DataError(
+            "its values are Python objects of several types, which no table can hold.\n"
+            "Hint: give it one dtype first, with transform_shard.",
+            column=schema.names[position],
+        )
+    return pa.schema([pa.field(new, _plain_type(schema.field(i).type)) for i, new in names])
+
+
+def plain(packed: Packed) -> pa.Table:
+    """A shard's frame as a plain table."""
+    if packed.info.kind not in ("frame", "series"):
+        raise DataError(f"a {packed.info.name} is no pandas DataFrame.\n{_HINT}")
+    wanted = plain_schema(packed.table.schema)
+    columns = [packed.table.column(i) for i, _ in _names(packed.table.schema)]
+    return pa.table(
+        [_cast(column, field) for column, field in zip(columns, wanted, strict=True)], schema=wanted
+    )
+
+
+_HINT = (
+    "Hint: this needs shards that are pandas DataFrames; make them with"
+    " transform_shard(lambda shard: pandas.DataFrame(...))."
+)
+
+
+def together(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """One schema for plain tables that differ where one has only nulls, or integers for floats."""
+    try:
+        return pa.unify_schemas([s.remove_metadata() for s in schemas], promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
+        raise DataError(f"the shards' columns have types that do not go together: {exc}") from exc
+
+
+def schema_of(infos: Sequence[Info]) -> pa.Schema:
+    """The plain schema of all shards of a collection, whose objects must be frames."""
+    for number, info in enumerate(infos):
+        if info.kind not in ("frame", "series") or info.schema is None:
+            raise DataError(f"shard {number} is a {info.name} and no pandas DataFrame.\n{_HINT}")
+    return together([plain_schema(info.schema) for info in infos])
+
+
+def whole(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of all tables, in their order."""
+    schema = together([table.schema for table in tables])
+    return pa.concat_tables([conform(table, schema) for table in tables])
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table under this schema; a column that it lacks is null."""
+    missing = [name for name in schema.names if name not in table.schema.names]
+    for name in missing:
+        table = table.append_column(name, pa.nulls(table.num_rows, schema.field(name).type))
+    return table.select(schema.names).cast(schema)
+
+
+def is_numeric(kind: pa.DataType) -> bool:
+    """Whether sums and means make sense."""
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def check_columns(names: Sequence[str], present: Sequence[str], what: str) -> None:
+    """Complain about columns that are not there."""
+    missing = [name for name in names if name not in present]
+    if missing:
+        raise ConfigError(f"{what}: there is no column {missing[0]!r}; there are {list(present)}.")
+
+
+def aggregates(
+    agg: str | Sequence[str] | Mapping[str, str | Sequence[str]], keys: Sequence[str], schema: pa.Schema
+) -> list[Aggregate]:
+    """What `group_by` is to compute; every complaint about it is made here.
+
+    >>> schema = pa.schema({"k": pa.int64(), "x": pa.float64(), "s": pa.string()})
+    >>> [a.name for a in aggregates(["sum", "max"], ["k"], schema)]
+    ['sum(x)', 'max(x)', 'max(s)']
+    >>> [a.name for a in aggregates("count", ["k"], schema)]
+    ['count']
+    """
+    if agg == "count":
+        return [Aggregate("count")]
+    others = [name for name in schema.names if name not in keys]
+    if isinstance(agg, Mapping):
+        check_columns(list(agg), schema.names, "group_by")
+        wanted = {name: [said] if isinstance(said, str) else list(said) for name, said in agg.items()}
+        return [_aggregate(function, name, schema) for name, said in wanted.items() for function in said]
+    functions = [agg] if isinstance(agg, str) else list(agg)
+    return [
+        _aggregate(function, name, schema)
+        for function in functions
+        for name in others
+        if is_numeric(schema.field(name).type) or _known(function) not in _NUMERIC_ONLY
+    ]
+
+
+def _known(function: str) -> str:
+    name = _ALIASES.get(function, function)
+    if name not in AGGREGATES:
+        raise ConfigError(f"group_by: {function!r} is no aggregate; there are {sorted(AGGREGATES)}.")
+    return name
+
+
+def _aggregate(function: str, column: str, schema: pa.Schema) -> Aggregate:
+    name = _known(function)
+    if name in _NUMERIC_ONLY and not is_numeric(schema.field(column).type):
+        raise ConfigError(
+            f"group_by: {name} of column {column!r}, whose type is {schema.field(column).type}."
+        )
+    return Aggregate(name, column)
+
+
+def sorted_rows(table: pa.Table, names: Sequence[str], ascending: Sequence[bool]) -> pa.Table:
+    """The rows in order; equal ones stay as they were, nulls come last."""
+    keys = [(name, "ascending" if up else "descending") for name, up in zip(names, ascending, strict=True)]
+    return table.take(pc.sort_indices(table, sort_keys=keys))
+
+
+def distinct(table: pa.Table) -> pa.Table:
+    """Each row once, where it is first."""
+    if not table.num_rows:
+        return table
+    ids = _group_ids(table, table.schema.names)
+    _, first = np.unique(ids, return_index=True)
+    return table.take(pa.array(np.sort(first)))
+
+
+def grouped(table: pa.Table, keys: Sequence[str], wanted: Sequence[Aggregate], *, join: bool) -> pa.Table:
+    """A row a group, in the order of the keys, nulls last; or the rows with their group's values appended."""
+    ids = _group_ids(table, keys) if keys else np.zeros(table.num_rows, np.int64)
+    unique, first = np.unique(ids, return_index=True)
+    result = table.select(list(keys)).take(pa.array(first))
+    marked = table.append_column(_ROW, pa.array(ids))
+    for aggregate in wanted:
+        result = result.append_column(aggregate.name, _aggregated(marked, aggregate, len(unique), bool(keys)))
+    if not join:
+        return result
+    rows = result.select([aggregate.name for aggregate in wanted]).take(pa.array(ids))
+    for name in rows.schema.names:
+        table = table.append_column(name, rows.column(name))
+    return table
+
+
+def _aggregated(marked: pa.Table, aggregate: Aggregate, groups: int, by_key: bool) -> Any:
+    column = aggregate.column or _ROW
+    options: Any = None
+    if aggregate.function in ("stddev", "variance"):
+        options = pc.VarianceOptions(ddof=1)
+    elif aggregate.function == "count_distinct":
+        options = pc.CountOptions(mode="only_valid")
+    # Spark's sums of integers and decimals are as wide as can be; its means are doubles.
+    arrow = AGGREGATES[aggregate.function]
+    source = marked.column(column)
+    if aggregate.function in ("avg", "stddev", "variance"):
+        source = source.cast(pa.float64())
+    rows = pa.table({_ROW: marked.column(_ROW), "value": source})
+    done = rows.group_by(_ROW).aggregate([("value", arrow, options)]).sort_by(_ROW)
+    return done.column(f"value_{arrow}")
+
+
+def _group_ids(table: pa.Table, names: Sequence[str]) -> Array:
+    """For each row the number of its group, counted in the order of the keys, nulls last."""
+    ids = np.zeros(table.num_rows, np.int64)
+    for name in names:
+        codes = _codes(table.column(name))
+        pairs = ids * (int(codes.max(initial=0)) + 1) + codes
+        _, ids = np.unique(pairs, return_inverse=True)
+    return ids
+
+
+def _codes(column: pa.ChunkedArray) -> Array:
+    """Each value's rank among the distinct ones; nulls after all."""
+    try:
+        encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+        order = pc.sort_indices(encoded.dictionary).to_numpy()
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError) as exc:
+        raise DataError(f"values of type {column.type} cannot be grouped.") from exc
+    ranks = np.empty(len(order) + 1, np.int64)
+    ranks[order] = np.arange(len(order))
+    ranks[len(order)] = len(order)
+    return ranks[encoded.indices.fill_null(len(order)).to_numpy()]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeNames:
+    """What the columns of a merge are called: (name in the input, name in the result) of each side."""
+
+    on: tuple[str, ...]
+    left: tuple[tuple[str, str], ...]
+    right: tuple[tuple[str, str], ...]
+
+
+def merge_names(left: Sequence[str], right: Sequence[str], on: str | Sequence[str] | None) -> MergeNames:
+    """As pandas names them: columns of both sides that are no keys get `_x` and `_y`."""
+    if on is None:
+        keys = [name for name in left if name in right]
+        if not keys:
+            raise ConfigError(f"merge: {list(left)} and {list(right)} share no column.\nHint: pass on=.")
+    else:
+        keys = [on] if isinstance(on, str) else list(on)
+    check_columns(keys, left, "merge")
+    check_columns(keys, right, "merge")
+    both = {name for name in left if name in right and name not in keys}
+    return MergeNames(
+        tuple(keys),
+        tuple((name, f"{name}_x" if name in both else name) for name in left if name not in keys),
+        tuple((name, f"{name}_y" if name in both else name) for name in right if name not in keys),
+    )
+
+
+_JOINS = {"inner": "inner", "left": "left outer", "right": "right outer", "outer": "full outer"}
+
+
+def merged(left: pa.Table, right: pa.Table, how: str, names: MergeNames) -> pa.Table:
+    """Rows whose keys are equal, in the order of the left ones and then the right; a null equals nothing."""
+    keys = together([left.select(list(names.on)).schema, right.select(list(names.on)).schema])
+    sides = []
+    for table, number in ((left, "l"), (right, "r")):
+        side = conform(table.select(list(names.on)), keys)
+        sides.append(side.append_column(number, pa.array(np.arange(table.num_rows))))
+    pairs = sides[0].join(sides[1], keys=list(names.on), join_type=_JOINS[how]).select(["l", "r"])
+    pairs = pairs.sort_by([("l", "ascending"), ("r", "ascending")])
+    at_left, at_right = pairs.column("l").combine_chunks(), pairs.column("r").combine_chunks()
+    ours, theirs = sides[0].take(at_left), sides[1].take(at_right)
+    result = {name: pc.coalesce(ours.column(name), theirs.column(name)) for name in names.on}
+    result |= {new: left.column(old).take(at_left) for old, new in names.left}
+    result |= {new: right.column(old).take(at_right) for old, new in names.right}
+    return pa.table(result)
+
+
+def described(table: pa.Table, names: Sequence[str]) -> Any:
+    """What pandas' `describe` says of numeric columns."""
+    frame = table_to_pandas(table.select(list(names)))
+    return frame.astype("float64").describe()
+
+
+def _names(schema: pa.Schema) -> list[tuple[int, str]]:
+    """(position, name) of the columns that are data and not an index."""
+    noted = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+    index = {entry for entry in noted.get("index_columns", ()) if isinstance(entry, str)}
+    return [(i, name) for i, name in enumerate(schema.names) if name not in index]
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain_type(kind.storage_type)
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(_plain_type(kind.value_type))
+    return _WIDER.get(kind, kind)
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    if column.type == field.type:
+        return column
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    try:
+        # Nanoseconds lose their last digits by design.
+        return column.cast(field.type, safe=not pa.types.is_temporal(field.type))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+        raise DataError(f"{column.type} values do not become {field.type}: {exc}", column=field.name) from exc

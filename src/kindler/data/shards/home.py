@@ -1,0 +1,86 @@
+"""What a home of shards can do; `kindler.xshards` knows no more of either home than this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from kindler.data.shards.codec import Info, Packed
+from kindler.data.shards.frames import Aggregate, MergeNames
+from kindler.errors import KindlerError, revive, worker_error
+
+__all__ = ["Cut", "Held", "Work", "shard_error"]
+
+Work: TypeAlias = Callable[[int, Packed], Packed]
+"""Number and shard -> the new shard. Pickles."""
+
+Cut: TypeAlias = Callable[[int, Packed], Iterable[tuple[int, Packed]]]
+"""Number and shard -> pieces, and the new shard that each is for. Pickles."""
+
+
+class Held(Protocol):
+    """Shards in a home. None of these methods changes them; new ones are in the same home."""
+
+    home: str
+
+    @property
+    def infos(self) -> tuple[Info, ...]:
+        """What each shard is."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the values are kept and need not be computed again."""
+
+    def load(self, numbers: Sequence[int]) -> Iterator[Packed]:
+        """Some shards, in the order asked for."""
+
+    def mapped(self, work: Work, *, by_user: bool = False) -> Held:
+        """Each shard made into another one; `by_user` where the user's code does it."""
+
+    def exchanged(self, cut: Cut, count: int) -> Held:
+        """`count` new shards of pieces of the old; pieces come in the order of the shards they are of."""
+
+    def zipped(self, other: Any) -> Held:
+        """Pairs of shards of the same number; `other` is of the same home."""
+
+    def sorted_rows(self, names: Sequence[str], ascending: Sequence[bool]) -> Held:
+        """See `frames.sorted_rows`."""
+
+    def distinct(self) -> Held:
+        """See `frames.distinct`."""
+
+    def grouped(self, keys: Sequence[str], wanted: Sequence[Aggregate], *, join: bool) -> Held:
+        """See `frames.grouped`."""
+
+    def merged(self, right: Any, how: str, names: MergeNames) -> Held:
+        """See `frames.merged`."""
+
+    def described(self, names: Sequence[str]) -> Any:
+        """See `frames.described`."""
+
+    def schema(self) -> pa.Schema:
+        """The plain schema of frames, all shards together."""
+
+    def spark_frame(self) -> Any:
+        """The rows of frames as a Spark DataFrame."""
+
+    def keep(self) -> None:
+        """Keep the values from now on."""
+
+    def free(self) -> None:
+        """Let go of the values."""
+
+
+def shard_error(said: dict[str, Any], shard: int) -> KindlerError:
+    """The error to raise for what user code raised on a shard."""
+    own = revive(said["types"][0], said["message"], said.get("own", {}))
+    return own or worker_error(
+        types=said["types"],
+        message=said["message"],
+        traceback=said["traceback"],
+        rank=shard,
+        host=said["host"],
+        shard=shard,
+    )

@@ -1,0 +1,143 @@
+"""Nested containers of things that have rows: arrays, pandas frames and series, plain lists.
+
+Says how many rows an object has, cuts it along them and joins it again. Containers are exactly `dict`,
+`list` and `tuple`; their subclasses are objects like any other, because they may not be built from parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from kindler.errors import ConfigError, DataError
+
+__all__ = ["cut", "even_bounds", "is_frame", "is_series", "joined", "lengths", "rows"]
+
+
+def is_frame(thing: Any) -> bool:
+    """Whether this is a pandas DataFrame; who has not loaded pandas cannot hand one in."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(thing, pandas.DataFrame)
+
+
+def is_series(thing: Any) -> bool:
+    """Whether this is a pandas Series."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(thing, pandas.Series)
+
+
+def rows(thing: Any) -> int | None:
+    """How many rows the object has, or None when it has none that could be told apart.
+
+    >>> rows({"x": np.zeros((3, 2)), "y": (np.zeros(3),)}), rows(["a", "b"]), rows({"name": "a"})
+    (3, 2, None)
+    """
+    found = {length for _, length in lengths(thing)}
+    if len(found) == 1 and None not in found:
+        return found.pop()
+    return len(thing) if type(thing) is list else None
+
+
+def lengths(thing: Any, path: str = "") -> Iterator[tuple[str, int | None]]:
+    """Where each leaf is, and how many rows it has; None for a leaf without rows."""
+    if type(thing) is dict:
+        for key, part in thing.items():
+            yield from lengths(part, f"{path}[{key!r}]")
+    elif type(thing) in (list, tuple):
+        for position, part in enumerate(thing):
+            yield from lengths(part, f"{path}[{position}]")
+    else:
+        yield path, _length(thing)
+
+
+def cut(thing: Any, start: int, stop: int) -> Any:
+    """The rows [start, stop) of an object that has rows; views where that is possible."""
+    if type(thing) is list and not _is_nest(thing):
+        return thing[start:stop]
+    if type(thing) is dict:
+        return {key: cut(part, start, stop) for key, part in thing.items()}
+    if type(thing) in (list, tuple):
+        return type(thing)(cut(part, start, stop) for part in thing)
+    return thing.iloc[start:stop] if is_frame(thing) or is_series(thing) else thing[start:stop]
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """One object with the rows of all, which must be of one structure."""
+    first = parts[0]
+    if any(type(part) is not type(first) for part in parts):
+        kinds = sorted({type(part).__name__ for part in parts})
+        raise DataError(f"shards of different kinds cannot become one: {', '.join(kinds)}.")
+    if type(first) is list and not all(_is_nest(part) for part in parts):
+        return [item for part in parts for item in part]
+    if type(first) is dict:
+        _same_shape([tuple(part) for part in parts])
+        return {key: joined([part[key] for part in parts]) for key in first}
+    if type(first) in (list, tuple):
+        _same_shape([len(part) for part in parts])
+        return type(first)(joined([part[i] for part in parts]) for i in range(len(first)))
+    if is_frame(first) or is_series(first):
+        return _joined_pandas(parts)
+    try:
+        return np.concatenate(parts)
+    except ValueError as exc:
+        raise DataError(f"arrays of different shards cannot become one: {exc}") from exc
+
+
+def even_bounds(count: int, parts: int) -> list[tuple[int, int]]:
+    """Where to cut `count` rows into nearly equal parts; the first ones are longer, as with numpy.
+
+    >>> even_bounds(5, 3)
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    if parts < 1:
+        raise ConfigError(f"the number of shards must be at least 1, and {parts} was asked for.")
+    short, longer = divmod(count, parts)
+    edges = [i * short + min(i, longer) for i in range(parts + 1)]
+    return list(itertools.pairwise(edges))
+
+
+def _length(thing: Any) -> int | None:
+    if isinstance(thing, np.ndarray):
+        return len(thing) if thing.ndim else None
+    return len(thing) if is_frame(thing) or is_series(thing) else None
+
+
+def _is_nest(thing: list[Any]) -> bool:
+    """Whether a list holds things of equally many rows, and is not itself the rows."""
+    found = {length for _, length in lengths(thing)}
+    return len(found) == 1 and None not in found
+
+
+def _same_shape(shapes: Sequence[Any]) -> None:
+    for shape in shapes:
+        if shape != shapes[0]:
+            raise DataError(f"shards of different structure cannot become one: {shapes[0]} and {shape}.")
+
+
+def _joined_pandas(parts: Sequence[Any]) -> Any:
+    import pandas as pd
+
+    whole = pd.concat(parts)
+    if is_series(parts[0]):
+        return _one_category(whole, parts)
+    for position, name in enumerate(parts[0].columns):
+        if str(whole.dtypes.iloc[position]) == "object" and all(name in part for part in parts):
+            columns = [part.iloc[:, list(part.columns).index(name)] for part in parts]
+            whole.isetitem(position, _one_category(whole.iloc[:, position], columns))
+    return whole
+
+
+def _one_category(whole: Any, parts: Sequence[Any]) -> Any:
+    """pandas forgets that columns are categorical when their categories differ; they are united instead."""
+    import pandas as pd
+    from pandas.api.types import union_categoricals
+
+    if not all(isinstance(part.dtype, pd.CategoricalDtype) for part in parts):
+        return whole
+    if isinstance(whole.dtype, pd.CategoricalDtype) or any(part.dtype.ordered for part in parts):
+        return whole
+    return pd.Series(union_categoricals(list(parts)), index=whole.index, name=whole.name)

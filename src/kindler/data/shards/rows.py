@@ -1,0 +1,140 @@
+"""Rows of packed shards: cut, picked, joined, hashed. Pure: a shard goes in and another comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kindler.data.columns import Array
+from kindler.data.shards import nests
+from kindler.data.shards.codec import META, Packed, from_table, pack, unpack
+from kindler.errors import DataError
+
+__all__ = ["column_hashes", "cut", "joined", "overlaps", "shares", "taken"]
+
+_NULL_HASH = np.uint64(0x9E3779B97F4A7C15)
+_WHOLE = (
+    pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_duration, pa.types.is_time64
+)  # fmt: skip
+_MIX = np.uint64(0x100000001B3)
+
+
+def cut(packed: Packed, start: int, stop: int) -> Packed:
+    """The rows [start, stop)."""
+    if packed.is_table:
+        return _again(packed, packed.table.slice(start, stop - start))
+    return pack(nests.cut(unpack(packed), start, stop))
+
+
+def taken(packed: Packed, positions: Array) -> Packed:
+    """The rows at these positions, in this order."""
+    if packed.is_table:
+        return _again(packed, packed.table.take(pa.array(positions)))
+    thing = unpack(packed)
+    picked = [nests.cut(thing, int(i), int(i) + 1) for i in positions]
+    return pack(nests.joined(picked) if picked else nests.cut(thing, 0, 0))
+
+
+def joined(parts: Sequence[Packed]) -> Packed:
+    """One shard with the rows of all."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    if first.is_table and all(_alike(first, part) for part in parts):
+        return _again(first, pa.concat_tables([part.table for part in parts]))
+    things = [unpack(part) for part in parts if part.info.rows] or [unpack(first)]
+    return pack(nests.joined(things) if len(things) > 1 else things[0])
+
+
+def overlaps(sizes: Sequence[int], bounds: Sequence[tuple[int, int]]) -> list[list[tuple[int, int, int]]]:
+    """For each shard the pieces that each new shard takes of it: (new shard, first row, last row + 1).
+
+    Args:
+        sizes: Rows of the shards there are.
+        bounds: The rows of each new shard, counted over all.
+
+    >>> overlaps([3, 2], [(0, 1), (1, 5)])
+    [[(0, 0, 1), (1, 1, 3)], [(1, 0, 2)]]
+    """
+    pieces: list[list[tuple[int, int, int]]] = []
+    first = 0
+    for size in sizes:
+        last = first + size
+        pieces.append(
+            [
+                (target, max(start, first) - first, min(stop, last) - first)
+                for target, (start, stop) in enumerate(bounds)
+                if start < last and stop > first
+            ]
+        )
+        first = last
+    return pieces
+
+
+def shares(sizes: Sequence[int], frac: float) -> list[int]:
+    """How many rows each shard gives so that all together give `frac` of the rows, to the nearest row.
+
+    >>> shares([3, 3, 4], 0.5)
+    [2, 1, 2]
+    """
+    edges = np.concatenate([[0], np.cumsum(sizes)])
+    wanted = np.floor(edges * frac + 0.5).astype(int)
+    return [int(n) for n in np.diff(wanted)]
+
+
+def column_hashes(columns: Sequence[pa.ChunkedArray]) -> Array:
+    """A number for each row that depends on nothing but the values: the same in every process.
+
+    Args:
+        columns: Of plain types (see `frames`), which must be the same for every shard of a collection.
+    """
+    total = np.zeros(len(columns[0]), np.uint64)
+    with np.errstate(over="ignore"):
+        for column in columns:
+            total = total * _MIX + _hashes(column)
+    return total
+
+
+def _hashes(column: pa.ChunkedArray) -> Array:
+    from pandas.util import hash_array
+
+    kind = column.type
+    if pa.types.is_floating(kind):
+        column, neutral = column.cast(pa.float64()), 0.0
+    elif any(is_kind(kind) for is_kind in _WHOLE):
+        column, neutral = column.cast(pa.int64()), 0
+    elif pa.types.is_binary(kind):
+        cells = [None if cell is None else cell.hex() for cell in column.to_pylist()]
+        column, neutral = pa.chunked_array([pa.array(cells, pa.string())]), ""
+    else:
+        try:
+            column, neutral = column.cast(pa.string()), ""
+        except pa.ArrowNotImplementedError as exc:
+            raise DataError(f"values of type {kind} cannot say which shard a row belongs to.") from exc
+    missing = column.is_null().to_numpy()
+    values = column.fill_null(neutral).to_numpy()
+    if values.dtype == np.float64:
+        values = values + 0.0  # so that -0.0 is 0.0
+    found: Array = hash_array(values)
+    return np.where(missing, _NULL_HASH, found)
+
+
+def _again(packed: Packed, table: pa.Table) -> Packed:
+    """A table of the same kind; it may still lie in the mapping that the first lay in."""
+    made = from_table(table, packed.info.kind)
+    return Packed(made.info, table, memory=packed.memory)
+
+
+def _alike(one: Packed, other: Packed) -> bool:
+    if not other.is_table or one.info.kind != other.info.kind:
+        return False
+    a, b = one.table.schema, other.table.schema
+    return bool(a.equals(b)) and _note(a) == _note(b)
+
+
+def _note(schema: Any) -> Any:
+    metadata = schema.metadata or {}
+    return metadata.get(META), metadata.get(b"pandas")

@@ -1,0 +1,74 @@
+"""Shards as files of this machine: a folder that goes away with the last one who holds it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kindler.data.shards.codec import Info, Packed, read, write
+from kindler.errors import ConfigError
+
+__all__ = ["Folder", "StoredShards", "shard_path"]
+
+
+class Folder:
+    """A temporary folder of this process; deleted when nobody refers to it, and when the process ends."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="kindler-shards-"))
+        self._finalizer = weakref.finalize(self, _remove, str(self.path), os.getpid())
+
+    def delete(self) -> None:
+        """Delete it now."""
+        self._finalizer()
+
+
+def _remove(path: str, process: int) -> None:
+    if os.getpid() == process:  # a fork has our finalizers, but the files are not its own
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def shard_path(folder: str | os.PathLike[str], number: int) -> Path:
+    """Where a shard is kept."""
+    return Path(folder) / f"{number:06d}.shard"
+
+
+class StoredShards:
+    """Shards that lie in files: `infos` says what they are, `load` maps them."""
+
+    def __init__(self, folder: Folder, infos: Sequence[Info]) -> None:
+        self.folder = folder
+        self.infos = tuple(infos)
+        self.freed = False
+
+    @staticmethod
+    def of(shards: Iterable[Packed]) -> StoredShards:
+        """Write shards one after the other."""
+        folder = Folder()
+        infos = []
+        for number, packed in enumerate(shards):
+            write(packed, shard_path(folder.path, number))
+            infos.append(packed.info)
+        return StoredShards(folder, infos)
+
+    def load(self, number: int) -> Packed:
+        """One shard, mapped."""
+        self.load_check()
+        return read(self.infos[number], shard_path(self.folder.path, number))
+
+    def load_check(self) -> None:
+        """Complain when there is nothing to load any more."""
+        if self.freed:
+            raise ConfigError(
+                "these shards were freed by uncache().\n"
+                "Hint: keep what is needed later, or make the collection again."
+            )
+
+    def free(self) -> None:
+        """Delete the files."""
+        self.freed = True
+        self.folder.delete()

@@ -1,0 +1,341 @@
+"""Blocks of records to Arrow's RecordBatches, after a schema; and the schema that a sample suggests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from kindler.data.columns import Array
+from kindler.data.tfrecord.entries import Entries, Unusual, entries
+from kindler.data.tfrecord.example import BYTES, FLOAT, INT64, Malformed, canonical
+from kindler.data.tfrecord.framing import AROUND, HEAD, Block
+from kindler.data.tfrecord.schema import KIND_NAMES, LENGTH, Feature
+from kindler.data.tfrecord.values import Values, WrongKind, even, ragged
+
+__all__ = ["Sample", "decode"]
+
+_LEAVES = {BYTES: pa.binary(), FLOAT: pa.float32(), INT64: pa.int64()}
+_HINT = "\nHint: pass schema={...}, or let more records say what it is with sample_rows=None (all of them)."
+
+
+def decode(
+    block: Block, wanted: list[Feature], schema: pa.Schema, known: Collection[bytes] | None
+) -> pa.RecordBatch:
+    """The wanted columns of a block.
+
+    Args:
+        block: The records.
+        wanted: What to read.
+        schema: The schema of the result; its fields are those of `wanted`.
+        known: The names that a record may have; None for any.
+
+    Raises:
+        DataError: A record is no Example, or has values that the schema does not allow.
+    """
+    try:
+        columns = _columns(block, wanted, known)
+        arrays = [_arrow(block, feature, columns.get(feature.key)) for feature in wanted]
+    except Unusual as unusual:
+        return decode(_usual(block, unusual.records), wanted, schema, known)
+    if not wanted:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(block), pa.struct([])))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _columns(block: Block, wanted: list[Feature], known: Collection[bytes] | None) -> dict[bytes, Values]:
+    kinds = {feature.key: feature.kind for feature in wanted}
+    try:
+        found = even(block, kinds)
+    except WrongKind:
+        found = None  # the other way says which column it is
+    if found is not None:
+        first = block.head(1)
+        _refuse_unknown(first, entries(first), known)
+        return found
+    listed = entries(block)
+    _refuse_unknown(block, listed, known)
+    columns: dict[bytes, Values] = {}
+    for feature in wanted:
+        try:
+            column = ragged(block, listed, feature.key, feature.kind)
+        except WrongKind as wrong:
+            raise block.error(
+                wrong.record,
+                f"its values are a {KIND_NAMES[wrong.found]}, where {feature.field.type} asks for a"
+                f" {KIND_NAMES[feature.kind]}.{_HINT}",
+                column=feature.name,
+            ) from None
+        if column is not None:
+            columns[feature.key] = column[1]
+    return columns
+
+
+def _refuse_unknown(block: Block, listed: Entries, known: Collection[bytes] | None) -> None:
+    """A feature that the sample did not have would be dropped without a word."""
+    if known is None:
+        return
+    strange = np.ones(len(listed.record), bool)
+    for name in known:
+        strange[listed.named(block, name)] = False
+    if strange.any():
+        at = int(np.argmax(strange))
+        start = int(listed.key[at])
+        stranger = block.data[start : start + int(listed.key_size[at])].decode(errors="replace")
+        raise block.error(
+            int(listed.record[at]), f"has a feature {stranger!r}, which no record of the sample has.{_HINT}"
+        )
+
+
+def _usual(block: Block, records: Array) -> Block:
+    """The same block with some of its records rewritten in the usual form."""
+    pieces: list[bytes] = []
+    again = set(records.tolist())
+    for index in range(len(block)):
+        record = block.record(index)
+        if index in again:
+            try:
+                record = canonical(record)
+            except Malformed as exc:
+                raise block.error(index, f"is not a tf.train.Example: {exc}.") from exc
+        pieces.append(record)
+    sizes = np.array([len(piece) for piece in pieces], np.int64)
+    offsets = block.offset + block.starts - HEAD if block.offsets is None else block.offsets
+    around = bytes(AROUND)
+    starts = np.cumsum(sizes + AROUND) - sizes
+    data = around + around.join(pieces) + around
+    return replace(block, data=data, starts=starts, sizes=sizes, offsets=offsets)
+
+
+def _arrow(block: Block, feature: Feature, found: Values | None) -> pa.Array:
+    rows = len(block)
+    values = found or Values(np.zeros(rows, bool), 0, np.empty(0, _numpy(feature.kind)), 0)
+    counts = np.broadcast_to(np.asarray(values.counts), (rows,))
+    valid = _valid(feature, values, counts)
+    _check_counts(block, feature, counts, valid)
+    if not feature.field.nullable and not valid.all():
+        raise block.error(
+            int(np.argmin(valid)),
+            f"it is missing, and the schema says that it never is.{_HINT}",
+            column=feature.name,
+        )
+    flat = _cast(block, feature, _leaves(feature, values, counts, valid), counts, valid)
+    return _wrapped(feature, flat, counts, valid)
+
+
+def _valid(feature: Feature, values: Values, counts: Array) -> Array:
+    if feature.width in (-1, 0):  # an empty list is a list
+        return np.ones(len(counts), bool) if values.present is None else values.present
+    return counts > 0
+
+
+def _check_counts(block: Block, feature: Feature, counts: Array, valid: Array) -> None:
+    if feature.width == -1:
+        return
+    width = 1 if feature.width is None else feature.width
+    wrong = valid & (counts != width)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        allowed = "one value" if feature.width is None else f"{width} values"
+        raise block.error(
+            at,
+            f"has {counts[at]} values, where {feature.field.type} allows {allowed}.{_HINT}",
+            column=feature.name,
+        )
+
+
+def _leaves(feature: Feature, values: Values, counts: Array, valid: Array) -> pa.Array:
+    """The values in one line, with room for the nulls where the type keeps room for them."""
+    width = 1 if feature.width is None else feature.width
+    roomy = width > 0 and not valid.all()
+    if feature.kind == BYTES:
+        total = int(counts.sum())
+        sizes = np.broadcast_to(np.asarray(values.sizes, np.int64), (total,))
+        if roomy:
+            spread = np.zeros((len(valid), width), np.int64)
+            spread[valid] = sizes.reshape(-1, width)
+            sizes = spread.reshape(-1)
+        nulls = np.repeat(valid, width) if roomy else None
+        return _binary(sizes, values.flat, nulls)
+    flat = values.flat
+    if not roomy:
+        return _numbers(flat)
+    full = np.zeros((len(valid), width), flat.dtype)
+    full[valid] = flat.reshape(-1, width)
+    return _numbers(full.reshape(-1), np.repeat(valid, width))
+
+
+def _numbers(flat: Array, valid: Array | None = None) -> pa.Array:
+    kind = pa.int64() if flat.dtype.kind == "i" else pa.float32()
+    return pa.Array.from_buffers(kind, len(flat), [_bits(valid), pa.py_buffer(np.ascontiguousarray(flat))])
+
+
+def _binary(sizes: Array, flat: Array, valid: Array | None) -> pa.Array:
+    buffers = [_bits(valid), pa.py_buffer(_offsets(sizes)), pa.py_buffer(np.ascontiguousarray(flat))]
+    return pa.Array.from_buffers(pa.binary(), len(sizes), buffers)
+
+
+def _offsets(sizes: Array) -> Array:
+    offsets = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def _bits(valid: Array | None) -> pa.Buffer | None:
+    if valid is None or valid.all():
+        return None
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _numpy(kind: int) -> Any:
+    return {BYTES: np.uint8, FLOAT: np.float32, INT64: np.int64}[kind]
+
+
+def _cast(block: Block, feature: Feature, flat: pa.Array, counts: Array, valid: Array) -> pa.Array:
+    if flat.type == feature.leaf:
+        return flat
+    try:
+        if types.is_float16(feature.leaf):
+            return pa.array(flat.to_numpy(zero_copy_only=False).astype(np.float16), mask=_nulls(flat))
+        return flat.cast(feature.leaf)
+    except pa.ArrowInvalid as exc:
+        if types.is_string(feature.leaf) or types.is_large_string(feature.leaf):
+            problem = "its bytes are no UTF-8 text."
+            hint = f"\nHint: binary=[{feature.name!r}], or a schema that says binary."
+        else:
+            problem, hint = f"a value does not fit: {exc}.", "\nHint: a wider type in the schema."
+        row = _first_that_fails(feature, flat, counts, valid)
+        raise block.error(row, problem + hint, column=feature.name) from exc
+
+
+def _nulls(flat: pa.Array) -> Array | None:
+    return flat.is_null().to_numpy(zero_copy_only=False) if flat.null_count else None
+
+
+def _first_that_fails(feature: Feature, flat: pa.Array, counts: Array, valid: Array) -> int:
+    """The record of the first value that cannot be cast."""
+    low, high = 0, len(flat)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            flat.slice(low, middle - low).cast(feature.leaf)
+        except pa.ArrowInvalid:
+            high = middle
+        else:
+            low = middle
+    if feature.width is None or feature.width > 0:
+        return low // (feature.width or 1)
+    return int(np.searchsorted(np.cumsum(counts), low, side="right"))
+
+
+def _wrapped(feature: Feature, flat: pa.Array, counts: Array, valid: Array) -> pa.Array:
+    kind, rows = feature.field.type, len(counts)
+    if feature.width is None:
+        return flat
+    storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    if types.is_fixed_size_list(storage):
+        made = pa.Array.from_buffers(storage, rows, [_bits(valid)], children=[flat])
+    else:
+        offsets = _offsets(counts)
+        wide = offsets.astype(np.int64) if types.is_large_list(storage) else offsets
+        made = pa.Array.from_buffers(storage, rows, [_bits(valid), pa.py_buffer(wide)], children=[flat])
+    return pa.ExtensionArray.from_storage(kind, made) if storage is not kind else made
+
+
+@dataclass(slots=True)
+class _Seen:
+    kind: int | None = None
+    records: int = 0
+    fewest: int = 1 << 62
+    most: int = 0
+    text: bool = True
+
+
+class Sample:
+    """What records say about the columns: feed it blocks, ask it for the schema."""
+
+    def __init__(self, binary: Collection[str] = ()) -> None:
+        self._binary = frozenset(binary)
+        self._seen: dict[str, _Seen] = {}
+        self.records = 0
+
+    def add(self, block: Block) -> None:
+        """Look at some more records.
+
+        Raises:
+            DataError: A record is no Example, or two records have values of different kinds.
+        """
+        try:
+            listed = entries(block)
+            names = self._names(block, zip(listed.key.tolist(), listed.key_size.tolist(), strict=True))
+            found = {name: self._column(block, listed, name, key) for key, name in names.items()}
+        except Unusual as unusual:
+            return self.add(_usual(block, unusual.records))
+        for name, (kind, values) in found.items():
+            self._note(name, kind, values, len(block))
+        self.records += len(block)
+        return None
+
+    def schema(self) -> pa.Schema:
+        """The columns, sorted by name."""
+        fields = [self._field(name, seen) for name, seen in sorted(self._seen.items())]
+        return pa.schema(fields)
+
+    def _names(self, block: Block, spans: Iterable[tuple[int, int]]) -> Mapping[bytes, str]:
+        keys = {block.data[start : start + size] for start, size in spans}
+        try:
+            return {key: key.decode() for key in keys}
+        except UnicodeDecodeError as exc:
+            raise block.error(0, f"a feature's name is no UTF-8 text: {exc}.") from exc
+
+    def _column(self, block: Block, listed: Entries, name: str, key: bytes) -> tuple[int, Values]:
+        before = self._seen.get(name)
+        kind = before.kind if before else None
+        try:
+            found = ragged(block, listed, key, kind)
+        except WrongKind as wrong:
+            raise block.error(
+                wrong.record,
+                f"its values are a {KIND_NAMES[wrong.found]}, where records before have another kind.",
+                column=name,
+            ) from None
+        assert found is not None, "the name is one of the block's"
+        return found
+
+    def _note(self, name: str, kind: int, values: Values, rows: int) -> None:
+        seen = self._seen.setdefault(name, _Seen())
+        counts = np.broadcast_to(np.asarray(values.counts), (rows,))
+        filled = counts > 0
+        if not filled.any():
+            return
+        seen.kind = kind
+        seen.records += int(filled.sum())
+        seen.most = max(seen.most, int(counts.max()))
+        seen.fewest = min(seen.fewest, int(counts[filled].min()))
+        if kind == BYTES and seen.text and name not in self._binary:
+            seen.text = _is_text(_binary(np.asarray(values.sizes), values.flat, None))
+
+    def _field(self, name: str, seen: _Seen) -> pa.Field:
+        if seen.kind is None:  # always empty: of all kinds bytes lose nothing
+            return pa.field(name, pa.list_(pa.binary()))
+        leaf = _LEAVES[seen.kind]
+        if seen.kind == BYTES and seen.text and name not in self._binary:
+            leaf = pa.string()
+        nullable = seen.records < self.records
+        if seen.fewest == seen.most == 1:
+            return pa.field(name, leaf, nullable=nullable)
+        metadata = {LENGTH: str(seen.most)} if seen.fewest == seen.most else None
+        return pa.field(name, pa.list_(leaf), nullable=nullable, metadata=metadata)
+
+
+def _is_text(values: pa.Array) -> bool:
+    try:
+        pc.cast(values, pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True

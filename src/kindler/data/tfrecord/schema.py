@@ -1,0 +1,172 @@
+"""Which column is which: Arrow's types on one side, the three kinds of a tf.train.Feature on the other.
+
+    Arrow                                          Feature
+    bool, int8 ... int64, uint8 ... uint64         int64_list
+    float16, float32, float64                      float_list (of 32 bits)
+    string, binary                                 bytes_list
+    lists of these, fixed or not, and tensors      the same with more values
+
+Values are left to others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types
+
+from kindler.data.tfrecord.example import BYTES, FLOAT, INT64
+from kindler.errors import ConfigError
+
+__all__ = ["KIND_NAMES", "LENGTH", "Feature", "SchemaLike", "as_schema", "features", "kind_of", "refusal"]
+
+SchemaLike: TypeAlias = "pa.Schema | Mapping[str, Any]"
+
+LENGTH = b"kindler.length"  # in a field's metadata: how many values all sampled records have
+KIND_NAMES = {BYTES: "bytes_list", FLOAT: "float_list", INT64: "int64_list"}
+
+_TYPES = "integers, floats, booleans, strings, binary, and lists of those"
+_INSTEAD = (
+    (types.is_timestamp, "cast it to an integer first, for example microseconds since 1970"),
+    (types.is_date, "cast it to an integer first, for example days since 1970"),
+    (types.is_time, "cast it to an integer first"),
+    (types.is_duration, "cast it to an integer first"),
+    (types.is_decimal, "cast it to a float or to a string first"),
+    (types.is_map, "make its keys columns of their own"),
+    (
+        types.is_struct,
+        "make its fields columns of their own; a Spark ML vector becomes an array with vector_to_array",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One column to read.
+
+    Attributes:
+        field: The column in the table.
+        kind: The kind of its values in the file.
+        leaf: The type of one value in the table.
+        width: How many values a row has: None for one value that is no list, -1 for any number.
+    """
+
+    field: pa.Field
+    kind: int
+    leaf: pa.DataType
+    width: int | None
+
+    @property
+    def name(self) -> str:
+        """The column's name."""
+        return str(self.field.name)
+
+    @property
+    def key(self) -> bytes:
+        """The name as it stands in the file."""
+        return self.name.encode()
+
+
+def kind_of(leaf: pa.DataType) -> int | None:
+    """The kind of Feature that holds values of a type; None if there is none."""
+    if types.is_boolean(leaf) or types.is_integer(leaf):
+        return INT64
+    if types.is_floating(leaf):
+        return FLOAT
+    return BYTES if is_bytes(leaf) else None
+
+
+def is_bytes(leaf: pa.DataType) -> bool:
+    """Whether values of this type are strings or bytes."""
+    names = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+    return str(leaf) in names or types.is_fixed_size_binary(leaf)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether this is a type of lists."""
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def refusal(kind: pa.DataType) -> str | None:
+    """Why values of a type cannot be written, and what would work; None if they can."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return refusal(kind.storage_type)
+    if types.is_dictionary(kind):
+        return refusal(kind.value_type)
+    if is_list(kind):
+        return refusal(kind.value_type)
+    if types.is_null(kind) or kind_of(kind) is not None:
+        return None
+    hint = next((text for check, text in _INSTEAD if check(kind)), "cast it to one of those first")
+    return f"values of type {kind} have no place in a tf.train.Example, which holds {_TYPES}.\nHint: {hint}."
+
+
+def as_schema(given: SchemaLike) -> pa.Schema:
+    """A schema as it was handed in: Arrow's own, or a dict of Arrow types, numpy dtypes and (dtype, shape).
+
+    Raises:
+        ConfigError: It is neither, or a type cannot be read from TFRecord files.
+    """
+    if isinstance(given, pa.Schema):
+        schema = given
+    elif isinstance(given, Mapping):
+        schema = pa.schema([pa.field(str(name), _type(str(name), kind)) for name, kind in given.items()])
+    else:
+        raise ConfigError(
+            f"schema={given!r} is neither a pyarrow.Schema nor a dict.\n"
+            "Hint: schema={'label': 'int64', 'image': ('float32', (28, 28)), 'name': pa.string()}."
+        )
+    if len(set(schema.names)) < len(schema.names):
+        raise ConfigError(f"schema has a name twice: {schema.names}.")
+    features(schema)
+    return schema
+
+
+def features(schema: pa.Schema) -> list[Feature]:
+    """What to read for each column of a schema."""
+    return [_feature(field) for field in schema]
+
+
+def _feature(field: pa.Field) -> Feature:
+    kind = field.type
+    leaf, width = kind, None
+    if isinstance(kind, pa.FixedShapeTensorType):
+        leaf, width = kind.value_type, math.prod(kind.shape)
+    elif types.is_fixed_size_list(kind):
+        leaf, width = kind.value_type, kind.list_size
+    elif is_list(kind):
+        leaf, width = kind.value_type, -1
+    found = kind_of(leaf)
+    if found is None:
+        raise ConfigError(
+            f"schema: column {field.name!r} of type {kind} cannot be read from TFRecord files, which hold"
+            f" {_TYPES}.\nHint: an array of two axes is ('float32', (28, 28)), or a pa.fixed_shape_tensor."
+        )
+    return Feature(field, found, leaf, width)
+
+
+def _type(name: str, given: Any) -> pa.DataType:
+    if isinstance(given, pa.DataType):
+        return given
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Sequence):
+        leaf, shape = _type(name, given[0]), [int(n) for n in given[1]]
+        if len(shape) > 1 and kind_of(leaf) != BYTES:
+            return pa.fixed_shape_tensor(leaf, shape)
+        return pa.list_(leaf, math.prod(shape)) if shape else leaf
+    if given in (str, "str", "string"):
+        return pa.string()
+    if given in (bytes, "bytes", "binary"):
+        return pa.binary()
+    try:
+        dtype = np.dtype(given)
+        return pa.from_numpy_dtype(dtype)
+    except (TypeError, pa.ArrowNotImplementedError):
+        raise ConfigError(
+            f"schema: column {name!r}: {given!r} is no type.\n"
+            "Hint: a pyarrow type, a numpy dtype, 'string', 'binary', or (dtype, shape)."
+        ) from None

@@ -1,0 +1,217 @@
+"""Spark DataFrames as TFRecord files: the tasks write and read, the driver only says what and where.
+
+Works on classic and Spark Connect sessions alike. What must be done with files besides (find them, rename
+them) the driver does on a classic session; a client of Spark Connect may not see them, so there a task does
+it. The bytes of records are left to `kindler.data.tfrecord`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import cloudpickle
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.errors import PySparkTypeError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from kindler.data.tfrecord.files import Compression, Paths, absolute, part_name, staged, written
+from kindler.data.tfrecord.reading import Plan, batches, plan
+from kindler.data.tfrecord.schema import SchemaLike
+from kindler.data.tfrecord.writing import checked, write_rows
+from kindler.errors import ConfigError, DataError, KindlerError
+from kindler.spark.frames import arrow_types
+from kindler.spark.session import is_connect
+
+__all__ = ["scan_frame", "write_frame"]
+
+_SUCCESS = "_SUCCESS"  # as Spark marks a folder that is whole
+
+
+def write_frame(
+    frame: DataFrame,
+    path: str,
+    *,
+    compression: Literal["gzip"] | None = None,
+    overwrite: bool = False,
+    columns: Sequence[str] | None = None,
+) -> list[str]:
+    """Write a frame as a folder of TFRecord files, one a partition; an empty partition writes none.
+
+    See `kindler.data.tfrecord.write` for the arguments.
+    """
+    part_name(0, compression)
+    spark = frame.sparkSession
+    if frame.isStreaming:
+        raise ConfigError(
+            "a stream cannot be written as TFRecord files.\nHint: write its batches with foreachBatch."
+        )
+    names = _chosen(frame, columns)
+    _check_types(frame, names)
+    place = staged(absolute(path), folder=True, overwrite=overwrite)
+    _at_files(spark, place.begin)
+    try:
+        # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field.
+        plain = frame.select(*[F.col(f"`{name}`").alias(f"c{i}") for i, name in enumerate(names)])
+        work = _Write(folder=place.beside, names=tuple(names), compression=compression)
+        told = _collected(plain.mapInArrow(work, "number int, file string, error binary"))
+        _at_files(spark, lambda: _finish(place))
+    finally:
+        with contextlib.suppress(Exception):  # what went wrong before is the news
+            _at_files(spark, place.discard)
+    return [f"{place.path}/{file}" for _, file in told]
+
+
+def scan_frame(
+    spark: SparkSession,
+    path: Paths,
+    *,
+    schema: SchemaLike | None = None,
+    columns: Sequence[str] | None = None,
+    compression: Compression = "auto",
+    verify: bool = True,
+    binary: Collection[str] = (),
+    sample_rows: int | None = 1000,
+) -> DataFrame:
+    """See `kindler.data.tfrecord.scan`."""
+    planned: Plan = _at_files(
+        spark, lambda: plan(path, schema, columns, compression, verify, binary, sample_rows)
+    )
+    planned = replace(planned, schema=_without_fixed(planned.schema))
+    try:
+        kinds = from_arrow_schema(planned.schema)
+    except PySparkTypeError as exc:
+        raise ConfigError(f"Spark has no type for a column of {planned.schema}: {exc}") from exc
+    work = _Read(planned=planned, sent=to_arrow_schema(kinds))
+    count = len(planned.files)
+    return spark.range(0, count, 1, count).mapInArrow(work, kinds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Write:
+    """What runs in a task: one partition to one file."""
+
+    folder: str
+    names: tuple[str, ...]
+    compression: Literal["gzip"] | None
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None, "this runs in a task"
+        number = context.partitionId()
+        first = next((batch for batch in rows if batch.num_rows), None)
+        if first is None:
+            return
+        name = part_name(number, self.compression)
+        # Two attempts at one partition may run at once: a file takes its name when it is whole.
+        place = staged(f"{self.folder}/{name}", folder=False, overwrite=True)
+        try:
+            write_rows(
+                self._named(first, rows),
+                place.beside,
+                self.compression,
+                where=lambda row: f"{row} of partition {number}",
+            )
+            place.commit()
+        except DataError as error:
+            # Told and not raised: Spark has nothing to try again and no stack to print.
+            yield _told(number, name, error)
+        else:
+            yield _told(number, name)
+        finally:
+            place.discard()
+
+    def _named(self, first: pa.RecordBatch, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield first.rename_columns(list(self.names))
+        for batch in rows:
+            yield batch.rename_columns(list(self.names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """What runs in a task: one file to one partition."""
+
+    planned: Plan
+    sent: pa.Schema
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                for rows in batches(self.planned, self.planned.files[number]):
+                    yield rows.cast(self.sent)
+
+
+def _told(number: int, file: str, error: KindlerError | None = None) -> pa.RecordBatch:
+    columns = [[number], [file], [None if error is None else cloudpickle.dumps(error)]]
+    arrays = [pa.array(c, t) for c, t in zip(columns, (pa.int32(), pa.string(), pa.binary()), strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=["number", "file", "error"])
+
+
+def _collected(frame: DataFrame) -> list[tuple[int, str]]:
+    told = sorted(frame.toArrow().to_pylist(), key=lambda row: row["number"])
+    for row in told:
+        if row["error"] is not None:
+            error: KindlerError = cloudpickle.loads(row["error"])
+            raise error
+    return [(row["number"], row["file"]) for row in told]
+
+
+def _at_files(spark: SparkSession, call: Callable[[], Any]) -> Any:
+    """Call where the files are: here, or in a task if this is only a client."""
+    if not is_connect(spark):
+        return call()
+
+    def task(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in rows:
+            try:
+                result: tuple[Any, KindlerError | None] = (call(), None)
+            except KindlerError as error:
+                result = (None, error)
+            yield pa.RecordBatch.from_arrays([pa.array([cloudpickle.dumps(result)], pa.binary())], ["result"])
+
+    answer = spark.range(0, 1, 1, 1).mapInArrow(task, "result binary").toArrow()
+    value, error = cloudpickle.loads(answer.column(0)[0].as_py())
+    if error is not None:
+        raise error
+    return value
+
+
+def _finish(place: staged) -> None:
+    with written(f"{place.beside}/{_SUCCESS}", None):
+        pass
+    place.commit()
+
+
+def _chosen(frame: DataFrame, columns: Sequence[str] | None) -> list[str]:
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r} is a string.\nHint: columns=[{columns!r}].")
+    missing = [name for name in columns or () if name not in frame.columns]
+    if missing:
+        raise ConfigError(f"columns={list(columns or ())}: {missing} are not among {frame.columns}.")
+    return list(frame.columns if columns is None else columns)
+
+
+def _check_types(frame: DataFrame, names: Sequence[str]) -> None:
+    found = arrow_types(frame)
+    for name in names:
+        if found[name] is None:
+            raise DataError(f"Spark has no Arrow type for {frame.schema[name].dataType}.", column=name)
+    checked(pa.schema([(name, found[name]) for name in names]))
+
+
+def _without_fixed(schema: pa.Schema) -> pa.Schema:
+    """Spark knows neither lists of a fixed length nor tensors."""
+    return pa.schema([field.with_type(_plain(field.type)) for field in schema])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.list_(kind.value_type)
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(kind.value_type)
+    return kind

@@ -1,0 +1,8 @@
+"""`XShards`, a partitioned collection of Python objects, and `SharedValue`, what many of them need."""
+
+from __future__ import annotations
+
+from kindler.xshards.collection import XShards
+from kindler.xshards.shared import SharedValue
+
+__all__ = ["SharedValue", "XShards"]

@@ -1,0 +1,201 @@
+"""The local home: shards are mapped files, the user's functions run in worker processes of this machine.
+
+What Kindler itself does to shards (cutting, joining, sorting) is Arrow's work on mapped tables and is done
+in this process; only code of the user's goes to workers, so that it can neither break nor block this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+
+from kindler.config import RunSettings
+from kindler.data.shards import frames, rows
+from kindler.data.shards.codec import Info, Packed, from_table, pack, read, unpack, write
+from kindler.data.shards.home import Cut, Work, shard_error
+from kindler.data.shards.nests import even_bounds
+from kindler.data.shards.store import Folder, StoredShards, shard_path
+from kindler.engine import local
+from kindler.engine.gang import new_run_id, new_secret
+from kindler.engine.hub import Event
+from kindler.engine.supervisor import Job
+from kindler.engine.worker import describe
+from kindler.xshards.shared import shipping_to
+
+__all__ = ["LocalShards"]
+
+_NEVER_S = 1e9  # how long a user's function may take is the user's business
+_STOP = "stop"
+
+
+class LocalShards:
+    """Shards of the local home; see `kindler.data.shards.home.Held`."""
+
+    home = "local"
+
+    def __init__(self, stored: StoredShards) -> None:
+        self._stored = stored
+
+    @staticmethod
+    def of(shards: Iterable[Packed]) -> LocalShards:
+        """Write shards to files."""
+        return LocalShards(StoredShards.of(shards))
+
+    @property
+    def infos(self) -> tuple[Info, ...]:
+        return self._stored.infos
+
+    @property
+    def is_kept(self) -> bool:
+        return not self._stored.freed
+
+    def load(self, numbers: Sequence[int]) -> Iterator[Packed]:
+        return (self._stored.load(number) for number in numbers)
+
+    def mapped(self, work: Work, *, by_user: bool = False) -> LocalShards:
+        if by_user:
+            return LocalShards(_in_workers(self._stored, work))
+        return LocalShards.of(work(number, packed) for number, packed in self._all())
+
+    def exchanged(self, cut: Cut, count: int) -> LocalShards:
+        pieces: list[list[Packed]] = [[] for _ in range(count)]
+        for number, packed in self._all():
+            for target, piece in cut(number, packed):
+                pieces[target].append(piece)
+        return LocalShards.of(rows.joined(found) for found in pieces)
+
+    def zipped(self, other: LocalShards) -> LocalShards:
+        pairs = zip(self._all(), other._all(), strict=True)
+        return LocalShards.of(pack((unpack(ours), unpack(theirs))) for (_, ours), (_, theirs) in pairs)
+
+    def sorted_rows(self, names: Sequence[str], ascending: Sequence[bool]) -> LocalShards:
+        return self._again(frames.sorted_rows(self._table(), names, ascending))
+
+    def distinct(self) -> LocalShards:
+        return self._again(frames.distinct(self._table()))
+
+    def grouped(self, keys: Sequence[str], wanted: Sequence[frames.Aggregate], *, join: bool) -> LocalShards:
+        return self._again(frames.grouped(self._table(), keys, wanted, join=join))
+
+    def merged(self, right: LocalShards, how: str, names: frames.MergeNames) -> LocalShards:
+        return self._again(frames.merged(self._table(), right._table(), how, names))
+
+    def described(self, names: Sequence[str]) -> Any:
+        return frames.described(self._table(), names)
+
+    def schema(self) -> pa.Schema:
+        return frames.schema_of(self.infos)
+
+    def spark_frame(self) -> Any:
+        from kindler.spark.shards import frame_of_table
+        from kindler.xshards.homes import session
+
+        return frame_of_table(session(), self._table())
+
+    def keep(self) -> None:
+        """Files are kept anyway."""
+
+    def free(self) -> None:
+        self._stored.free()
+
+    def _all(self) -> Iterator[tuple[int, Packed]]:
+        return ((number, self._stored.load(number)) for number in range(len(self.infos)))
+
+    def _table(self) -> pa.Table:
+        return frames.whole([frames.plain(packed) for _, packed in self._all()])
+
+    def _again(self, table: pa.Table) -> LocalShards:
+        count = max(1, min(len(self.infos), table.num_rows))
+        bounds = even_bounds(table.num_rows, count)
+        return LocalShards.of(from_table(table.slice(start, stop - start)) for start, stop in bounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """What the workers do: built here, pickled once."""
+
+    source: str
+    target: str
+    infos: tuple[bytes, ...]
+    work: Work
+
+
+def _in_workers(stored: StoredShards, work: Work) -> StoredShards:
+    """Each shard made into another one by worker processes; the first error of the user's code is raised."""
+    folder = Folder()
+    stored.load_check()
+    task = _Task(
+        source=str(stored.folder.path),
+        target=str(folder.path),
+        infos=tuple(info.to_bytes() for info in stored.infos),
+        work=work,
+    )
+    try:
+        with shipping_to("local"):
+            buffers = (cloudpickle.dumps(task),)
+        outcomes = local.run(_job(buffers, len(stored.infos), folder), listener=_print)
+        infos: dict[int, Info] = {}
+        for outcome in outcomes:
+            said = json.loads(outcome.buffers[0])
+            if said["error"] is not None:
+                raise shard_error(said["error"], said["shard"])
+            infos |= dict(zip(said["done"], map(Info.from_bytes, outcome.buffers[1:]), strict=True))
+    except BaseException:
+        folder.delete()
+        raise
+    return StoredShards(folder, [infos[number] for number in range(len(stored.infos))])
+
+
+def _job(buffers: tuple[bytes, ...], shards: int, folder: Folder) -> Job:
+    return Job(
+        target="kindler.xshards.local:work_on_shards",
+        buffers=buffers,
+        size=max(1, min(local.slots(), shards)),
+        run_id=new_run_id(),
+        secret=new_secret(),
+        preload=("kindler.xshards.local",),
+        settings=RunSettings(stall_timeout_s=_NEVER_S),
+        debris=(str(folder.path),),
+    )
+
+
+def _print(event: Event) -> None:
+    if event.kind == "log":
+        sys.stdout.write(f"{event.fields['line']}\n")
+
+
+def work_on_shards(worker: Any, task_bytes: bytes) -> list[bytes]:
+    """In each worker: take the next shard that nobody has taken, until none is left or one has failed."""
+    task: _Task = cloudpickle.loads(task_bytes)
+    done: list[int] = []
+    infos: list[bytes] = []
+    for number, info in enumerate(task.infos):
+        if (Path(task.target) / _STOP).exists() or not _claimed(task.target, number):
+            continue
+        try:
+            made = task.work(number, read(Info.from_bytes(info), shard_path(task.source, number)))
+            write(made, shard_path(task.target, number))
+        except Exception as exc:  # noqa: BLE001 - the edge of the worker: raised again by the caller
+            (Path(task.target) / _STOP).touch()
+            said = {**describe(exc), "host": socket.gethostname()}
+            return [json.dumps({"done": [], "error": said, "shard": number}, default=str).encode()]
+        done.append(number)
+        infos.append(made.info.to_bytes())
+    return [json.dumps({"done": done, "error": None}).encode(), *infos]
+
+
+def _claimed(folder: str, number: int) -> bool:
+    try:
+        os.close(os.open(Path(folder) / f"{number}.taken", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
