@@ -24,7 +24,7 @@ from kindler.data.shards.home import Held, Work
 from kindler.errors import ConfigError, DataError
 from kindler.xshards import homes, steps
 from kindler.xshards.local import LocalShards
-from kindler.xshards.shared import shipping_to
+from kindler.xshards.shared import check, shipping_to
 from kindler.xshards.views import ArrayColumn, RowFile, array_columns, row_file
 
 if TYPE_CHECKING:
@@ -202,6 +202,7 @@ class XShards:
         """
         if not callable(func):
             raise ConfigError(f"transform_shard: {func!r} cannot be called.")
+        check(args)
         chain = (*self._pending, (func, args))
         if self._lazy:
             return XShards(self._held, pending=chain, lazy=True)
@@ -477,9 +478,8 @@ class XShards:
         frames.check_columns(names, schema.names, "describe")
         for name in names:
             if name not in numeric:
-                raise ConfigError(
-                    f"describe: column {name!r} is of type {schema.field(name).type}, not a number."
-                )
+                kind = schema.field(name).type
+                raise ConfigError(f"describe: column {name!r} has no numbers; its type is {kind}.")
         return self._held.described(names)
 
     def head(self, n: int = 5) -> Any:

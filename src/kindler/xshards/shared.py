@@ -6,7 +6,7 @@ import contextlib
 import os
 import pickle
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,7 +16,7 @@ from kindler.data.shards.store import Folder
 from kindler.errors import ConfigError
 from kindler.xshards.homes import active_session
 
-__all__ = ["SharedValue", "shipping_to", "unwrapped"]
+__all__ = ["SharedValue", "check", "shipping_to", "unwrapped"]
 
 _home: ContextVar[str | None] = ContextVar("kindler_shards_home", default=None)
 _FILE = "value.pickle"
@@ -57,9 +57,9 @@ class SharedValue:
         """Delete every copy but those that running work has; the value cannot be used any more."""
         self._gone = True
         carriers, self._carriers = self._carriers, {}
-        broadcast = carriers.get("spark")
-        if hasattr(broadcast, "unpersist"):
-            broadcast.unpersist()
+        for carrier in carriers.values():
+            if hasattr(carrier, "unpersist"):
+                carrier.unpersist()
         for folder in self._held:
             folder.delete()
         self._held.clear()
@@ -148,6 +148,13 @@ def shipping_to(home: str) -> Iterator[None]:
         yield
     finally:
         _home.reset(token)
+
+
+def check(arguments: Iterable[Any]) -> None:
+    """Complain about shared values that are no more, before anything starts."""
+    for argument in arguments:
+        if isinstance(argument, SharedValue):
+            argument._check()
 
 
 def unwrapped(argument: Any) -> Any:

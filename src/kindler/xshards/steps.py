@@ -221,14 +221,15 @@ def stacked(number: int, packed: Packed) -> Packed:
 
 def _matrix(frame: Any, names: Sequence[str]) -> Array:
     columns = [_numbers(frame[name], name) for name in names]
-    wide = [column.reshape(len(frame), -1) for column in columns]
+    wide = [column.reshape(len(frame), int(np.prod(column.shape[1:]))) for column in columns]
     return _narrow(np.concatenate(wide, axis=1) if wide else np.empty((len(frame), 0), np.float32))
 
 
 def _numbers(column: Any, name: str) -> Array:
     try:
-        values: Array = np.stack(column.to_numpy()) if column.dtype == object and len(column) else None
-        values = column.to_numpy() if values is None else values
+        values: Array = column.to_numpy()
+        if values.dtype == object and len(values) and isinstance(values[0], np.ndarray | list):
+            values = np.stack([np.asarray(cell) for cell in values])
         if values.dtype == object:
             values = column.to_numpy(dtype="float64")
     except (ValueError, TypeError) as exc:

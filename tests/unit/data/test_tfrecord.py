@@ -220,6 +220,36 @@ def test_records_that_are_no_example_are_named(tmp_path: Path) -> None:
         tfrecord.read(path)
 
 
+@MANY
+@given(data=st.data())
+def test_any_bytes_in_a_record_are_read_or_named(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    usual = example(
+        i=field(3, field(1, b"\x05\xac\x02")),
+        long_name_of_it=field(2, field(1, bytes(8))),
+        s=field(1, field(1, b"abc")),
+    )
+    odd = bytearray(usual)
+    for _ in range(data.draw(st.integers(1, 3))):
+        odd[data.draw(st.integers(0, len(odd) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.mktemp("t") / "rows.tfrecord"
+    path.write_bytes(framed(*[usual] * data.draw(st.integers(0, 20)), bytes(odd), usual))
+
+    kinds = {"i": pa.list_(pa.int64()), "long_name_of_it": pa.list_(pa.float32()), "s": pa.list_(pa.binary())}
+    try:
+        table = tfrecord.read(path, schema=kinds)
+    except DataError as error:
+        complaint = str(error)
+    else:
+        complaint = ""
+        table.validate(full=True)
+        assert table.slice(table.num_rows - 1).to_pylist() == [
+            {"i": [5, 300], "long_name_of_it": [0.0, 0.0], "s": [b"abc"]}
+        ]
+    assert not complaint or f"of {path} (at byte" in complaint
+
+
 def test_a_parquet_file_is_no_tfrecord_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"PAR1" + bytes(100))

@@ -195,7 +195,7 @@ def from_chunks(info: Info, chunks: Iterable[Any]) -> Packed:
     """The shard that `to_chunks` cut up."""
     if info.schema is None:
         return Packed(info, data=b"".join(bytes(chunk) for chunk in chunks))
-    tables = [pa.ipc.openstream(pa.py_buffer(chunk)).read_all() for chunk in chunks]
+    tables = [pa.ipc.open_stream(pa.py_buffer(chunk)).read_all() for chunk in chunks]
     table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
     return Packed(replace(info, schema=table.schema), table)
 
@@ -240,7 +240,7 @@ def _pickled(thing: Any) -> Packed:
 def stream(table: pa.Table) -> bytes:
     """A table as an Arrow stream."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.newstream(sink, table.schema) as writer:
+    with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table.unify_dictionaries())
     data: bytes = sink.getvalue().to_pybytes()
     return data
@@ -262,11 +262,9 @@ def _table_of(frame: Any) -> pa.Table | None:
     import pandas as pd
 
     problems = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, TypeError)
-    odd = [
-        i
-        for i in range(frame.shape[1])
-        if frame.dtypes.iloc[i].kind == "O" and frame.dtypes.iloc[i].name == "object"
-    ]
+    if frame.columns.inferred_type.startswith("mixed"):
+        return None  # Arrow's names are strings, and which of them were none would be forgotten
+    odd = [i for i, dtype in enumerate(frame.dtypes) if str(dtype) == "object"]
     pickled: list[int] = []
     try:
         table = pa.Table.from_pandas(frame, preserve_index=True)

@@ -146,7 +146,7 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def is_numeric(kind: pa.DataType) -> bool:
     """Whether sums and means make sense."""
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def check_columns(names: Sequence[str], present: Sequence[str], what: str) -> None:
@@ -217,11 +217,11 @@ def distinct(table: pa.Table) -> pa.Table:
 def grouped(table: pa.Table, keys: Sequence[str], wanted: Sequence[Aggregate], *, join: bool) -> pa.Table:
     """A row a group, in the order of the keys, nulls last; or the rows with their group's values appended."""
     ids = _group_ids(table, keys) if keys else np.zeros(table.num_rows, np.int64)
-    unique, first = np.unique(ids, return_index=True)
-    result = table.select(list(keys)).take(pa.array(first))
+    _, first = np.unique(ids, return_index=True)
     marked = table.append_column(_ROW, pa.array(ids))
-    for aggregate in wanted:
-        result = result.append_column(aggregate.name, _aggregated(marked, aggregate, len(unique), bool(keys)))
+    columns = {key: table.column(key).take(pa.array(first)) for key in keys}
+    columns |= {aggregate.name: _aggregated(marked, aggregate, by_key=bool(keys)) for aggregate in wanted}
+    result = pa.table(columns)
     if not join:
         return result
     rows = result.select([aggregate.name for aggregate in wanted]).take(pa.array(ids))
@@ -230,7 +230,7 @@ def grouped(table: pa.Table, keys: Sequence[str], wanted: Sequence[Aggregate], *
     return table
 
 
-def _aggregated(marked: pa.Table, aggregate: Aggregate, groups: int, by_key: bool) -> Any:
+def _aggregated(marked: pa.Table, aggregate: Aggregate, *, by_key: bool) -> Any:
     column = aggregate.column or _ROW
     options: Any = None
     if aggregate.function in ("stddev", "variance"):
@@ -243,8 +243,8 @@ def _aggregated(marked: pa.Table, aggregate: Aggregate, groups: int, by_key: boo
     if aggregate.function in ("avg", "stddev", "variance"):
         source = source.cast(pa.float64())
     rows = pa.table({_ROW: marked.column(_ROW), "value": source})
-    done = rows.group_by(_ROW).aggregate([("value", arrow, options)]).sort_by(_ROW)
-    return done.column(f"value_{arrow}")
+    done = rows.group_by(_ROW if by_key else []).aggregate([("value", arrow, options)])
+    return (done.sort_by(_ROW) if by_key else done).column(f"value_{arrow}")
 
 
 def _group_ids(table: pa.Table, names: Sequence[str]) -> Array:
@@ -267,7 +267,8 @@ def _codes(column: pa.ChunkedArray) -> Array:
     ranks = np.empty(len(order) + 1, np.int64)
     ranks[order] = np.arange(len(order))
     ranks[len(order)] = len(order)
-    return ranks[encoded.indices.fill_null(len(order)).to_numpy()]
+    found: Array = ranks[encoded.indices.fill_null(len(order)).to_numpy()]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

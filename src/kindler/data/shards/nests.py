@@ -121,6 +121,7 @@ def _same_shape(shapes: Sequence[Any]) -> None:
 def _joined_pandas(parts: Sequence[Any]) -> Any:
     import pandas as pd
 
+    parts = [part for part in parts if len(part)] or parts[:1]  # without rows, a dtype says nothing
     whole = pd.concat(parts)
     if is_series(parts[0]):
         return _one_category(whole, parts)

@@ -102,6 +102,7 @@ def _hashes(column: pa.ChunkedArray) -> Array:
     from pandas.util import hash_array
 
     kind = column.type
+    neutral: Any
     if pa.types.is_floating(kind):
         column, neutral = column.cast(pa.float64()), 0.0
     elif any(is_kind(kind) for is_kind in _WHOLE):

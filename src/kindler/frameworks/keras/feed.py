@@ -94,7 +94,7 @@ def _py_dataset(keras: Any, feed: Feed, arranged: Arranged) -> Any:
 
 
 def _mapped(feed: Feed, arranged: Arranged) -> Any:
-    """For TensorFlow: numbers of steps, mapped to their batches; a generator costs half a millisecond more."""
+    """For TensorFlow: numbers of steps, mapped to their batches; a generator costs half a millisecond."""
     import tensorflow as tf
 
     def tuples(part: Any) -> Any:  # a list would be taken for one tensor
