@@ -35,7 +35,7 @@ $(VENV)/.quickstart: pyproject.toml $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.quickstart
-	$(PIP) -e '.[spark,java,torch,tensorflow,tf-keras,jax,keras,plot,tensorboard,tfrecord,dev]'
+	$(PIP) -e '.[spark,java,torch,tensorflow,tf-keras,jax,keras,plot,tensorboard,dev]'
 	@touch $@
 
 # The oldest Spark that is supported, beside the newest one: a test puts it first on the path.

@@ -504,7 +504,7 @@ class Estimator:
         """Write the model in its framework's own format, whole or not at all.
 
         For torch a state dict that `torch.load` reads. For Keras what the name says: `.keras` is the model,
-        `.weights.h5` its weights, a name without suffix a SavedModel for serving (on TensorFlow and JAX).
+        `.weights.h5` its weights, a name without suffix a SavedModel for serving (on TensorFlow).
         """
         with beside(path) as unfinished:
             self._live_replica().save(str(unfinished))

@@ -77,5 +77,4 @@ def test_mnist_is_learned_by_two_workers(backend: str, mnist: Path, tmp_path: Pa
     reached = json.loads(run(PROGRAMS / "mnist_keras.py", backend, mnist, tmp_path, timeout=400))
 
     assert reached["lenet"] >= 0.975
-    # Plain Keras in one process gets 0.967 to 0.974 with these 64 units, by seed and epoch.
-    assert reached["dense"] >= 0.96
+    assert reached["dense"] >= 0.975

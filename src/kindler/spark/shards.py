@@ -284,7 +284,7 @@ def _placed(frame: DataFrame, count: int) -> DataFrame:
     if hasattr(frame, "repartitionById"):
         spread = frame.repartitionById(count, F.col("shard").cast("int"))
     else:
-        spread = frame.repartition(count, "shard")
+        spread = frame.repartitionByRange(count, "shard")  # computes the frame twice, but keeps the order
     return spread.sortWithinPartitions("shard", "source", "part")
 
 

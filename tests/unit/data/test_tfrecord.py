@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kindler.data import tfrecord
-from kindler.errors import ConfigError, DataError
+from kindler.data.tfrecord.framing import checksum
+from kindler.errors import ConfigError, DataError, MissingExtraError
 
 # Records as TensorFlow 2.21 wrote them, one feature each.
 INT_RECORD = bytes.fromhex("0a0c0a0a0a016912051a030a0103")
@@ -588,9 +590,27 @@ def test_an_empty_table_is_an_empty_file_that_needs_a_schema(tmp_path: Path) -> 
         lambda path: tfrecord.read(__file__, schema={"x": pa.timestamp("s")}),
         lambda path: tfrecord.read(__file__, schema=[1]),
         lambda path: tfrecord.read(__file__, sample_rows=0),
+        lambda path: tfrecord.iter_batches(__file__, schema={"x": "int64"}, compression="zip"),
+        lambda path: tfrecord.read(__file__, columns="x"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(call: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         call(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_columns_still_have_rows_and_categories_are_their_values(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tfrecord"
+    tfrecord.write(pa.table({"c": pa.array(["a", None, "b", "a"]).dictionary_encode()}), path)
+
+    assert tfrecord.read(path)["c"].to_pylist() == ["a", None, "b", "a"]
+    assert sum(batch.num_rows for batch in tfrecord.iter_batches(path, columns=[])) == 4
+
+
+def test_the_extra_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    checksum.cache_clear()
+    with pytest.raises(MissingExtraError, match=r"pip install 'kindler\[tfrecord\]'"):
+        tfrecord.write({"x": np.arange(3)}, tmp_path / "rows.tfrecord")
     assert list(tmp_path.iterdir()) == []

@@ -44,8 +44,9 @@ def folders(where: Path) -> list[str]:
 
 
 class TestLocalShards(ShardFacts):
-    @pytest.fixture
-    def home(self) -> str:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def home(cls) -> str:
         return "local"
 
 

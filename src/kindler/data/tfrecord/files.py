@@ -19,7 +19,18 @@ from pyarrow import fs
 from kindler.data.tfrecord.framing import HEAD, Readable, is_head
 from kindler.errors import ConfigError
 
-__all__ = ["Compression", "Paths", "absolute", "find", "free", "opened", "part_name", "staged", "written"]
+__all__ = [
+    "Compression",
+    "Paths",
+    "absolute",
+    "check_reading",
+    "find",
+    "free",
+    "opened",
+    "part_name",
+    "staged",
+    "written",
+]
 
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 Compression: TypeAlias = Literal["auto", "gzip"] | None
@@ -53,7 +64,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
 @contextlib.contextmanager
 def opened(file: str, compression: Compression = "auto") -> Iterator[Readable]:
     """A file's content, uncompressed."""
-    _check(compression, ("auto", "gzip", None))
+    check_reading(compression)
     system, path = _place(file)
     with contextlib.ExitStack() as stack:
         raw: Any
@@ -91,6 +102,15 @@ def part_name(number: int, compression: Compression) -> str:
     """The name of one of several files."""
     _check(compression, ("gzip", None))
     return f"part-{number:05d}.tfrecord{'.gz' if compression else ''}"
+
+
+def check_reading(compression: Any) -> None:
+    """Refuse a compression that cannot be read.
+
+    Raises:
+        ConfigError: It is none of those known.
+    """
+    _check(compression, ("auto", "gzip", None))
 
 
 def free(path: str, *, overwrite: bool) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from kindler.data.tfrecord.decode import Sample, decode
-from kindler.data.tfrecord.files import Compression, Paths, find, opened
+from kindler.data.tfrecord.files import Compression, Paths, check_reading, find, opened
 from kindler.data.tfrecord.framing import blocks
 from kindler.data.tfrecord.schema import SchemaLike, as_schema, features
 from kindler.errors import ConfigError, DataError
@@ -54,6 +54,7 @@ def plan(
     """
     if isinstance(columns, str) or isinstance(binary, str):
         raise ConfigError("columns and binary are lists of names.\nHint: columns=['x'].")
+    check_reading(compression)
     found = tuple(find(path))
     known = None
     if schema is not None:

@@ -1,8 +1,9 @@
-"""Shards through Spark Connect; prints what was seen as one line of JSON."""
+"""Shards in a session of the mode given; prints what was seen as one line of JSON."""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ def error_of(shards: XShards) -> list[Any]:
     return []
 
 
-def main() -> None:
-    kindler.init(cores=2, conf={"spark.api.mode": "connect", "spark.sql.shuffle.partitions": "2"})
+def main(mode: str) -> None:
+    kindler.init(cores=2, conf={"spark.api.mode": mode, "spark.sql.shuffle.partitions": "2"})
     shards = XShards.partition(np.arange(6), 3)
     frame = XShards.partition(pd.DataFrame({"k": list("ababab"), "n": range(6)}), 3)
     names = SharedValue({0: "zero", 2: "two", 4: "four"})
@@ -49,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -1,0 +1,98 @@
+"""How fast are pandas rows a Spark DataFrame, and that one pandas again: by shards, and row by row?
+
+5,000,000 rows of ten columns (integers, floats, a string), local[2]. There: until Spark's noop sink has read
+every value. Back: from a cached DataFrame to one pandas DataFrame. Row by row is what `createDataFrame` and
+`collect` do with tuples; it gets a tenth of the rows, and speeds are compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from _bench import Report, arguments, rounds, seconds, spark_session
+
+ROWS = 5_000_000
+TENTH = 10
+SHARDS = 8
+
+
+def main() -> None:
+    given = arguments(__doc__, repeats=3)
+    count = 50_000 if given.quick else ROWS
+    report = Report("shards", f"rows/s of {count:,} x 10 pandas values to Spark and back", quick=given.quick)
+    spark = spark_session(2)
+    frame = _frame(count)
+    few = frame.head(count // TENTH)
+    schema = ", ".join(f"{name} {_type(frame[name])}" for name in frame)
+    whole, tenth = (_cached(spark, pandas, schema) for pandas in (frame, few))
+    spent = rounds(
+        {
+            "by rows, there": lambda: seconds(lambda: _drain(_by_rows(spark, few, schema))),
+            "by shards, there": lambda: seconds(lambda: _drain(_shards(frame).to_spark_df())),
+            "by rows, back": lambda: seconds(lambda: _collected(tenth)),
+            "by shards, back": lambda: seconds(lambda: _from_frame(whole).to_pandas()),
+        },
+        repeats=given.repeats,
+        warm_up=not given.quick,
+    )
+    speed = {
+        name: [(len(few) if "rows" in name else count) / s for s in values] for name, values in spent.items()
+    }
+    for name, values in speed.items():
+        report.figure(name, values, "rows/s")
+    for way in ("there", "back"):
+        report.ratio(
+            f"shards / rows, {way}", speed[f"by shards, {way}"], speed[f"by rows, {way}"], at_least=3.0
+        )
+    report.finish(rows=count, columns=10, shards=SHARDS)
+
+
+def _frame(rows: int) -> Any:
+    import numpy as np
+    import pandas as pd
+
+    random = np.random.default_rng(0)
+    columns: dict[str, Any] = {f"f{i}": random.random(rows) for i in range(5)}
+    columns |= {f"i{i}": random.integers(0, 1 << 40, rows) for i in range(4)}
+    columns["s"] = np.array(["red", "green", "blue", "a longer name"], object)[random.integers(0, 4, rows)]
+    return pd.DataFrame(columns)
+
+
+def _type(column: Any) -> str:
+    return {"f": "double", "i": "bigint", "O": "string"}[column.dtype.kind]
+
+
+def _cached(spark: Any, pandas: Any, schema: str) -> Any:
+    frame = spark.createDataFrame(pandas, schema).repartition(SHARDS).cache()
+    frame.count()
+    return frame
+
+
+def _shards(pandas: Any) -> Any:
+    from kindler import XShards
+
+    return XShards.partition(pandas, SHARDS, home="spark")
+
+
+def _from_frame(frame: Any) -> Any:
+    from kindler import XShards
+
+    return XShards.from_spark_df(frame)
+
+
+def _by_rows(spark: Any, pandas: Any, schema: str) -> Any:
+    return spark.createDataFrame(list(pandas.itertuples(index=False, name=None)), schema)
+
+
+def _collected(frame: Any) -> Any:
+    import pandas as pd
+
+    return pd.DataFrame.from_records(frame.collect(), columns=frame.columns)
+
+
+def _drain(frame: Any) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+if __name__ == "__main__":
+    main()
