@@ -6,6 +6,7 @@ References are pandas and numpy on the same data, in one piece.
 from __future__ import annotations
 
 import pickle
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,8 @@ class ShardFacts:
             XShards.partition(np.zeros(3), 4, home=home)
 
     def test_no_shards_at_all_are_refused(self, home: str) -> None:
+        with pytest.raises(ConfigError, match="at least one shard"):
+            XShards.from_shards([], home=home)
         with pytest.raises(ConfigError, match="at least 1, and 0"):
             XShards.partition(np.zeros(3), 0, home=home)
 
@@ -170,6 +173,13 @@ class ShardFacts:
             shards.transform_shard(fail)
         assert caught.value.shard == 1  # type: ignore[attr-defined]
         assert "Py4J" not in str(caught.value)
+
+    def test_a_function_that_cannot_travel_is_refused(self, home: str) -> None:
+        shards, lock = XShards.partition(np.arange(2), 1, home=home), threading.Lock()
+        with pytest.raises(ConfigError, match="cannot be sent to workers(.|\n)*lock"):
+            shards.transform_shard(lambda shard: lock)
+        with pytest.raises(ConfigError, match="an XShards cannot be sent to another process"):
+            shards.transform_shard(lambda shard: len(shards))
 
     def test_a_shared_value_arrives_as_its_value(self, home: str) -> None:
         names = SharedValue({0: "zero", 1: "one"})
@@ -281,6 +291,27 @@ class ShardFacts:
         assert 1 < found.num_partitions() <= 4
         same(found.to_pandas(), frame.sort_values(by, ascending=ascending, kind="stable"))
 
+    def test_shards_whose_types_differ_go_together_where_values_do(self, home: str) -> None:
+        parts = [
+            pd.DataFrame({"a": [2, 1], "b": ["x", None]}),
+            pd.DataFrame({"a": [0.5], "b": [None]}),
+            pd.DataFrame({"a": ["no rows"], "b": [1.0]}).head(0),
+        ]
+        found = XShards.from_shards(parts, home=home).sort_values("a").to_pandas()
+        same(found, pd.DataFrame({"a": [0.5, 1, 2], "b": [None, None, "x"]}))
+
+    def test_collections_without_rows_have_answers_too(self, home: str) -> None:
+        empty = XShards.from_shards([pd.DataFrame({"a": np.empty(0), "s": np.empty(0, object)})], home=home)
+
+        assert (len(empty), empty.max_values("a"), empty.num_partitions()) == (0, None, 1)
+        for found in (empty.sort_values("a"), empty.deduplicates(), empty.merge(empty, on="a")):
+            assert (len(found), found.num_partitions()) == (0, 1)
+        assert list(empty.group_by("a", "max").to_pandas()) == ["a", "max(s)"]
+        assert empty.group_by(agg={"a": ["count", "sum"]}).to_pandas().iloc[0].isna().tolist() == [
+            False,
+            True,
+        ]
+
     def test_group_by_names_columns_as_spark_does_and_has_a_group_for_nulls(
         self, shards: XShards, frame: pd.DataFrame
     ) -> None:
@@ -321,6 +352,8 @@ class ShardFacts:
             shards.group_by("key", "mode")
         with pytest.raises(ConfigError, match="sum of column 'kind'"):
             shards.group_by("key", {"kind": "sum"})
+        with pytest.raises(ConfigError, match=r"none of the columns \['kind'\]"):
+            shards.select(["key", "kind"]).group_by("key", "sum")
 
     @pytest.mark.parametrize("how", ["inner", "left", "right", "outer"])
     def test_merge_joins_as_pandas_does(

@@ -44,7 +44,16 @@ def test_importing_kindler_loads_neither_pyspark_nor_a_framework() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["estimator", "train.loop", "engine.local", "frameworks.registry", "inference.predictor", "cli"]
+    "module",
+    [
+        "estimator",
+        "train.loop",
+        "engine.local",
+        "frameworks.registry",
+        "inference.predictor",
+        "xshards",
+        "cli",
+    ],
 )
 def test_no_part_of_the_core_loads_pyspark_or_a_framework(module: str) -> None:
     assert loaded_by(f"import kindler.{module}") <= {"numpy", "pyarrow"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
 from kindler import XShards
-from kindler.errors import DataError
+from kindler.errors import DataError, WorkerLost
 from tests.shards_facts import BIG, ShardFacts, same, table
 
 pytestmark = pytest.mark.spark
@@ -137,6 +138,13 @@ def test_collections_that_nobody_holds_are_unpersisted(spark: Any) -> None:
     XShards.partition(np.arange(4), 2)
 
     assert cached() <= count + 1
+
+
+def test_a_function_that_kills_its_process_is_a_lost_worker(spark: Any) -> None:
+    shards = XShards.partition(np.arange(4), 1)
+    with pytest.raises(WorkerLost, match="Spark gave up on its task") as caught:
+        shards.transform_shard(lambda shard: os.kill(os.getpid(), signal.SIGKILL))
+    assert "at org.apache" not in str(caught.value)
 
 
 def test_arrays_become_a_frame_of_packed_rows(spark: Any) -> None:

@@ -290,7 +290,7 @@ def test_what_is_frozen_does_not_see_later_steps() -> None:
     replica.train_step(batch(X, Y))
 
     found = []
-    for saved in (at_once, later()):
+    for saved in (at_once, b"".join(later())):
         again = _resumable()
         again.load_state(saved)
         again.train_step(batch(X, Y))
@@ -364,10 +364,35 @@ def test_only_the_model_can_be_taken_from_a_state() -> None:
 def test_a_state_of_another_format_is_refused() -> None:
     import io
 
-    data = io.BytesIO()
-    torch.save({"format": 99}, data)
+    from kindler.frameworks.packed import pack
+
+    head = io.BytesIO()
+    torch.save({"format": 99}, head)
     with pytest.raises(ConfigError, match="its format is 99"):
-        _resumable().load_state(data.getvalue())
+        _resumable().load_state(b"".join(pack(head.getvalue(), [])))
+    with pytest.raises(ConfigError, match="not a replica's state"):
+        _resumable().load_state(head.getvalue())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_large_tensors_come_back_as_they_were_and_shared_ones_shared(dtype: torch.dtype) -> None:
+    from kindler.frameworks.torch_state import Freezer, parse
+
+    large = torch.arange(40_000).to(dtype).reshape(200, 200)
+    fields = {"model": {"a": large, "tied": large, "turned": large.t(), "small": torch.ones(3)}, "step": 7}
+    freezer = Freezer()
+    first = freezer.freeze(fields)
+    kept = b"".join(first())
+    large.add_(1)
+    b"".join(freezer.freeze(fields)())
+
+    found = parse(kept)
+
+    assert found["step"] == 7
+    assert torch.equal(found["model"]["a"], torch.arange(40_000).to(dtype).reshape(200, 200))
+    assert torch.equal(found["model"]["turned"], found["model"]["a"].t())
+    assert found["model"]["tied"].data_ptr() == found["model"]["a"].data_ptr()
+    assert torch.equal(found["model"]["small"], torch.ones(3))
 
 
 def test_tallies_start_anew_once_they_are_taken() -> None:

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kindler.frameworks.packed import Buffer
+
 __all__ = ["Batch", "Keeps", "Replica", "Steps", "Tallies"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -93,7 +95,7 @@ class Keeps(Protocol):
     def state(self) -> bytes:
         """Weights, optimizer, schedule, randomness, epoch and step."""
 
-    def freeze(self) -> Callable[[], bytes]:
+    def freeze(self) -> Callable[[], Sequence[Buffer]]:
         """A copy of what `state` has, made now; the function makes the bytes later, on any thread."""
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kindler.errors import ConfigError
+from kindler.frameworks.packed import Buffer
 from kindler.frameworks.replica import Array, Batch
 from kindler.frameworks.torch_device import arrays, preload, resolve_device, tensors
 from kindler.frameworks.torch_loss import Judged, LossRule
@@ -23,11 +24,11 @@ from kindler.frameworks.torch_optim import build_optimizer, build_scheduler, ste
 from kindler.frameworks.torch_spec import TorchSpec, build_loss, build_model, check, dumps, loads
 from kindler.frameworks.torch_state import (
     Collective,
+    Freezer,
     Gradients,
     changes,
     dump,
     fork_seed,
-    frozen,
     merge_buffers,
     parse,
     parse_weights,
@@ -87,6 +88,7 @@ class TorchReplica:
         self._buffers: list[torch.Tensor] = []
         self._changed: list[bool] = []
         self._epoch_rows = 0
+        self._freezer = Freezer()
 
     @classmethod
     def from_bytes(cls, spec: bytes, **options: Any) -> TorchReplica:
@@ -206,22 +208,22 @@ class TorchReplica:
 
     def state(self) -> bytes:
         """Weights, optimizer, schedule, randomness, epoch and step."""
-        return self.freeze()()
+        return dump(self._fields())
 
-    def freeze(self) -> Callable[[], bytes]:
+    def freeze(self) -> Callable[[], Sequence[Buffer]]:
         """A copy of what `state` has, made now; its bytes are made by the function, on any thread."""
+        return self._freezer.freeze(self._fields())
+
+    def _fields(self) -> dict[str, Any]:
         optimizer = self.optimizer if self.spec.optimizer is not None else None
-        fields = frozen(
-            {
-                "model": self.model.state_dict(),
-                "optimizer": optimizer.state_dict() if optimizer is not None else None,
-                "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
-                "rng": self._rng(),
-                "epoch": self.epoch,
-                "step": self.step,
-            }
-        )
-        return lambda: dump(fields)
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer.state_dict() if optimizer is not None else None,
+            "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
+            "rng": self._rng(),
+            "epoch": self.epoch,
+            "step": self.step,
+        }
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`, or take only the model's weights from it."""
@@ -246,7 +248,7 @@ class TorchReplica:
                 "tallies": self.counter.keep(),
                 "rows": self._epoch_rows,
                 "changed": changed,
-                "buffers": frozen(buffers),
+                "buffers": buffers,
             }
         )
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from kindler.errors import ConfigError
+from kindler.frameworks.packed import Buffer, is_packed, pack, unpack
 
 __all__ = [
     "Collective",
+    "Freezer",
     "Gradients",
     "changes",
     "dump",
     "fork_seed",
-    "frozen",
     "merge_buffers",
     "parse",
     "parse_weights",
@@ -27,7 +28,9 @@ __all__ = [
     "snapshot",
 ]
 
-_FORMAT = 1
+_FORMAT = 2
+_TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
+_LARGE_BYTES = 1 << 16
 
 
 class Gradients(Protocol):
@@ -60,28 +63,68 @@ class Collective(Protocol):
 
 def dump(fields: Mapping[str, Any]) -> bytes:
     """The fields as bytes that `parse` reads."""
-    data = io.BytesIO()
-    torch.save({"format": _FORMAT, **{name: _plain(value) for name, value in fields.items()}}, data)
-    return data.getvalue()
+    return b"".join(Freezer().freeze(fields)())
 
 
-def frozen(value: Any, memo: dict[Any, torch.Tensor] | None = None) -> Any:
-    """A copy on the CPU that later steps do not change; tensors that share values go on sharing them."""
-    memo = {} if memo is None else memo
+class Freezer:
+    """Copies a replica's tensors, and makes bytes of the copies later.
+
+    The memory of the copies is used again: taking fresh memory costs more than the copying. So what one
+    `freeze` returned must be done with before the next.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def freeze(self, fields: Mapping[str, Any]) -> Callable[[], list[Buffer]]:
+        """A copy of the fields; the function makes pieces of bytes of it that `parse` reads when joined."""
+        large: list[torch.Tensor] = []
+
+        def taken(tensor: torch.Tensor) -> Any:
+            if not _is_large(tensor):
+                return tensor.detach().to("cpu", copy=True)
+            large.append(self._copy(len(large), tensor.detach()))
+            return {_TENSOR: len(large) - 1}
+
+        made = {name: _plain(frozen(value, taken, {})) for name, value in fields.items()}
+        return lambda: _pieces(made, large)
+
+    def _copy(self, place: int, tensor: torch.Tensor) -> torch.Tensor:
+        kept = self._kept.get(place)
+        if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+            kept = self._kept[place] = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return kept.copy_(tensor)
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_complex()
+    return plain and tensor.numel() * tensor.element_size() >= _LARGE_BYTES
+
+
+def _pieces(fields: dict[str, Any], large: Sequence[torch.Tensor]) -> list[Buffer]:
+    """A head in torch's own format, then raw memory: torch would copy it all and hold the interpreter."""
+    layout = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in large]
+    head = io.BytesIO()
+    torch.save({"format": _FORMAT, "layout": layout, "fields": fields}, head)
+    return pack(head.getvalue(), [t.view(-1).view(torch.uint8).numpy().data for t in large])
+
+
+def frozen(value: Any, taken: Callable[[torch.Tensor], Any], memo: dict[Any, Any]) -> Any:
+    """The value with `taken(tensor)` in the place of tensors; what they share they go on sharing."""
     if isinstance(value, torch.Tensor):
         key = (value.data_ptr(), value.dtype, value.shape, value.stride(), value.device)
         if not value.numel() or key not in memo:
-            memo[key] = value.detach().to("cpu", copy=True)
+            memo[key] = taken(value)
         return memo[key]
     if isinstance(value, dict):
         made = copy.copy(value)
         for name, part in value.items():
-            made[name] = frozen(part, memo)
+            made[name] = frozen(part, taken, memo)
         if hasattr(value, "_metadata"):  # the versions of modules, which copying a state dict drops
             made._metadata = value._metadata  # type: ignore[attr-defined]
         return made
     if type(value) in (list, tuple):
-        return type(value)(frozen(part, memo) for part in value)
+        return type(value)(frozen(part, taken, memo) for part in value)
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     return copy.deepcopy(value)
@@ -93,11 +136,30 @@ def parse(data: bytes) -> dict[str, Any]:
     Raises:
         ConfigError: The bytes are of another format.
     """
-    fields = _loaded(data)
-    found = fields.get("format") if isinstance(fields, dict) else None
+    if not is_packed(data):
+        raise ConfigError(f"this is not a replica's state of format {_FORMAT}.")
+    head, buffers = unpack(data)
+    told = _loaded(head)
+    found = told.get("format") if isinstance(told, dict) else None
     if found != _FORMAT:
         raise ConfigError(f"this is not a replica's state of format {_FORMAT}; its format is {found!r}.")
-    return dict(fields)
+    tensors = [
+        torch.frombuffer(bytearray(buffer), dtype=getattr(torch, dtype)).reshape(shape)
+        for buffer, (dtype, shape) in zip(buffers, told["layout"], strict=True)
+    ]
+    return {name: _with_tensors(value, tensors) for name, value in told["fields"].items()}
+
+
+def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {_TENSOR}:
+            return tensors[value[_TENSOR]]
+        for name in value:  # in place: a state dict keeps the versions of its modules
+            value[name] = _with_tensors(value[name], tensors)
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(_with_tensors(part, tensors) for part in value)
+    return value
 
 
 def save_weights(model: torch.nn.Module) -> bytes:
@@ -109,8 +171,7 @@ def save_weights(model: torch.nn.Module) -> bytes:
 
 def parse_weights(data: bytes) -> Any:
     """A state dict out of a file of one, or out of a checkpoint."""
-    fields = _loaded(data)
-    return fields["model"] if isinstance(fields, dict) and "format" in fields else fields
+    return parse(data)["model"] if is_packed(data) else _loaded(data)
 
 
 def _loaded(data: bytes) -> Any:

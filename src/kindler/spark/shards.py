@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import socket
 import weakref
 from collections import deque
@@ -24,6 +25,7 @@ from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -32,9 +34,9 @@ from pyspark.sql.types import StructField, StructType
 
 from kindler.data.shards import frames, rows
 from kindler.data.shards.codec import Info, Packed, from_chunks, from_table, pack, stream, to_chunks, unpack
-from kindler.data.shards.home import Cut, Work, shard_error
+from kindler.data.shards.home import Cut, Work, shard_error, unsendable
 from kindler.engine.worker import describe
-from kindler.errors import DataError
+from kindler.errors import DataError, WorkerLost
 
 __all__ = ["SparkShards", "artifact_path", "frame_of_table", "spark_schema"]
 
@@ -131,7 +133,17 @@ class SparkShards:
         return iter([found[number] for number in wanted])
 
     def mapped(self, work: Work, *, by_user: bool = False) -> SparkShards:
-        return self._again(self.frame.mapInArrow(_Map(work=work, numbers=self._index()), _SCHEMA))
+        task = _Map(work=work, numbers=self._index())
+        if not by_user:
+            return self._again(self.frame.mapInArrow(task, _SCHEMA))
+        try:
+            return self._again(self.frame.mapInArrow(task, _SCHEMA))
+        except pickle.PicklingError as exc:
+            raise unsendable(exc) from exc
+        except (PySparkException, Py4JJavaError) as exc:
+            # What the function raises comes as a value: here its process went away, or its executor.
+            told = str(exc).strip().partition("\n")[0][:300]
+            raise WorkerLost(f"Spark gave up on its task ({told})", rank=None, host="the cluster") from None
 
     def exchanged(self, cut: Cut, count: int) -> SparkShards:
         pieces = self.frame.mapInArrow(_Cut(cut=cut, numbers=self._index()), _SCHEMA)

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from typing import Any
+from typing import Any, TypeAlias
 
 from kindler.errors import ConfigError
 from kindler.train.folder import folder_at, split, write_file
@@ -32,6 +32,8 @@ __all__ = [
     "write_checkpoint",
     "write_file",
 ]
+
+Piece: TypeAlias = "bytes | memoryview"
 
 _FORMAT = 1
 _MAGIC = b"kindler checkpoint\n"
@@ -123,12 +125,11 @@ class Checkpoint:
     path: str = ""
 
 
-def pack(header: Header, state: bytes, local_states: Sequence[bytes] = ()) -> list[bytes]:
-    """A checkpoint as the pieces of its file."""
-    buffers = [state, *local_states]
-    fields = {"format": _FORMAT, **asdict(header), "sizes": [len(buffer) for buffer in buffers]}
-    told = json.dumps(fields).encode()
-    pieces = [_MAGIC, _LENGTH.pack(len(told)), told, *buffers]
+def pack(header: Header, state: Sequence[Piece], local_states: Sequence[bytes] = ()) -> list[Piece]:
+    """A checkpoint as the pieces of its file; the state is in pieces already."""
+    sizes = [sum(memoryview(piece).nbytes for piece in state), *(len(local) for local in local_states)]
+    told = json.dumps({"format": _FORMAT, **asdict(header), "sizes": sizes}).encode()
+    pieces: list[Piece] = [_MAGIC, _LENGTH.pack(len(told)), told, *state, *local_states]
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -213,4 +214,4 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
 def write_checkpoint(path: str | PathLike[str], header: Header, state: bytes) -> None:
     """Put a checkpoint at `path`, whole or not at all."""
     folder, name = split(path)
-    folder_at(folder).write(name, pack(header, state))
+    folder_at(folder).write(name, pack(header, [state]))

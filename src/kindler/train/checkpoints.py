@@ -24,7 +24,7 @@ __all__ = ["Checkpoints", "Found", "kept"]
 _NAME = re.compile(r"checkpoint-(?P<number>\d+)-epoch-\d+-step-\d+\.kindler")
 _HEADER_BYTES = 1 << 16
 
-State = Callable[[], bytes]
+State = Callable[[], Sequence[bytes | memoryview]]
 Matching = Callable[[Header], bool]
 
 

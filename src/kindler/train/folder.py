@@ -29,7 +29,7 @@ class Folder(Protocol):
     def read(self, name: str, limit: int | None = None) -> bytes:
         """A file's content, or its first `limit` bytes."""
 
-    def write(self, name: str, pieces: Sequence[bytes]) -> None:
+    def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         """Put a file there, whole or not at all."""
 
     def remove(self, name: str) -> None:
@@ -103,7 +103,7 @@ class _Local:
         with (self._folder / name).open("rb") as file:
             return file.read(-1 if limit is None else limit)
 
-    def write(self, name: str, pieces: Sequence[bytes]) -> None:
+    def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         _write(self._folder / name, pieces)
 
     def remove(self, name: str) -> None:
@@ -142,7 +142,7 @@ class _Remote:
         data: bytes = self._files.cat_file(f"{self._root}/{name}", start=0, end=limit)
         return data
 
-    def write(self, name: str, pieces: Sequence[bytes]) -> None:
+    def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         self._files.makedirs(self._root, exist_ok=True)
         self._files.pipe_file(f"{self._root}/{name}", b"".join(pieces))
 
@@ -159,7 +159,7 @@ class _Remote:
         return f"{self._url}/{name}"
 
 
-def _write(path: Path, pieces: Sequence[bytes]) -> None:
+def _write(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=_UNFINISHED)
     try:

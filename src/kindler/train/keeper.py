@@ -28,7 +28,7 @@ class Freezes(Protocol):
     epoch: int
     step: int
 
-    def freeze(self) -> Callable[[], bytes]: ...
+    def freeze(self) -> Callable[[], Sequence[bytes | memoryview]]: ...
     def local_state(self) -> bytes: ...
 
 
@@ -144,6 +144,7 @@ class Keeper:
             return
         states = callback_states(self._callbacks)
         header = replace(self._header, epoch=replica.epoch, step=replica.step, callbacks=states, **fields)
+        self._folder.wait()  # the replica freezes into memory that the writer still reads
         self._folder.save(header, replica.freeze(), local_states)
 
 

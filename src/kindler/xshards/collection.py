@@ -6,23 +6,19 @@ shards live and who computes on them is a home's business (`local`, `kindler.spa
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kindler.data.shards import frames, nests, rows
-from kindler.data.shards.codec import Packed, from_table, leaves, pack, unpack
+from kindler.data.shards.codec import Packed, leaves, pack, unpack
 from kindler.data.shards.home import Held, Work
 from kindler.errors import ConfigError, DataError
-from kindler.xshards import homes, steps
+from kindler.xshards import files, homes, steps
 from kindler.xshards.local import LocalShards
 from kindler.xshards.shared import check, shipping_to
 from kindler.xshards.views import ArrayColumn, RowFile, array_columns, row_file
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["XShards"]
 
 _HOWS = ("inner", "left", "right", "outer")
-_MANIFEST = "shards.json"
 
 
 class XShards:
@@ -100,10 +95,10 @@ class XShards:
             shards: The objects; at least one.
             home: "local", "spark", or "auto": Spark if a session is running, else local.
         """
-        made = cls(_put(map(pack, shards), homes.choose(home)))
-        if not made._held.infos:
-            raise ConfigError("from_shards: there are no objects; a collection has at least one shard.")
-        return made
+        objects = iter(shards)
+        for first in objects:
+            return cls(_put(map(pack, chain([first], objects)), homes.choose(home)))
+        raise ConfigError("from_shards: there are no objects; a collection has at least one shard.")
 
     @classmethod
     def from_spark_df(cls, df: DataFrame, num_shards: int | None = None, home: str = "spark") -> XShards:
@@ -142,13 +137,7 @@ class XShards:
                 "load_pickle: a pickle can run any code when it is loaded, so it takes trusted=True.\n"
                 "Hint: pass it for files of people whom you trust; load_parquet runs no code."
             )
-        folder = Path(path)
-        manifest = folder / _MANIFEST
-        if not manifest.is_file():
-            raise DataError(f"load_pickle: {folder} holds no saved shards: {_MANIFEST} is missing.")
-        count = json.loads(manifest.read_text())["shards"]
-        objects = (pickle.loads((folder / _part(i, "pickle")).read_bytes()) for i in range(count))
-        return cls.from_shards(objects, home)
+        return cls.from_shards(files.read_pickles(path), home)
 
     @classmethod
     def load_parquet(cls, path: str | os.PathLike[str], home: str = "auto") -> XShards:
@@ -163,14 +152,7 @@ class XShards:
         where = homes.choose(home)
         if where == "spark":
             return cls.from_spark_df(homes.session().read.parquet(str(path)))
-        import pyarrow.parquet as pq
-
-        found = Path(path)
-        files = sorted(found.glob("*.parquet")) if found.is_dir() else [found]
-        if not files:
-            raise DataError(f"load_parquet: {found} holds no Parquet files.")
-        plain = (frames.plain(from_table(pq.read_table(file))) for file in files)
-        return cls(LocalShards.of(map(from_table, plain)))
+        return cls(LocalShards.of(files.read_parquet(path)))
 
     @property
     def home(self) -> str:
@@ -203,10 +185,10 @@ class XShards:
         if not callable(func):
             raise ConfigError(f"transform_shard: {func!r} cannot be called.")
         check(args)
-        chain = (*self._pending, (func, args))
+        todo = (*self._pending, (func, args))
         if self._lazy:
-            return XShards(self._held, pending=chain, lazy=True)
-        return XShards(_transformed(self._held, chain))
+            return XShards(self._held, pending=todo, lazy=True)
+        return XShards(_transformed(self._held, todo))
 
     def collect(self) -> list[Any]:
         """All shards, in order, in this process."""
@@ -311,8 +293,7 @@ class XShards:
         """
         held = self._ready()
         names = _listed(cols)
-        schema = held.schema()
-        frames.check_columns(names, schema.names, "partition_by")
+        schema = frames.schema_of(held.infos, names, "partition_by")
         count = len(held.infos) if num_partitions is None else num_partitions
         nests.even_bounds(0, count)
         return XShards(held.exchanged(steps.ByHash(tuple(names), schema, count), count))
@@ -414,6 +395,8 @@ class XShards:
             how: "inner", "left", "right" or "outer".
             on: The columns that are the key. Default: those that both have.
         """
+        if not isinstance(right, XShards):
+            raise ConfigError(f"merge: {right!r} is no XShards.")
         if how not in _HOWS:
             raise ConfigError(f"merge: how={how!r}; it is one of {', '.join(_HOWS)}.")
         names = frames.merge_names(self._schema().names, right._schema().names, on)
@@ -476,6 +459,8 @@ class XShards:
         numeric = [f.name for f in schema if frames.is_numeric(f.type)]
         names = numeric if cols is None else _listed(cols)
         frames.check_columns(names, schema.names, "describe")
+        if not names:
+            raise ConfigError(f"describe: none of the columns {schema.names} has numbers.")
         for name in names:
             if name not in numeric:
                 kind = schema.field(name).type
@@ -486,16 +471,12 @@ class XShards:
         """The first `n` rows, whatever shards they are in."""
         held = self._ready()
         edges = np.concatenate([[0], np.cumsum([info.rows for info in held.infos])])
-        counts = [int(k) for k in np.diff(np.minimum(edges, n))]
-        needed = max(1, sum(1 for count in counts if count))
-        if held.home == "spark":  # so that only those rows travel
+        counts = [int(count) for count in np.diff(np.minimum(edges, n))]
+        needed = [number for number, count in enumerate(counts) if count] or [0]
+        if held.home == "spark":  # cut there, so that only those rows travel
             held = held.mapped(partial(steps.first_rows, counts))
-            found = list(held.load(range(len(held.infos))))
-        else:
-            loaded = held.load(range(len(counts)))
-            found = [rows.cut(packed, 0, count) for packed, count in zip(loaded, counts, strict=True)]
-        first = [packed for packed in found if packed.info.rows] or found[:needed]
-        return unpack(rows.joined(first))
+        loaded = zip(needed, held.load(needed), strict=True)
+        return unpack(rows.joined([steps.first_rows(counts, number, packed) for number, packed in loaded]))
 
     def max_values(self, col_name: str) -> Any:
         """The largest value of a column of DataFrames; None if there is none."""
@@ -561,12 +542,7 @@ class XShards:
             path: The folder; made if need be.
             overwrite: Replace what is there.
         """
-        held = self._ready()
-        with _new_folder(path, overwrite) as folder:
-            for number in range(len(held.infos)):
-                thing = unpack(next(iter(held.load([number]))))
-                (folder / _part(number, "pickle")).write_bytes(pickle.dumps(thing, protocol=5))
-            (folder / _MANIFEST).write_text(json.dumps({"format": 1, "shards": len(held.infos)}))
+        files.write_pickles(self._ready(), path, overwrite=overwrite)
         return self
 
     def save_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> XShards:
@@ -577,18 +553,10 @@ class XShards:
             overwrite: Replace what is there.
         """
         self._schema()
-        held = self._held
-        if held.home == "spark":
+        if self.home == "spark":
             self.to_spark_df().write.mode("overwrite" if overwrite else "error").parquet(str(path))
-            return self
-        import pyarrow.parquet as pq
-
-        schema = held.schema()
-        with _new_folder(path, overwrite) as folder:
-            for number, packed in enumerate(held.load(range(len(held.infos)))):
-                pq.write_table(
-                    frames.conform(frames.plain(packed), schema), folder / _part(number, "parquet")
-                )
+        else:
+            files.write_parquet(self._held, path, overwrite=overwrite)
         return self
 
     def array_columns(self) -> list[ArrayColumn]:
@@ -637,9 +605,9 @@ class XShards:
         return XShards(held.exchanged(steps.Grouped(targets), count).mapped(steps.opened))
 
 
-def _transformed(held: Held, chain: tuple[steps.Step, ...]) -> Held:
+def _transformed(held: Held, todo: tuple[steps.Step, ...]) -> Held:
     with shipping_to(held.home):
-        return held.mapped(steps.Transform(chain), by_user=True)
+        return held.mapped(steps.Transform(todo), by_user=True)
 
 
 def _put(shards: Iterable[Packed], home: str) -> Held:
@@ -684,30 +652,3 @@ def _listed(names: str | Sequence[str]) -> list[str]:
 def _way(path: tuple[Any, ...]) -> str:
     head, *rest = path or ("",)
     return f"{head}" + "".join(f"[{part!r}]" for part in rest)
-
-
-def _part(number: int, ending: str) -> str:
-    return f"part-{number:05d}.{ending}"
-
-
-class _new_folder:  # a context manager in the form of a function
-    """A folder that is written beside its place and put there when the block has ended well."""
-
-    def __init__(self, path: str | os.PathLike[str], overwrite: bool) -> None:
-        self._path = Path(path)
-        self._overwrite = overwrite
-
-    def __enter__(self) -> Path:
-        if self._path.exists() and not self._overwrite:
-            raise ConfigError(f"{self._path} is there already.\nHint: overwrite=True replaces it.")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._beside = Path(tempfile.mkdtemp(prefix=f".{self._path.name}-", dir=self._path.parent))
-        return self._beside
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None:
-            shutil.rmtree(self._beside, ignore_errors=True)
-            return
-        if self._path.exists():
-            shutil.rmtree(self._path)
-        os.replace(self._beside, self._path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ import pyarrow as pa
 from kindler.config import RunSettings
 from kindler.data.shards import frames, rows
 from kindler.data.shards.codec import Info, Packed, from_table, pack, read, unpack, write
-from kindler.data.shards.home import Cut, Work, shard_error
+from kindler.data.shards.home import Cut, Work, shard_error, unsendable
 from kindler.data.shards.nests import even_bounds
 from kindler.data.shards.store import Folder, StoredShards, shard_path
 from kindler.engine import local
@@ -140,8 +141,7 @@ def _in_workers(stored: StoredShards, work: Work) -> StoredShards:
         work=work,
     )
     try:
-        with shipping_to("local"):
-            buffers = (cloudpickle.dumps(task),)
+        buffers = (_pickled(task),)
         outcomes = local.run(_job(buffers, len(stored.infos), folder), listener=_print)
         infos: dict[int, Info] = {}
         for outcome in outcomes:
@@ -153,6 +153,15 @@ def _in_workers(stored: StoredShards, work: Work) -> StoredShards:
         folder.delete()
         raise
     return StoredShards(folder, [infos[number] for number in range(len(stored.infos))])
+
+
+def _pickled(task: _Task) -> bytes:
+    try:
+        with shipping_to("local"):
+            data: bytes = cloudpickle.dumps(task)
+    except (TypeError, AttributeError, pickle.PicklingError) as exc:
+        raise unsendable(exc) from exc
+    return data
 
 
 def _job(buffers: tuple[bytes, ...], shards: int, folder: Folder) -> Job:

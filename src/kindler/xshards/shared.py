@@ -20,7 +20,8 @@ __all__ = ["SharedValue", "check", "shipping_to", "unwrapped"]
 
 _home: ContextVar[str | None] = ContextVar("kindler_shards_home", default=None)
 _FILE = "value.pickle"
-_loaded: dict[str, Any] = {}  # what this process has fetched, by the value's id
+_KEPT = 8
+_loaded: dict[str, Any] = {}  # what this process has fetched last, by the value's id
 
 
 class SharedValue:
@@ -43,7 +44,7 @@ class SharedValue:
     def __init__(self, data: Any) -> None:
         self._id = secrets.token_hex(8)
         self._data = data
-        self._carriers: dict[str, Any] = {}
+        self._carriers: dict[int | None, Any] = {}  # by session; None is this machine
         self._held: list[Any] = []
         self._gone = False
 
@@ -76,10 +77,10 @@ class SharedValue:
         """What the value is fetched by in the processes of a home; made on first use."""
         self._check()
         session = active_session() if home != "local" else None
-        kind = "local" if session is None else "spark"
-        if kind not in self._carriers:
-            self._carriers[kind] = self._file() if session is None else self._on_spark(session)
-        return self._carriers[kind]
+        key = None if session is None else id(session)
+        if key not in self._carriers:
+            self._carriers[key] = self._file() if session is None else self._on_spark(session)
+        return self._carriers[key]
 
     def _file(self) -> str:
         folder = Folder()
@@ -118,6 +119,10 @@ class _Arrived:
     @property
     def value(self) -> Any:
         if self._key not in _loaded:
+            while (
+                len(_loaded) >= _KEPT
+            ):  # a worker that Spark uses again and again must not hold all it ever saw
+                _loaded.pop(next(iter(_loaded)))
             _loaded[self._key] = _fetch(self._carrier)
         return _loaded[self._key]
 

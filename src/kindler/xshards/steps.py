@@ -75,7 +75,7 @@ class ByHash:
     count: int
 
     def __call__(self, number: int, packed: Packed) -> Iterable[tuple[int, Packed]]:
-        table = frames.conform(frames.plain(packed), self.schema)
+        table = frames.conform(frames.plain(packed, self.columns), self.schema)
         targets = rows.column_hashes([table.column(name) for name in self.columns]) % np.uint64(self.count)
         order = np.argsort(targets, kind="stable")
         edges = np.searchsorted(targets[order], np.arange(self.count + 1, dtype=np.uint64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,12 @@ def test_integers_with_nulls_stay_integers() -> None:
     found = unpack(from_table(pa.table({"a": pa.array([2**53 + 1, None])})))
     assert found["a"].dtype == "Int64"
     assert found["a"][0] == 2**53 + 1
+
+
+def test_years_that_nanoseconds_do_not_reach_come_back() -> None:
+    far = datetime.datetime(9999, 12, 31)
+    found = unpack(from_table(pa.table({"t": pa.array([far], pa.timestamp("us"))})))
+    assert found["t"][0].year == 9999
 
 
 def test_merging_without_a_common_column_is_refused() -> None:

@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as hnp
 
 from kindler import SharedValue, XShards
 from kindler.engine import nursery
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, WorkerLost
 from tests.shards_facts import ShardFacts
 
 ROOT = Path(__file__).parents[3]
@@ -101,8 +101,6 @@ def test_functions_run_in_other_processes() -> None:
 
 
 def test_a_function_that_kills_its_process_is_a_lost_worker() -> None:
-    from kindler.errors import WorkerLost
-
     shards = XShards.partition(np.arange(4), 1, home="local")
     with pytest.raises(WorkerLost, match="lost worker 0"):
         shards.transform_shard(lambda shard: os.kill(os.getpid(), signal.SIGKILL))

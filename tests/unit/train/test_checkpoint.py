@@ -66,7 +66,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def write(folder: str, *headers: Header, **options: Any) -> None:
     checkpoints = Checkpoints(folder, **options)
     for made in headers:
-        checkpoints.save(made, lambda made=made: f"state of {made.step}".encode())  # type: ignore[misc]
+        checkpoints.save(made, lambda made=made: [f"state of {made.step}".encode()])  # type: ignore[misc]
     checkpoints.close()
 
 
@@ -76,14 +76,14 @@ def steps(folder: str) -> list[int]:
 
 
 def test_a_file_gives_back_all_that_was_put_in() -> None:
-    found = parse(b"".join(pack(HEADER, b"state", [b"rank 0", b"", b"rank two"])))
+    found = parse(b"".join(pack(HEADER, [b"state"], [b"rank 0", b"", b"rank two"])))
 
     assert found.header == HEADER
     assert (found.state, found.local_states) == (b"state", (b"rank 0", b"", b"rank two"))
 
 
 def test_a_file_with_any_byte_changed_or_missing_is_not_whole() -> None:
-    whole = b"".join(pack(HEADER, b"state", [b"rank 0", b"rank 1"]))
+    whole = b"".join(pack(HEADER, [b"state"], [b"rank 0", b"rank 1"]))
 
     for place in range(len(whole)):
         with pytest.raises(Damaged):
@@ -95,7 +95,7 @@ def test_a_file_with_any_byte_changed_or_missing_is_not_whole() -> None:
 
 
 def test_a_checkpoint_of_another_format_says_so() -> None:
-    whole = b"".join(pack(HEADER, b"state"))
+    whole = b"".join(pack(HEADER, [b"state"]))
 
     with pytest.raises(Damaged, match="format 9"):
         parse(whole.replace(b'{"format": 1', b'{"format": 9'))
@@ -224,10 +224,10 @@ def test_bytes_are_made_and_written_on_another_thread(tmp_path: Path) -> None:
     seen: list[str] = []
     go_on = threading.Event()
 
-    def state() -> bytes:
+    def state() -> list[bytes]:
         assert go_on.wait(30)
         seen.append(threading.current_thread().name)
-        return b"state"
+        return [b"state"]
 
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(header(1), state)
@@ -242,7 +242,7 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path: 
     (tmp_path / "file").write_text("no folder")
     checkpoints = Checkpoints(tmp_path / "file")
 
-    checkpoints.save(header(1), lambda: b"state")
+    checkpoints.save(header(1), lambda: [b"state"])
     with pytest.raises(OSError, match="file"):
-        checkpoints.save(header(2), lambda: b"state")
+        checkpoints.save(header(2), lambda: [b"state"])
     checkpoints.close()

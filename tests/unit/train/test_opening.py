@@ -43,7 +43,7 @@ class Replica:
 
 def file(header: Header) -> bytes:
     locals_ = () if header.ends_epoch else [b"mine of 0", b"mine of 1"]
-    return b"".join(pack(header, f"state of {header.step}".encode(), locals_))
+    return b"".join(pack(header, [f"state of {header.step}".encode()], locals_))
 
 
 def begun(*files: bytes, state: bytes = b"", rank: int = 1, task: Task = TASK, **facts: Any) -> Any:

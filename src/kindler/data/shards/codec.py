@@ -333,8 +333,12 @@ def table_to_pandas(table: pa.Table) -> Any:
     import pandas as pd
 
     meta = _meta(table.schema)
-    frame = table.to_pandas(coerce_temporal_nanoseconds="pickled" not in meta)
-    if "pickled" not in meta:
+    own = "pickled" in meta
+    try:
+        frame = table.to_pandas(coerce_temporal_nanoseconds=not own)
+    except pa.ArrowInvalid:  # a year that nanoseconds do not reach
+        frame = table.to_pandas()
+    if not own:
         for position, kind in enumerate(table.schema.types):
             column = table.column(position)
             if pa.types.is_integer(kind) and column.null_count:

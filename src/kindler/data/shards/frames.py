@@ -84,25 +84,26 @@ class Aggregate:
         return self.function if self.column is None else f"{self.function}({self.column})"
 
 
-def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of the plain table that a frame's table becomes."""
+def plain_schema(schema: pa.Schema, only: Sequence[str] | None = None) -> pa.Schema:
+    """The schema of the plain table that a frame's table, or some columns of it, become."""
     meta = json.loads((schema.metadata or {}).get(META, b"{}"))
-    names = _names(schema)
-    for position in meta.get("pickled", ()):
-        raise DataError(
-            "its values are Python objects of several types, which no table can hold.\n"
-            "Hint: give it one dtype first, with transform_shard.",
-            column=schema.names[position],
-        )
+    names = _names(schema, only)
+    for position, name in names:
+        if position in meta.get("pickled", ()):
+            raise DataError(
+                "its values are Python objects of several types, which no table can hold.\n"
+                "Hint: give it one dtype first, with transform_shard.",
+                column=name,
+            )
     return pa.schema([pa.field(new, _plain_type(schema.field(i).type)) for i, new in names])
 
 
-def plain(packed: Packed) -> pa.Table:
-    """A shard's frame as a plain table."""
+def plain(packed: Packed, only: Sequence[str] | None = None) -> pa.Table:
+    """A shard's frame, or some columns of it, as a plain table."""
     if packed.info.kind not in ("frame", "series"):
         raise DataError(f"a {packed.info.name} is no pandas DataFrame.\n{_HINT}")
-    wanted = plain_schema(packed.table.schema)
-    columns = [packed.table.column(i) for i, _ in _names(packed.table.schema)]
+    wanted = plain_schema(packed.table.schema, only)
+    columns = [packed.table.column(i) for i, _ in _names(packed.table.schema, only)]
     return pa.table(
         [_cast(column, field) for column, field in zip(columns, wanted, strict=True)], schema=wanted
     )
@@ -122,22 +123,33 @@ def together(schemas: Sequence[pa.Schema]) -> pa.Schema:
         raise DataError(f"the shards' columns have types that do not go together: {exc}") from exc
 
 
-def schema_of(infos: Sequence[Info]) -> pa.Schema:
-    """The plain schema of all shards of a collection, whose objects must be frames."""
+def schema_of(infos: Sequence[Info], only: Sequence[str] | None = None, what: str = "") -> pa.Schema:
+    """The plain schema of all shards of a collection, whose objects must be frames.
+
+    Args:
+        infos: What the shards are.
+        only: The columns that matter, and must be there. Default: all.
+        what: Who asks for these columns.
+    """
     for number, info in enumerate(infos):
         if info.kind not in ("frame", "series") or info.schema is None:
             raise DataError(f"shard {number} is a {info.name} and no pandas DataFrame.\n{_HINT}")
-    return together([plain_schema(info.schema) for info in infos])
+        if only is not None:
+            check_columns(only, [name for _, name in _names(info.schema)], what)
+    told = [info for info in infos if info.rows] or infos[:1]  # without rows, a type says nothing
+    return together([plain_schema(info.schema, only) for info in told])
 
 
 def whole(tables: Sequence[pa.Table]) -> pa.Table:
     """The rows of all tables, in their order."""
-    schema = together([table.schema for table in tables])
+    schema = together([table.schema for table in tables if table.num_rows] or [tables[0].schema])
     return pa.concat_tables([conform(table, schema) for table in tables])
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The table under this schema; a column that it lacks is null."""
+    if not table.num_rows:
+        return schema.empty_table()
     missing = [name for name in schema.names if name not in table.schema.names]
     for name in missing:
         table = table.append_column(name, pa.nulls(table.num_rows, schema.field(name).type))
@@ -175,12 +187,17 @@ def aggregates(
         wanted = {name: [said] if isinstance(said, str) else list(said) for name, said in agg.items()}
         return [_aggregate(function, name, schema) for name, said in wanted.items() for function in said]
     functions = [agg] if isinstance(agg, str) else list(agg)
-    return [
+    wanted_columns = [
         _aggregate(function, name, schema)
         for function in functions
         for name in others
         if is_numeric(schema.field(name).type) or _known(function) not in _NUMERIC_ONLY
     ]
+    if not wanted_columns:
+        raise ConfigError(
+            f"group_by: none of the columns {others} is one that {functions} can be computed of."
+        )
+    return wanted_columns
 
 
 def _known(function: str) -> str:
@@ -209,9 +226,12 @@ def distinct(table: pa.Table) -> pa.Table:
     """Each row once, where it is first."""
     if not table.num_rows:
         return table
-    ids = _group_ids(table, table.schema.names)
-    _, first = np.unique(ids, return_index=True)
-    return table.take(pa.array(np.sort(first)))
+    numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows)))
+    try:
+        first = numbered.group_by(table.schema.names).aggregate([(_ROW, "min")]).column(f"{_ROW}_min")
+    except pa.ArrowNotImplementedError as exc:
+        raise DataError(f"rows cannot be compared: {exc}") from exc
+    return table.take(pa.array(np.sort(first.to_numpy())))
 
 
 def grouped(table: pa.Table, keys: Sequence[str], wanted: Sequence[Aggregate], *, join: bool) -> pa.Table:
@@ -324,11 +344,12 @@ def described(table: pa.Table, names: Sequence[str]) -> Any:
     return frame.astype("float64").describe()
 
 
-def _names(schema: pa.Schema) -> list[tuple[int, str]]:
+def _names(schema: pa.Schema, only: Sequence[str] | None = None) -> list[tuple[int, str]]:
     """(position, name) of the columns that are data and not an index."""
     noted = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
     index = {entry for entry in noted.get("index_columns", ()) if isinstance(entry, str)}
-    return [(i, name) for i, name in enumerate(schema.names) if name not in index]
+    data = [(i, name) for i, name in enumerate(schema.names) if name not in index]
+    return [(i, name) for i, name in data if only is None or name in only]
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:

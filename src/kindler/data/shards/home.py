@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from kindler.data.shards.codec import Info, Packed
 from kindler.data.shards.frames import Aggregate, MergeNames
-from kindler.errors import KindlerError, revive, worker_error
+from kindler.errors import ConfigError, KindlerError, revive, worker_error
 
-__all__ = ["Cut", "Held", "Work", "shard_error"]
+__all__ = ["Cut", "Held", "Work", "shard_error", "unsendable"]
 
 Work: TypeAlias = Callable[[int, Packed], Packed]
 """Number and shard -> the new shard. Pickles."""
@@ -71,6 +71,14 @@ class Held(Protocol):
 
     def free(self) -> None:
         """Let go of the values."""
+
+
+def unsendable(problem: BaseException) -> ConfigError:
+    """The error to raise for a function that does not pickle."""
+    return ConfigError(
+        f"transform_shard: the function or its arguments cannot be sent to workers: {problem}\n"
+        "Hint: open files and connections and make locks inside the function."
+    )
 
 
 def shard_error(said: dict[str, Any], shard: int) -> KindlerError:

@@ -50,9 +50,13 @@ class StoredShards:
         """Write shards one after the other."""
         folder = Folder()
         infos = []
-        for number, packed in enumerate(shards):
-            write(packed, shard_path(folder.path, number))
-            infos.append(packed.info)
+        try:
+            for number, packed in enumerate(shards):
+                write(packed, shard_path(folder.path, number))
+                infos.append(packed.info)
+        except BaseException:
+            folder.delete()
+            raise
         return StoredShards(folder, infos)
 
     def load(self, number: int) -> Packed:

@@ -21,6 +21,7 @@ from kindler.frameworks.keras.feed import Arranged, Feed, dataset
 from kindler.frameworks.keras.metrics import Tallies
 from kindler.frameworks.keras.spec import KerasSpec, build_model, custom_objects, dumps, loads
 from kindler.frameworks.keras.state import Variables, fork_seeds, pack, seed_of, unpack
+from kindler.frameworks.packed import Buffer
 
 __all__ = ["KerasReplica", "dumps", "loads", "preload"]
 
@@ -212,7 +213,7 @@ class KerasReplica:
             rate = rate(self.model.optimizer.iterations)
         return float(np.asarray(rate))
 
-    def freeze(self) -> Callable[[], bytes]:
+    def freeze(self) -> Callable[[], Sequence[Buffer]]:
         """A copy of all that the next step depends on; the function makes bytes of it later."""
         self._settle()
         variables = self.variables
@@ -224,11 +225,11 @@ class KerasReplica:
             "signature": self._signature,
             "features": self._features,
         }
-        return lambda: pack(fields, arrays)
+        return lambda: [pack(fields, arrays)]
 
     def state(self) -> bytes:
         """Weights, optimizer, randomness, epoch and step."""
-        return self.freeze()()
+        return b"".join(self.freeze()())
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`, or take only the model's own variables from it."""

@@ -1,0 +1,57 @@
+"""A small head and big buffers as one run of bytes, without copying the buffers.
+
+    magic | length of the head | how many buffers | length of each | head | buffers
+
+What the head says, and what the buffers mean, is the framework's affair.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from kindler.errors import ConfigError
+
+__all__ = ["Buffer", "is_packed", "pack", "unpack"]
+
+Buffer: TypeAlias = "bytes | memoryview"
+
+_MAGIC = b"kindler state 1\n"
+_NUMBER = struct.Struct("<Q")
+
+
+def pack(head: bytes, buffers: Sequence[Buffer]) -> list[Buffer]:
+    """The pieces that `unpack` reads when they are joined."""
+    sizes = [memoryview(buffer).nbytes for buffer in buffers]
+    numbers = b"".join(_NUMBER.pack(number) for number in (len(head), len(sizes), *sizes))
+    return [_MAGIC + numbers + head, *buffers]
+
+
+def is_packed(data: bytes) -> bool:
+    """Whether these bytes begin as `pack` lets them begin."""
+    return data[: len(_MAGIC)] == _MAGIC
+
+
+def unpack(data: bytes) -> tuple[bytes, list[memoryview]]:
+    """The head, and the buffers as views of `data`.
+
+    Raises:
+        ConfigError: The bytes are something else, or are not whole.
+    """
+    view, at = memoryview(data), len(_MAGIC)
+    try:
+        length, count = (_NUMBER.unpack_from(view, at + i * _NUMBER.size)[0] for i in range(2))
+        at += 2 * _NUMBER.size
+        sizes = [_NUMBER.unpack_from(view, at + i * _NUMBER.size)[0] for i in range(count)]
+    except struct.error as exc:
+        raise ConfigError("this state is not whole.") from exc
+    at += count * _NUMBER.size
+    head, at = bytes(view[at : at + length]), at + length
+    if not is_packed(data) or at + sum(sizes) != len(view):
+        raise ConfigError("this state is not whole.")
+    buffers = []
+    for size in sizes:
+        buffers.append(view[at : at + size])
+        at += size
+    return head, buffers

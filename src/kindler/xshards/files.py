@@ -1,0 +1,89 @@
+"""Shards in files that outlive the process: pickles for any object, Parquet for DataFrames."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kindler.data.shards import frames
+from kindler.data.shards.codec import Packed, from_table, unpack
+from kindler.data.shards.home import Held
+from kindler.errors import ConfigError, DataError
+
+__all__ = ["read_parquet", "read_pickles", "write_parquet", "write_pickles"]
+
+_MANIFEST = "shards.json"
+_FORMAT = 1
+
+
+def write_pickles(held: Held, path: str | os.PathLike[str], *, overwrite: bool) -> None:
+    """A pickle a shard, one at a time."""
+    with _new_folder(Path(path), overwrite) as folder:
+        for number in range(len(held.infos)):
+            thing = unpack(next(iter(held.load([number]))))
+            (folder / _part(number, "pickle")).write_bytes(pickle.dumps(thing, protocol=5))
+        (folder / _MANIFEST).write_text(json.dumps({"format": _FORMAT, "shards": len(held.infos)}))
+
+
+def read_pickles(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """What `write_pickles` wrote. Runs whatever code is in it: the caller has asked whether it is trusted."""
+    folder = Path(path)
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text())
+    except FileNotFoundError as exc:
+        raise DataError(f"load_pickle: {folder} holds no saved shards: {_MANIFEST} is missing.") from exc
+    if manifest.get("format") != _FORMAT:
+        raise DataError(f"load_pickle: {folder} is of format {manifest.get('format')!r}; this is {_FORMAT}.")
+    numbers = range(manifest["shards"])
+    return (pickle.loads((folder / _part(number, "pickle")).read_bytes()) for number in numbers)
+
+
+def write_parquet(held: Held, path: str | os.PathLike[str], *, overwrite: bool) -> None:
+    """A file a shard, all of one schema."""
+    import pyarrow.parquet as pq
+
+    schema = held.schema()
+    with _new_folder(Path(path), overwrite) as folder:
+        for number, packed in enumerate(held.load(range(len(held.infos)))):
+            table = frames.conform(frames.plain(packed), schema)
+            pq.write_table(table, folder / _part(number, "parquet"))
+
+
+def read_parquet(path: str | os.PathLike[str]) -> Iterator[Packed]:
+    """A shard for each file, in the order of their names."""
+    import pyarrow.parquet as pq
+
+    found = Path(path)
+    files = sorted(found.glob("*.parquet")) if found.is_dir() else [found]
+    if not files:
+        raise DataError(f"load_parquet: {found} holds no Parquet files.")
+    # Without the notes that came with the file: they could name cells to unpickle.
+    tables = (pq.read_table(file).replace_schema_metadata(None) for file in files)
+    return (from_table(frames.plain(from_table(table))) for table in tables)
+
+
+def _part(number: int, ending: str) -> str:
+    return f"part-{number:05d}.{ending}"
+
+
+@contextmanager
+def _new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
+    """A folder that is written beside its place, and put there when the block has ended well."""
+    if path.exists() and not overwrite:
+        raise ConfigError(f"{path} is there already.\nHint: overwrite=True replaces it.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        yield beside
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(beside, path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
