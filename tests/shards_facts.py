@@ -164,7 +164,7 @@ class ShardFacts:
 
     def test_what_a_function_raises_arrives_as_that_exception_with_the_shard(self, home: str) -> None:
         def fail(shard: Any) -> Any:
-            if shard[0] == 2:
+            if shard[0] >= 2:  # the first of two that fail is named
                 raise KeyError("no such thing")
             return shard
 

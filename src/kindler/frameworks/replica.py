@@ -98,6 +98,9 @@ class Keeps(Protocol):
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
         """A copy of what `state` has, made now; the function makes the bytes later, on any thread."""
 
+    def settle(self) -> None:
+        """Wait until what was frozen is copied, before anybody but the replica itself changes weights."""
+
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`; with `weights_only_model` only the model is taken from it."""
 

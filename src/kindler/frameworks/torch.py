@@ -158,6 +158,7 @@ class TorchReplica:
         elif self._sync is not None:
             self._sync.idle(weighted=self.loss.weighted)
         self._clip()
+        self._freezer.settle()
         optimizer.step()
         if self._scheduler is not None and self.spec.scheduler_step == "step":
             self._scheduler.step()
@@ -212,7 +213,11 @@ class TorchReplica:
 
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
         """A copy of what `state` has, made now; its bytes are made by the function, on any thread."""
-        return self._freezer.freeze(self._fields())
+        return self._freezer.freeze(self._fields(), restless=self.model.buffers())
+
+    def settle(self) -> None:
+        """Wait until what was frozen is copied; only then may others change weights."""
+        self._freezer.settle()
 
     def _fields(self) -> dict[str, Any]:
         optimizer = self.optimizer if self.spec.optimizer is not None else None
@@ -228,6 +233,7 @@ class TorchReplica:
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`, or take only the model's weights from it."""
         fields = parse(data)
+        self._freezer.settle()
         self.model.load_state_dict(fields["model"])
         if weights_only_model:
             return
@@ -281,6 +287,7 @@ class TorchReplica:
 
     def load_weights(self, data: bytes) -> None:
         """Take the weights of a state dict's file, or of a checkpoint."""
+        self._freezer.settle()
         self.model.load_state_dict(parse_weights(data))
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,31 +70,68 @@ def dump(fields: Mapping[str, Any]) -> bytes:
 class Freezer:
     """Copies a replica's tensors, and makes bytes of the copies later.
 
-    The memory of the copies is used again: taking fresh memory costs more than the copying. So what one
+    Large tensors are copied by a thread: `settle` waits for it, and must be called before they change. The
+    memory of the copies is used again, since taking fresh memory costs more than the copying; so what one
     `freeze` returned must be done with before the next.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, torch.Tensor] = {}
+        self._copying: threading.Thread | None = None
 
-    def freeze(self, fields: Mapping[str, Any]) -> Callable[[], list[Buffer]]:
-        """A copy of the fields; the function makes pieces of bytes of it that `parse` reads when joined."""
+    def freeze(
+        self, fields: Mapping[str, Any], *, restless: Iterable[torch.Tensor] = ()
+    ) -> Callable[[], list[Buffer]]:
+        """A copy of the fields; the function makes pieces of bytes of it that `parse` reads when joined.
+
+        Args:
+            fields: What is copied.
+            restless: Tensors that may change before `settle` is called; they are copied at once.
+        """
+        self.settle()
+        at_once = {tensor.data_ptr() for tensor in restless}
         large: list[torch.Tensor] = []
+        later: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def taken(tensor: torch.Tensor) -> Any:
             if not _is_large(tensor):
                 return tensor.detach().to("cpu", copy=True)
-            large.append(self._copy(len(large), tensor.detach()))
+            copied = self._place(len(large), tensor)
+            # Work on a GPU goes in the order in which it was asked for: only this thread knows it.
+            if tensor.device.type == "cpu" and tensor.data_ptr() not in at_once:
+                later.append((copied, tensor.detach()))
+            else:
+                copied.copy_(tensor.detach())
+            large.append(copied)
             return {_TENSOR: len(large) - 1}
 
         made = {name: _plain(frozen(value, taken, {})) for name, value in fields.items()}
-        return lambda: _pieces(made, large)
+        copying = threading.Thread(target=_copy_all, args=(later,), name="kindler-freeze", daemon=True)
+        copying.start()
+        self._copying = copying
 
-    def _copy(self, place: int, tensor: torch.Tensor) -> torch.Tensor:
-        kept = self._kept.get(place)
+        def pieces() -> list[Buffer]:
+            copying.join()
+            return _pieces(made, large)
+
+        return pieces
+
+    def settle(self) -> None:
+        """Wait until all is copied: tensors may change again."""
+        if self._copying is not None:
+            self._copying.join()
+            self._copying = None
+
+    def _place(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
+        kept = self._kept.get(number)
         if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
-            kept = self._kept[place] = torch.empty(tensor.shape, dtype=tensor.dtype)
-        return kept.copy_(tensor)
+            kept = self._kept[number] = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return kept
+
+
+def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for copied, tensor in pairs:
+        copied.copy_(tensor)
 
 
 def _is_large(tensor: torch.Tensor) -> bool:

@@ -157,6 +157,8 @@ class _Fit:
                 seconds = time.perf_counter() - started
                 asked = self._asked_for_checkpoint()
                 self._keeper.after_step(replica, step_in_epoch=done, seconds=seconds, asked=asked)
+                if self._hooks:  # they may do with the weights what they like
+                    replica.settle()
         self._step_log.flush()
         replica.merge_buffers()
         logs = _merged(self._worker, replica)
@@ -218,6 +220,7 @@ class _Fit:
         asked = self._agree()
         progress = _after_epoch(replica.epoch, replica.step, row)
         self._keeper.after_epoch(replica, progress, row, stopped=view.stopping, asked=asked)
+        replica.settle()
         if self._worker.rank == 0:
             self._worker.report("epoch", row=row, step=replica.step)
         return view.stopping is not None or self._triggered(progress)

@@ -143,11 +143,13 @@ def _in_workers(stored: StoredShards, work: Work) -> StoredShards:
     try:
         buffers = (_pickled(task),)
         outcomes = local.run(_job(buffers, len(stored.infos), folder), listener=_print)
+        told = [json.loads(outcome.buffers[0]) for outcome in outcomes]
+        failed = {said["shard"]: said["error"] for said in told if said["error"] is not None}
+        if failed:
+            # Shards are taken in order, so the first of those that fail is always among them.
+            raise shard_error(failed[min(failed)], min(failed))
         infos: dict[int, Info] = {}
-        for outcome in outcomes:
-            said = json.loads(outcome.buffers[0])
-            if said["error"] is not None:
-                raise shard_error(said["error"], said["shard"])
+        for said, outcome in zip(told, outcomes, strict=True):
             infos |= dict(zip(said["done"], map(Info.from_bytes, outcome.buffers[1:]), strict=True))
     except BaseException:
         folder.delete()
