@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cluster import standalone
 
 pytestmark = [pytest.mark.spark, pytest.mark.keras]
 
@@ -72,9 +73,20 @@ def test_orcas_program_for_tensorflow_2_runs_with_its_import_line_changed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_mnist_is_learned_by_two_workers(backend: str, mnist: Path, tmp_path: Path) -> None:
-    reached = json.loads(run(PROGRAMS / "mnist_keras.py", backend, mnist, tmp_path, timeout=400))
+def test_mnist_is_learned_on_two_local_slots(mnist: Path, tmp_path: Path) -> None:
+    assert_learned("tensorflow", "local[2]", mnist, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(420)
+def test_mnist_is_learned_on_a_master_and_two_workers(mnist: Path, tmp_path: Path) -> None:
+    with standalone(tmp_path) as master:
+        assert_learned("jax", master, mnist, tmp_path)
+
+
+def assert_learned(backend: str, master: str, mnist: Path, work: Path) -> None:
+    reached = json.loads(run(PROGRAMS / "mnist_keras.py", backend, master, mnist, work, timeout=400))
 
     assert reached["lenet"] >= 0.975
     assert reached["dense"] >= 0.975

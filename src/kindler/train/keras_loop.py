@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ __all__ = ["run"]
 
 def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
     """Train or evaluate; rank 0 returns the history (or figures) as JSON, and the model's state."""
+    # TensorFlow keeps generated code in temporary files that only an orderly exit removes.
+    tempfile.tempdir = str(worker.scratch)
     task: Task = cloudpickle.loads(task_bytes)
     columns = task.data.columns
     labels = [column.name for column in columns.labels]

@@ -1,4 +1,4 @@
-"""MNIST with Keras: `python mnist_keras.py BACKEND MNIST_FOLDER WORK_FOLDER` prints accuracies, as JSON."""
+"""MNIST with Keras: `python mnist_keras.py BACKEND MASTER MNIST_FOLDER WORK_FOLDER` prints accuracies."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def falling(epoch: int, rate: float) -> float:
     return 5e-3 * 0.75**epoch
 
 
-def main(backend: str, mnist: str, work: str) -> None:
+def main(backend: str, master: str, mnist: str, work: str) -> None:
     os.environ["KERAS_BACKEND"] = backend
     import keras
 
     schedule = [keras.callbacks.LearningRateScheduler(falling)]
     for part in ("train", "t10k"):
         pq.write_table(read(Path(mnist), part), Path(work) / f"{part}.parquet", row_group_size=6000)
-    spark = kindler.init("local[2]")
+    spark = kindler.init(master)
     train, test = (spark.read.parquet(f"{work}/{part}.parquet") for part in ("train", "t10k"))
     columns = {"feature_cols": ["image"], "label_cols": ["label"]}
     reached = {}
