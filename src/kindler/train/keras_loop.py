@@ -162,7 +162,7 @@ class _Follower:
         self._logged = StepReporter(worker, active=task.log_steps)
         self._stretch = _Stretch(worker, train, self._reporter)
         self._done = self._base = self._own_rows = 0
-        self._mean = self._seconds_before = self._began = 0.0
+        self._mean = self._seconds_before = self._began = self._took = 0.0
         self.rows: list[dict[str, Any]] = [dict(row) for row in start.rows]
 
     def follow(self) -> None:
@@ -250,6 +250,7 @@ class _Follower:
     def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
         """Before the user's callbacks: figures of all ranks, validation included."""
         replica, worker = self._replica, self._worker
+        self._took = self._seconds()
         replica.merge_buffers(self._own_rows)
         if worker.size > 1:
             merged = replica.tallies.merge(worker.all_gather(replica.tallies.take()))
@@ -264,8 +265,7 @@ class _Follower:
     def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
         """After the user's callbacks."""
         worker, replica, task = self._worker, self._replica, self._task
-        seconds = self._seconds()
-        rows = self._rows_of(0, self._done)[1]
+        seconds, rows = self._took, self._rows_of(0, self._done)[1]
         row = {
             "epoch": epoch + 1,
             "steps": self._done,
@@ -278,9 +278,7 @@ class _Follower:
             epoch=epoch + 1, step=replica.step, epoch_ended=True, loss=row.get("loss"), score=score_of(row)
         )
         if task.callbacks and worker.size > 1:
-            asked_to_stop = any(
-                worker.all_gather(b"\1" if asked_to_stop else b"\0")[r] == b"\1" for r in range(worker.size)
-            )
+            asked_to_stop = any(worker.all_gather(b"1" if asked_to_stop else b""))
         ended = task.end_trigger is not None and task.end_trigger(progress)
         reason = "a callback asked for it" if asked_to_stop else "its end trigger fired" if ended else None
         self._keeper.after_epoch(replica, progress, row, stopped=reason)

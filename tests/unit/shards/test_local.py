@@ -107,8 +107,9 @@ def test_a_function_that_kills_its_process_is_a_lost_worker() -> None:
 
 
 PROGRAM = """
-import sys, time, numpy as np, tempfile
+import signal, sys, time, numpy as np, tempfile
 tempfile.tempdir = sys.argv[1]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
 from kindler import XShards
 shards = XShards.partition(np.arange(4), 2)
 assert shards.home == "local"
