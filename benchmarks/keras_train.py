@@ -26,7 +26,7 @@ def main() -> None:
     given = arguments(__doc__, repeats=3, mlp="also the MLP, whose steps take a few milliseconds")
     epochs = 3 if given.quick else 5
     report = Report("keras_train", f"rows/s of training, batch {BATCH}, 1 thread each", quick=given.quick)
-    for kind, count in (("conv", 2_048), *((("mlp", 30_720),) if given.mlp else ())):
+    for kind, count in (("conv", 10_240), *((("mlp", 30_720),) if given.mlp else ())):
         count = 1_024 if given.quick else count
         for backend in BACKENDS:
             _measure(report, kind, backend, count, epochs, given)
@@ -89,7 +89,7 @@ def _plain(kind: str, backend: str, count: int, epochs: int, found: Any) -> None
         import tensorflow as tf
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(2)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
     if backend == "torch":
         import torch
 

@@ -22,7 +22,7 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
     try:
         if threads is not None:
             tf.config.threading.set_intra_op_parallelism_threads(threads)
-            tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
         gpus = _gpus()
         mine = [] if device == "cpu" else [gpus[local_rank % len(gpus)]] if gpus else []
         tf.config.set_visible_devices(mine, "GPU")
