@@ -6,21 +6,19 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from bisect import bisect_right
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from types import TracebackType
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from kindler.data.paths import expand, file_system, hidden
 from kindler.errors import ConfigError, DataError
 
 __all__ = ["ParquetFiles", "RowReader", "inspect", "scan", "schema", "share"]
@@ -72,7 +70,7 @@ def inspect(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
         DataError: A file is not Parquet, or there is no row in all of them.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    files = [file for path in given for file in _expand(os.fspath(path))]
+    files = [file for path in given for file in expand(os.fspath(path), _data_files)]
     if not files:
         raise ConfigError(f"no Parquet file in {[os.fspath(path) for path in given]}.")
     with ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), "kindler-footers") as pool:
@@ -237,7 +235,7 @@ def _footer(file: str) -> tuple[tuple[int, ...], pa.Schema]:
 
 
 def _open(file: str) -> pq.ParquetFile:
-    system, path = _file_system(file)
+    system, path = file_system(file)
     local = isinstance(system, fs.LocalFileSystem)
     try:
         return pq.ParquetFile(
@@ -252,77 +250,9 @@ def _open(file: str) -> pq.ParquetFile:
         raise DataError(f"{file} is not a Parquet file: {exc}") from exc
 
 
-def _file_system(file: str) -> tuple[fs.FileSystem, str]:
-    if _is_remote(file):
-        found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(file)
-        return found
-    return fs.LocalFileSystem(), _local_path(file)
-
-
-def _is_remote(path: str) -> bool:
-    return "://" in path and urlsplit(path).scheme != "file"
-
-
-def _local_path(path: str) -> str:
-    """A plain absolute path, also for file:/a, file:///a and their percent-encoded names."""
-    if path.startswith("file:"):
-        rest = path.removeprefix("file:")
-        if rest.startswith("//"):  # file://host/a: the host is this one
-            rest = "/" + rest[2:].partition("/")[2]
-        return unquote(rest)
-    return os.path.abspath(os.path.expanduser(path))
-
-
-def _expand(path: str) -> list[str]:
-    if _is_remote(path):
-        return _expand_remote(path)
-    local = _local_path(path)
-    if not os.path.exists(local) and glob.has_magic(local):
-        matches = [m for m in sorted(glob.glob(local, recursive=True)) if not _hidden(Path(m).name)]
-        return [file for match in matches for file in _files_under(fs.LocalFileSystem(), match)]
-    return _files_under(fs.LocalFileSystem(), local)
-
-
-def _expand_remote(uri: str) -> list[str]:
-    try:
-        system, path = fs.FileSystem.from_uri(uri)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-        raise ConfigError(
-            f"{uri!r}: {exc}\nHint: a local path, or file:, s3:, gs:, hdfs: and the like."
-        ) from exc
-    return [_child_uri(uri, path, file) for file in _files_under(system, path)]
-
-
-def _child_uri(uri: str, path: str, child: str) -> str:
-    """The URI of a file that was found under `uri`, whose own path is `path`; options stay."""
-    address, mark, options = uri.partition("?")
-    root = address.rstrip("/")
-    prefix = root[: len(root) - len(path.rstrip("/"))]
-    return f"{prefix}{child}{mark}{options}"
-
-
-def _files_under(system: fs.FileSystem, path: str) -> list[str]:
-    info = system.get_file_info(path)
-    if info.type == fs.FileType.NotFound:
-        raise ConfigError(f"{path!r} does not exist.")
-    if info.type == fs.FileType.File:
-        return [path]
-    inside = system.get_file_info(fs.FileSelector(path, recursive=True))
-    _refuse_tables(path, [_below(path, entry.path) for entry in inside])
-    found = [entry.path for entry in inside if entry.type == fs.FileType.File]
-    return sorted(file for file in found if _is_data(_below(path, file)))
-
-
-def _below(folder: str, path: str) -> tuple[str, ...]:
-    return tuple(path[len(folder) :].strip("/").split("/"))
-
-
-def _is_data(parts: tuple[str, ...]) -> bool:
-    return parts[-1].lower().endswith(_SUFFIXES) and not any(map(_hidden, parts))
-
-
-def _hidden(name: str) -> bool:
-    return name.startswith(("_", "."))
+def _data_files(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
+    _refuse_tables(path, inside)
+    return lambda parts: parts[-1].lower().endswith(_SUFFIXES) and not any(map(hidden, parts))
 
 
 def _refuse_tables(path: str, inside: Sequence[tuple[str, ...]]) -> None:

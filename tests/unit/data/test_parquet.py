@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kindler.data import parquet
+from kindler.data import parquet, paths
 from kindler.errors import ConfigError, DataError
 
 
@@ -117,7 +117,7 @@ def test_tables_of_other_formats_are_not_read_as_plain_files(tmp_path: Path, mar
 
 
 def test_the_uri_of_a_found_file_keeps_host_and_options() -> None:
-    made = parquet._child_uri
+    made = paths.child_uri
 
     assert (
         made("s3://bucket/a/?region=eu", "bucket/a", "bucket/a/x.parquet")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import gzip
 import os
 import posixpath
 import uuid
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
-from urllib.parse import unquote, urlsplit
 
-import pyarrow as pa
 from pyarrow import fs
 
+from kindler.data.paths import expand, file_system, hidden, is_remote, local_path
 from kindler.data.tfrecord.framing import HEAD, Readable, is_head
 from kindler.errors import ConfigError
 
@@ -49,7 +46,7 @@ def find(paths: Paths) -> list[str]:
         ConfigError: Nothing is there.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    files = [file for path in given for file in _expand(os.fspath(path))]
+    files = [file for path in given for file in expand(os.fspath(path), _data_files)]
     if not files:
         raise ConfigError(f"no file in {[os.fspath(path) for path in given]}.")
     return files
@@ -58,14 +55,14 @@ def find(paths: Paths) -> list[str]:
 def absolute(path: str | os.PathLike[str]) -> str:
     """The same place under a name that does not depend on where the process runs."""
     given = os.fspath(path)
-    return given if _is_remote(given) else _local_path(given)
+    return given if is_remote(given) else local_path(given)
 
 
 @contextlib.contextmanager
 def opened(file: str, compression: Compression = "auto") -> Iterator[Readable]:
     """A file's content, uncompressed."""
     check_reading(compression)
-    system, path = _place(file)
+    system, path = file_system(file)
     with contextlib.ExitStack() as stack:
         raw: Any
         try:
@@ -83,7 +80,7 @@ def opened(file: str, compression: Compression = "auto") -> Iterator[Readable]:
 @contextlib.contextmanager
 def written(file: str, compression: Compression) -> Iterator[Any]:
     """A new file to write to."""
-    system, path = _place(file)
+    system, path = file_system(file)
     with contextlib.ExitStack() as stack:
         raw: Any
         if isinstance(system, fs.LocalFileSystem):
@@ -119,7 +116,7 @@ def free(path: str, *, overwrite: bool) -> None:
     Raises:
         ConfigError: Something is there already.
     """
-    system, place = _place(path)
+    system, place = file_system(path)
     if not overwrite and system.get_file_info(place).type != fs.FileType.NotFound:
         raise ConfigError(f"{path!r} exists already.\nHint: overwrite=True replaces it.")
 
@@ -154,14 +151,14 @@ class staged:
     def begin(self) -> None:
         """Make room."""
         free(self.path, overwrite=self.overwrite)
-        system, place = _place(self.beside)
+        system, place = file_system(self.beside)
         system.create_dir(place if self.folder else posixpath.dirname(place) or ".", recursive=True)
 
     def commit(self) -> None:
         """Give it its name."""
         free(self.path, overwrite=self.overwrite)
-        system, place = _place(self.path)
-        _, beside = _place(self.beside)
+        system, place = file_system(self.path)
+        _, beside = file_system(self.beside)
         old = system.get_file_info(place)
         if old.type == fs.FileType.NotFound or (old.type == fs.FileType.File and not self.folder):
             system.move(beside, place)
@@ -177,7 +174,7 @@ class staged:
 
     def discard(self) -> None:
         """Leave nothing behind, if it is still there."""
-        system, beside = _place(self.beside)
+        system, beside = file_system(self.beside)
         with contextlib.suppress(OSError):
             _delete(system, beside)
 
@@ -202,54 +199,5 @@ def _is_gzip(raw: Any) -> bool:
     return bool(start.startswith(_GZIP_MAGIC)) and not is_head(start)
 
 
-def _place(file: str) -> tuple[fs.FileSystem, str]:
-    if not _is_remote(file):
-        return fs.LocalFileSystem(), _local_path(file)
-    try:
-        found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(file)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-        raise ConfigError(
-            f"{file!r}: {exc}\nHint: a local path, or file:, s3:, gs:, hdfs: and the like."
-        ) from exc
-    return found
-
-
-def _is_remote(path: str) -> bool:
-    return "://" in path and urlsplit(path).scheme != "file"
-
-
-def _local_path(path: str) -> str:
-    """A plain absolute path, also for file:/a, file:///a and their percent-encoded names."""
-    if path.startswith("file:"):
-        rest = path.removeprefix("file:")
-        if rest.startswith("//"):  # file://host/a: the host is this one
-            rest = "/" + rest[2:].partition("/")[2]
-        return unquote(rest)
-    return os.path.abspath(os.path.expanduser(path))
-
-
-def _expand(path: str) -> list[str]:
-    if _is_remote(path):
-        system, place = _place(path)
-        prefix = path[: len(path.rstrip("/")) - len(place.rstrip("/"))]
-        return [prefix + file for file in _under(system, place, path)]
-    local = _local_path(path)
-    if not os.path.exists(local) and glob.has_magic(local):
-        matches = [m for m in sorted(glob.glob(local, recursive=True)) if not _hidden(Path(m).name)]
-        return [file for match in matches for file in _under(fs.LocalFileSystem(), match, path)]
-    return _under(fs.LocalFileSystem(), local, path)
-
-
-def _under(system: fs.FileSystem, place: str, given: str) -> list[str]:
-    info = system.get_file_info(place)
-    if info.type == fs.FileType.NotFound:
-        raise ConfigError(f"{given!r} does not exist.")
-    if info.type == fs.FileType.File:
-        return [place]
-    inside = system.get_file_info(fs.FileSelector(place, recursive=True))
-    files = [entry.path for entry in inside if entry.type == fs.FileType.File]
-    return sorted(file for file in files if not any(map(_hidden, file[len(place) :].strip("/").split("/"))))
-
-
-def _hidden(name: str) -> bool:
-    return name.startswith(("_", "."))
+def _data_files(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
+    return lambda parts: not any(map(hidden, parts))
