@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from kindler.errors import ConfigError, SyncError
 from kindler.sync.arrays_numpy import NUMPY
 from kindler.sync.ring import Ring, neighbours
-from kindler.sync.shared_memory import Channel, HostRanks, channels
+from kindler.sync.shared_memory import Channel, HostRanks, Member, channels
 from kindler.sync.topology import Topology
 from kindler.sync.waiting import Waiting
 from kindler.sync.windows import ALIGN_BYTES, Plan, Window, plan
@@ -37,25 +36,8 @@ _FLOAT32 = np.dtype(np.float32)
 _BYTE = np.dtype(np.uint8)
 
 
-class Worker(Protocol):
+class Worker(Member, Protocol):
     """The part of a worker that a group needs."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def hosts(self) -> tuple[str, ...]: ...
-
-    @property
-    def scratch(self) -> Path: ...
-
-    @property
-    def run_id(self) -> str: ...
-
-    def all_gather(self, data: bytes) -> list[bytes]: ...
 
     def links(self, peers: Collection[int], timeout_s: float) -> dict[int, socket.socket]: ...
 

@@ -8,7 +8,6 @@ through NCCL, or over the CPU where two ranks share one GPU. `Group` holds these
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -17,7 +16,7 @@ from kindler.sync.arrays_torch import TORCH
 from kindler.sync.buckets_torch import Bucket, HostBucket, NetworkBucket, StagedBucket
 from kindler.sync.gradients_torch import GradientSync
 from kindler.sync.network_torch import Network, Work
-from kindler.sync.shared_memory import Channel, HostRanks, channels
+from kindler.sync.shared_memory import Channel, HostRanks, Member, channels
 from kindler.sync.topology import Topology
 from kindler.sync.waiting import Waiting
 
@@ -26,31 +25,14 @@ __all__ = ["Bucket", "GradientSync", "Group", "Handle", "Worker"]
 _WINDOW_BYTES = 4 << 20
 
 
-class Worker(Protocol):
+class Worker(Member, Protocol):
     """The part of a worker that a group needs."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
 
     @property
     def host(self) -> str: ...
 
     @property
-    def hosts(self) -> tuple[str, ...]: ...
-
-    @property
     def address(self) -> str: ...
-
-    @property
-    def scratch(self) -> Path: ...
-
-    @property
-    def run_id(self) -> str: ...
-
-    def all_gather(self, data: bytes) -> list[bytes]: ...
 
 
 class Handle:

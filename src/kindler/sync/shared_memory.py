@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from kindler.errors import SyncError, SyncTimeoutError
 from kindler.sync.waiting import Waiting
 
-__all__ = ["Arrays", "Channel", "HostRanks", "Rendezvous", "Segment", "channels"]
+__all__ = ["Arrays", "Channel", "HostRanks", "Member", "Rendezvous", "Segment", "channels"]
 
 _LINE_BYTES = 64  # one cache line: counters of two ranks never share one
 _ALIGN_BYTES = 4096
@@ -51,6 +51,19 @@ class Rendezvous(Protocol):
     def run_id(self) -> str: ...
 
     def all_gather(self, data: bytes) -> list[bytes]: ...
+
+
+class Member(Rendezvous, Protocol):
+    """The part of a worker that every group needs: who it is, and where all of them are."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def hosts(self) -> tuple[str, ...]: ...
 
 
 class Arrays(Protocol):

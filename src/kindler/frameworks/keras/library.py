@@ -20,6 +20,7 @@ __all__ = [
     "backend_of",
     "environment",
     "flavour_of",
+    "is_compiled",
     "load",
     "require",
     "seed_everything",
@@ -38,6 +39,11 @@ def flavour_of(model: Any) -> str | None:
         if cls.__name__ == "Model" and root in ("keras", "tf_keras"):
             return root
     return None
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether `compile` was called; Keras 2 says so under another name."""
+    return bool(getattr(model, "compiled", None) or getattr(model, "_is_compiled", False))
 
 
 def backend_of(model: Any, wanted: str | None) -> str:

@@ -308,7 +308,7 @@ class KerasReplica:
 
     @property
     def _compiled(self) -> bool:
-        return bool(getattr(self.model, "compiled", None) or getattr(self.model, "_is_compiled", False))
+        return library.is_compiled(self.model)
 
     @property
     def _on_torch(self) -> Any:

@@ -18,7 +18,7 @@ import cloudpickle
 
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, positional, title
-from kindler.frameworks.keras.library import flavour_of, load
+from kindler.frameworks.keras.library import flavour_of, is_compiled, load
 
 __all__ = ["Archive", "KerasSpec", "build_model", "check", "custom_objects", "dumps", "lacking", "loads"]
 
@@ -78,7 +78,7 @@ def check(spec: KerasSpec) -> list[str]:
 def lacking(spec: KerasSpec, *names: str) -> list[str]:
     """What training (or judging) needs and the model, as far as it is known here, has not."""
     model = spec.model
-    if model is None or spec.compile_args_creator is not None or _compiled(model) or not names:
+    if model is None or spec.compile_args_creator is not None or is_compiled(model) or not names:
         return []
     hint = "call model.compile(optimizer=..., loss=...), or pass compile_args_creator=... to from_keras"
     return [f"the model is not compiled; {hint}."]
@@ -101,7 +101,7 @@ def build_model(spec: KerasSpec) -> Any:
             raise ConfigError(
                 f"{title(spec.model_creator)} must return a Keras model; it returned {_kind(model)}."
             )
-    if spec.compile_args_creator is not None and not _compiled(model):
+    if spec.compile_args_creator is not None and not is_compiled(model):
         model.compile(**call(spec.compile_args_creator, dict(spec.config)))
     return model
 
@@ -204,10 +204,6 @@ def _flat(value: Any) -> Iterator[Any]:
 
 def _is_function(value: Any) -> bool:
     return type(value).__name__ in ("function", "method") and getattr(value, "__name__", "") != "<lambda>"
-
-
-def _compiled(model: Any) -> bool:
-    return bool(getattr(model, "compiled", None) or getattr(model, "_is_compiled", False))
 
 
 def _kind(value: Any) -> str:
