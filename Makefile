@@ -17,7 +17,6 @@ export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.NOTPARALLEL:
 .PHONY: help quickstart test test-unit test-torch test-keras test-spark test-examples check bench docs clean
 
 help: ## show this list
@@ -46,9 +45,11 @@ $(VENV)/.spark-4.0: | $(BIN)/python
 quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from a Spark DataFrame
 	$(BIN)/python examples/quickstart.py
 
-# One pytest process a framework, in turn; --keep-going runs all of them and still fails if one did.
-test: $(VENV)/.dev ## run every test
-	$(MAKE) --no-print-directory --keep-going test-unit test-torch test-keras test-spark test-examples
+# One pytest process a framework, two at a time: much of a test is waiting for processes to start.
+# --keep-going runs all of them and still fails if one did.
+test: $(VENV)/.dev $(VENV)/.spark-4.0 ## run every test
+	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
+		test-unit test-spark test-torch $(KERAS_FLAVOURS:%=test-keras-%) test-examples
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 	$(BIN)/python -m pytest -n 2 tests/unit tests/architecture

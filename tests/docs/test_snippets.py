@@ -22,7 +22,7 @@ from tests.docs.pages import blocks, problem
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# The README's example is a file, word for word, and tests/examples runs it.
+# The README's examples are files, word for word, and tests/examples runs them.
 RUNNABLE = [page for page in PAGES[1:] if any(not block.not_run for block in blocks(page.read_text()))]
 # Frameworks do not share a process: pages about Keras run in one of their own.
 KERAS_PAGES = [page for page in RUNNABLE if "import keras" in page.read_text()]
@@ -96,11 +96,11 @@ def test_a_page_that_prints_something_else_is_found(tmp_path: Path) -> None:
     assert problem(page) is None
 
 
-def test_the_readme_shows_an_example_file_word_for_word() -> None:
-    example = (ROOT / "examples/first_steps.py").read_text()
+def test_the_readme_shows_two_short_example_files_word_for_word() -> None:
+    examples = [(ROOT / "examples" / file).read_text() for file in ("first_steps.py", "first_steps_keras.py")]
     shown = [block.code for block in blocks((ROOT / "README.md").read_text())]
-    assert shown == [example]
-    assert len(example.splitlines()) <= 30
+    assert shown == examples
+    assert max(len(example.splitlines()) for example in examples) <= 30
 
 
 def test_every_public_name_is_in_the_reference() -> None:

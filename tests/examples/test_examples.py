@@ -15,6 +15,7 @@ EXAMPLES = ROOT / "examples"
 TESTED = {
     "custom_callback.py",
     "first_steps.py",
+    "first_steps_keras.py",
     "keras_digits.py",
     "local_arrays.py",
     "lost_worker.py",
@@ -68,6 +69,13 @@ def test_first_steps(tmp_path: Path) -> None:
 
     assert number("'accuracy'", printed) > 0.9
     assert re.search(r"\|label\|\s*prediction\|", printed)
+
+
+def test_first_steps_with_keras(tmp_path: Path) -> None:
+    printed = output_of("first_steps_keras.py", cwd=tmp_path)
+
+    assert number("'accuracy'", printed) > 0.8
+    assert number("'num_samples'", printed) == 1797
 
 
 @pytest.mark.spark

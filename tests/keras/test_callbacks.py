@@ -119,6 +119,7 @@ def test_tensorboard_shows_each_epoch_once(run: Run) -> None:
     assert told == pytest.approx(run.history["loss"], rel=1e-5)
 
 
+@one_is_enough
 def test_a_stop_that_one_rank_asks_for_ends_all_at_the_end_of_the_epoch(flavour: str, tmp_path: Path) -> None:
     rates = KERAS.callbacks.LearningRateScheduler(lambda epoch, rate: 0.01 / (epoch + 1))
     callbacks = [watchers.StopsOnRankOne(), rates, watchers.Files(tmp_path)]
@@ -151,6 +152,7 @@ def test_validation_comes_as_often_as_asked_for(flavour: str) -> None:
     assert [row["epoch"] for row in chosen if "val_loss" in row] == [5, 7]
 
 
+@one_is_enough
 def test_epochs_of_fewer_steps_and_runs_of_so_many(flavour: str, tmp_path: Path) -> None:
     est = estimator(flavour)
 

@@ -60,6 +60,7 @@ def test_several_inputs_and_outputs_go_by_their_names() -> None:
     assert total == pytest.approx(np.asarray(alone.predict(x, verbose=0)[0]), abs=1e-5)
 
 
+@one_is_enough
 def test_several_inputs_and_outputs_go_by_their_places_where_names_differ() -> None:
     data, config = pairs(), {"order": ["a", "b"], "named": False, "flavour": FLAVOUR}
     renamed = {"left": data["a"], "right": data["b"], "how_much": data["sum"], "which": data["sign"]}

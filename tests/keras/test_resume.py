@@ -97,6 +97,7 @@ def copied(folder: Path, to: Path) -> Path:
     return to
 
 
+@one_is_enough
 def test_resume_goes_on_in_mid_epoch_and_callbacks_remember_what_they_counted(
     tmp_path: Path, aborted: Path, whole: Any
 ) -> None:

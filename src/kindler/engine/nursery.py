@@ -233,7 +233,13 @@ def _spawn(recipe: Recipe, owner: int, path: Path) -> None:
             stderr=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
             start_new_session=True,  # Ctrl-C at the terminal is the driver's to handle
-            env={**os.environ, **_quiet_threads(), **dict(recipe.environment), **_package_path()},
+            env={
+                **_kept_memory(),
+                **os.environ,
+                **_quiet_threads(),
+                **dict(recipe.environment),
+                **_package_path(),
+            },
         )
     _started.append(process)
 
@@ -241,6 +247,17 @@ def _spawn(recipe: Recipe, owner: int, path: Path) -> None:
 def _quiet_threads() -> dict[str, str]:
     """Numeric libraries start thread pools on import, which do not survive a fork."""
     return {"OPENBLAS_NUM_THREADS": "1", "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"}
+
+
+def _kept_memory() -> dict[str, str]:
+    """A step's tensors come and go by the megabyte; glibc keeps their pages rather than asking for zeroed
+    ones each time, which costs a training step a tenth (TensorFlow) to a third (PyTorch) of its time.
+    """
+    return {
+        "MALLOC_MMAP_THRESHOLD_": str(2**28),
+        "MALLOC_TRIM_THRESHOLD_": str(2**32),
+        "MALLOC_ARENA_MAX": "1",  # the other arenas cannot hold large blocks
+    }
 
 
 def _package_path() -> dict[str, str]:
