@@ -499,10 +499,10 @@ class ShardFacts:
         shards = XShards.partition({"x": (x, x + 1), "y": y}, 2, home=home)
 
         assert [(c.name, c.role, c.dtype, c.shape) for c in shards.array_columns()] == [
-            ("x_0", "feature", "<f4", (2,)),
-            ("x_1", "feature", "<f4", (2,)),
+            ("x0", "feature", "<f4", (2,)),
+            ("x1", "feature", "<f4", (2,)),
             ("y", "label", "<i8", ()),
         ]
         files = list(shards.row_files())
         assert [file.rows for file in files] == [3, 3]
-        np.testing.assert_array_equal(np.concatenate([file.arrays["x_1"] for file in files]), x + 1)
+        np.testing.assert_array_equal(np.concatenate([file.arrays["x1"] for file in files]), x + 1)

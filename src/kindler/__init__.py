@@ -11,6 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kindler.config import RunSettings as RunSettings
     from kindler.estimator import Estimator as Estimator
+    from kindler.features import MinMaxScaler as MinMaxScaler
+    from kindler.features import StandardScaler as StandardScaler
+    from kindler.features import StringIndexer as StringIndexer
+    from kindler.omega import Omega as Omega
+    from kindler.omega import om as om
+    from kindler.readers import read_csv as read_csv
+    from kindler.readers import read_images as read_images
+    from kindler.readers import read_json as read_json
+    from kindler.readers import read_parquet as read_parquet
+    from kindler.readers import read_tfrecord as read_tfrecord
     from kindler.spark.session import init as init
     from kindler.spark.session import stop as stop
     from kindler.train.callbacks import Callback as Callback
@@ -42,15 +52,25 @@ _PUBLIC = {
     "MaxIteration": "kindler.train.triggers",
     "MaxScore": "kindler.train.triggers",
     "MinLoss": "kindler.train.triggers",
+    "MinMaxScaler": "kindler.features",
     "ModelCheckpoint": "kindler.train.callbacks",
+    "Omega": "kindler.omega",
     "RunSettings": "kindler.config",
     "SeveralIteration": "kindler.train.triggers",
     "SharedValue": "kindler.xshards",
+    "StandardScaler": "kindler.features",
+    "StringIndexer": "kindler.features",
     "TriggerAnd": "kindler.train.triggers",
     "TriggerOr": "kindler.train.triggers",
     "XShards": "kindler.xshards",
     "errors": "kindler",
     "init": "kindler.spark.session",
+    "om": "kindler.omega",
+    "read_csv": "kindler.readers",
+    "read_images": "kindler.readers",
+    "read_json": "kindler.readers",
+    "read_parquet": "kindler.readers",
+    "read_tfrecord": "kindler.readers",
     "stop": "kindler.spark.session",
 }
 
@@ -65,16 +85,26 @@ __all__ = [
     "MaxIteration",
     "MaxScore",
     "MinLoss",
+    "MinMaxScaler",
     "ModelCheckpoint",
+    "Omega",
     "RunSettings",
     "SeveralIteration",
     "SharedValue",
+    "StandardScaler",
+    "StringIndexer",
     "TriggerAnd",
     "TriggerOr",
     "XShards",
     "__version__",
     "errors",
     "init",
+    "om",
+    "read_csv",
+    "read_images",
+    "read_json",
+    "read_parquet",
+    "read_tfrecord",
     "stop",
 ]
 

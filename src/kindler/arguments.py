@@ -17,7 +17,9 @@ __all__ = [
     "ingest_complaints",
     "keras_complaints",
     "needs",
+    "predict_complaints",
     "refuse",
+    "stream_complaints",
 ]
 
 
@@ -104,6 +106,27 @@ def epoch_complaints(
             f"validation_freq must be at least 1, or numbers of epochs; received {validation_freq!r}."
         )
     return found
+
+
+def stream_complaints(*data: Any, **given: Any) -> list[str]:
+    """Columns are named for nothing where all data comes in batches that the user's own code makes."""
+    from kindler.train.streams import is_stream
+
+    if not all(is_stream(item) for item in data if item is not None):
+        return []
+    return [
+        f"{name} is for data that has columns; functions and loaders decide what their batches consist of."
+        for name, value in given.items()
+        if value is not None and value is not False
+    ]
+
+
+def predict_complaints(data: Any) -> list[str]:
+    from kindler.train.streams import is_stream
+
+    works = "a Spark DataFrame, an XShards, a Parquet path with output_path, arrays, a pandas DataFrame"
+    complaint = f"predict takes no functions and no loaders; pass {works} or a pyarrow Table."
+    return [complaint] if is_stream(data) else []
 
 
 def keras_complaints(framework: str, **given: Any) -> list[str]:

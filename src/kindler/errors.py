@@ -6,6 +6,11 @@
     ├── MissingExtraError (ImportError)     an optional dependency is not installed
     ├── JavaNotFoundError (RuntimeError)    Spark needs Java and there is none
     ├── NotFittedError (RuntimeError)       asked for what only training makes
+    ├── StoreError (RuntimeError)           the store cannot do what was asked
+    │   ├── NotFoundError (KeyError)        no such name, version or tag
+    │   ├── AlreadyExistsError (ValueError) something has that name, and was not to be replaced
+    │   ├── UntrustedError (PermissionError)  it could run code of others, and the caller did not trust it
+    │   └── DamagedError                    stored bytes are gone or changed
     └── TrainingError (RuntimeError)        a run failed
         ├── WorkerError                     the user's code raised on a worker (see `worker_error`)
         ├── WorkerLost                      a worker process, executor or host went away
@@ -26,17 +31,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
+    "AlreadyExistsError",
     "ConfigError",
+    "DamagedError",
     "DataError",
     "JavaNotFoundError",
     "KindlerError",
     "MissingExtraError",
     "NotFittedError",
+    "NotFoundError",
     "StalledError",
     "StartTimeoutError",
+    "StoreError",
     "SyncError",
     "SyncTimeoutError",
     "TrainingError",
+    "UntrustedError",
     "WorkerError",
     "WorkerLost",
     "revive",
@@ -103,6 +113,69 @@ class JavaNotFoundError(KindlerError, RuntimeError):
 
 class NotFittedError(KindlerError, RuntimeError):
     """Asked for something that only training or loading makes."""
+
+
+class StoreError(KindlerError, RuntimeError):
+    """The store cannot do what was asked."""
+
+
+class NotFoundError(StoreError, KeyError):
+    """There is no such name, version or tag.
+
+    Attributes:
+        name: What was asked for.
+        available: What there is instead: the versions and tags of the name, or names that are near.
+    """
+
+    def __init__(self, *, what: str, name: str, available: Sequence[str] = ()) -> None:
+        self.name = name
+        self.available = tuple(available)
+        shown = ", ".join(self.available[:20]) + (", ..." if len(self.available) > 20 else "")
+        super().__init__(f"there is no {what} {name!r}." + (f"\nHint: there are {shown}." if shown else ""))
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""  # KeyError would show it in quotes
+
+
+class AlreadyExistsError(StoreError, ValueError):
+    """Something has that name already, and was not to be replaced.
+
+    Attributes:
+        name: The name.
+    """
+
+    def __init__(self, problem: str, *, name: str) -> None:
+        self.name = name
+        super().__init__(problem)
+
+
+class UntrustedError(StoreError, PermissionError):
+    """Writing or reading it could run code that came with it, and the caller did not say `trusted=True`.
+
+    Attributes:
+        what: What it is.
+        reason: What is in it.
+    """
+
+    def __init__(self, *, what: str, reason: str) -> None:
+        self.what = what
+        self.reason = reason
+        super().__init__(
+            f"{what} was refused: {reason}.\nHint: trusted=True allows it; give it only for what comes from"
+            " people whose programs you would run."
+        )
+
+
+class DamagedError(StoreError):
+    """Stored bytes are gone, or are not those that were stored.
+
+    Attributes:
+        sha256: The blob.
+    """
+
+    def __init__(self, *, sha256: str, problem: str) -> None:
+        self.sha256 = sha256
+        super().__init__(f"the blob {sha256} of the store is damaged: {problem}.")
 
 
 class TrainingError(KindlerError, RuntimeError):

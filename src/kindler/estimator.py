@@ -25,14 +25,16 @@ from kindler.arguments import (
     ingest_complaints,
     keras_complaints,
     needs,
+    predict_complaints,
     refuse,
+    stream_complaints,
 )
 from kindler.config import RunSettings
 from kindler.data.plan import ColumnOptions, Names
 from kindler.engine import local
 from kindler.errors import ConfigError, NotFittedError
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.inputs import Ingest
+from kindler.inputs import Ingest, fitting
 from kindler.runs import Engine, Model, Plan, Results, job_of, run
 from kindler.train.checkpoint import Header, read_checkpoint, write_checkpoint
 from kindler.train.checkpoints import Checkpoints
@@ -42,6 +44,7 @@ from kindler.train.summaries import Summaries
 from kindler.train.task import ENDLESS
 from kindler.train.tensorboard import board, log_folder
 from kindler.train.triggers import Trigger
+from kindler.xshards import XShards
 
 __all__ = ["Estimator"]
 
@@ -274,8 +277,11 @@ class Estimator:
         """Train on every row of `data` once per epoch.
 
         Args:
-            data: A Spark DataFrame, a Parquet path or list of paths, a dict or tuple of numpy arrays, a
-                pandas DataFrame or a pyarrow Table.
+            data: A Spark DataFrame, an `XShards` (of `{"x": ..., "y": ...}` or of DataFrames), a Parquet path
+                or list of paths, a dict or tuple of numpy arrays, a pandas DataFrame, a pyarrow Table, or a
+                Hugging Face or ray dataset. Or batches that your own code makes: a torch `DataLoader`, a
+                `tf.data.Dataset`, or a function of `(config, batch_size)` that returns one of these, a keras
+                `PyDataset`, or an iterable of batches.
             epochs: How many more epochs; None is one, or until `end_trigger` fires.
             batch_size: Rows per step over all workers.
             feature_cols: The model's input columns, in its order; None finds "features" or "x".
@@ -347,6 +353,16 @@ class Estimator:
                 end_trigger=end_trigger,
             ),
             *ingest_complaints(ingest),
+            *stream_complaints(
+                data,
+                validation_data,
+                feature_cols=feature_cols,
+                label_cols=label_cols,
+                sample_weight_col=sample_weight_col,
+                shapes=shapes,
+                dtypes=dtypes,
+                stack_features=stack_features,
+            ),
             *callback_complaints(
                 callbacks, framework=self._model.framework, validated=validation_data is not None
             ),
@@ -398,14 +414,25 @@ class Estimator:
     ) -> dict[str, Any]:
         """Judge the model on every row of `data`, once.
 
-        Columns that are not named are those of the last `fit`. Returns loss, each metric by its name, and
-        num_samples, as a single process would have computed them.
+        `data` is of any kind that `fit` takes, an `XShards` among them. Columns that are not named are those
+        of the last `fit`. Returns loss, each metric by its name, and num_samples, as a single process would
+        have computed them.
         """
-        options = self._column_options(feature_cols, label_cols, shapes, dtypes, stack_features, allow_nan)
+        options = self._column_options(
+            data, feature_cols, label_cols, shapes, dtypes, stack_features, allow_nan
+        )
         refuse(
             *self._model.lacking(self._model.spec, "loss"),
             *at_least_one(batch_size=batch_size),
             *ingest_complaints(ingest),
+            *stream_complaints(
+                data,
+                feature_cols=feature_cols,
+                label_cols=label_cols,
+                shapes=shapes,
+                dtypes=dtypes,
+                stack_features=stack_features,
+            ),
         )
         results = self._run(
             data,
@@ -435,7 +462,8 @@ class Estimator:
         """Score every row of `data`.
 
         A Spark DataFrame gives a lazy DataFrame with the outputs appended, batch or streaming. Arrays, a
-        pandas DataFrame and a pyarrow Table give their own kind back. A Parquet path writes Parquet files.
+        pandas DataFrame and a pyarrow Table give their own kind back. An `XShards` gives another in the same
+        home: a dict gets `prediction` beside `x`, a DataFrame a column. A Parquet path writes Parquet files.
 
         Args:
             data: What to score.
@@ -449,8 +477,8 @@ class Estimator:
             stack_features: As in `fit`.
             ingest: "direct" reads a plain Parquet scan's files in Python, "inline" sends rows through Spark.
         """
-        options = self._column_options(feature_cols, None, shapes, dtypes, stack_features, True)
-        refuse(*at_least_one(batch_size=batch_size), *ingest_complaints(ingest))
+        refuse(*predict_complaints(data), *at_least_one(batch_size=batch_size), *ingest_complaints(ingest))
+        options = self._column_options(data, feature_cols, None, shapes, dtypes, stack_features, True)
         request = scoring.Request(
             framework=self._model.framework,
             spec=self._model.pack(self._model.spec),
@@ -463,22 +491,25 @@ class Estimator:
             seed=self._seed,
             ingest=ingest,
         )
-        if output_path is None:
-            return scoring.predict(data, request)
-        return scoring.predict_files(
-            data,
-            request,
-            output_path,
-            run=lambda job, show: local.run(job, listener=show),
-            job=job_of(
-                self._model,
-                self._settings,
-                target="kindler.inference.files:run",
-                buffers=(),
-                workers=self._workers or local.slots(),
-            ),
-            verbose=verbose,
+        job = job_of(
+            self._model,
+            self._settings,
+            target="kindler.inference.files:run",
+            buffers=(),
+            workers=self._workers or local.slots(),
         )
+        if output_path is not None:
+            return scoring.predict_files(
+                data,
+                request,
+                output_path,
+                run=lambda job, show: local.run(job, listener=show),
+                job=job,
+                verbose=verbose,
+            )
+        if isinstance(data, XShards):
+            return scoring.predict_shards(data, request, job=job, verbose=verbose)
+        return scoring.predict(data, request)
 
     def get_train_summary(self, tag: str = "loss") -> np.ndarray[Any, np.dtype[np.float64]]:
         """A training figure over all fits so far, as rows of (step, value, wall time).
@@ -499,6 +530,29 @@ class Estimator:
     def get_model(self) -> Any:
         """The model with its trained weights, ready to predict: the user's own instance if one was given."""
         return self._live_replica().trained_model()
+
+    @property
+    def signature(self) -> dict[str, Any]:
+        """What the last `fit` read, as JSON has it: the columns' names, and dtype and row shape of each."""
+        known = self._options or ColumnOptions()
+        shapes = {name: np.atleast_1d(shape).tolist() for name, shape in (known.shapes or {}).items()}
+        dtypes = {name: np.dtype(dtype).name for name, dtype in (known.dtypes or {}).items()}
+        return {
+            "feature_cols": known.feature_cols,
+            "label_cols": known.label_cols,
+            "shapes": shapes or None,
+            "dtypes": dtypes or None,
+            "stack_features": known.stack_features,
+            "allow_nan": known.allow_nan,
+            "layout": self._layout,
+        }
+
+    def recall(self, signature: Mapping[str, Any], history: Sequence[dict[str, Any]] = ()) -> Estimator:
+        """Take the columns and the history of another estimator of the same model; see `signature`."""
+        self._layout = dict(signature["layout"])
+        self._options = ColumnOptions(**{key: value for key, value in signature.items() if key != "layout"})
+        self.history = History(history)
+        return self
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the model in its framework's own format, whole or not at all.
@@ -593,6 +647,7 @@ class Estimator:
 
     def _column_options(
         self,
+        data: Any,
         feature_cols: Names,
         label_cols: Names,
         shapes: Mapping[str, Any] | None,
@@ -601,7 +656,7 @@ class Estimator:
         allow_nan: bool | Sequence[str] | None,
     ) -> ColumnOptions:
         """What was given, and for the rest what the last fit had."""
-        known = self._options or ColumnOptions()
+        known = fitting(self._options or ColumnOptions(), data)
         return ColumnOptions(
             feature_cols=feature_cols if feature_cols is not None else known.feature_cols,
             label_cols=label_cols if label_cols is not None else known.label_cols,

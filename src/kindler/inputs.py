@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kindler.data import parquet
+from kindler.data import datasets, parquet
 from kindler.data.columns import Columns
-from kindler.data.plan import ColumnOptions
+from kindler.data.plan import ColumnOptions, Names
 from kindler.data.sources import (
     DeliveredSource,
     ParquetSource,
@@ -24,13 +24,15 @@ from kindler.data.sources import (
 )
 from kindler.data.spool import Spool
 from kindler.errors import ConfigError, DataError
+from kindler.train.streams import is_stream
+from kindler.xshards import XShards, feeding
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from kindler.spark.frames import Feed
 
-__all__ = ["Ingest", "choose_engine", "is_frame", "is_path", "prepare", "session_for"]
+__all__ = ["Ingest", "choose_engine", "fitting", "is_frame", "is_path", "prepare", "session_for"]
 
 Ingest = Literal["auto", "inline", "direct"]
 
@@ -51,22 +53,51 @@ def choose_engine(engine: str, data: Any, validation: Any = None) -> Literal["lo
     """Spark when the data is Spark's, else local; or as asked."""
     given = [data] if validation is None else [data, validation]
     for item in given:
-        if not (is_frame(item) or is_path(item) or is_local_data(item)):
+        datasets.refuse_unusable(item)
+        known = is_frame(item) or is_path(item) or is_local_data(item) or isinstance(item, XShards)
+        if not (known or is_stream(item)):
             raise ConfigError(
-                f"data is {kind(item)}.\nHint: pass a Spark DataFrame, a Parquet path or list of paths,"
-                " a dict or tuple of numpy arrays, a pandas DataFrame or a pyarrow Table."
+                f"data is {kind(item)}.\nHint: pass a Spark DataFrame, an XShards, a Parquet path or list of"
+                " paths, a dict or tuple of numpy arrays, a pandas DataFrame or a pyarrow Table; or a torch"
+                " DataLoader, a tf.data.Dataset, or a function of (config, batch_size) that makes one."
             )
     if engine == "auto":
-        return "spark" if any(is_frame(item) for item in given) else "local"
+        return "spark" if any(_is_on_spark(item) for item in given) else "local"
     return "spark" if engine == "spark" else "local"
 
 
 def session_for(*data: Any) -> SparkSession:
-    """The session of the first frame, or the active one, or a new one."""
+    """The session of the first data of Spark's, or the active one, or a new one."""
     from kindler.spark.session import init
 
-    frames: list[DataFrame] = [item for item in data if is_frame(item)]
-    return frames[0].sparkSession if frames else init()
+    for item in data:
+        found = feeding.session(item) if isinstance(item, XShards) else None
+        if found is not None or is_frame(item):
+            return found or item.sparkSession
+    return init()
+
+
+def fitting(known: ColumnOptions, data: Any) -> ColumnOptions:
+    """What the last `fit` was told of columns, less what shards say themselves and have no columns for.
+
+    A model that was fitted on columns of other names still takes the `x` of shards that have one.
+    """
+    found = feeding.offer(data) if isinstance(data, XShards) else None
+    if found is None or found.features is None:
+        return known
+    there, nan = set(found.types), known.allow_nan
+    return replace(
+        known,
+        feature_cols=known.feature_cols if set(_listed(known.feature_cols)) <= there else None,
+        label_cols=known.label_cols if set(_listed(known.label_cols)) <= there else None,
+        shapes={name: given for name, given in (known.shapes or {}).items() if name in there},
+        dtypes={name: given for name, given in (known.dtypes or {}).items() if name in there},
+        allow_nan=nan if isinstance(nan, bool) else [name for name in _listed(nan) if name in there],
+    )
+
+
+def _listed(names: Names) -> list[str]:
+    return [names] if isinstance(names, str) else list(names or ())
 
 
 def prepare(
@@ -88,6 +119,9 @@ def prepare(
         ingest: The way in for a Spark DataFrame.
         scratch: Where the driver may write.
     """
+    if isinstance(data, XShards):
+        here = spark is None or _shares_files(spark)
+        return feeding.prepare(data, name=name, options=options, spark=spark, here=here)
     if is_frame(data):
         return _from_frame(data, name, options, spark, ingest, scratch)
     if is_path(data):
@@ -96,6 +130,10 @@ def prepare(
     if spark is None or _shares_files(spark):
         return local, None
     return _shipped(local.folder, local.columns, name, spark)
+
+
+def _is_on_spark(data: Any) -> bool:
+    return is_frame(data) or (isinstance(data, XShards) and data.home == "spark")
 
 
 def _from_frame(

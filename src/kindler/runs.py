@@ -30,6 +30,7 @@ from kindler.train.checkpoint import Header
 from kindler.train.checkpoints import Checkpoints, Found
 from kindler.train.failure import Raise, decide, explained
 from kindler.train.progress import Progress
+from kindler.train.streams import StreamSource, is_stream, stream_source
 from kindler.train.task import Task
 
 if TYPE_CHECKING:
@@ -137,12 +138,19 @@ def run(plan: Plan) -> Results:
         for name, item in (("data", plan.data), ("validation", plan.validation)):
             if item is None:
                 sources.append(None)
-                continue
-            source, feed = prepare(
-                item, name=name, options=plan.options, spark=spark, ingest=plan.ingest, scratch=Path(folder)
-            )
-            sources.append(source)
-            feeds += [feed] if feed is not None else []
+            elif is_stream(item):
+                sources.append(_stream(plan, item))
+            else:
+                source, feed = prepare(
+                    item,
+                    name=name,
+                    options=plan.options,
+                    spark=spark,
+                    ingest=plan.ingest,
+                    scratch=Path(folder),
+                )
+                sources.append(source)
+                feeds += [feed] if feed is not None else []
         task = Task(
             framework=plan.model.framework,
             data=sources[0],
@@ -166,6 +174,15 @@ def run(plan: Plan) -> Results:
             outcomes = _Attempts(plan, task, launch, progress.note).run()
     told = json.loads(outcomes[0].buffers[0])
     return Results(told["rows"], told["layout"], outcomes[0].buffers[1])
+
+
+def _stream(plan: Plan, data: Any) -> StreamSource:
+    return stream_source(
+        data,
+        config=getattr(plan.model.spec, "config", {}),
+        weights=plan.model.framework == "keras",
+        allow_nan=plan.options.allow_nan,
+    )
 
 
 def job_of(

@@ -15,22 +15,26 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from kindler.data import parquet
+from kindler.data import datasets, parquet
 from kindler.data.batches import inputs
-from kindler.data.columns import Columns, to_numpy
+from kindler.data.columns import Columns, conform, to_numpy
 from kindler.data.plan import ColumnOptions
+from kindler.data.shards.codec import pack
+from kindler.data.shards.reading import values
 from kindler.data.sources import arrow_source, parquet_source
 from kindler.data.spool import Spool
 from kindler.engine.gang import Listener
 from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, DataError
 from kindler.inference.files import FileTask
-from kindler.inference.outputs import arrow_type, to_arrow
+from kindler.inference.outputs import arrow_type, like, refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
+from kindler.inference.shards import ShardScorer
 from kindler.inputs import Ingest, choose_engine, is_frame, is_path
 from kindler.train.progress import Progress
+from kindler.xshards import XShards, feeding
 
-__all__ = ["Request", "predict", "predict_files"]
+__all__ = ["Request", "predict", "predict_files", "predict_shards"]
 
 _PROBE_ROWS = 2  # a model that squeezes its output would lose the rows of a single one
 
@@ -98,7 +102,7 @@ def predict_files(
         raise ConfigError(f"output_path={str(output_path)!r} exists already; nothing is overwritten.")
     files = parquet.inspect(data)
     source = parquet_source(files, request.options)
-    _refuse_taken(request.output_cols or ("prediction",), parquet.schema(files).names)
+    refuse_taken(request.output_cols or ("prediction",), parquet.schema(files).names)
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent)
     try:
@@ -112,6 +116,49 @@ def predict_files(
         shutil.rmtree(beside, ignore_errors=True)
         raise
     return str(target)
+
+
+def predict_shards(shards: XShards, request: Request, *, job: Job, verbose: int) -> XShards:
+    """The shards with the model's outputs, in the same home.
+
+    Args:
+        shards: What to score.
+        request: With what, and how.
+        job: The workers of the local home.
+        verbose: 0 shows nothing of what they print.
+    """
+    request = replace(request, options=replace(request.options, label_cols=None, need_labels=False))
+    chosen = feeding.choose(shards, request.options)
+    threads = 1
+    if shards.home == "local":
+        workers = min(job.size, shards.num_partitions())
+        threads = job.threads or max(1, (os.cpu_count() or 1) // workers)
+    scorer = ShardScorer(
+        predictor=request.predictor(chosen.columns, threads=threads),
+        schema=chosen.schema,
+        sample=_shard_sample(shards, chosen, request.layout),
+    )
+    with Progress(verbose=verbose, what="predict", unit="rows") as progress:
+        return feeding.worked(shards, scorer, job, _Shown(progress, len(shards)))
+
+
+def _shard_sample(
+    shards: XShards, chosen: feeding.Chosen, layout: Mapping[str, Any]
+) -> tuple[np.ndarray[Any, Any], ...] | None:
+    """Inputs for shards without rows, where there are any; None where nobody knows how wide columns are."""
+    columns = chosen.columns
+    if all(feeding.row_counts(shards)):
+        return None
+    if chosen.schema is None:
+        given = [(chosen.arrays[c.name].shape, chosen.arrays[c.name].dtype, c) for c in columns.features]
+        zeros = [conform(np.zeros((_PROBE_ROWS, *s), dtype), c, where=str) for s, dtype, c in given]
+        return inputs(columns, zeros)
+    types = {field.name: field.type for field in chosen.schema}
+    sample = _zeros(columns, layout, types)
+    if sample is None and len(shards):
+        row = values(pack(shards.head(1)), columns.names, chosen.schema)
+        sample = _sample(pa.table(row), columns)
+    return None if sample is None else inputs(columns, sample)
 
 
 class _Shown:
@@ -152,7 +199,7 @@ def _frame(frame: Any, request: Request) -> Any:
         sample = _sample(first_row(frame, columns), columns)
     outputs = next(predictor.score([inputs(columns, sample)]))
     names = predictor.names(len(outputs))
-    _refuse_taken(names, frame.columns)
+    refuse_taken(names, frame.columns)
     return predict_frame(
         frame,
         predictor,
@@ -190,8 +237,9 @@ def _sample(row: pa.Table, columns: Columns) -> list[Any]:
 
 
 def _in_memory(data: Any, request: Request) -> Any:
+    rows = datasets.table(data) if datasets.is_dataset(data) else data
     with tempfile.TemporaryDirectory(prefix="kindler-driver-") as folder:
-        source = arrow_source(data, request.options, scratch=Path(folder))
+        source = arrow_source(rows, request.options, scratch=Path(folder))
         spool = Spool.open(source.folder)
         columns = source.columns
         arrays = [spool.arrays[column.name] for column in columns.features]
@@ -202,31 +250,8 @@ def _in_memory(data: Any, request: Request) -> Any:
         )
         parts = list(predictor.score(chunks))
         outputs = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return _like(data, dict(zip(predictor.names(len(outputs)), outputs, strict=True)))
-
-
-def _like(data: Any, outputs: dict[str, np.ndarray[Any, Any]]) -> Any:
-    """The outputs in the form in which the data came."""
-    if isinstance(data, dict):
-        _refuse_taken(outputs, data)
-        return {**data, **outputs}
-    if isinstance(data, pa.RecordBatch | pa.Table):
-        _refuse_taken(outputs, data.schema.names)
-        table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
-        for name, output in outputs.items():
-            table = table.append_column(name, to_arrow(output))
-        return table
-    if hasattr(data, "assign"):
-        _refuse_taken(outputs, data.columns)
-        return data.assign(**{n: o if o.ndim == 1 else list(o) for n, o in outputs.items()})
-    arrays = list(outputs.values())
-    return arrays[0] if len(arrays) == 1 else arrays
-
-
-def _refuse_taken(names: Any, existing: Any) -> None:
-    taken = [name for name in names if name in list(existing)]
-    if taken:
-        raise ConfigError(
-            f"the data already has {taken}; predictions would overwrite them.\n"
-            "Hint: predict(..., output_cols=[...]) gives them other names."
-        )
+    made = dict(zip(predictor.names(len(outputs)), outputs, strict=True))
+    if not datasets.is_dataset(data):
+        return like(data, made)
+    refuse_taken(made, rows.schema.names)
+    return datasets.with_columns(data, rows, {name: to_arrow(output) for name, output in made.items()})

@@ -10,19 +10,24 @@ import pytest
 from kindler import errors
 
 EXAMPLES: dict[str, Any] = {
+    "AlreadyExistsError": lambda: errors.AlreadyExistsError("is there", name="x"),
     "ConfigError": lambda: errors.ConfigError("no"),
+    "DamagedError": lambda: errors.DamagedError(sha256="ab", problem="it is gone"),
     "DataError": lambda: errors.DataError("null", column="x", row=3),
     "JavaNotFoundError": lambda: errors.JavaNotFoundError("none"),
     "KindlerError": lambda: errors.KindlerError("no"),
     "MissingExtraError": lambda: errors.MissingExtraError(what="a", package="b", extra="c"),
     "NotFittedError": lambda: errors.NotFittedError("not yet"),
+    "NotFoundError": lambda: errors.NotFoundError(what="model", name="x", available=["y"]),
     "StalledError": lambda: errors.StalledError(
         ranks=[1], hosts={0: "g", 1: "h"}, stacks={1: "in forward"}, waited_s=3
     ),
     "StartTimeoutError": lambda: errors.StartTimeoutError("late"),
+    "StoreError": lambda: errors.StoreError("full"),
     "SyncError": lambda: errors.SyncError("broke"),
     "SyncTimeoutError": lambda: errors.SyncTimeoutError(op="sum", missing=[1], size=2, waited_s=3),
     "TrainingError": lambda: errors.TrainingError("failed"),
+    "UntrustedError": lambda: errors.UntrustedError(what="a model", reason="it is a pickle"),
     "WorkerError": lambda: errors.worker_error(
         types=["builtins:KeyError", "builtins:LookupError"], message="m", traceback="t", rank=1, host="h"
     ),

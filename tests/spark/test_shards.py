@@ -197,6 +197,8 @@ def seen_by(mode: str, paths: list[Path], folder: Path) -> Any:
 
 
 EXPECTED = {
+    "read": [0, 2, 1, 3],
+    "ready": [[0, 0], [1, 2], [2, 0]],
     "home": "spark",
     "doubled": [[0, 2], [4, 6], [8, 10]],
     "shared": [["zero"], ["two"], ["four"]],

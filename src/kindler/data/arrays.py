@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from kindler.data import datasets
 from kindler.data.columns import Array
 from kindler.errors import ConfigError, DataError
 
@@ -21,7 +22,7 @@ __all__ = ["Named", "is_local_data", "kind", "named", "values"]
 
 _FORMS = (
     "a dict of arrays, a tuple (x, y) of arrays, {'x': ..., 'y': ...}, an array,"
-    " a pandas DataFrame, a pyarrow Table or RecordBatch"
+    " a pandas DataFrame, a pyarrow Table or RecordBatch, a Hugging Face or ray dataset"
 )
 
 
@@ -51,6 +52,7 @@ def is_local_data(data: Any) -> bool:
         return bool(data)
     return (
         _is_frame(data)
+        or datasets.is_dataset(data)
         or isinstance(data, np.ndarray | pa.Table | pa.RecordBatch)
         or (isinstance(data, tuple) and 1 <= len(data) <= 2)
     )
@@ -78,8 +80,11 @@ def named(data: Any) -> Named:
     A tuple (x, y), or a dict with an "x" that holds several arrays, says what are inputs and what
     are targets: one array is named "x" (or "y"), several "x0", "x1", ..., those of a dict as there.
     """
+    datasets.refuse_unusable(data)
     if not is_local_data(data):
         raise ConfigError(f"{kind(data)} is no data that can be trained on.\nHint: pass {_FORMS}.")
+    if datasets.is_dataset(data):
+        data = datasets.table(data)
     if isinstance(data, pa.Table | pa.RecordBatch):
         return Named(_unique(zip(data.schema.names, data.columns, strict=True)))
     if _is_frame(data):

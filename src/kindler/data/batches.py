@@ -33,12 +33,14 @@ class Batch:
         labels: One array a label column.
         rows: How many rows this worker has in this step; may be 0.
         global_rows: How many rows all workers together have in this step.
+        ends: Whether a pass whose length nobody knew ends with it.
     """
 
     features: tuple[Array, ...]
     labels: tuple[Array, ...]
     rows: int
     global_rows: int
+    ends: bool = False
 
 
 class Batches:
@@ -49,6 +51,10 @@ class Batches:
 
     Attributes:
         steps: Steps of one pass.
+        expected: The same.
+        features: Names of the inputs.
+        labels: Names of the targets, without the weight.
+        by_name: False: whether the model is called with names is its own affair.
         counts: The rows of every worker, by rank.
         marks: What tells the rows of every worker from others; see `Spool.mark`.
 
@@ -63,7 +69,10 @@ class Batches:
         shuffle: Take the rows in a new order in each pass; otherwise in their own.
         prefetch: How many batches are made ahead, by a thread; 0 makes them when asked; None does that
             for data that fits in memory, where taking a batch is quicker than handing it over.
+        weighted: Whether the last label column is a weight per row.
     """
+
+    by_name = False
 
     def __init__(
         self,
@@ -77,10 +86,14 @@ class Batches:
         shuffle: bool = True,
         prefetch: int | None = None,
         marks: Sequence[str] = (),
+        weighted: bool = False,
     ) -> None:
         if counts[rank] != spool.rows:
             raise ValueError(f"rank {rank} has {spool.rows} rows, but counts say {list(counts)}.")
-        self.steps = rules.steps(sum(counts), batch_size)
+        self.steps = self.expected = rules.steps(sum(counts), batch_size)
+        self.features = tuple(column.name for column in columns.features)
+        labels = tuple(column.name for column in columns.labels)
+        self.labels = labels[:-1] if weighted else labels
         self._spool = spool
         self._columns = columns
         self.counts = tuple(counts)
@@ -92,12 +105,19 @@ class Batches:
         self._features = [spool.arrays[column.name] for column in columns.features]
         self._labels = [(column, spool.arrays[column.name]) for column in columns.labels]
         self._following: tuple[int, Generator[Batch, None, None]] | None = None
+        self._sizes: list[tuple[int, int]] | None = None
         if columns.stack_features:
             _check_stackable(columns.features, self._features)
 
     def epoch(self, epoch: int) -> Generator[Batch, None, None]:
         """The steps of one pass. Close it (or use it up) to end its thread."""
         return self.span((epoch - 1) * self.steps, epoch * self.steps)
+
+    def stretch(self, epoch: int, *, done: int = 0, steps: int | None = None) -> Generator[Batch, None, None]:
+        """The steps of an epoch after the first `done`: one pass, or `steps` that go on through passes."""
+        length = steps or self.steps
+        first = (epoch - 1) * length
+        return self.span(first + done, first + length)
 
     def span(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """The steps [start, stop) of the stream; what comes before them is not read. Close it as `epoch`."""
@@ -114,9 +134,37 @@ class Batches:
         self._following = (step + 1, stream)
         return next(stream)
 
+    def sample(self) -> Batch:
+        """A batch that has the shapes of all."""
+        return self.batch(0)
+
     def sizes(self) -> list[tuple[int, int]]:
         """For each step of a pass, this worker's rows and those of all workers."""
-        return [(int(s[self._rank]), int(s.sum())) for s in rules.shares(self.counts, self.steps)]
+        if self._sizes is None:
+            shares = rules.shares(self.counts, self.steps)
+            self._sizes = [(int(s[self._rank]), int(s.sum())) for s in shares]
+        return self._sizes
+
+    def own_steps(self) -> Sequence[int]:
+        """The steps of a pass in which this worker has rows."""
+        return [step for step, (rows, _) in enumerate(self.sizes()) if rows]
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether this worker has steps without a row."""
+        return len(self.own_steps()) < self.steps
+
+    def rows_of(self, first: int, last: int) -> tuple[int, int]:
+        """Rows of this worker and of all in the steps [first, last) of the stream."""
+        taken = [self.sizes()[step % self.steps] for step in range(first, last)]
+        return sum(own for own, _ in taken), sum(everybody for _, everybody in taken)
+
+    def rows_of_all(self, first: int, last: int) -> int:
+        """Rows of all workers in these steps."""
+        return self.rows_of(first, last)[1]
+
+    def close(self) -> None:
+        """Nothing is open but files."""
 
     def _made(self, start: int, stop: int | None) -> Generator[Batch, None, None]:
         while stop is None or start < stop:

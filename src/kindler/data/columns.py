@@ -37,6 +37,7 @@ _WORKS = (
     " and (with a dtype) binary can be used."
 )
 _VECTOR_FIELDS = {"type", "size", "indices", "values"}
+_FILE_FIELDS = {"bytes", "path"}  # how Hugging Face datasets hold images and sounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,7 @@ class Column:
         dtype: The numpy dtype that was asked for, or None for the rules of this module.
         shape: The shape of one row that was asked for, or None for what the data has.
         allow_nan: Whether NaN is a value like any other.
+        stored: How the bytes of binary values are to be read, where that is not the dtype asked for.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Column:
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
     allow_nan: bool = False
+    stored: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,8 +141,14 @@ _NEEDS_DTYPE = (
 
 
 def _unusable(arrow_type: pa.DataType) -> str:
-    text = types.is_string(arrow_type) or types.is_large_string(arrow_type)
-    hint = "Hint: turn strings into numbers first, for example with Spark ML's StringIndexer." if text else ""
+    hint = ""
+    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
+        hint = "Hint: turn strings into numbers first, for example with kindler.StringIndexer."
+    elif types.is_struct(arrow_type) and {field.name for field in arrow_type} == _FILE_FIELDS:
+        hint = (
+            "Hint: decode them first; for images of a Hugging Face dataset:"
+            " data.map(lambda row: {'pixels': numpy.asarray(row['image'])}, remove_columns='image')."
+        )
     return f"values of type {arrow_type} cannot feed a model. {_WORKS}\n{hint}".rstrip()
 
 
@@ -300,9 +309,10 @@ class _Reader:
 
     def _bytes(self, array: pa.Array) -> Array:
         self._refuse_nulls(array)
-        if self.column.dtype is None:
+        written = self.column.stored or self.column.dtype
+        if written is None:
             raise self._error(_NEEDS_DTYPE.replace("<column>", self.column.name))
-        dtype = np.dtype(self.column.dtype)
+        dtype = np.dtype(written)
         start, width = self._byte_range(array)
         if width % dtype.itemsize:
             raise self._error(

@@ -1,4 +1,4 @@
-"""Where files are: what a user's path names, on this machine or behind a URI that Arrow knows.
+"""Where files are: what a user's path names, on this machine or behind a URI that Arrow or fsspec knows.
 
 Which of a folder's files are data is said by whoever reads them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -17,7 +18,7 @@ from pyarrow import fs
 
 from kindler.errors import ConfigError
 
-__all__ = ["Choice", "child_uri", "expand", "file_system", "hidden", "is_remote", "local_path"]
+__all__ = ["Choice", "absolute", "child_uri", "expand", "file_system", "hidden", "is_remote", "local_path"]
 
 Choice: TypeAlias = Callable[[str, Sequence[tuple[str, ...]]], Callable[[tuple[str, ...]], bool]]
 """Given a folder and the paths inside it, in parts: which of its files are data; may refuse the folder."""
@@ -31,7 +32,8 @@ def expand(path: str, choice: Choice) -> list[str]:
     """
     if is_remote(path):
         system, place = file_system(path)
-        return [child_uri(path, place, file) for file in _under(system, place, choice)]
+        found = [file for match in _remote_matches(system, place) for file in _under(system, match, choice)]
+        return [child_uri(path, place, file) for file in found]
     local = local_path(path)
     if not os.path.exists(local) and glob.has_magic(local):
         matches = [
@@ -42,19 +44,23 @@ def expand(path: str, choice: Choice) -> list[str]:
 
 
 def file_system(file: str) -> tuple[fs.FileSystem, str]:
-    """The file system that a path is of, and the path in it.
+    """The file system that a path is of, and the path in it: Arrow's own, or fsspec's where Arrow has none.
 
     Raises:
-        ConfigError: Arrow knows no such file system.
+        ConfigError: Neither knows such a file system.
     """
     if not is_remote(file):
         return fs.LocalFileSystem(), local_path(file)
     try:
         found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(file)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-        raise ConfigError(
-            f"{file!r}: {exc}\nHint: a local path, or file:, s3:, gs:, hdfs: and the like."
-        ) from exc
+        other = _of_fsspec(file)
+        if other is None:
+            raise ConfigError(
+                f"{file!r}: {exc}\nHint: a local path, or file:, s3:, gs:, hdfs: and the like; with"
+                " pip install 'kindler[remote]' also what fsspec knows."
+            ) from exc
+        return other
     return found
 
 
@@ -73,6 +79,12 @@ def local_path(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
+def absolute(path: str | os.PathLike[str]) -> str:
+    """The same place under a name that does not depend on where the process runs."""
+    given = os.fspath(path)
+    return given if is_remote(given) else local_path(given)
+
+
 def child_uri(uri: str, path: str, child: str) -> str:
     """The URI of a file that was found under `uri`, whose own path is `path`; options stay."""
     address, mark, options = uri.partition("?")
@@ -84,6 +96,44 @@ def child_uri(uri: str, path: str, child: str) -> str:
 def hidden(name: str) -> bool:
     """Whether tools leave such a file or folder out: `_SUCCESS`, `.crc`."""
     return name.startswith(("_", "."))
+
+
+def _of_fsspec(file: str) -> tuple[fs.FileSystem, str] | None:
+    try:
+        from fsspec.core import url_to_fs
+    except ModuleNotFoundError:
+        return None
+    try:
+        system, place = url_to_fs(file)
+    except (ValueError, ImportError):  # no such protocol, or the package behind it is missing
+        return None
+    return fs.PyFileSystem(fs.FSSpecHandler(system)), place
+
+
+def _remote_matches(system: fs.FileSystem, place: str) -> list[str]:
+    """What a pattern matches: `*` within a name, `**` across folders; or the place itself."""
+    magic = re.search(r"[*\[]", place)  # no "?", with which the options of a URI start
+    if magic is None or system.get_file_info(place).type != fs.FileType.NotFound:
+        return [place]
+    base = place[: magic.start()].rpartition("/")[0]
+    inside = system.get_file_info(fs.FileSelector(base, recursive=True, allow_not_found=True))
+    wanted = re.compile(_pattern(place))
+    paths = [entry.path for entry in inside if wanted.fullmatch(entry.path)]
+    return sorted(path for path in paths if not hidden(path.rpartition("/")[2]))
+
+
+def _pattern(text: str) -> str:
+    """A glob as a regular expression.
+
+    >>> _pattern("b/*.csv"), _pattern("b/**/x[ab]")
+    ('b/[^/]*\\\\.csv', 'b/(?:.*/)?x[ab]')
+    """
+    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
+    pieces = re.split(r"(\*\*/|\*\*|\*|\[[^\]]+\])", text)
+    # Every second piece is a wildcard; the ones between are plain text.
+    plain, wild = pieces[::2], pieces[1::2]
+    translated = [known.get(piece) or piece.replace("[!", "[^") for piece in wild]
+    return "".join(a + b for a, b in zip(map(re.escape, plain), [*translated, ""], strict=True))
 
 
 def _under(system: fs.FileSystem, place: str, choice: Choice) -> list[str]:

@@ -1,4 +1,4 @@
-"""Model outputs as Arrow columns: shape and dtype kept, values not copied."""
+"""Model outputs: as Arrow columns, shape and dtype kept and values not copied; and beside the data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["arrow_type", "to_arrow"]
+from kindler.errors import ConfigError
+
+__all__ = ["arrow_type", "like", "refuse_taken", "to_arrow"]
 
 
 def arrow_type(dtype: Any, dimensions: int) -> pa.DataType:
@@ -30,6 +32,34 @@ def to_arrow(array: np.ndarray[Any, Any]) -> pa.Array:
         offsets = np.arange(lists + 1, dtype=np.int32) * np.int32(width)
         column = pa.ListArray.from_arrays(_plain(offsets), column)
     return column
+
+
+def like(data: Any, outputs: dict[str, np.ndarray[Any, Any]]) -> Any:
+    """The outputs in the form in which the data came."""
+    if isinstance(data, dict):
+        refuse_taken(outputs, data)
+        return {**data, **outputs}
+    if isinstance(data, pa.RecordBatch | pa.Table):
+        refuse_taken(outputs, data.schema.names)
+        table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
+        for name, output in outputs.items():
+            table = table.append_column(name, to_arrow(output))
+        return table
+    if hasattr(data, "assign"):
+        refuse_taken(outputs, data.columns)
+        return data.assign(**{n: o if o.ndim == 1 else list(o) for n, o in outputs.items()})
+    arrays = list(outputs.values())
+    return arrays[0] if len(arrays) == 1 else arrays
+
+
+def refuse_taken(names: Any, existing: Any) -> None:
+    """Complain about outputs that would take the names of what is there."""
+    taken = [name for name in names if name in list(existing)]
+    if taken:
+        raise ConfigError(
+            f"the data already has {taken}; predictions would overwrite them.\n"
+            "Hint: predict(..., output_cols=[...]) gives them other names."
+        )
 
 
 def _plain(values: np.ndarray[Any, Any]) -> pa.Array:

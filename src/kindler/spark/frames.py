@@ -43,11 +43,19 @@ FEED = "_kindler_feed"  # which of several frames a row belongs to
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
-    """A frame whose rows go to the workers through Spark, under a name they find it by."""
+    """A frame whose rows go to the workers through Spark, under a name they find it by.
+
+    Attributes:
+        name: That name.
+        frame: The rows.
+        columns: What is read of each.
+        keeper: Whoever must live as long as the frame is needed.
+    """
 
     name: str
     frame: DataFrame
     columns: Columns
+    keeper: Any = None
 
 
 class Where:

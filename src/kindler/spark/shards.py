@@ -8,7 +8,8 @@
     payload binary an Arrow stream, or a stretch of a pickle
 
 Made and read by `mapInArrow` alone, so that classic sessions and Spark Connect run the same code. A task has
-the parts of a shard one after the other, in order. SQL on frames is in `shard_frames`.
+the parts of a shard one after the other, in order. What tasks do is in `shard_tasks`, SQL on frames in
+`shard_frames`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
-import socket
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -32,26 +31,33 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from kindler.data.shards import frames, rows
-from kindler.data.shards.codec import Info, Packed, from_chunks, from_table, pack, stream, to_chunks, unpack
+from kindler.data.shards import frames
+from kindler.data.shards.codec import Info, Packed, from_table
 from kindler.data.shards.home import Cut, Work, shard_error, unsendable
-from kindler.engine.worker import describe
 from kindler.errors import DataError, WorkerLost
+from kindler.spark.session import is_connect
+from kindler.spark.shard_tasks import (
+    SCHEMA,
+    CutShards,
+    Encode,
+    FrameRows,
+    MapShards,
+    NumberedRows,
+    PackedRows,
+    join,
+    not_null,
+    pieces_of,
+    rows_of_element,
+    same,
+    shards_in,
+    tables,
+    without_nulls,
+    zip_pairs,
+)
 
 __all__ = ["SparkShards", "artifact_path", "frame_of_table", "spark_schema"]
 
-_SCHEMA = "shard long, source long, part int, kind string, about binary, payload binary"
-_ARROW = pa.schema(
-    {
-        "shard": pa.int64(),
-        "source": pa.int64(),
-        "part": pa.int32(),
-        "kind": pa.string(),
-        "about": pa.binary(),
-        "payload": pa.binary(),
-    }
-)
-_CHUNK_BYTES = 16 << 20
+_SENT_BYTES = 64 << 20
 _BOUNDED = (4, 1)  # from this version on Spark bounds the bytes of an Arrow batch
 _ROWS_CONF = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ROWS_PER_BATCH = 64
@@ -87,12 +93,19 @@ class SparkShards:
     def of(spark: SparkSession, shards: Iterable[Packed]) -> SparkShards:
         """Send shards of this process to Spark."""
         infos: list[Info] = []
-        batches: list[pa.RecordBatch] = []
-        for number, packed in enumerate(shards):
-            infos.append(packed.info)
-            batches += _pieces_of(number, packed)
-        frame = spark.createDataFrame(pa.Table.from_batches(batches, _ARROW))
-        return SparkShards(_placed(frame, len(infos)), infos)
+
+        def pieces() -> Iterator[pa.RecordBatch]:
+            for number, packed in enumerate(shards):
+                infos.append(packed.info)
+                yield from pieces_of(number, packed)
+                del packed  # before the next one is made
+
+        # Some at a time, so that the driver holds no second copy of all. Not through Connect, which would put
+        # every table of moderate size into the plan, and a plan must not be larger than a message.
+        gathered = tables(pieces(), most=None if is_connect(spark) else _SENT_BYTES)
+        sent = reduce(lambda one, more: one.union(more), map(spark.createDataFrame, gathered))
+        pa.default_memory_pool().release_unused()  # Arrow would keep the size of a few tables
+        return SparkShards(_placed(sent, len(infos)), infos)
 
     @staticmethod
     def of_frame(frame: DataFrame, count: int | None = None) -> SparkShards:
@@ -102,14 +115,14 @@ class SparkShards:
         unnamed = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
         if count is not None:
             unnamed = unnamed.repartition(count)
-        made = SparkShards(unnamed.mapInArrow(_Encode(schema=schema), _SCHEMA))
+        made = SparkShards(unnamed.mapInArrow(Encode(schema=schema), SCHEMA))
         return made if made.infos else SparkShards.of(frame.sparkSession, [from_table(schema.empty_table())])
 
     @staticmethod
     def of_rdd(spark: SparkSession, rdd: Any) -> SparkShards:
         """The elements of an RDD as shards; classic sessions only."""
-        pieces = rdd.zipWithIndex().flatMap(_rows_of_element)
-        return SparkShards(spark.createDataFrame(pieces, _SCHEMA))
+        pieces = rdd.zipWithIndex().flatMap(rows_of_element)
+        return SparkShards(spark.createDataFrame(pieces, SCHEMA))
 
     @property
     def infos(self) -> tuple[Info, ...]:
@@ -129,15 +142,20 @@ class SparkShards:
         with _modest_batches(frame.sparkSession):
             table = frame.toArrow()
         # Spark's tasks end in any order and are put in theirs; parts of a shard are in order within a task.
-        found = {shard: packed for shard, _, packed in _shards_in(table.to_batches())}
+        found = {shard: packed for shard, _, packed in shards_in(table.to_batches())}
         return iter([found[number] for number in wanted])
 
+    @property
+    def session(self) -> SparkSession:
+        """Where the shards are."""
+        return self.frame.sparkSession
+
     def mapped(self, work: Work, *, by_user: bool = False) -> SparkShards:
-        task = _Map(work=work, numbers=self._index())
+        task = MapShards(work=work, numbers=self._index())
         if not by_user:
-            return self._again(self.frame.mapInArrow(task, _SCHEMA))
+            return self._again(self.frame.mapInArrow(task, SCHEMA))
         try:
-            return self._again(self.frame.mapInArrow(task, _SCHEMA))
+            return self._again(self.frame.mapInArrow(task, SCHEMA))
         except pickle.PicklingError as exc:
             raise unsendable(exc) from exc
         except (PySparkException, Py4JJavaError) as exc:
@@ -146,8 +164,8 @@ class SparkShards:
             raise WorkerLost(f"Spark gave up on its task ({told})", rank=None, host="the cluster") from None
 
     def exchanged(self, cut: Cut, count: int) -> SparkShards:
-        pieces = self.frame.mapInArrow(_Cut(cut=cut, numbers=self._index()), _SCHEMA)
-        return self._again(_placed(pieces, count).mapInArrow(_join, _SCHEMA))
+        pieces = self.frame.mapInArrow(CutShards(cut=cut, numbers=self._index()), SCHEMA)
+        return self._again(_placed(pieces, count).mapInArrow(join, SCHEMA))
 
     def zipped(self, other: SparkShards) -> SparkShards:
         sides = [
@@ -155,7 +173,7 @@ class SparkShards:
             for number, side in enumerate((self, other))
         ]
         pieces = _placed(sides[0].union(sides[1]), len(self.infos))
-        return self._again(pieces.mapInArrow(_zip, _SCHEMA))
+        return self._again(pieces.mapInArrow(zip_pairs, SCHEMA))
 
     def sorted_rows(self, names: Sequence[str], ascending: Sequence[bool]) -> SparkShards:
         from kindler.spark import shard_frames as sql
@@ -186,9 +204,9 @@ class SparkShards:
     def schema(self) -> pa.Schema:
         return frames.schema_of(self.infos)
 
-    def spark_frame(self) -> DataFrame:
-        schema = self.schema()
-        return self.frame.mapInArrow(_Native(schema=schema), spark_schema(schema))
+    def spark_frame(self, names: Sequence[str] | None = None) -> DataFrame:
+        schema = frames.schema_of([info for info in self.infos if info.rows] or self.infos, names)
+        return self.frame.mapInArrow(FrameRows(schema=schema), spark_schema(schema))
 
     def native(self) -> DataFrame:
         """The rows of frames as a Spark DataFrame, each with its place in the collection."""
@@ -196,18 +214,17 @@ class SparkShards:
 
         schema = self.schema()
         numbered = schema.append(pa.field(ROW, pa.int64()))
-        return self.frame.mapInArrow(
-            _Native(schema=schema, numbered=True, numbers=self._index()), spark_schema(numbered)
-        )
+        task = NumberedRows(schema=schema, numbers=self._index())
+        return self.frame.mapInArrow(task, spark_schema(numbered))
 
-    def packed_frame(self, names: dict[str, str]) -> DataFrame:
+    def packed_frame(self, names: Sequence[str]) -> DataFrame:
         """A row of arrays is a row, and each array's part of it one binary cell.
 
         Args:
-            names: Column of the shards' tables -> column of the frame.
+            names: The arrays, by their flat names; see `kindler.data.shards.views`.
         """
-        schema = pa.schema({new: pa.binary() for new in names.values()})
-        return self.frame.mapInArrow(_Unpacked(names=names), spark_schema(schema))
+        schema = pa.schema({name: pa.binary() for name in names})
+        return self.frame.mapInArrow(PackedRows(names=tuple(names)), spark_schema(schema))
 
     def keep(self) -> None:
         if not self._kept:
@@ -239,9 +256,9 @@ class SparkShards:
 
     def _normal(self) -> DataFrame:
         index = self._index()
-        return (
-            self.frame if index is None else self.frame.mapInArrow(_Map(work=_same, numbers=index), _SCHEMA)
-        )
+        if index is None:
+            return self.frame
+        return self.frame.mapInArrow(MapShards(work=same, numbers=index), SCHEMA)
 
     def _wanted(self) -> int:
         return max(1, min(len(self.infos), sum(info.rows for info in self.infos)))
@@ -256,13 +273,13 @@ class SparkShards:
 def spark_schema(schema: pa.Schema) -> StructType:
     """A plain schema as Spark has it; timestamps without a zone stay without one."""
     return StructType(
-        [StructField(f.name, from_arrow_type(_not_null(f.type), prefer_timestamp_ntz=True)) for f in schema]
+        [StructField(f.name, from_arrow_type(not_null(f.type), prefer_timestamp_ntz=True)) for f in schema]
     )
 
 
 def frame_of_table(spark: SparkSession, table: pa.Table) -> DataFrame:
     """A plain table of this process as a Spark DataFrame."""
-    return spark.createDataFrame(_without_nulls(table), spark_schema(table.schema))
+    return spark.createDataFrame(without_nulls(table), spark_schema(table.schema))
 
 
 def artifact_path(name: str) -> str:
@@ -270,15 +287,6 @@ def artifact_path(name: str) -> str:
     from pyspark import SparkFiles
 
     return str(SparkFiles.get(name))
-
-
-def _not_null(kind: pa.DataType) -> pa.DataType:
-    """A column without any value is a column of strings: Parquet and others take no other."""
-    return pa.string() if pa.types.is_null(kind) else kind
-
-
-def _without_nulls(table: pa.Table) -> pa.Table:
-    return table.cast(pa.schema([pa.field(f.name, _not_null(f.type)) for f in table.schema]))
 
 
 def _arrow_schema(frame: DataFrame) -> pa.Schema:
@@ -318,180 +326,3 @@ def _modest_batches(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         spark.conf.set(_ROWS_CONF, str(before))
-
-
-def _pieces_of(shard: int, packed: Packed, source: int = 0) -> Iterator[pa.RecordBatch]:
-    for part, chunk in enumerate(to_chunks(packed)):
-        about = packed.info.to_bytes() if part == 0 else None
-        yield _piece(shard, source, part, packed.info.kind, about, chunk)
-
-
-def _piece(
-    shard: int, source: int, part: int, kind: str, about: bytes | None, chunk: bytes
-) -> pa.RecordBatch:
-    values = (shard, source, part, kind, about, chunk)
-    arrays = [pa.array([value], field.type) for value, field in zip(values, _ARROW, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
-
-
-def _shards_in(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, Packed]]:
-    """(shard, source, what it is) out of parts that follow one another."""
-    cells = (cell for batch in batches for cell in _cells(batch))
-    for (shard, source), parts in groupby(cells, key=lambda cell: cell[0]):
-        abouts: list[bytes] = []
-        chunks = []
-        for _, about, chunk in parts:
-            abouts += [about] if about is not None else []
-            chunks.append(chunk)
-        yield shard, source, from_chunks(Info.from_bytes(abouts[0]), chunks)
-
-
-def _cells(batch: pa.RecordBatch) -> Iterator[tuple[tuple[int, int], bytes | None, Any]]:
-    shards, sources = batch.column("shard").to_pylist(), batch.column("source").to_pylist()
-    abouts, payloads = batch.column("about").to_pylist(), batch.column("payload")
-    for i, about in enumerate(abouts):
-        yield (shards[i], sources[i]), about, payloads[i].as_buffer()
-
-
-def _failed(exc: BaseException) -> Packed:
-    said = {**describe(exc), "host": socket.gethostname()}
-    return Packed(Info("error", 0, name=json.dumps(said, default=str)), data=b"")
-
-
-def _same(number: int, packed: Packed) -> Packed:
-    return packed
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Map:
-    """Each shard made into another. The user's code fails as a value: Spark has no stack to print."""
-
-    work: Work
-    numbers: dict[int, int] | None
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for shard, _, packed in _shards_in(batches):
-            number = shard if self.numbers is None else self.numbers[shard]
-            try:
-                made = self.work(number, packed)
-            except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
-                made = _failed(exc)
-            yield from _pieces_of(number, made)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Cut:
-    """Pieces of shards for other shards."""
-
-    cut: Cut
-    numbers: dict[int, int] | None
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for shard, _, packed in _shards_in(batches):
-            number = shard if self.numbers is None else self.numbers[shard]
-            try:
-                for target, piece in self.cut(number, packed):
-                    yield from _pieces_of(target, piece, number)
-            except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
-                yield from _pieces_of(0, _failed(exc), number)
-
-
-def _join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for shard, pieces in groupby(_shards_in(batches), key=lambda found: found[0]):
-        yield from _pieces_of(shard, _combined([packed for _, _, packed in pieces], pairs=False))
-
-
-def _zip(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for shard, pieces in groupby(_shards_in(batches), key=lambda found: found[0]):
-        yield from _pieces_of(shard, _combined([packed for _, _, packed in pieces], pairs=True))
-
-
-def _combined(pieces: Sequence[Packed], *, pairs: bool) -> Packed:
-    for piece in pieces:
-        if piece.info.kind == "error":
-            return piece
-    try:
-        return pack(tuple(unpack(piece) for piece in pieces)) if pairs else rows.joined(pieces)
-    except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
-        return _failed(exc)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Native:
-    """Frames as rows; with numbers, each row's place in the collection is appended."""
-
-    schema: pa.Schema
-    numbered: bool = False
-    numbers: dict[int, int] | None = None
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from kindler.spark.shard_frames import ROW, place
-
-        for shard, _, packed in _shards_in(batches):
-            table = _without_nulls(frames.conform(frames.plain(packed), self.schema))
-            number = shard if self.numbers is None else self.numbers[shard]
-            if self.numbered:
-                table = table.append_column(ROW, place(number, table.num_rows))
-            yield from table.to_batches()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Unpacked:
-    """Arrays as rows of binary cells."""
-
-    names: dict[str, str]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _, _, packed in _shards_in(batches):
-            columns = {new: packed.table.column(old).cast(pa.binary()) for old, new in self.names.items()}
-            yield from pa.table(columns).to_batches()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Encode:
-    """The rows of a partition as one shard, written while they come."""
-
-    schema: pa.Schema
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        shard = context.partitionId() if context is not None else 0
-        count, part, chunk = 0, 0, b""
-        for table in _gathered(batches, self.schema):
-            if part:
-                yield _piece(shard, 0, part - 1, "frame", None, chunk)
-            chunk = stream(table)
-            count, part = count + table.num_rows, part + 1
-        if part:
-            about = Info("frame", count, name="DataFrame", schema=self.schema).to_bytes()
-            yield _piece(shard, 0, part - 1, "frame", about, chunk)
-
-
-def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Tables of about a chunk's size, of the schema's types and names."""
-    waiting: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        if batch.num_rows:
-            waiting.append(batch)
-            size += batch.nbytes
-        if size > _CHUNK_BYTES // 2:
-            yield _renamed(waiting, schema)
-            waiting, size = [], 0
-    if waiting:
-        yield _renamed(waiting, schema)
-
-
-def _renamed(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    table = pa.Table.from_batches(batches).combine_chunks()
-    return table.rename_columns(schema.names).cast(schema)
-
-
-def _rows_of_element(pair: tuple[Any, int]) -> Iterator[tuple[Any, ...]]:
-    thing, number = pair
-    packed = pack(thing)
-    for part, chunk in enumerate(to_chunks(packed)):
-        about = bytearray(packed.info.to_bytes()) if part == 0 else None
-        yield number, 0, part, packed.info.kind, about, bytearray(chunk)

@@ -1,16 +1,16 @@
 """Spark DataFrames as TFRecord files: the tasks write and read, the driver only says what and where.
 
 Works on classic and Spark Connect sessions alike. What must be done with files besides (find them, rename
-them) the driver does on a classic session; a client of Spark Connect may not see them, so there a task does
-it. The bytes of records are left to `kindler.data.tfrecord`.
+them) is done where `at_files` says. The bytes of records are left to `kindler.data.tfrecord`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+import os
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import cloudpickle
 import pyarrow as pa
@@ -20,13 +20,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from kindler.data.tfrecord.files import Compression, Paths, absolute, part_name, staged, written
+from kindler.data.paths import absolute
+from kindler.data.tfrecord.files import Compression, Paths, part_name, staged, written
 from kindler.data.tfrecord.reading import Plan, batches, plan
 from kindler.data.tfrecord.schema import SchemaLike
 from kindler.data.tfrecord.writing import checked, write_rows
 from kindler.errors import ConfigError, DataError, KindlerError
+from kindler.spark.files import at_files
 from kindler.spark.frames import arrow_types
-from kindler.spark.session import is_connect
 
 __all__ = ["scan_frame", "write_frame"]
 
@@ -54,16 +55,16 @@ def write_frame(
     names = _chosen(frame, columns)
     _check_types(frame, names)
     place = staged(absolute(path), folder=True, overwrite=overwrite)
-    _at_files(spark, place.begin)
+    at_files(spark, place.begin)
     try:
         # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field.
         plain = frame.select(*[F.col(f"`{name}`").alias(f"c{i}") for i, name in enumerate(names)])
         work = _Write(folder=place.beside, names=tuple(names), compression=compression)
         told = _collected(plain.mapInArrow(work, "number int, file string, error binary"))
-        _at_files(spark, lambda: _finish(place))
+        at_files(spark, lambda: _finish(place))
     finally:
         with contextlib.suppress(Exception):  # what went wrong before is the news
-            _at_files(spark, place.discard)
+            at_files(spark, place.discard)
     return [f"{place.path}/{file}" for _, file in told]
 
 
@@ -79,8 +80,10 @@ def scan_frame(
     sample_rows: int | None = 1000,
 ) -> DataFrame:
     """See `kindler.data.tfrecord.scan`."""
-    planned: Plan = _at_files(
-        spark, lambda: plan(path, schema, columns, compression, verify, binary, sample_rows)
+    given = [path] if isinstance(path, str | os.PathLike) else path
+    places = [absolute(one) for one in given]  # a task has another working folder
+    planned: Plan = at_files(
+        spark, lambda: plan(places, schema, columns, compression, verify, binary, sample_rows)
     )
     planned = replace(planned, schema=_without_fixed(planned.schema))
     try:
@@ -159,26 +162,6 @@ def _collected(frame: DataFrame) -> list[tuple[int, str]]:
             error: KindlerError = cloudpickle.loads(row["error"])
             raise error
     return [(row["number"], row["file"]) for row in told]
-
-
-def _at_files(spark: SparkSession, call: Callable[[], Any]) -> Any:
-    """Call where the files are: here, or in a task if this is only a client."""
-    if not is_connect(spark):
-        return call()
-
-    def task(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in rows:
-            try:
-                result: tuple[Any, KindlerError | None] = (call(), None)
-            except KindlerError as error:
-                result = (None, error)
-            yield pa.RecordBatch.from_arrays([pa.array([cloudpickle.dumps(result)], pa.binary())], ["result"])
-
-    answer = spark.range(0, 1, 1, 1).mapInArrow(task, "result binary").toArrow()
-    value, error = cloudpickle.loads(answer.column(0)[0].as_py())
-    if error is not None:
-        raise error
-    return value
 
 
 def _finish(place: staged) -> None:

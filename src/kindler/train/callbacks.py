@@ -30,11 +30,11 @@ class Run:
         optimizer: Its optimizer.
         epoch: The epoch that runs or has just ended, counted from 1.
         step: Optimizer steps since the model was new.
-        steps: Steps of an epoch.
+        steps: Steps of an epoch; None where that shows only at its end.
     """
 
     def __init__(
-        self, *, rank: int, size: int, replica: Any, steps: int = 0, framework: str = "torch"
+        self, *, rank: int, size: int, replica: Any, steps: int | None = 0, framework: str = "torch"
     ) -> None:
         self.rank = rank
         self.size = size

@@ -17,12 +17,11 @@ from typing import Any
 
 import cloudpickle
 
-from kindler.data.batches import Batches
 from kindler.frameworks.keras.hooks import make_hooks, writes
 from kindler.frameworks.keras.metrics import plain
 from kindler.frameworks.keras.replica import KerasReplica
 from kindler.train.keeper import Keeper, restore_callbacks
-from kindler.train.opening import Start, Worker, begin, open_batches
+from kindler.train.opening import Numbered, Start, Worker, begin, open_numbered
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.syncs import SYNCS
 from kindler.train.task import Task
@@ -36,8 +35,6 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     # TensorFlow keeps generated code in temporary files that only an orderly exit removes.
     tempfile.tempdir = str(worker.scratch)
     task: Task = cloudpickle.loads(task_bytes)
-    columns = task.data.columns
-    labels = [column.name for column in columns.labels]
     replica = KerasReplica.from_bytes(
         spec,
         device=task.device,
@@ -45,34 +42,43 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
         local_rank=worker.local_rank,
         seed=task.seed,
         threads=worker.threads,
-        feature_names=[column.name for column in columns.features],
-        label_names=labels[:-1] if task.weighted else labels,
-        weighted=task.weighted,
     )
-    data = open_batches(worker, task, task.data, "data", shuffle=task.shuffle and task.epochs > 0)
-    sample = data.batch(0)
-    replica.build(sample.features, sample.labels)
-    start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
-    if task.epochs:
-        rows = _fit(worker, task, replica, data, start)
-    else:
-        rows = [{**_judged(worker, replica, data), "num_samples": sum(data.counts)}]
+    # Not before the replica: making data may compute, and then it is too late to settle threads and devices.
+    data = open_numbered(worker, task, task.data, "data", trains=task.epochs > 0)
+    with closing(data):
+        rows = _run(worker, task, replica, data, states)
     if worker.rank != 0:
         return [b"", b""]
     told = json.dumps({"rows": rows, "layout": data.layout}).encode()
     return [told, replica.state() if task.epochs else b""]
 
 
-def _fit(
-    worker: Worker, task: Task, replica: KerasReplica, train: Batches, start: Start
+def _run(
+    worker: Worker, task: Task, replica: KerasReplica, data: Numbered, states: Sequence[bytes]
 ) -> list[dict[str, Any]]:
-    validation = (
-        open_batches(worker, task, task.validation, "validation_data", shuffle=False)
-        if task.validation
-        else None
-    )
+    replica.arrange(data.features, data.labels, by_name=data.by_name)
+    sample = data.sample()
+    replica.build(sample.features, sample.labels)
+    start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
+    if not task.epochs:
+        return [_judged(worker, replica, data)]
+    if task.validation is None:
+        return _fit(worker, task, replica, data, None, start)
+    validation = open_numbered(worker, task, task.validation, "validation_data", trains=False)
+    with closing(validation):
+        return _fit(worker, task, replica, data, validation, start)
+
+
+def _fit(
+    worker: Worker,
+    task: Task,
+    replica: KerasReplica,
+    train: Numbered,
+    validation: Numbered | None,
+    start: Start,
+) -> list[dict[str, Any]]:
     with _group(worker, task) as group:
-        replica.attach(group, may_idle=any(own == 0 for own, _ in train.sizes()))
+        replica.attach(group, may_idle=train.may_idle)
         follower = _Follower(worker, task, replica, train, validation, start, group)
         with closing(follower):
             follower.follow()
@@ -88,17 +94,17 @@ def _group(worker: Worker, task: Task) -> Iterator[Any]:
         yield group
 
 
-def _judged(worker: Worker, replica: KerasReplica, data: Batches, hooks: Any = None) -> dict[str, Any]:
+def _judged(worker: Worker, replica: KerasReplica, data: Numbered, hooks: Any = None) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
-    own = [number for number, (rows, _) in enumerate(data.sizes()) if rows]
-    replica.evaluate(_Picked(worker, data, own), hooks)
-    return replica.tallies.merge(worker.all_gather(replica.tallies.take()))
+    replica.evaluate(_Picked(worker, data, data.own_steps()), hooks)
+    figures = replica.tallies.merge(worker.all_gather(replica.tallies.take()))
+    return {**figures, "num_samples": data.rows_of_all(0, data.steps or 0)}
 
 
 class _Picked:
     """Some steps of a pass: those in which this worker has rows."""
 
-    def __init__(self, worker: Worker, data: Batches, numbers: Sequence[int]) -> None:
+    def __init__(self, worker: Worker, data: Numbered, numbers: Sequence[int]) -> None:
         self._worker, self._data, self._numbers = worker, data, numbers
 
     def __len__(self) -> int:
@@ -113,7 +119,7 @@ class _Picked:
 class _Stretch:
     """The steps of the epoch that runs: `length` of them, from `first` on in the stream of all passes."""
 
-    def __init__(self, worker: Worker, data: Batches, reporter: ProgressReporter) -> None:
+    def __init__(self, worker: Worker, data: Numbered, reporter: ProgressReporter) -> None:
         self._worker, self._data, self._reporter = worker, data, reporter
         self._lock = threading.Lock()  # Keras asks from a thread of its own, and now and then from two
         self.first = self.length = 0
@@ -138,15 +144,15 @@ class _Follower:
         worker: Worker,
         task: Task,
         replica: KerasReplica,
-        train: Batches,
-        validation: Batches | None,
+        train: Numbered,
+        validation: Numbered | None,
         start: Start,
         group: Any,
     ) -> None:
         self._worker, self._task, self._replica = worker, task, replica
         self._validation, self._start = validation, start
-        self._sizes = train.sizes()
-        self._steps = task.steps_per_epoch or train.steps
+        self._train = train
+        self._steps: int = task.steps_per_epoch or train.steps or 0
         self._last = start.first_epoch + task.epochs
         self._end_step = None if task.max_steps is None else start.first_step + task.max_steps
         self._remembering = [_Remembering(callback) for callback in task.callbacks]
@@ -259,13 +265,12 @@ class _Follower:
         self._logged.flush()
         if self._validation is not None and self._task.validates(epoch + 1):
             judged = _judged(worker, replica, self._validation, hooks)
-            judged["num_samples"] = sum(self._validation.counts)
             logs.update({f"val_{name}": value for name, value in judged.items()})
 
     def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
         """After the user's callbacks."""
         worker, replica, task = self._worker, self._replica, self._task
-        seconds, rows = self._took, self._rows_of(0, self._done)[1]
+        seconds, rows = self._took, self._train.rows_of_all(self._base, self._base + self._done)
         row = {
             "epoch": epoch + 1,
             "steps": self._done,
@@ -289,8 +294,7 @@ class _Follower:
 
     def _rows_of(self, first: int, last: int) -> tuple[int, int]:
         """Rows of this worker and of all in the steps [first, last) of this epoch."""
-        taken = [self._sizes[(self._base + step) % len(self._sizes)] for step in range(first, last)]
-        return sum(own for own, _ in taken), sum(everybody for _, everybody in taken)
+        return self._train.rows_of(self._base + first, self._base + last)
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._began

@@ -11,17 +11,17 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import cloudpickle
 
-from kindler.data.batches import Batch, Batches
+from kindler.data.batches import Batch
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.frameworks.replica import Replica
 from kindler.train.callbacks import Callback, Run
 from kindler.train.keeper import Keeper, restore_callbacks
-from kindler.train.opening import Start, Worker, begin, open_batches
+from kindler.train.opening import Start, Stretches, Worker, begin, open_stretches
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.syncs import SYNCS
 from kindler.train.task import ENDLESS, Task
@@ -37,6 +37,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     """
     task: Task = cloudpickle.loads(task_bytes)
     replica_type = FRAMEWORKS.load(task.framework)
+    data = open_stretches(worker, task, task.data, "data", trains=task.epochs > 0)
     replica: Replica = replica_type.from_bytes(
         spec,
         device=task.device,
@@ -44,11 +45,10 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
         local_rank=worker.local_rank,
         seed=task.seed,
         threads=worker.threads,
-        feature_names=tuple(column.name for column in task.data.columns.features),
+        feature_names=data.features,
     )
-    data = open_batches(worker, task, task.data, "data", shuffle=task.shuffle and task.epochs > 0)
     start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
-    with _attached(worker, task, replica) as group:
+    with closing(data), _attached(worker, task, replica) as group:
         rows = (
             _Fit(worker, task, replica, data, start, group).run()
             if task.epochs
@@ -83,16 +83,17 @@ class _Fit:
     """Training, from where it stands to its end."""
 
     def __init__(
-        self, worker: Worker, task: Task, replica: Replica, train: Batches, start: Start, group: Any
+        self, worker: Worker, task: Task, replica: Replica, train: Stretches, start: Start, group: Any
     ) -> None:
         self._worker, self._task, self._replica, self._train = worker, task, replica, train
         self._start = start
         self._validation = (
-            open_batches(worker, task, task.validation, "validation_data", shuffle=False)
+            open_stretches(worker, task, task.validation, "validation_data", trains=False)
             if task.validation
             else None
         )
         self._steps = task.steps_per_epoch or train.steps
+        self._expected = task.steps_per_epoch or train.expected
         self._last_epoch = start.first_epoch + task.epochs
         self._last_step = math.inf if task.max_steps is None else start.first_step + task.max_steps
         self._hooks: Sequence[Callback] = task.callbacks
@@ -100,7 +101,7 @@ class _Fit:
             rank=worker.rank,
             size=worker.size,
             replica=replica,
-            steps=self._steps,
+            steps=self._expected,
             framework=task.framework,
         )
         self._view.epoch, self._view.step = start.epoch, start.step
@@ -123,7 +124,7 @@ class _Fit:
         """The run's rows of the history, those of its earlier part included."""
         rows = [dict(row) for row in self._start.rows]
         view, done = self._view, self._start.step_in_epoch
-        with self._keeper:
+        with self._keeper, closing(self._validation) if self._validation is not None else nullcontext():
             self._each("on_run_begin")
             restore_callbacks(self._hooks, self._start.callbacks)
             over = self._start.stopped is not None or self._over_already()
@@ -146,13 +147,13 @@ class _Fit:
             replica.load_local_state(self._start.local_state)
         self._each("on_epoch_begin")
         epochs = self._last_epoch if self._task.epochs < ENDLESS else None
-        self._progress.begin(epoch=epoch, epochs=epochs, steps=self._steps, step=done)
-        first = (epoch - 1) * self._steps
-        with closing(self._train.span(first + done, first + self._steps)) as batches:
+        self._progress.begin(epoch=epoch, epochs=epochs, steps=self._expected, step=done)
+        stretch = self._train.stretch(epoch, done=done, steps=self._task.steps_per_epoch)
+        with closing(stretch) as batches:
             while (batch := self._next(batches)) is not None:
                 done += 1
                 self._step(batch, done)
-                if done == self._steps or self._over_within_epoch():
+                if done == self._steps or batch.ends or self._over_within_epoch():
                     break
                 seconds = time.perf_counter() - started
                 asked = self._asked_for_checkpoint()
@@ -205,7 +206,7 @@ class _Fit:
     def _running(self) -> tuple[float, Mapping[str, float]]:
         return self._replica.running_loss(), self._replica.running_metrics()
 
-    def _validated(self, validation: Batches) -> dict[str, Any]:
+    def _validated(self, validation: Stretches) -> dict[str, Any]:
         self._each("on_validation_begin")
         logs = _judged(self._worker, self._replica, validation)
         named = {f"val_{name}": value for name, value in logs.items()}
@@ -263,11 +264,11 @@ class _Fit:
             getattr(hook, name)(self._view, *args)
 
 
-def _judged(worker: Worker, replica: Replica, data: Batches, *, show: bool = False) -> dict[str, Any]:
+def _judged(worker: Worker, replica: Replica, data: Stretches, *, show: bool = False) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     progress = ProgressReporter(worker, show=show)
-    progress.begin(epoch=1, epochs=1, steps=data.steps, quiet=True)
-    with closing(data.epoch(0)) as batches:
+    progress.begin(epoch=1, epochs=1, steps=data.expected, quiet=True)
+    with closing(data.stretch(0)) as batches:
         for step, batch in enumerate(batches, start=1):
             replica.eval_step(batch)
             worker.tick()

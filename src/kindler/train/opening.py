@@ -1,4 +1,4 @@
-"""The beginning of a run on a worker: its batches, and where training goes on from.
+"""The beginning of a run on a worker: its data, and where training goes on from.
 
 Whether a checkpoint of the middle of an epoch can be used is known only once all workers have opened their
 data; the driver therefore sends candidates, and every worker chooses alike.
@@ -8,19 +8,32 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from kindler.data.batches import Batches
+from kindler.data.batches import Batch, Batches
 from kindler.data.sources import Source
-from kindler.data.spool import agreed
+from kindler.data.spool import Layout, agreed
 from kindler.errors import DataError
 from kindler.train.checkpoint import Checkpoint, CheckpointWarning, Header, parse
+from kindler.train.stream_steps import AgreedSteps, NumberedSteps
+from kindler.train.streams import Reader, StreamSource
 from kindler.train.task import Task
 
-__all__ = ["Start", "Worker", "begin", "open_batches", "usable"]
+__all__ = [
+    "Known",
+    "Numbered",
+    "Start",
+    "Stretches",
+    "Worker",
+    "begin",
+    "open_batches",
+    "open_numbered",
+    "open_stretches",
+    "usable",
+]
 
 
 class Worker(Protocol):
@@ -36,6 +49,67 @@ class Worker(Protocol):
     def barrier(self) -> None: ...
     def report(self, kind: str, **fields: Any) -> None: ...
     def tick(self) -> None: ...
+
+
+class Known(Protocol):
+    """What is known of a run's data before its first step, wherever it comes from.
+
+    Attributes:
+        features: Names of the inputs.
+        labels: Names of the targets, without the weight.
+        by_name: Whether the model is to be called with names, because its inputs came so.
+        steps: Steps of one pass; None where that shows only at its end.
+        expected: About how many there are, for whoever watches.
+        counts: Rows of every worker; empty where nobody has counted them.
+        marks: What tells those rows from others.
+    """
+
+    features: tuple[str, ...]
+    labels: tuple[str, ...]
+    by_name: bool
+    counts: tuple[int, ...]
+    marks: tuple[str, ...]
+
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def expected(self) -> int | None: ...
+    @property
+    def layout(self) -> Layout: ...
+    def close(self) -> None: ...
+
+
+class Stretches(Known, Protocol):
+    """Data for a loop that asks for one batch after the other."""
+
+    def stretch(self, epoch: int, *, done: int = 0, steps: int | None = None) -> Generator[Batch, None, None]:
+        """The steps of an epoch after the first `done`: one pass, or `steps` steps that go on through passes.
+
+        Epochs count from 1; 0 is for whoever judges. Close it when done.
+        """
+
+
+class Numbered(Known, Protocol):
+    """Data for a loop that asks for batches by number, from any thread; a step is one of all workers."""
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether this worker may have steps without a row."""
+
+    def sample(self) -> Batch:
+        """A batch with the shapes of all."""
+
+    def batch(self, step: int) -> Batch:
+        """One step of all passes, one after the other."""
+
+    def own_steps(self) -> Sequence[int]:
+        """The steps of a pass in which this worker has a batch."""
+
+    def rows_of(self, first: int, last: int) -> tuple[int, int]:
+        """Rows of this worker and (about) of all in the steps [first, last)."""
+
+    def rows_of_all(self, first: int, last: int) -> int:
+        """Rows of all workers in those steps, once they are made; all call it together."""
 
 
 class Loads(Protocol):
@@ -77,6 +151,32 @@ class Start:
     callbacks: tuple[Mapping[str, Any], ...] = field(default=())
 
 
+def open_stretches(
+    worker: Worker, task: Task, source: Source | StreamSource, what: str, *, trains: bool
+) -> Stretches:
+    """This worker's part of the data, for a loop that takes batches as they come; all call it together."""
+    if not isinstance(source, StreamSource):
+        return open_batches(worker, task, source, what, shuffle=task.shuffle and trains)
+    bounded = trains and task.steps_per_epoch is not None
+    reader = _reader(worker, task, source, what, trains)
+    return AgreedSteps(worker, reader, what=what, bounded=bounded, number=1 if trains else 0)
+
+
+def open_numbered(
+    worker: Worker, task: Task, source: Source | StreamSource, what: str, *, trains: bool
+) -> Numbered:
+    """The same for a loop that asks for batches by number."""
+    if not isinstance(source, StreamSource):
+        return open_batches(worker, task, source, what, shuffle=task.shuffle and trains)
+    bounded = task.steps_per_epoch if trains else None
+    reader = _reader(worker, task, source, what, trains)
+    return NumberedSteps(worker, reader, what=what, trains=trains, bounded=bounded)
+
+
+def _reader(worker: Worker, task: Task, source: StreamSource, what: str, trains: bool) -> Reader:
+    return Reader(worker, source, batch_size=task.batch_size, seed=task.seed, what=what, trains=trains)
+
+
 def open_batches(worker: Worker, task: Task, source: Source, what: str, *, shuffle: bool) -> Batches:
     """This worker's part of a source, cut into as many steps as every other's; all call it together."""
     spool = source.open(worker.rank, worker.size, worker.scratch)
@@ -96,6 +196,7 @@ def open_batches(worker: Worker, task: Task, source: Source, what: str, *, shuff
         seed=task.seed,
         shuffle=shuffle,
         marks=[part["mark"] for part in told],
+        weighted=task.weighted,
     )
 
 
@@ -155,10 +256,12 @@ def begin(
 def usable(header: Header, task: Task, counts: Sequence[int], marks: Sequence[str] = ()) -> bool:
     """Whether training can go on from there without missing a row or taking one twice.
 
-    Between epochs it always can. Within one, every worker must have the rows it had, in the same order.
+    Between epochs it always can. Within one, every worker must have the rows it had, in the same order; of
+    data whose rows nobody has counted that is not known.
     """
     return header.ends_epoch or (
-        (header.counts, header.marks) == (tuple(counts), tuple(marks))
+        len(counts) > 0
+        and (header.counts, header.marks) == (tuple(counts), tuple(marks))
         and header.batch_size == task.batch_size
         and header.steps_per_epoch == task.steps_per_epoch
         and (header.seed, header.shuffle) == (task.seed, task.shuffle)

@@ -57,7 +57,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if exc is None and self._bar is not None:
+        if exc is None and self._bar is not None and self._bar.total is not None:
             self._bar.update(self._bar.total - self._bar.n)
         self._close()
 
@@ -121,7 +121,7 @@ class Progress:
             self._epoch_s, self._began = now - self._began, now
         if self._bar is not None:
             self._bar.set_postfix_str(" · ".join(_done(row, self._last)), refresh=False)
-            self._bar.update(self._bar.total - self._bar.n)
+            self._bar.update((self._bar.total or row.get("steps", 0)) - self._bar.n)
         elif not _is_notebook(_bar_type()) and not _is_terminal(self._stream or sys.stderr):
             label = self._label({**self._last, "epoch": row.get("epoch", self._last.get("epoch"))})
             stream = self._stream or sys.stderr
@@ -188,7 +188,7 @@ def remaining(
         epoch_s: How long the epoch before took, all told.
     """
     made, seconds = fields["step"] - first_step, fields.get("seconds")
-    if made <= 0 or not seconds:
+    if made <= 0 or not seconds or fields["steps"] is None:
         return None, None
     epoch_left = seconds / made * (fields["steps"] - fields["step"])
     if not fields.get("epochs"):

@@ -38,7 +38,14 @@ class ProgressReporter:
         self._rows = 0
 
     def begin(
-        self, *, epoch: int, epochs: int | None, steps: int, step: int = 0, rows: int = 0, quiet: bool = False
+        self,
+        *,
+        epoch: int,
+        epochs: int | None,
+        steps: int | None,
+        step: int = 0,
+        rows: int = 0,
+        quiet: bool = False,
     ) -> None:
         """An epoch begins, or goes on at `step` after `rows` rows; the first word comes later if `quiet`."""
         self._began = self._told = time.perf_counter()

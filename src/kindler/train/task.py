@@ -7,6 +7,7 @@ from typing import Any
 
 from kindler.config import RunSettings
 from kindler.data.sources import Source
+from kindler.train.streams import StreamSource
 from kindler.train.triggers import Trigger
 
 __all__ = ["ENDLESS", "Task"]
@@ -46,8 +47,8 @@ class Task:
     """
 
     framework: str
-    data: Source
-    validation: Source | None = None
+    data: Source | StreamSource
+    validation: Source | StreamSource | None = None
     batch_size: int
     epochs: int = 0
     max_steps: int | None = None

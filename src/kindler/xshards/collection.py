@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kindler.data.shards import frames, nests, rows
-from kindler.data.shards.codec import Packed, leaves, pack, unpack
+from kindler.data.shards.codec import leaves, pack, unpack
 from kindler.data.shards.home import Held, Work
+from kindler.data.shards.views import ArrayColumn, RowFile, array_columns, row_file
 from kindler.errors import ConfigError, DataError
 from kindler.xshards import files, homes, steps
 from kindler.xshards.local import LocalShards
 from kindler.xshards.shared import check, shipping_to
-from kindler.xshards.views import ArrayColumn, RowFile, array_columns, row_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,14 +78,14 @@ class XShards:
         count = _rows_to_cut(data)
         where = homes.choose(home)
         if num_shards is None:
-            num_shards = max(1, min(_slots(where), count))
+            num_shards = max(1, min(homes.slots(where), count))
         bounds = nests.even_bounds(count, num_shards)
         if num_shards > max(count, 1):
             raise ConfigError(
                 f"partition: {num_shards} shards of {count} rows; a shard needs at least one row.\n"
                 f"Hint: num_shards={max(count, 1)} or less."
             )
-        return cls(_put((pack(nests.cut(data, start, stop)) for start, stop in bounds), where))
+        return cls(homes.put((pack(nests.cut(data, start, stop)) for start, stop in bounds), where))
 
     @classmethod
     def from_shards(cls, shards: Iterable[Any], home: str = "auto") -> XShards:
@@ -97,7 +97,7 @@ class XShards:
         """
         objects = iter(shards)
         for first in objects:
-            return cls(_put(map(pack, chain([first], objects)), homes.choose(home)))
+            return cls(homes.put(map(pack, chain([first], objects)), homes.choose(home)))
         raise ConfigError("from_shards: there are no objects; a collection has at least one shard.")
 
     @classmethod
@@ -169,7 +169,7 @@ class XShards:
         held = self._ready()
         if where == held.home:
             return self
-        return XShards(_put(held.load(range(len(held.infos))), where))
+        return XShards(homes.put(held.load(range(len(held.infos))), where))
 
     def transform_shard(self, func: Callable[..., Any], *args: Any) -> XShards:
         """Apply a function to every shard, each where it lives.
@@ -560,21 +560,21 @@ class XShards:
         return self
 
     def array_columns(self) -> list[ArrayColumn]:
-        """The arrays of every shard as flat columns, with dtype and shape; see `kindler.xshards.views`."""
+        """The arrays of every shard as flat columns, with dtype and shape: `kindler.data.shards.views`."""
         return array_columns(self._ready().infos)
 
     def row_files(self) -> Iterator[RowFile]:
         """For each shard of the local home its arrays by flat column name: mapped, not copied."""
         held = self.to_home("local")._ready()
-        columns = array_columns(held.infos)
-        return (row_file(packed, columns) for packed in held.load(range(len(held.infos))))
+        array_columns(held.infos)
+        return (row_file(packed) for packed in held.load(range(len(held.infos))))
 
     def packed_frame(self) -> DataFrame:
         """The arrays as a Spark DataFrame: a row is a row, and each array's part of it one binary cell."""
         from kindler.spark.shards import SparkShards
 
         held = self.to_home("spark")._ready()
-        names = {column.stored: column.name for column in array_columns(held.infos)}
+        names = [column.name for column in array_columns(held.infos)]
         if not isinstance(held, SparkShards):
             raise TypeError("packed_frame is of the Spark home.")
         return held.packed_frame(names)
@@ -608,24 +608,6 @@ class XShards:
 def _transformed(held: Held, todo: tuple[steps.Step, ...]) -> Held:
     with shipping_to(held.home):
         return held.mapped(steps.Transform(todo), by_user=True)
-
-
-def _put(shards: Iterable[Packed], home: str) -> Held:
-    if home == "local":
-        return LocalShards.of(shards)
-    from kindler.spark.shards import SparkShards
-
-    return SparkShards.of(homes.session(), shards)
-
-
-def _slots(home: str) -> int:
-    from kindler.engine.local import slots
-
-    if home == "local":
-        return slots()
-    from kindler.spark.slots import slots as spark_slots
-
-    return spark_slots(homes.session())
 
 
 def _rows_to_cut(data: Any) -> int:

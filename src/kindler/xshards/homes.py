@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
+from kindler.data.shards.codec import Packed
+from kindler.data.shards.home import Held
 from kindler.errors import ConfigError
 
-__all__ = ["active_session", "choose", "session"]
+__all__ = ["active_session", "choose", "put", "session", "slots"]
 
 
 def active_session() -> Any:
@@ -33,3 +36,25 @@ def session() -> Any:
     from kindler.spark.session import init
 
     return init()
+
+
+def put(shards: Iterable[Packed], home: str) -> Held:
+    """Shards of this process, in the home that `choose` gave."""
+    if home == "local":
+        from kindler.xshards.local import LocalShards
+
+        return LocalShards.of(shards)
+    from kindler.spark.shards import SparkShards
+
+    return SparkShards.of(session(), shards)
+
+
+def slots(home: str) -> int:
+    """How many shards can be worked on at once there."""
+    if home == "local":
+        from kindler.engine.local import slots as local_slots
+
+        return local_slots()
+    from kindler.spark.slots import slots as spark_slots
+
+    return spark_slots(session())

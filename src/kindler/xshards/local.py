@@ -12,21 +12,20 @@ import pickle
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pyarrow as pa
 
-from kindler.config import RunSettings
 from kindler.data.shards import frames, rows
 from kindler.data.shards.codec import Info, Packed, from_table, pack, read, unpack, write
 from kindler.data.shards.home import Cut, Work, shard_error, unsendable
 from kindler.data.shards.nests import even_bounds
 from kindler.data.shards.store import Folder, StoredShards, shard_path
 from kindler.engine import local
-from kindler.engine.gang import new_run_id, new_secret
+from kindler.engine.gang import Listener, new_run_id, new_secret
 from kindler.engine.hub import Event
 from kindler.engine.supervisor import Job
 from kindler.engine.worker import describe
@@ -62,9 +61,18 @@ class LocalShards:
     def load(self, numbers: Sequence[int]) -> Iterator[Packed]:
         return (self._stored.load(number) for number in numbers)
 
+    @property
+    def stored(self) -> StoredShards:
+        """The files."""
+        return self._stored
+
+    def worked(self, work: Work, job: Job, listener: Listener) -> LocalShards:
+        """Each shard made into another by workers such as `job` describes, whatever it says they do."""
+        return LocalShards(_in_workers(self._stored, work, job, listener))
+
     def mapped(self, work: Work, *, by_user: bool = False) -> LocalShards:
         if by_user:
-            return LocalShards(_in_workers(self._stored, work))
+            return self.worked(work, _plain_job(), _print)
         return LocalShards.of(work(number, packed) for number, packed in self._all())
 
     def exchanged(self, cut: Cut, count: int) -> LocalShards:
@@ -130,7 +138,7 @@ class _Task:
     work: Work
 
 
-def _in_workers(stored: StoredShards, work: Work) -> StoredShards:
+def _in_workers(stored: StoredShards, work: Work, job: Job, listener: Listener) -> StoredShards:
     """Each shard made into another one by worker processes; the first error of the user's code is raised."""
     folder = Folder()
     stored.load_check()
@@ -141,8 +149,16 @@ def _in_workers(stored: StoredShards, work: Work) -> StoredShards:
         work=work,
     )
     try:
-        buffers = (_pickled(task),)
-        outcomes = local.run(_job(buffers, len(stored.infos), folder), listener=_print)
+        settings = replace(job.settings, stall_timeout_s=_NEVER_S)
+        job = replace(
+            job,
+            target="kindler.xshards.local:work_on_shards",
+            buffers=(_pickled(task),),
+            size=max(1, min(job.size, len(stored.infos))),
+            settings=settings,
+            debris=(str(folder.path),),
+        )
+        outcomes = local.run(job, listener=listener)
         told = [json.loads(outcome.buffers[0]) for outcome in outcomes]
         failed = {said["shard"]: said["error"] for said in told if said["error"] is not None}
         if failed:
@@ -166,16 +182,14 @@ def _pickled(task: _Task) -> bytes:
     return data
 
 
-def _job(buffers: tuple[bytes, ...], shards: int, folder: Folder) -> Job:
+def _plain_job() -> Job:
     return Job(
-        target="kindler.xshards.local:work_on_shards",
-        buffers=buffers,
-        size=max(1, min(local.slots(), shards)),
+        target="",
+        buffers=(),
+        size=local.slots(),
         run_id=new_run_id(),
         secret=new_secret(),
         preload=("kindler.xshards.local",),
-        settings=RunSettings(stall_timeout_s=_NEVER_S),
-        debris=(str(folder.path),),
     )
 
 

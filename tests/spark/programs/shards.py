@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 import kindler
-from kindler import SharedValue, XShards
+from kindler import MinMaxScaler, SharedValue, StringIndexer, XShards
 
 
 def fail(shard: Any) -> Any:
@@ -27,13 +28,25 @@ def error_of(shards: XShards) -> list[Any]:
     return []
 
 
+def ready(frame: Any) -> list[Any]:
+    """Rows of a Spark frame, indexed and scaled."""
+    indexed = StringIndexer("k").fit_transform(frame)
+    scaled = MinMaxScaler(inputCol=["n", "k"], outputCol="v").fit_transform(indexed)
+    return [list(row.v) for row in MinMaxScaler(0, 2, inputCol="v").fit_transform(scaled).collect()]
+
+
 def main(mode: str) -> None:
     kindler.init(cores=2, conf={"spark.api.mode": mode, "spark.sql.shuffle.partitions": "2"})
     shards = XShards.partition(np.arange(6), 3)
     frame = XShards.partition(pd.DataFrame({"k": list("ababab"), "n": range(6)}), 3)
     names = SharedValue({0: "zero", 2: "two", 4: "four"})
     groups = frame.group_by("k", {"n": "sum"}).to_pandas()
+    Path("rows").mkdir()
+    for i in range(2):
+        Path(f"rows/{i}.csv").write_text(f"n,k\n{i},a\n{i + 2},b\n")
     seen = {
+        "read": kindler.read_csv("rows").to_pandas()["n"].tolist(),
+        "ready": ready(frame.to_spark_df().where("n < 3")),
         "home": shards.home,
         "doubled": [shard.tolist() for shard in shards.transform_shard(lambda s: s * 2).collect()],
         "shared": shards.transform_shard(lambda s, known: [known[int(s[0])]], names).collect(),

@@ -28,7 +28,7 @@ def main(folder: str) -> None:
         "files": [os.path.basename(file) for file in wrote],
         "inside": sorted(os.listdir(path)),
         "same": back.toArrow().select(table.column_names).to_pylist() == table.to_pylist(),
-        "count": tfrecord.scan(spark, path, columns=["s"]).count(),
+        "count": tfrecord.scan(spark, os.path.relpath(path), columns=["s"]).count(),
     }
     try:
         tfrecord.write(frame, path)

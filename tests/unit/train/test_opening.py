@@ -102,5 +102,12 @@ def test_without_an_end_of_an_epoch_other_rows_begin_anew() -> None:
     assert start == Start(epoch=0, step=0)
 
 
+def test_where_nobody_counted_the_rows_the_middle_of_an_epoch_is_of_no_use() -> None:
+    uncounted = replace(MIDDLE, counts=(), marks=())
+
+    assert not usable(uncounted, TASK, (), ())
+    assert usable(END, TASK, (), ())
+
+
 def test_the_end_of_an_epoch_is_of_use_to_anybody() -> None:
     assert usable(END, replace(TASK, seed=9, batch_size=1), (1, 2, 3))

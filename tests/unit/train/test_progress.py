@@ -135,3 +135,16 @@ def test_a_pass_that_counts_rows_shows_their_speed(monkeypatch: pytest.MonkeyPat
             line.report({"name": "progress", "epoch": 1, "step": step, "steps": 1000})
 
         assert shown(stream)[-1].endswith("| 400/1000 rows, 4.0 s, 6.0 s left · 100 rows/s")
+
+
+def test_an_epoch_whose_steps_nobody_knows_is_counted_and_ends_where_it_ends() -> None:
+    stream = Terminal()
+
+    with Progress(verbose=1, stream=stream) as bar:
+        bar.report(progress(0, steps=None))
+        bar.report(progress(10, steps=None))
+        bar.report({"name": "epoch", "row": ROW})
+
+    assert any("10/? steps" in line for line in shown(stream))
+    assert "40/? steps" in shown(stream)[-1]
+    assert remaining(progress(10, steps=None)) == (None, None)

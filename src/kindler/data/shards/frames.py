@@ -27,6 +27,7 @@ __all__ = [
     "MergeNames",
     "aggregates",
     "check_columns",
+    "column_types",
     "conform",
     "described",
     "distinct",
@@ -82,6 +83,12 @@ class Aggregate:
     def name(self) -> str:
         """As Spark names it."""
         return self.function if self.column is None else f"{self.function}({self.column})"
+
+
+def column_types(schema: pa.Schema) -> dict[str, pa.DataType | None]:
+    """The columns of a frame's table and their types; None for cells that are pickled one by one."""
+    pickled = json.loads((schema.metadata or {}).get(META, b"{}")).get("pickled", ())
+    return {name: None if i in pickled else schema.field(i).type for i, name in _names(schema)}
 
 
 def plain_schema(schema: pa.Schema, only: Sequence[str] | None = None) -> pa.Schema:

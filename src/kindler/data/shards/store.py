@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
 from kindler.data.shards.codec import Info, Packed, read, write
 from kindler.errors import ConfigError
 
@@ -54,9 +56,11 @@ class StoredShards:
             for number, packed in enumerate(shards):
                 write(packed, shard_path(folder.path, number))
                 infos.append(packed.info)
+                del packed  # before the next one is made
         except BaseException:
             folder.delete()
             raise
+        pa.default_memory_pool().release_unused()  # Arrow would keep the size of a few shards
         return StoredShards(folder, infos)
 
     def load(self, number: int) -> Packed:

@@ -12,14 +12,13 @@ from typing import Any, Literal, TypeAlias
 
 from pyarrow import fs
 
-from kindler.data.paths import expand, file_system, hidden, is_remote, local_path
+from kindler.data.paths import expand, file_system, hidden
 from kindler.data.tfrecord.framing import HEAD, Readable, is_head
 from kindler.errors import ConfigError
 
 __all__ = [
     "Compression",
     "Paths",
-    "absolute",
     "check_reading",
     "find",
     "free",
@@ -50,12 +49,6 @@ def find(paths: Paths) -> list[str]:
     if not files:
         raise ConfigError(f"no file in {[os.fspath(path) for path in given]}.")
     return files
-
-
-def absolute(path: str | os.PathLike[str]) -> str:
-    """The same place under a name that does not depend on where the process runs."""
-    given = os.fspath(path)
-    return given if is_remote(given) else local_path(given)
 
 
 @contextlib.contextmanager

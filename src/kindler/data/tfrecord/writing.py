@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data.arrays import is_local_data, kind, named, values
+from kindler.data.paths import absolute
 from kindler.data.tfrecord.encode import encode
-from kindler.data.tfrecord.files import absolute, part_name, staged, written
+from kindler.data.tfrecord.files import part_name, staged, written
 from kindler.data.tfrecord.schema import refusal
 from kindler.errors import ConfigError, DataError, MissingExtraError
 

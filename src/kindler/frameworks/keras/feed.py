@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 
 from kindler.errors import ConfigError
 
-__all__ = ["Arranged", "Feed", "dataset"]
+__all__ = ["Arranged", "Feed", "Remembering", "dataset"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -23,6 +24,35 @@ class Feed(Protocol):
         """Features and labels of one step; called from any thread."""
 
 
+class Remembering:
+    """A feed that keeps what went wrong in it: TensorFlow raises it as an error of its own, without type."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._error: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._feed)
+
+    def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
+        """The feed's own batch."""
+        try:
+            return self._feed.batch(number)
+        except Exception as exc:
+            self._error = exc
+            raise
+
+    @contextmanager
+    def unwrapped(self) -> Iterator[None]:
+        """Raise what went wrong in the feed as it was, while the block runs."""
+        try:
+            yield
+        except Exception:
+            if self._error is None:
+                raise
+            raise self._error from None
+
+
 class Arranged:
     """How columns become what the model is called with.
 
@@ -30,8 +60,7 @@ class Arranged:
         model: The model.
         inputs: "positional", "dict", or "auto": by name where the inputs have the names of the columns.
         features: Names of the feature columns.
-        labels: Names of the label columns, without the weight.
-        weighted: Whether the last label array is a weight per row.
+        labels: Names of the label columns. A batch that has one array more has a weight per row.
     """
 
     def __init__(
@@ -41,9 +70,8 @@ class Arranged:
         inputs: str,
         features: Sequence[str],
         labels: Sequence[str],
-        weighted: bool,
     ) -> None:
-        self._features, self._labels, self._weighted = list(features), list(labels), weighted
+        self._features, self._labels = list(features), list(labels)
         self._by_name = inputs == "dict" or (inputs == "auto" and _same(_input_names(model), features))
         self._targets_by_name = _same(list(getattr(model, "output_names", ()) or ()), labels)
         self._shapes = _input_shapes(model, self._features if self._by_name else None)
@@ -59,13 +87,13 @@ class Arranged:
 
     def batch(self, features: Sequence[Array], labels: Sequence[Array]) -> tuple[Any, ...]:
         """Inputs, targets and, where there is one, the weight of each row."""
-        targets = list(labels[:-1]) if self._weighted else list(labels)
+        targets, weights = list(labels[: len(self._labels)]), labels[len(self._labels) :]
         packed: list[Any] = [self.inputs(features)]
         if targets:
             packed.append(self._packed_targets(targets))
-        if self._weighted:
+        if weights:
             packed += [] if targets else [None]
-            packed.append(labels[-1].astype(np.float32, copy=False))
+            packed.append(weights[0].astype(np.float32, copy=False))
         return tuple(packed)
 
     def _packed_targets(self, targets: list[Array]) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from kindler.errors import ConfigError
 from kindler.frameworks.keras import library
 from kindler.frameworks.keras.exchange import Exchange, Group, install
-from kindler.frameworks.keras.feed import Arranged, Feed, dataset
+from kindler.frameworks.keras.feed import Arranged, Feed, Remembering, dataset
 from kindler.frameworks.keras.metrics import Tallies
 from kindler.frameworks.keras.spec import KerasSpec, build_model, custom_objects, dumps, loads
 from kindler.frameworks.keras.state import Variables, fork_seeds, pack, seed_of, unpack
@@ -45,7 +45,6 @@ class KerasReplica:
         threads: Threads of the backend's own operations; None leaves them as they are.
         feature_names: Names of the features, for models that take inputs by name.
         label_names: Names of the labels, for models that have outputs of those names.
-        weighted: Whether the last label is a weight per row.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class KerasReplica:
         threads: int | None = None,
         feature_names: Sequence[str] = (),
         label_names: Sequence[str] = (),
-        weighted: bool = False,
     ) -> None:
         self.spec, self.rank, self.seed = spec, rank, seed
         if threads is not None:
@@ -71,15 +69,18 @@ class KerasReplica:
         self.keras: Any = importlib.import_module(self.flavour)
         self.device = device
         self.epoch = self.step = 0
-        self._features = list(feature_names)
-        self._arranged = Arranged(
-            self.model, inputs=spec.inputs, features=feature_names, labels=label_names, weighted=weighted
-        )
+        self.arrange(feature_names, label_names)
         self._group: Group | None = None
         self._exchange: Exchange | None = None
         self._signature: list[tuple[str, tuple[int, ...]]] = []
         self._tallies: Tallies | None = None
         self._drawn: list[Array] = []
+
+    def arrange(self, features: Sequence[str], labels: Sequence[str], *, by_name: bool = False) -> None:
+        """Say what batches consist of; `by_name` calls the model with names unless it was told otherwise."""
+        inputs = "dict" if by_name and self.spec.inputs == "auto" else self.spec.inputs
+        self._features = list(features)
+        self._arranged = Arranged(self.model, inputs=inputs, features=features, labels=labels)
 
     @classmethod
     def from_bytes(cls, spec: bytes, **options: Any) -> KerasReplica:
@@ -157,9 +158,10 @@ class KerasReplica:
             ends: False where training goes on after this, so that nothing is made final.
         """
         exchange = nullcontext() if self._exchange is None else self._exchange.unwrapped()
-        with exchange, nullcontext() if ends else _unfinished(self.model.optimizer):
+        told = Remembering(feed)
+        with exchange, told.unwrapped(), nullcontext() if ends else _unfinished(self.model.optimizer):
             self.model.fit(
-                dataset(self.keras, self.spec.backend, feed, self._arranged),
+                dataset(self.keras, self.spec.backend, told, self._arranged),
                 initial_epoch=epochs[0],
                 epochs=epochs[1],
                 callbacks=hooks,
@@ -173,12 +175,14 @@ class KerasReplica:
         if not len(feed):
             self.model.reset_metrics()
             return
-        self.model.evaluate(
-            dataset(self.keras, self.spec.backend, feed, self._arranged),
-            verbose=0,
-            callbacks=hooks,
-            return_dict=True,
-        )
+        told = Remembering(feed)
+        with told.unwrapped():
+            self.model.evaluate(
+                dataset(self.keras, self.spec.backend, told, self._arranged),
+                verbose=0,
+                callbacks=hooks,
+                return_dict=True,
+            )
 
     def begin_epoch(self, epoch: int) -> None:
         """Dropout of several ranks differs, and depends on the epoch: a resumed epoch is the same."""
@@ -323,9 +327,7 @@ class KerasReplica:
         self._features = list(features)
         if signature and not (self.model.built and self.model.variables):
             arrays = [np.zeros((1, *shape), dtype) for dtype, shape in signature]
-            arranged = Arranged(
-                self.model, inputs=self.spec.inputs, features=features, labels=(), weighted=False
-            )
+            arranged = Arranged(self.model, inputs=self.spec.inputs, features=features, labels=())
             self.model(arranged.inputs(arrays))
         self._signature = [(dtype, tuple(shape)) for dtype, shape in signature]
         if self._compiled:

@@ -1,0 +1,177 @@
+"""`StringIndexer`: values as numbers, the most frequent first; Spark's side is in `spark.features`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from kindler.data.columns import Array
+from kindler.errors import ConfigError, DataError
+from kindler.features.base import Transformer
+from kindler.features.names import Names, input_names, output_names
+
+__all__ = ["StringIndexer"]
+
+Invalid = Literal["error", "keep", "skip"]
+
+
+class StringIndexer(Transformer):
+    """Numbers the values of columns: the most frequent first, equally frequent ones in their own order.
+
+    Indices are int64 and start at `first_index`. Missing values have none: `fit` does not count them, and
+    `transform` treats them as it treats values that `fit` has not seen.
+
+    Args:
+        inputCol: The column, or a list of columns, of strings, numbers or booleans.
+        outputCol: Where the indices go: as many names. Default: in place of the values.
+        handle_invalid: What `transform` does with a value that `fit` has not seen, or that is missing.
+            "error" raises DataError, "keep" gives all of them one index more, "skip" leaves the row out.
+        first_index: The index of the most frequent value. Spark ML has 0; 1 leaves 0 free, as Orca does.
+
+    Attributes:
+        labels_: For each input column its values in the order of their indices.
+
+    Example:
+        >>> import pandas as pd
+        >>> from kindler import StringIndexer
+        >>> cities = pd.DataFrame({"city": ["Oslo", "Bergen", "Oslo", "Ålesund"]})
+        >>> indexer = StringIndexer("city", "index")
+        >>> indexer.fit_transform(cities)["index"].tolist()
+        [0, 1, 0, 2]
+        >>> indexer.labels_
+        {'city': ['Oslo', 'Bergen', 'Ålesund']}
+    """
+
+    labels_: dict[str, list[Any]]
+
+    def __init__(
+        self,
+        inputCol: Names,
+        outputCol: Names | None = None,
+        *,
+        handle_invalid: Invalid = "error",
+        first_index: int = 0,
+    ) -> None:
+        self._inputs = input_names(inputCol, "StringIndexer")
+        self._outputs = output_names(outputCol, self._inputs, "StringIndexer")
+        if handle_invalid not in get_args(Invalid):
+            raise ConfigError(
+                f"StringIndexer(handle_invalid={handle_invalid!r}): it is one of {list(get_args(Invalid))}."
+            )
+        self.handle_invalid = handle_invalid
+        self.first_index = int(first_index)
+
+    @property
+    def _fitted(self) -> bool:
+        return hasattr(self, "labels_")
+
+    def _seen(self, frame: Any) -> dict[str, dict[Any, int]]:
+        return {name: _counts(frame[name], name) for name in self._inputs}
+
+    def _seen_by_spark(self, frame: Any) -> dict[str, dict[Any, int]]:
+        from kindler.spark.features import value_counts
+
+        seen = {name: value_counts(frame, name) for name in self._inputs}
+        return {
+            name: {_plain(value, name): n for value, n in counts.items()} for name, counts in seen.items()
+        }
+
+    def _learn(self, seen: Sequence[dict[str, dict[Any, int]]]) -> None:
+        self.labels_ = {name: _ordered((part[name] for part in seen), name) for name in self._inputs}
+
+    def _changed(self, frame: Any) -> Any:
+        made: dict[str, Array] = {}
+        valid = np.ones(len(frame), bool)
+        for name, output in zip(self._inputs, self._outputs, strict=True):
+            codes = self._codes(frame[name], name)
+            if self.handle_invalid == "skip":
+                valid &= codes >= 0
+            made[output] = codes + self.first_index
+        changed = frame.assign(**made)
+        return changed if valid.all() else changed[valid]
+
+    def _codes(self, column: Any, name: str) -> Array:
+        """The number of each value, from 0; -1 for a row that is to be left out."""
+        import pandas as pd
+
+        labels = self.labels_[name]
+        values = column.astype(object).where(column.notna(), None)
+        codes: Array = (
+            pd.Index(labels, dtype=object).get_indexer(pd.Index(values, dtype=object)).astype(np.int64)
+        )
+        unknown = codes < 0
+        if self.handle_invalid == "error" and unknown.any():
+            row = int(np.argmax(unknown))
+            raise DataError(
+                unseen(column.iloc[row] if column.notna().iloc[row] else None), column=name, row=row
+            )
+        if self.handle_invalid == "keep":
+            codes[unknown] = len(labels)
+        return codes
+
+    def _changed_by_spark(self, frame: Any) -> Any:
+        from kindler.spark.features import indexed
+
+        for name, output in zip(self._inputs, self._outputs, strict=True):
+            frame = indexed(
+                frame,
+                name,
+                output,
+                self.labels_[name],
+                first=self.first_index,
+                invalid=self.handle_invalid,
+                complaint=f"column {name!r}: {unseen('<value>')}",
+            )
+        return frame
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "inputCol": list(self._inputs),
+            "outputCol": list(self._outputs),
+            "handle_invalid": self.handle_invalid,
+            "first_index": self.first_index,
+        }
+
+    def _learned(self) -> dict[str, Any]:
+        return {"labels": {name: list(labels) for name, labels in self.labels_.items()}}
+
+    def _restore(self, learned: Mapping[str, Any]) -> None:
+        self.labels_ = {name: list(learned["labels"][name]) for name in self._inputs}
+
+
+def unseen(value: Any) -> str:
+    """The complaint about a value without an index."""
+    what = "is missing" if value is None else f"{value!r} was not there when the indexer learned"
+    return f"{what}.\nHint: handle_invalid='keep' gives such values an index, 'skip' leaves their rows out."
+
+
+def _counts(column: Any, name: str) -> dict[Any, int]:
+    counts = column[column.notna()].astype(object).value_counts()
+    return {_plain(value, name): int(count) for value, count in counts.items()}
+
+
+def _plain(value: Any, name: str) -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise DataError(
+        f"values of type {type(value).__name__} cannot be indexed.\nHint: make them strings first.",
+        column=name,
+    )
+
+
+def _ordered(counts: Iterable[Mapping[Any, int]], name: str) -> list[Any]:
+    total: Counter[Any] = Counter()
+    for part in counts:
+        total.update(part)
+    if not total:
+        raise DataError("there are no values to learn from.", column=name)
+    if len({isinstance(value, str) for value in total}) > 1:
+        raise DataError("it has strings and numbers.\nHint: make them all strings first.", column=name)
+    return sorted(total, key=lambda value: (-total[value], value))

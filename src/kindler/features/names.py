@@ -1,0 +1,42 @@
+"""Which columns go in and which come out. Pure: the user's words checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from kindler.errors import ConfigError
+
+__all__ = ["Names", "input_names", "output_names"]
+
+Names: TypeAlias = "str | Sequence[str]"
+
+
+def input_names(given: Names | None, who: str) -> tuple[str, ...]:
+    """The columns that go in.
+
+    >>> input_names("a", "StringIndexer"), input_names(["a", "b"], "StringIndexer")
+    (('a',), ('a', 'b'))
+    """
+    names = (given,) if isinstance(given, str) else tuple(given or ())
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{who}(inputCol={given!r}): name a column, or a list of columns.")
+    _refuse_twice(names, f"{who}(inputCol=...)")
+    return names
+
+
+def output_names(given: Names | None, inputs: Sequence[str], who: str) -> tuple[str, ...]:
+    """The columns that come out, one for each that goes in; without names those are replaced."""
+    if given is None:
+        return tuple(inputs)
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if len(names) != len(inputs):
+        raise ConfigError(f"{who}: {len(inputs)} columns go in, and outputCol={given!r} names {len(names)}.")
+    _refuse_twice(names, f"{who}(outputCol=...)")
+    return names
+
+
+def _refuse_twice(names: Sequence[str], where: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"{where}: {twice} more than once.")

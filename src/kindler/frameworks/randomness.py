@@ -1,0 +1,83 @@
+"""Randomness that several ranks share: what draws the order of the data must draw the same on all of them.
+
+Python, numpy and the frameworks that this process has loaded; none is imported for it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Drawing", "seed_all", "seed_own"]
+
+
+def seed_all(*numbers: int) -> None:
+    """Seed everything that user code may draw from; the same numbers give the same draws."""
+    seed = seed_own(*numbers)
+    torch, tensorflow = sys.modules.get("torch"), sys.modules.get("tensorflow")
+    if torch is not None:
+        torch.manual_seed(seed)
+    if tensorflow is not None and hasattr(tensorflow, "random"):
+        tensorflow.random.set_seed(seed)
+
+
+def seed_own(*numbers: int) -> int:
+    """Seed Python and numpy, which no framework seeds; returns the seed."""
+    seed = _seed(numbers)
+    random.seed(seed)
+    np.random.seed(seed)
+    return seed
+
+
+class Drawing:
+    """Draws of their own: a `with` block goes on drawing where the last one of the same object ended.
+
+    Outside of it everything is as if nothing had been drawn. TensorFlow keeps its state elsewhere and is
+    left alone.
+
+    Args:
+        numbers: What the draws are fixed by.
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers
+        self._inside: tuple[Any, ...] | None = None
+        self._outside: tuple[Any, ...] = ()
+
+    def __enter__(self) -> None:
+        self._outside = _states()
+        if self._inside is not None:
+            _restore(self._inside)
+            return
+        seed = seed_own(*self._numbers)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.default_generator.manual_seed(seed)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside = _states()
+        _restore(self._outside)
+
+
+def _seed(numbers: tuple[int, ...]) -> int:
+    words = [number % (1 << 32) for number in numbers]
+    return int(np.random.SeedSequence(words).generate_state(1)[0])
+
+
+def _states() -> tuple[Any, ...]:
+    torch = sys.modules.get("torch")
+    drawn = None if torch is None else torch.default_generator.get_state()
+    return random.getstate(), np.random.get_state(), drawn
+
+
+def _restore(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    if states[2] is not None:
+        sys.modules["torch"].default_generator.set_state(states[2])

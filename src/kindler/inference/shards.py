@@ -1,0 +1,66 @@
+"""Scoring one shard at a time, where it lives: the model's outputs are added to what the shard is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kindler.data.batches import inputs
+from kindler.data.columns import conform, to_numpy
+from kindler.data.shards.codec import Packed, pack, unpack
+from kindler.data.shards.reading import Values, pieces, values
+from kindler.inference.outputs import like
+from kindler.inference.predictor import Predictor
+
+__all__ = ["ShardScorer"]
+
+Arrays = tuple[np.ndarray[Any, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardScorer:
+    """A shard with the model's outputs; `kindler.data.shards.home.Work`.
+
+    Attributes:
+        predictor: The model.
+        schema: The plain schema of its columns, where the shards are frames; None for arrays.
+        sample: A few rows of its inputs: shards without rows get outputs of the same kind as others, and only
+            the model knows which. None leaves them as they are.
+    """
+
+    predictor: Predictor
+    schema: pa.Schema | None
+    sample: Arrays | None
+
+    def __call__(self, number: int, packed: Packed) -> Packed:
+        if packed.info.rows:
+            parts = list(self.predictor.score(self._chunks(number, packed)))
+            outputs = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        elif self.sample is None or not packed.is_table:
+            return packed
+        else:
+            outputs = [output[:0] for output in next(self.predictor.score([self.sample]))]
+        names = self.predictor.names(len(outputs))
+        return pack(like(unpack(packed), dict(zip(names, outputs, strict=True))))
+
+    def _chunks(self, number: int, packed: Packed) -> Iterator[Arrays]:
+        columns = self.predictor.columns
+        for first, piece in pieces(packed, 0, packed.info.rows, multiple_of=self.predictor.batch_size):
+            found = values(piece, columns.names, self.schema)
+
+            def where(i: int, first: int = first) -> str:
+                return f"{first + i} of shard {number}"
+
+            # A copy: a model that writes into its inputs must not change the shard.
+            taken = [np.array(_checked(found[c.name], c, where)) for c in columns.features]
+            yield inputs(columns, taken)
+
+
+def _checked(given: Values, column: Any, where: Any) -> np.ndarray[Any, Any]:
+    if isinstance(given, np.ndarray):
+        return conform(given, column, where=where)
+    return to_numpy(given, column, where=where)

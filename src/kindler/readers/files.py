@@ -1,0 +1,103 @@
+"""Which files there are to read: found where the home's workers are, and opened there.
+
+Which of a folder's files are data is said by whoever reads them.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from pyarrow import fs
+
+from kindler.data.paths import Choice, absolute, expand, file_system, hidden, is_remote, local_path
+from kindler.errors import ConfigError, DataError
+from kindler.xshards import homes
+
+__all__ = ["Paths", "at_home", "every_file", "find", "listed", "missing", "opened", "refuse_keys"]
+
+Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+
+
+def at_home(home: str, call: Callable[[], Any]) -> Any:
+    """Call where the files of a home are seen: here, or in a task of a Spark that is elsewhere."""
+    if home == "local":
+        return call()
+    from kindler.spark.files import at_files
+
+    return at_files(homes.session(), call)
+
+
+def listed(paths: Paths) -> list[str]:
+    """One path or several, under names that do not depend on where a process runs."""
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not given or not all(isinstance(path, str | os.PathLike) for path in given):
+        raise ConfigError(
+            f"{paths!r} names no files.\nHint: pass a path, a folder, a glob, or a list of them."
+        )
+    return [absolute(path) for path in given]
+
+
+def find(given: Sequence[str], choice: Choice, what: str) -> list[str]:
+    """The files behind paths, folders, globs and URIs that `listed` gave, sorted within each.
+
+    Raises:
+        ConfigError: Nothing is there, or folders hold values.
+    """
+    found = [file for path in given for file in expand(path, choice)]
+    if not found:
+        raise ConfigError(f"no {what} file in {given}.")
+    refuse_keys(given, found)
+    return found
+
+
+def every_file(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
+    """All of a folder's files but those that tools leave out, as `_SUCCESS`."""
+    return lambda parts: not any(map(hidden, parts))
+
+
+def refuse_keys(given: Sequence[str], found: Sequence[str]) -> None:
+    """Complain about folders named `key=value`: a column that is in no file would be lost without a word."""
+    for path in given:
+        root = file_system(path)[1] if is_remote(path) else local_path(path)
+        if glob.has_magic(root):
+            continue
+        for file in found:
+            place = file_system(file)[1] if is_remote(file) else file
+            if not place.startswith(root.rstrip("/") + "/"):
+                continue
+            keyed = [part for part in place[len(root) :].split("/")[:-1] if "=" in part]
+            if keyed:
+                raise ConfigError(
+                    f"{path!r} has the folder {keyed[0]!r}: a column that is in none of the files.\n"
+                    "Hint: XShards.from_spark_df(spark.read...(path)) reads it with that column, and a glob"
+                    " of the files without it."
+                )
+
+
+@contextmanager
+def opened(file: str) -> Iterator[Any]:
+    """A file's bytes, from wherever it is, with a `seek`."""
+    system, place = file_system(file)
+    try:
+        if isinstance(system, fs.LocalFileSystem):
+            with open(place, "rb") as raw:
+                yield raw
+        else:
+            with system.open_input_file(place) as raw:
+                yield raw
+    except FileNotFoundError:
+        raise missing(file) from None
+
+
+def missing(file: str) -> DataError:
+    """The error for a file that was found, but is not where it is to be read."""
+    return DataError(
+        f"{file} does not exist on {socket.gethostname()}.\n"
+        "Hint: every worker must find the files under the same path: use a folder that all machines share,"
+        " or an object store."
+    )

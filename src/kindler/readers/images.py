@@ -1,0 +1,177 @@
+"""Images as shards of arrays: Pillow decodes them, in the workers of the shards' home.
+
+Which image has which label is in `labels`; here they are found, decoded and put together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kindler.data.columns import Array
+from kindler.data.paths import absolute, hidden
+from kindler.data.shards.codec import Info, Packed, leaves, pack, unpack
+from kindler.data.shards.nests import even_bounds
+from kindler.errors import ConfigError, DataError, MissingExtraError
+from kindler.readers.files import Paths, at_home, listed, opened
+from kindler.readers.labels import Labelled, as_label, labelled
+from kindler.xshards import XShards, homes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["read_images"]
+
+_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_MODES = ("RGB", "L", "RGBA")
+_IMAGES_A_SHARD = 1024  # 150 MB at 224 x 224 pixels
+
+
+def read_images(
+    file_path: Paths,
+    labels: Mapping[str, int] | Callable[[str], int] | pd.DataFrame | str | os.PathLike[str] | None = None,
+    *,
+    path_col: str = "path",
+    label_col: str = "label",
+    size: tuple[int, int] | None = None,
+    mode: str = "RGB",
+    paths: bool = False,
+    home: str = "auto",
+    num_shards: int | None = None,
+) -> XShards:
+    """Images as shards `{"x": uint8 (rows, height, width, channels), "y": int64 (rows,)}`.
+
+    Args:
+        file_path: A folder, a file, a glob, a URI, or a list of them. Of a folder the files with endings of
+            images are read, also in folders below.
+        labels: What `y` holds. None: for a folder of folders, the number of the image's folder when those
+            with images are sorted by name; otherwise there is no `y`. A dict: folder name to label. A
+            function: path to label, called in the workers. A DataFrame, or the path of a CSV file: a row an
+            image; its path is below the folder, or whole, or the file's name alone. Labels that are strings
+            are numbered in sorted order.
+        path_col: The column of paths in such a table.
+        label_col: The column of labels in it.
+        size: (height, width) to scale images to, bilinearly. Default: as they are, all of one size.
+        mode: "RGB", "L" (grey, one channel) or "RGBA".
+        paths: Whether shards have the paths too, as strings under "path".
+        home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
+            the files under the same path, and have Pillow (the extra `images`).
+        num_shards: How many. Default: one a core, and no more than 1024 images in one.
+
+    Raises:
+        ConfigError: Nothing is there, or an image has no label.
+        DataError: A file is no image, has 16 bits a channel, or another size than the others; it names
+            the file.
+    """
+    if mode not in _MODES:
+        raise ConfigError(f"mode={mode!r}: it is one of {', '.join(_MODES)}.")
+    if size is not None and (len(size) != 2 or min(size) < 1):
+        raise ConfigError(f"size={size!r}: it is (height, width).")
+    where = homes.choose(home)
+    told = absolute(labels) if isinstance(labels, str | os.PathLike) else labels
+    found: Labelled = at_home(
+        where, partial(labelled, listed(file_path), told, path_col, label_col, _image_files)
+    )
+    files = found.files
+    count = num_shards
+    if count is None:
+        count = min(len(files), max(homes.slots(where), -(-len(files) // _IMAGES_A_SHARD)))
+    bounds = even_bounds(len(files), count)
+    if count > len(files):
+        raise ConfigError(f"num_shards={count} for {len(files)} images.\nHint: {len(files)} or less.")
+    parts = [(files[a:b], None if found.labels is None else found.labels[a:b]) for a, b in bounds]
+    decode = _Decode(
+        size=size,
+        mode=mode,
+        function=labels if callable(labels) else None,
+        path_width=max(map(len, files)) if paths else None,
+    )
+    held = homes.put(map(pack, parts), where).mapped(decode, by_user=True)
+    _require_one_size(held.infos, [part[0][0] for part in parts])
+    return XShards(held)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decode:
+    """In a worker: names of files become their pixels.
+
+    Attributes:
+        size: Height and width to scale to.
+        mode: What Pillow is to convert to.
+        function: Path to label, if that is how labels are told.
+        path_width: The longest path, if paths are wanted; one width for all shards makes one dtype.
+    """
+
+    size: tuple[int, int] | None
+    mode: str
+    function: Callable[[str], Any] | None
+    path_width: int | None
+
+    def __call__(self, number: int, packed: Packed) -> Packed:
+        files, labels = unpack(packed)
+        made: dict[str, Array] = {"x": self._pixels(files)}
+        if self.function is not None:
+            labels = [as_label(self.function(file), file) for file in files]
+        if labels is not None:
+            made["y"] = np.array(labels, np.int64)
+        if self.path_width is not None:
+            made["path"] = np.array(files, f"<U{self.path_width}")
+        return pack(made)
+
+    def _pixels(self, files: Sequence[str]) -> Array:
+        first = _decoded(files[0], self.size, self.mode)
+        pixels = np.empty((len(files), *first.shape), np.uint8)
+        pixels[0] = first
+        for i, file in enumerate(files[1:], 1):
+            image = _decoded(file, self.size, self.mode)
+            if image.shape != first.shape:
+                raise _other_size(file, image.shape, files[0], first.shape)
+            pixels[i] = image
+        return pixels
+
+
+def _decoded(file: str, size: tuple[int, int] | None, mode: str) -> Array:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError(what="read_images", package="Pillow", extra="images") from exc
+    try:
+        with opened(file) as raw, Image.open(raw) as image:
+            deep = image.mode.startswith(("I", "F"))
+            converted = image if deep else image.convert(mode)
+            if size is not None and not deep:
+                converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+            pixels = np.asarray(converted)
+    except DataError:
+        raise
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as exc:
+        raise DataError(f"{file} cannot be read as an image: {exc}") from exc
+    if deep:
+        raise DataError(
+            f"{file} has more than 8 bits a channel (mode {image.mode!r}), which uint8 cannot hold.\n"
+            "Hint: scale its values to 0 ... 255 first."
+        )
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def _require_one_size(infos: Sequence[Info], first_files: Sequence[str]) -> None:
+    shapes = [next(shape for path, _, _, shape in leaves(info.schema) if path == ("x",)) for info in infos]
+    for shape, file in zip(shapes, first_files, strict=True):
+        if shape != shapes[0]:
+            raise _other_size(file, shape, first_files[0], shapes[0])
+
+
+def _other_size(file: str, shape: Sequence[int], first: str, first_shape: Sequence[int]) -> DataError:
+    return DataError(
+        f"{file} has {shape[0]} x {shape[1]} pixels, where {first} has {first_shape[0]} x {first_shape[1]}.\n"
+        "Hint: size=(height, width) scales all images to one size."
+    )
+
+
+def _image_files(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
+    return lambda parts: parts[-1].lower().endswith(_ENDINGS) and not any(map(hidden, parts))

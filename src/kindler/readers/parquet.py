@@ -1,0 +1,134 @@
+"""Parquet files as pandas DataFrames: Arrow reads ranges of rows, in the workers of the shards' home."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from kindler.data import parquet
+from kindler.data.parquet import ParquetFiles
+from kindler.data.shards import frames
+from kindler.data.shards.codec import Packed, from_table, pack, unpack
+from kindler.data.shards.nests import even_bounds
+from kindler.errors import ConfigError, DataError
+from kindler.readers.files import Paths, at_home, listed, refuse_keys
+from kindler.xshards import XShards, homes
+
+__all__ = ["read_parquet"]
+
+
+def read_parquet(
+    file_path: Paths,
+    columns: Sequence[str] | None = None,
+    schema: pa.Schema | Mapping[str, Any] | None = None,
+    *,
+    home: str = "auto",
+    num_shards: int | None = None,
+) -> XShards:
+    """Parquet files as shards of pandas DataFrames.
+
+    Args:
+        file_path: A file, a folder, a glob, a URI, or a list of them.
+        columns: Which columns, in this order; only these are read. Default: all.
+        schema: Types to read columns as: a pyarrow.Schema, or a dict of pyarrow types or their names.
+            Default: those of the files; where they differ, the wider one.
+        home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
+            the files under the same path.
+        num_shards: Into how many shards to cut the rows, evenly; one large file is then read by several
+            workers. Default: a shard for each file that has rows.
+
+    Returns:
+        Shards in the order of the files. Types are those that Spark has too: categories are their values,
+        nanoseconds microseconds, and integers with missing values pandas' `Int64`.
+
+    Raises:
+        ConfigError: Nothing is there, or no such column in the schema.
+        DataError: A file is not Parquet, lacks a column, or its types do not go with those of the others.
+    """
+    where = homes.choose(home)
+    files: ParquetFiles = at_home(where, partial(_inspect, listed(file_path)))
+    wanted = _wanted(files, _names(columns), schema)
+    sizes = [sum(groups) for groups in files.row_groups]
+    if num_shards is None:
+        bounds = [(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0)) if start < stop]
+    else:
+        bounds = even_bounds(files.rows, num_shards)
+    ranges = homes.put(map(pack, bounds), where)
+    return XShards(ranges.mapped(_ReadRows(files, wanted), by_user=True))
+
+
+@dataclass(frozen=True)
+class _ReadRows:
+    """In a worker: a range of rows becomes those rows."""
+
+    files: ParquetFiles
+    schema: pa.Schema
+
+    def __call__(self, number: int, packed: Packed) -> Packed:
+        start, stop = unpack(packed)
+        try:
+            parts = [
+                self._conformed(pa.Table.from_batches([batch]))
+                for batch in parquet.scan(self.files, self.schema.names, start, stop)
+            ]
+        except (pa.ArrowException, OSError) as exc:
+            raise DataError(f"{exc}", row=self.files.locate(start)) from exc
+        return from_table(pa.concat_tables([self.schema.empty_table(), *parts]).combine_chunks())
+
+    def _conformed(self, table: pa.Table) -> pa.Table:
+        # Without the notes that came with the file: they could name cells to unpickle.
+        return frames.conform(frames.plain(from_table(table.replace_schema_metadata(None))), self.schema)
+
+
+def _inspect(given: list[str]) -> ParquetFiles:
+    files = parquet.inspect(given)
+    refuse_keys(given, files.files)
+    return files
+
+
+def _names(columns: Sequence[str] | None) -> list[str] | None:
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r} is a string.\nHint: columns=[{columns!r}].")
+    if columns is not None and not columns:
+        raise ConfigError("columns=[]: name at least one.")
+    return None if columns is None else list(columns)
+
+
+def _wanted(files: ParquetFiles, columns: list[str] | None, schema: Any) -> pa.Schema:
+    """The columns to read and their types; all files are checked for them."""
+    names = files.schemas[0].names if columns is None else columns
+    for file, found in zip(files.files, files.schemas, strict=True):
+        lacks = [name for name in names if name not in found.names]
+        more = [name for name in found.names if name not in names] if columns is None else []
+        if lacks or more:
+            told = f"lacks {lacks}" if lacks else f"also has {more}"
+            raise DataError(
+                f"{file} {told}; it has {found.names}, and {names} are read.\n"
+                "Hint: columns=[...] reads the columns that all files have."
+            )
+    common = frames.together([frames.plain_schema(found, names) for found in dict.fromkeys(files.schemas)])
+    given = _types(schema, names)
+    return pa.schema([pa.field(name, given.get(name, common.field(name).type)) for name in names])
+
+
+def _types(schema: Any, names: Sequence[str]) -> dict[str, pa.DataType]:
+    if schema is None:
+        return {}
+    pairs = zip(schema.names, schema.types, strict=True) if isinstance(schema, pa.Schema) else schema.items()
+    given = {name: _type(name, kind) for name, kind in pairs}
+    frames.check_columns(list(given), names, "read_parquet(schema=...)")
+    return dict(zip(given, frames.plain_schema(pa.schema(given)).types, strict=True))
+
+
+def _type(name: str, kind: Any) -> pa.DataType:
+    if isinstance(kind, pa.DataType):
+        return kind
+    try:
+        return pa.type_for_alias(kind) if isinstance(kind, str) else pa.from_numpy_dtype(kind)
+    except (ValueError, TypeError, pa.ArrowException) as exc:
+        raise ConfigError(f"schema={{{name!r}: {kind!r}}}: Arrow knows no such type.") from exc

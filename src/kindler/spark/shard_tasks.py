@@ -1,0 +1,281 @@
+"""What Spark's Python workers do with the pieces of shards; see the table in `kindler.spark.shards`.
+
+Arrow batches come in and go out, as `mapInArrow` has it. Each task is a value that travels, or a function.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from kindler.data.shards import frames, rows
+from kindler.data.shards.codec import Info, Packed, from_chunks, from_table, pack, stream, to_chunks, unpack
+from kindler.data.shards.home import Cut, Work
+from kindler.data.shards.views import columns_of
+from kindler.engine.worker import describe
+
+__all__ = [
+    "SCHEMA",
+    "CutShards",
+    "Encode",
+    "FrameRows",
+    "MapShards",
+    "NumberedRows",
+    "PackedRows",
+    "join",
+    "not_null",
+    "pieces_of",
+    "rows_of_element",
+    "same",
+    "shards_in",
+    "tables",
+    "without_nulls",
+    "zip_pairs",
+]
+
+SCHEMA = "shard long, source long, part int, kind string, about binary, payload binary"
+ARROW = pa.schema(
+    {
+        "shard": pa.int64(),
+        "source": pa.int64(),
+        "part": pa.int32(),
+        "kind": pa.string(),
+        "about": pa.binary(),
+        "payload": pa.binary(),
+    }
+)
+_CHUNK_BYTES = 16 << 20
+_TABLES = ("frame", "series", "arrays")
+
+
+def not_null(kind: pa.DataType) -> pa.DataType:
+    """A column without any value is a column of strings: Parquet and others take no other."""
+    return pa.string() if pa.types.is_null(kind) else kind
+
+
+def without_nulls(table: pa.Table) -> pa.Table:
+    """The table with such columns as strings."""
+    return table.cast(pa.schema([pa.field(f.name, not_null(f.type)) for f in table.schema]))
+
+
+def pieces_of(shard: int, packed: Packed, source: int = 0) -> Iterator[pa.RecordBatch]:
+    """A shard as batches of one piece each."""
+    for part, chunk in enumerate(to_chunks(packed)):
+        about = packed.info.to_bytes() if part == 0 else None
+        yield _piece(shard, source, part, packed.info.kind, about, chunk)
+
+
+def tables(batches: Iterable[pa.RecordBatch], most: int | None) -> Iterator[pa.Table]:
+    """Batches as tables that end when they have more than `most` bytes."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.nbytes
+        if most is not None and size > most:
+            yield pa.Table.from_batches(waiting, ARROW)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting, ARROW)
+
+
+def _piece(
+    shard: int, source: int, part: int, kind: str, about: bytes | None, chunk: bytes
+) -> pa.RecordBatch:
+    values = (shard, source, part, kind, about, chunk)
+    arrays = [pa.array([value], field.type) for value, field in zip(values, ARROW, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ARROW)
+
+
+def shards_in(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, Packed]]:
+    """(shard, source, what it is) out of parts that follow one another."""
+    cells = (cell for batch in batches for cell in _cells(batch))
+    for (shard, source), parts in groupby(cells, key=lambda cell: cell[0]):
+        abouts: list[bytes] = []
+        chunks = []
+        for _, about, chunk in parts:
+            abouts += [about] if about is not None else []
+            chunks.append(chunk)
+        yield shard, source, from_chunks(Info.from_bytes(abouts[0]), chunks)
+
+
+def _parts_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Packed]:
+    """Parts of shards that are tables, one by one: who needs rows only need not hold a whole shard."""
+    for batch in batches:
+        payloads = batch.column("payload")
+        for i, kind in enumerate(batch.column("kind").to_pylist()):
+            if kind in _TABLES:
+                yield from_table(pa.ipc.open_stream(payloads[i].as_buffer()).read_all(), kind)
+
+
+def _cells(batch: pa.RecordBatch) -> Iterator[tuple[tuple[int, int], bytes | None, Any]]:
+    shards, sources = batch.column("shard").to_pylist(), batch.column("source").to_pylist()
+    abouts, payloads = batch.column("about").to_pylist(), batch.column("payload")
+    for i, about in enumerate(abouts):
+        yield (shards[i], sources[i]), about, payloads[i].as_buffer()
+
+
+def _failed(exc: BaseException) -> Packed:
+    said = {**describe(exc), "host": socket.gethostname()}
+    return Packed(Info("error", 0, name=json.dumps(said, default=str)), data=b"")
+
+
+def same(number: int, packed: Packed) -> Packed:
+    """The work of one who only gives shards their numbers."""
+    return packed
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapShards:
+    """Each shard made into another. The user's code fails as a value: Spark has no stack to print."""
+
+    work: Work
+    numbers: dict[int, int] | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for shard, _, packed in shards_in(batches):
+            number = shard if self.numbers is None else self.numbers[shard]
+            try:
+                made = self.work(number, packed)
+            except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
+                made = _failed(exc)
+            yield from pieces_of(number, made)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutShards:
+    """Pieces of shards for other shards."""
+
+    cut: Cut
+    numbers: dict[int, int] | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for shard, _, packed in shards_in(batches):
+            number = shard if self.numbers is None else self.numbers[shard]
+            try:
+                for target, piece in self.cut(number, packed):
+                    yield from pieces_of(target, piece, number)
+            except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
+                yield from pieces_of(0, _failed(exc), number)
+
+
+def join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The pieces of each shard as one."""
+    for shard, pieces in groupby(shards_in(batches), key=lambda found: found[0]):
+        yield from pieces_of(shard, _combined([packed for _, _, packed in pieces], pairs=False))
+
+
+def zip_pairs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The two pieces of each shard as a tuple."""
+    for shard, pieces in groupby(shards_in(batches), key=lambda found: found[0]):
+        yield from pieces_of(shard, _combined([packed for _, _, packed in pieces], pairs=True))
+
+
+def _combined(pieces: Sequence[Packed], *, pairs: bool) -> Packed:
+    for piece in pieces:
+        if piece.info.kind == "error":
+            return piece
+    try:
+        return pack(tuple(unpack(piece) for piece in pieces)) if pairs else rows.joined(pieces)
+    except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
+        return _failed(exc)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberedRows:
+    """Frames as rows, each with its place in the collection."""
+
+    schema: pa.Schema
+    numbers: dict[int, int] | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from kindler.spark.shard_frames import ROW, place
+
+        for shard, _, packed in shards_in(batches):
+            table = without_nulls(frames.conform(frames.plain(packed), self.schema))
+            number = shard if self.numbers is None else self.numbers[shard]
+            yield from table.append_column(ROW, place(number, table.num_rows)).to_batches()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameRows:
+    """Frames as rows, of the columns of a schema."""
+
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in _parts_in(batches):
+            if part.info.rows:
+                table = frames.conform(frames.plain(part, self.schema.names), self.schema)
+                yield from without_nulls(table).to_batches()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedRows:
+    """Arrays as rows of binary cells."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in _parts_in(batches):
+            if part.info.rows:
+                stored = {column.name: column.stored for column in columns_of(part.info)}
+                columns = {name: part.table.column(stored[name]).cast(pa.binary()) for name in self.names}
+                yield from pa.table(columns).to_batches()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encode:
+    """The rows of a partition as one shard, written while they come."""
+
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        shard = context.partitionId() if context is not None else 0
+        count, part, chunk = 0, 0, b""
+        for table in _gathered(batches, self.schema):
+            if part:
+                yield _piece(shard, 0, part - 1, "frame", None, chunk)
+            chunk = stream(table)
+            count, part = count + table.num_rows, part + 1
+        if part:
+            about = Info("frame", count, name="DataFrame", schema=self.schema).to_bytes()
+            yield _piece(shard, 0, part - 1, "frame", about, chunk)
+
+
+def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Tables of about a chunk's size, of the schema's types and names."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if batch.num_rows:
+            waiting.append(batch)
+            size += batch.nbytes
+        if size > _CHUNK_BYTES // 2:
+            yield _renamed(waiting, schema)
+            waiting, size = [], 0
+    if waiting:
+        yield _renamed(waiting, schema)
+
+
+def _renamed(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    table = pa.Table.from_batches(batches).combine_chunks()
+    return table.rename_columns(schema.names).cast(schema)
+
+
+def rows_of_element(pair: tuple[Any, int]) -> Iterator[tuple[Any, ...]]:
+    """An element of an RDD and its number as pieces."""
+    thing, number = pair
+    packed = pack(thing)
+    for part, chunk in enumerate(to_chunks(packed)):
+        about = bytearray(packed.info.to_bytes()) if part == 0 else None
+        yield number, 0, part, packed.info.kind, about, bytearray(chunk)

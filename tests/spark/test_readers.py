@@ -1,0 +1,31 @@
+"""The facts of readers in the Spark home: the executors read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kindler
+from kindler.errors import ConfigError
+from tests.readers_facts import ReaderFacts, write
+
+pytestmark = pytest.mark.spark
+
+
+class TestSparkReaders(ReaderFacts):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def home(cls, spark: Any) -> str:
+        return "spark"
+
+
+def test_shards_that_were_read_are_a_spark_frame_without_passing_the_driver(
+    spark: Any, tmp_path: Path
+) -> None:
+    frame = kindler.read_csv(write(tmp_path, a="x,s\n1,a\n", b="x,s\n0.5,b\n")).to_spark_df()
+
+    assert [tuple(row) for row in frame.collect()] == [(1.0, "a"), (0.5, "b")]
+    with pytest.raises(ConfigError, match="does not exist"):
+        kindler.read_csv(tmp_path / "nothing")

@@ -1,0 +1,151 @@
+"""XShards of the Spark home as what is trained on, judged and scored; and Orca's programs that do so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from kindler import Estimator, XShards
+from kindler.errors import DataError
+from tests import exact, shards_training
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
+
+PROGRAMS = Path(__file__).parent / "programs"
+# What the session of these tests sets for its own executors is not for another driver's.
+KEPT = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK"))}
+X = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
+Y = X.sum(1)
+
+
+def linear(**options: Any) -> Estimator:
+    torch.manual_seed(1)
+    model = nn.Linear(3, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Estimator.from_torch(model=model, optimizer=sgd, loss=nn.MSELoss(), workers=2, **options)
+
+
+def fitted(data: Any, **options: Any) -> list[float]:
+    est = linear(**options)
+    history = est.fit(data, epochs=2, batch_size=30, verbose=0)
+    assert history["num_samples"] == [30, 30]
+    return [float(v) for p in est.get_model().parameters() for v in p.detach().ravel()]
+
+
+@pytest.mark.parametrize("layout", shards_training.LAYOUTS)
+def test_shards_on_spark_are_trained_judged_and_scored_as_by_one_process(
+    spark: Any, tmp_path: Path, layout: str
+) -> None:
+    ends, data = shards_training.LAYOUTS[layout], exact.problem(shards_training.ROWS)
+    shards = shards_training.shards_of(data, ends, "spark")
+
+    shards_training.assert_same_as_one_process(tmp_path, shards, ends, data)
+
+
+def test_every_home_engine_and_kind_of_shard_gives_the_same_weights(spark: Any) -> None:
+    frame = pd.DataFrame({"features": list(X), "label": Y, "word": ["w"] * 30})
+    there, here = (XShards.partition({"x": X, "y": Y}, 3, home=home) for home in ("spark", "local"))
+    found = {
+        "spark shards": fitted(there),
+        "spark shards, local engine": fitted(there, engine="local"),
+        "local shards, spark engine": fitted(here, engine="spark"),
+        "frames": fitted(XShards.partition(frame, 4, home="spark")),
+        "from a DataFrame": fitted(XShards.from_spark_df(spark.createDataFrame(frame))),
+    }
+
+    expected = fitted((X, Y), engine="local")
+    for name, weights in found.items():
+        assert weights == pytest.approx(expected, abs=1e-6), name
+
+
+class Kinds(nn.Module):
+    """Says by its output what dtype its input has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        names = [torch.uint8, torch.float32, torch.int32, torch.bool]
+        return torch.full((len(x),), names.index(x.dtype))
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("uint8", 0), ("float64", 1), ("int32", 2), ("bool", 3)])
+def test_the_model_gets_the_dtypes_that_arrays_would_have(spark: Any, dtype: str, number: int) -> None:
+    values = np.arange(4).astype(dtype)
+    est = Estimator.from_torch(model=Kinds())
+
+    arrays = est.predict(XShards.partition({"x": values}, 2), verbose=0)
+    frames = est.predict(XShards.partition(pd.DataFrame({"x": values}), 2), feature_cols="x", verbose=0)
+
+    assert np.concatenate([shard["prediction"] for shard in arrays.collect()]).tolist() == [number] * 4
+    assert frames.to_pandas()["prediction"].tolist() == [number] * 4
+
+
+def test_frames_are_scored_where_they_are_and_empty_ones_stay(spark: Any) -> None:
+    frame = pd.DataFrame({"features": list(X), "word": list("abc") * 10})
+    shards = XShards.from_shards([frame[:10], frame[10:10], frame[10:]])
+    est = linear()
+
+    scored = est.predict(shards, feature_cols="features", verbose=0)
+
+    found = scored.collect()
+    assert (scored.home, [len(shard) for shard in found]) == ("spark", [10, 0, 20])
+    assert [list(shard) for shard in found] == [["features", "word", "prediction"]] * 3
+    whole = scored.to_pandas()
+    assert whole["word"].tolist() == frame["word"].tolist()
+    np.testing.assert_allclose(np.stack(whole["prediction"]), est.predict(X), atol=1e-6)
+
+
+def test_a_value_that_cannot_be_used_is_an_error_without_a_spark_stack(spark: Any) -> None:
+    x = X.copy()
+    x[20, 1] = np.nan
+    with pytest.raises(DataError, match="column 'x', row 5 of partition 1"):
+        linear().fit(XShards.partition({"x": x, "y": Y}, 2), verbose=0)
+
+
+def run(program: str, *words: str, **environment: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(PROGRAMS / program), *words],
+        env={
+            **KEPT,
+            "PYTHONPATH": str(PROGRAMS.parents[2] / "src"),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "at org.apache.spark" not in done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_shards_train_and_score_through_connect() -> None:
+    # SPARK_TESTING: a free port for the server instead of Connect's fixed one.
+    seen = run("shards_estimator.py", "connect", SPARK_TESTING="1")
+
+    assert seen["homes"] == ["spark", "spark"]
+    assert seen["samples"] == [40, 40, 40]
+    assert seen["rows"] == [0, 15, 25]
+    assert seen["off by"] < 1e-6
+    assert seen["weights"] == pytest.approx(seen["expected"], abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["orca_xshards_torch.py", "orca_xshards_keras.py"])
+def test_orcas_programs_on_xshards_run_with_their_imports_changed(program: str) -> None:
+    seen = run(program)
+
+    assert seen["home"] == "spark"
+    assert all(set(rows) == {1797} for rows in seen["num_samples"])
+    assert all(accuracy > 0.9 for accuracy in seen["accuracy"])
+    assert all(shapes == [[1797, 10]] for shapes in seen["shapes"])

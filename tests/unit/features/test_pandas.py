@@ -1,0 +1,137 @@
+"""The facts of feature transformers on pandas and on shards of the local home, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kindler import MinMaxScaler, StandardScaler, StringIndexer, XShards
+from kindler.engine import nursery
+from kindler.errors import ConfigError, DataError, NotFittedError
+from kindler.features import moments
+from tests.features_facts import Back, FeatureFacts, Give
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_processes_left() -> Iterator[None]:
+    yield
+    nursery.retire()
+
+
+class TestPandas(FeatureFacts):
+    @pytest.fixture
+    def give(self) -> Give:
+        return lambda frame: frame
+
+    @pytest.fixture
+    def back(self) -> Back:
+        return lambda frame: frame
+
+
+class TestLocalShards(FeatureFacts):
+    @pytest.fixture
+    def give(self) -> Give:
+        return lambda frame: XShards.partition(frame, 2, home="local")
+
+    @pytest.fixture
+    def back(self) -> Back:
+        return lambda shards: shards.to_pandas()
+
+
+def test_the_frame_that_is_given_stays_as_it_is() -> None:
+    frame = pd.DataFrame({"city": ["a", "b"], "n": [1, 2]})
+    before = frame.copy()
+
+    MinMaxScaler(inputCol="n").fit_transform(StringIndexer("city").fit_transform(frame))
+
+    pd.testing.assert_frame_equal(frame, before)
+
+
+def test_an_unknown_or_missing_value_is_named_with_its_row() -> None:
+    indexer = StringIndexer("city").fit(pd.DataFrame({"city": ["a"]}))
+
+    with pytest.raises(DataError, match=r"column 'city', row 1: 'x' was not there(.|\n)*handle_invalid"):
+        indexer.transform(pd.DataFrame({"city": ["a", "x"]}))
+    with pytest.raises(DataError, match="row 0: is missing"):
+        indexer.transform(pd.DataFrame({"city": [None]}))
+
+
+def test_categories_and_integers_with_nulls_are_values_like_others() -> None:
+    frame = pd.DataFrame(
+        {"c": pd.Categorical(["y", "x", "y"], ["z", "y", "x"]), "n": pd.array([2**53 + 1, None, 7], "Int64")}
+    )
+    indexer = StringIndexer(["c", "n"], handle_invalid="keep")
+
+    assert indexer.fit_transform(frame).to_dict("list") == {"c": [0, 1, 0], "n": [1, 2, 0]}
+    assert indexer.labels_ == {"c": ["y", "x"], "n": [7, 2**53 + 1]}
+    scaled = MinMaxScaler(inputCol="n").fit_transform(pd.DataFrame({"n": pd.array([1, None, 3], "Int64")}))
+    np.testing.assert_array_equal(scaled["n"], [0, np.nan, 1])
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: StringIndexer([]), "name a column"),
+        (lambda: StringIndexer(["a", "a"]), "more than once"),
+        (lambda: StringIndexer(["a", "b"], "c"), "2 columns go in, and outputCol='c' names 1"),
+        (lambda: StringIndexer("a", handle_invalid="drop"), "one of"),
+        (lambda: MinMaxScaler(1, 1, inputCol="a"), "min must be less than max"),
+        (MinMaxScaler, "inputCol=None"),
+        (lambda: StandardScaler(inputCol="a", ddof=2), "0 or 1"),
+        (lambda: StringIndexer.from_dict({"kind": "MinMaxScaler", "format": 1}), "kind 'MinMaxScaler'"),
+        (lambda: MinMaxScaler(inputCol="a").fit([1, 2]), "data is a builtins.list"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(make: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([None, None], "no values to learn from"),
+        ([1.0, np.inf], "infinity"),
+        ([[1.0], [1.0, 2.0]], "row 1: has 2 values where others have 1"),
+        ([pd.Timestamp("2024-01-01")], "no numbers"),
+    ],
+)
+def test_values_that_cannot_be_scaled_are_refused(values: list[Any], told: str) -> None:
+    with pytest.raises(DataError, match=rf"column 'a'.*{told}"):
+        StandardScaler(inputCol="a").fit(pd.DataFrame({"a": values}))
+
+
+def test_nothing_is_transformed_before_fit() -> None:
+    for made in (StringIndexer("a"), MinMaxScaler(inputCol="a")):
+        with pytest.raises(NotFittedError, match="fit"):
+            made.transform(pd.DataFrame({"a": [1]}))
+        with pytest.raises(NotFittedError, match="fit"):
+            made.to_dict()
+
+
+def test_vectors_of_another_length_than_learned_are_refused() -> None:
+    scaler = MinMaxScaler(inputCol="v").fit(pd.DataFrame({"v": [[1.0, 2.0]]}))
+    with pytest.raises(
+        DataError, match="vectors of 1 values, and MinMaxScaler has learned from vectors of 2"
+    ):
+        scaler.transform(pd.DataFrame({"v": [[1.0]]}))
+
+
+@given(st.lists(st.floats(-1e6, 1e6) | st.just(float("nan")), min_size=1, max_size=30), st.integers(0, 30))
+def test_moments_of_parts_are_those_of_all(values: list[float], cut: int) -> None:
+    column = np.array([*values, 1.0])[:, None]
+    whole, parts = (
+        moments.merged([moments.of(part, vector=False) for part in cuts], ["a"])
+        for cuts in ([column], [column[:cut], column[cut:]])
+    )
+
+    assert (whole.count, whole.low, whole.high) == (parts.count, parts.low, parts.high)
+    np.testing.assert_allclose(parts.mean, whole.mean, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(parts.squares, whole.squares, rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(whole.squares, np.nanvar(column) * whole.count, rtol=1e-9, atol=1e-6)
