@@ -1,0 +1,31 @@
+"""Models that are files of others, kept as they are: ONNX and OpenVINO."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kindler.errors import ConfigError
+from kindler.shelves.handler import Handler
+
+__all__ = ["FileHandler"]
+
+
+class FileHandler(Handler):
+    """Files, which `get(name, local=folder)` copies out; loading them is for the caller's own runtime."""
+
+    def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
+        """See `Handler`."""
+        raise ConfigError(
+            f"a model of kind {self.kind!r} is files.\nHint: get(name, local=folder) copies them to a folder;"
+            f" {meta['file']!r} is the one to load."
+        )
+
+    @staticmethod
+    def keep(path: Path, folder: Path) -> None:
+        """Copy a file into the folder under its own name."""
+        if path.is_symlink() or not path.is_file():
+            raise ConfigError(f"{path} is no file.")
+        shutil.copyfile(path, folder / path.name)

@@ -1,0 +1,45 @@
+"""ONNX models, with the files beside them that hold their large tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kindler.errors import ConfigError
+from kindler.shelves.handler import require_trust
+from kindler.shelves.kinds.files import FileHandler
+from kindler.shelves.scan.onnx_file import external_files
+
+__all__ = ["OnnxHandler"]
+
+
+class OnnxHandler(FileHandler):
+    """`.onnx` files, and `onnx.ModelProto` objects."""
+
+    kind: ClassVar[str] = "onnx"
+
+    def can(self, obj: Any) -> bool:
+        """See `Handler`."""
+        return isinstance(obj, Path) or type(obj).__name__ == "ModelProto"
+
+    def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
+        """See `Handler`."""
+        if not isinstance(obj, Path):
+            (folder / "model.onnx").write_bytes(obj.SerializeToString())
+            _check(folder / "model.onnx", trusted=trusted)
+            return {"file": "model.onnx"}
+        for name in _check(obj, trusted=trusted):
+            if not (obj.parent / name).is_file():
+                raise ConfigError(f"{obj.name} needs {name!r}, which is not beside it.")
+            self.keep(obj.parent / name, folder)
+        self.keep(obj, folder)
+        return {"file": obj.name}
+
+
+def _check(path: Path, *, trusted: bool) -> list[str]:
+    """The files beside the model that it reads; one that lies elsewhere is none of its business."""
+    named = external_files(path)
+    outside = [name for name in named if Path(name).name != name or name in ("", ".", "..")]
+    if outside:
+        require_trust(trusted, what=f"the ONNX model {path.name}", reason=f"it reads the file {outside[0]!r}")
+    return [name for name in named if name not in outside]

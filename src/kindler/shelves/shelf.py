@@ -1,0 +1,312 @@
+"""A shelf: the verbs for the names of one kind of thing in one bucket.
+
+How objects become files is for the kinds' handlers, where the files lie for the store.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kindler.errors import AlreadyExistsError, ConfigError
+from kindler.shelves.handler import Handler, known_only
+from kindler.shelves.registry import KINDS, Kinds
+from kindler.store import Address, Store, Version, archive
+from kindler.store.names import check_bucket, is_hidden
+from kindler.store.selectors import Selector, parse
+
+__all__ = ["Shelf", "listed"]
+
+
+class Shelf:
+    """Names and their versions.
+
+    A name may be followed by what says which version: `net` is the newest, `net@3` the third, `net@prod` the
+    one that is tagged so, `net^` the one before the newest, `net@prod^` the one before that.
+
+    Args:
+        store: Where.
+        bucket: The bucket in it.
+        kinds: What can be stored.
+    """
+
+    shelf: ClassVar[str]
+
+    def __init__(self, store: Store, bucket: str = "default", kinds: Kinds = KINDS) -> None:
+        self.store = store
+        self.bucket = check_bucket(bucket)
+        self._kinds = kinds
+
+    def __repr__(self) -> str:
+        return f"<{self.shelf} of the bucket {self.bucket!r} in {self.store!r}>"
+
+    def put(
+        self,
+        obj: Any,
+        name: str,
+        *,
+        attributes: Mapping[str, Any] | None = None,
+        tag: str | Sequence[str] | None = None,
+        kind: str | None = None,
+        trusted: bool = False,
+        **options: Any,
+    ) -> Version:
+        """Store an object as the newest version of a name.
+
+        Readers see the version when it is whole, together with its tags.
+
+        Args:
+            obj: The object; or a `Path` of files that are one.
+            name: The name, without a version.
+            attributes: What to remember of it; anything that JSON has.
+            tag: A tag, or several, that move to the new version.
+            kind: What to store it as, where several kinds could.
+            trusted: Allow what could run code when it is read again, such as pickles. The reader must too.
+            **options: What only some kinds know.
+
+        Returns:
+            The version.
+
+        Raises:
+            ConfigError: The name, an option or the kind of object cannot be.
+            UntrustedError: It could run code when it is read, and `trusted` was not given.
+        """
+        address = self._new(name)
+        handler = self._kinds.taking(obj, self.shelf, kind)
+        known_only(options, handler.put_options, what=f"put of kind {handler.kind!r}")
+        with self.store.stage() as folder:
+            meta = handler.write(obj, folder, trusted=trusted, **options)
+            return self.store.publish(
+                address, folder, kind=handler.kind, meta=meta, attributes=attributes, tags=listed(tag)
+            )
+
+    def get(
+        self,
+        name: str,
+        *,
+        version: int | str | None = None,
+        trusted: bool = False,
+        local: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Read an object.
+
+        Args:
+            name: The name, which may say which version.
+            version: A number or a tag, instead.
+            trusted: Allow what could run code that was stored with it.
+            local: Copy the version's files into this folder, which must not be there, and return the folder.
+                Nothing is loaded.
+            **options: What only some kinds know.
+
+        Raises:
+            NotFoundError: There is no such name or version.
+            UntrustedError: Reading it could run code, and `trusted` was not given.
+            DamagedError: The stored bytes are not those that were stored.
+        """
+        found = self.metadata(name, version=version)
+        if local is not None:
+            return self._copied(found, Path(local))
+        handler = self._kinds.handler(found.kind)
+        self._check_get(handler, options)
+        with self.store.files(found) as folder:
+            return handler.read(folder, found.meta, trusted=trusted, **options)
+
+    def metadata(self, name: str, *, version: int | str | None = None) -> Version:
+        """What is known of a version: number, kind, size, time, files, attributes.
+
+        Raises:
+            NotFoundError: There is no such name or version.
+        """
+        return self.store.find(self.bucket, self.shelf, parse(name, version))
+
+    def exists(self, name: str, *, version: int | str | None = None) -> bool:
+        """Whether there is such a name, and the version that it says."""
+        return self.store.seek(self.bucket, self.shelf, parse(name, version)) is not None
+
+    def list(
+        self, pattern: str = "**", *, hidden: bool = False, kind: str | None = None
+    ) -> builtins.list[str]:
+        """The names that a glob means, sorted.
+
+        Args:
+            pattern: `*` and `?` stand for any characters but `/`, `**` also for it, `[ab]` for one of these.
+                Case matters, and everything else means itself.
+            hidden: Also names with a part that begins with `.` or `_`.
+            kind: Only those whose newest version is of this kind.
+        """
+        return [version.name for version in self.newest(pattern, hidden=hidden, kind=kind)]
+
+    def newest(
+        self, pattern: str = "**", *, hidden: bool = False, kind: str | None = None
+    ) -> builtins.list[Version]:
+        """The newest version of each name that `list` gives."""
+        return [
+            version
+            for version in self.store.newest(self.bucket, self.shelf, pattern)
+            if (hidden or not is_hidden(version.name)) and kind in (None, version.kind)
+        ]
+
+    def versions(self, name: str) -> builtins.list[Version]:
+        """All versions of a name, oldest first.
+
+        Raises:
+            NotFoundError: There is no such name.
+        """
+        self.metadata(self._bare(name).name)
+        return self.store.versions(self._address(name))
+
+    def drop(self, name: str, *, version: int | str | None = None, force: bool = False) -> builtins.list[int]:
+        """Take a name away with all its versions and tags, or the one version that it says.
+
+        The bytes go with the next `sweep`. Numbers are not given again.
+
+        Args:
+            name: The name; `name@3` or `name@tag` is one version.
+            version: A number or a tag, instead.
+            force: It is fine if there is none.
+
+        Returns:
+            The numbers of the versions that are gone.
+
+        Raises:
+            NotFoundError: There is no such name or version.
+        """
+        selector = parse(name, version)
+        if force and not self.exists(str(selector)):
+            return []
+        found = self.metadata(str(selector))
+        return self.store.drop(found.address, None if selector.is_bare else found.number)
+
+    def tag(self, name: str, tag: str) -> Version:
+        """Make a tag stand at a version; it leaves the one where it stood.
+
+        Raises:
+            NotFoundError: There is no such name or version.
+        """
+        found = self.metadata(name)
+        self.store.tag(found, tag)
+        return found
+
+    def untag(self, name: str, tag: str) -> None:
+        """Take a tag of a name away.
+
+        Raises:
+            NotFoundError: There is no such tag.
+        """
+        self.store.untag(self._address(name), tag)
+
+    def tags(self, name: str) -> dict[str, int]:
+        """The tags of a name, and the numbers of the versions they stand at."""
+        return self.store.tags(self._address(name))
+
+    def promote(self, name: str, *, bucket: str | None = None, tag: str | None = None) -> Version:
+        """Make a version the one that others use: the newest in another bucket, or the one of a tag.
+
+        Args:
+            name: The name, which may say which version.
+            bucket: The bucket where it becomes the newest version; its bytes are shared.
+            tag: The tag that moves to it.
+        """
+        if bucket is None and tag is None:
+            raise ConfigError("promote() needs bucket=... or tag=..., to say where to.")
+        if bucket is None or bucket == self.bucket:
+            return self.tag(name, str(tag))
+        return self.copy(name, parse(name).name, bucket=bucket, tag=tag)
+
+    def copy(
+        self, name: str, to: str, *, bucket: str | None = None, tag: str | Sequence[str] | None = None
+    ) -> Version:
+        """Make a version the newest one of another name; its bytes are shared.
+
+        Args:
+            name: The name, which may say which version.
+            to: The other name.
+            bucket: The bucket of the other name; this one if not given.
+            tag: A tag, or several, that move to the new version.
+        """
+        target = Address(self.bucket if bucket is None else bucket, self.shelf, self._bare(to).name)
+        found = self.metadata(name)
+        if target == found.address:
+            raise ConfigError(f"copy({name!r}, {to!r}): both are the same name.")
+        return self.store.publish(
+            target,
+            kind=found.kind,
+            meta=found.meta,
+            attributes=found.attributes,
+            tags=listed(tag),
+            shared=found.files,
+        )
+
+    def export(self, name: str, path: str | os.PathLike[str]) -> Path:
+        """Write a version to one file: a zip of its files and what is known of it, with hashes.
+
+        Returns:
+            The path.
+        """
+        target = Path(path)
+        archive.write(self.store, self.metadata(name), target)
+        return target
+
+    def import_(
+        self,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        *,
+        tag: str | Sequence[str] | None = None,
+    ) -> Version:
+        """Make a file that `export` wrote the newest version of a name. Nothing in it is executed.
+
+        Args:
+            path: The file.
+            name: The name; the one it had if not given.
+            tag: A tag, or several, that move to the new version.
+
+        Raises:
+            ConfigError: It is no such file, or one of another shelf.
+            DamagedError: A file in it is not what the archive says.
+        """
+        with archive.reading(self.store, Path(path)) as (told, folder):
+            if told.shelf != self.shelf:
+                raise ConfigError(f"{path} holds one of the {told.shelf}, and these are the {self.shelf}.")
+            self._kinds.handler(told.kind)
+            return self.store.publish(
+                self._new(told.name if name is None else name),
+                folder,
+                kind=told.kind,
+                meta=told.meta,
+                attributes=told.attributes,
+                tags=listed(tag),
+            )
+
+    def _check_get(self, handler: Handler, options: Mapping[str, Any]) -> None:
+        if not handler.takes_any:
+            known_only(options, handler.get_options, what=f"get of kind {handler.kind!r}")
+
+    def _copied(self, version: Version, folder: Path) -> Path:
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError as exc:
+            raise AlreadyExistsError(f"local={str(folder)!r} is there already.", name=str(folder)) from exc
+        self.store.copy_files(version, folder)
+        return folder
+
+    def _bare(self, name: str) -> Selector:
+        selector = parse(name)
+        if not selector.is_bare:
+            raise ConfigError(f"{name!r} names a version; a name alone is needed here.")
+        return selector
+
+    def _address(self, name: str) -> Address:
+        return Address(self.bucket, self.shelf, self._bare(name).name)
+
+    def _new(self, name: str) -> Address:
+        return self._address(name)
+
+
+def listed(tag: str | Sequence[str] | None) -> builtins.list[str]:
+    """The tags that were given."""
+    return [tag] if isinstance(tag, str) else builtins.list(tag or ())

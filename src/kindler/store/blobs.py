@@ -1,0 +1,214 @@
+"""Blobs: immutable bytes named by their SHA-256, in files or in memory. Object stores are in `objects.py`.
+
+Whether anything still needs a blob is for the catalog to say.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote
+
+from kindler.errors import ConfigError, DamagedError, MissingExtraError, StoreError
+from kindler.store import staging
+from kindler.store.hashing import sha256_of
+from kindler.store.urls import folder_of
+
+__all__ = ["Blobs", "FileBlobs", "MemoryBlobs", "check_whole", "open_blobs"]
+
+
+class Blobs(Protocol):
+    """Bytes by their hash.
+
+    Any number of processes may write the same blob at once: whoever sees it sees all of it.
+
+    Attributes:
+        url: Where they are; another process opens them with it.
+        stage: Where files are best prepared; on the blobs' own disk where they are files.
+    """
+
+    url: str
+    stage: Path
+
+    def put(self, source: Path, sha256: str) -> None:
+        """Keep the file's bytes under that hash; the file itself may be taken over and is not changed."""
+
+    def get(self, sha256: str, target: Path, *, private: bool = False) -> None:
+        """Make `target` a file of those bytes, which were checked. Only a private one may be written to.
+
+        Raises:
+            DamagedError: The blob is gone, or is not what its name says.
+        """
+
+    def has(self, sha256: str) -> bool:
+        """Whether the blob is there."""
+
+    def old(self, grace_s: float) -> Iterator[str]:
+        """All blobs that were last put more than so many seconds ago."""
+
+    def remove(self, hashes: Iterable[str]) -> None:
+        """Remove blobs; those that are gone already are fine."""
+
+
+def open_blobs(url: str) -> Blobs:
+    """The blobs at a file://, s3://, gs://, az:// or memory:// URL.
+
+    Raises:
+        ConfigError: It is another one.
+        MissingExtraError: What it needs is not installed.
+    """
+    scheme = url.partition("://")[0]
+    if scheme == "file":
+        return FileBlobs(folder_of(url))
+    if scheme == "memory":
+        return MemoryBlobs(staging.of_this_user())
+    if scheme in ("s3", "gs", "az"):
+        try:
+            from kindler.store.objects import ObjectBlobs
+        except ModuleNotFoundError as exc:
+            if exc.name != "obstore":
+                raise
+            raise MissingExtraError(what=f"a store at {scheme}://", package="obstore", extra="s3") from exc
+        return ObjectBlobs(url, staging.of_this_user())
+    raise ConfigError(
+        f"blobs at {scheme}:// are not known.\nHint: file://, s3://, gs://, az:// or memory://."
+    )
+
+
+def check_whole(path: Path, sha256: str) -> None:
+    """Compare a file with its name.
+
+    Raises:
+        DamagedError: It is something else.
+    """
+    found = sha256_of(path)
+    if found != sha256:
+        raise DamagedError(sha256=sha256, problem=f"its bytes hash to {found}")
+
+
+class FileBlobs:
+    """Blobs in files of a folder: blobs/ab/abcdef..., never written in place."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"file://{quote(str(folder))}"
+        self.stage = folder / "staging"
+        self._folder = folder / "blobs"
+
+    def put(self, source: Path, sha256: str) -> None:
+        """See `Blobs`."""
+        target = self._path(sha256)
+        if self._touched(target):
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sync(source)
+        source.chmod(0o444)
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            return
+        except OSError:
+            # Another disk, or one without links: beside, then renamed.
+            with staging.folder(self.stage) as beside:
+                copy = beside / sha256
+                shutil.copyfile(source, copy)
+                _sync(copy)
+                copy.chmod(0o444)
+                os.replace(copy, target)
+        _sync(target.parent)
+
+    def get(self, sha256: str, target: Path, *, private: bool = False) -> None:
+        """See `Blobs`."""
+        blob = self._path(sha256)
+        if not blob.exists():
+            raise DamagedError(sha256=sha256, problem="it is gone")
+        check_whole(blob, sha256)
+        if not private:
+            with suppress(OSError):
+                os.link(blob, target)
+                return
+        shutil.copyfile(blob, target)
+
+    def has(self, sha256: str) -> bool:
+        """See `Blobs`."""
+        return self._path(sha256).exists()
+
+    def old(self, grace_s: float) -> Iterator[str]:
+        """See `Blobs`."""
+        limit = time.time() - grace_s
+        for path in sorted(self._folder.glob("??/*")):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime <= limit:
+                    yield path.name
+
+    def remove(self, hashes: Iterable[str]) -> None:
+        """See `Blobs`."""
+        for sha256 in hashes:
+            self._path(sha256).unlink(missing_ok=True)
+
+    def _path(self, sha256: str) -> Path:
+        return self._folder / sha256[:2] / sha256
+
+    def _touched(self, path: Path) -> bool:
+        """Whether the blob is there; it counts as put now, so that no sweep takes it for debris."""
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        except OSError as exc:
+            raise StoreError(f"cannot write to the store at {self._folder}: {exc}.") from exc
+        return True
+
+
+class MemoryBlobs:
+    """Blobs in this process, for tests and trials."""
+
+    def __init__(self, stage: Path) -> None:
+        self.url = "memory://"
+        self.stage = stage
+        self._blobs: dict[str, tuple[bytes, float]] = {}
+        self._lock = threading.Lock()
+
+    def put(self, source: Path, sha256: str) -> None:
+        """See `Blobs`."""
+        with self._lock:
+            self._blobs[sha256] = (source.read_bytes(), time.time())
+
+    def get(self, sha256: str, target: Path, *, private: bool = False) -> None:
+        """See `Blobs`."""
+        found = self._blobs.get(sha256)
+        if found is None:
+            raise DamagedError(sha256=sha256, problem="it is gone")
+        target.write_bytes(found[0])
+        check_whole(target, sha256)
+
+    def has(self, sha256: str) -> bool:
+        """See `Blobs`."""
+        return sha256 in self._blobs
+
+    def old(self, grace_s: float) -> Iterator[str]:
+        """See `Blobs`."""
+        limit = time.time() - grace_s
+        with self._lock:
+            found = [sha256 for sha256, (_, when) in self._blobs.items() if when <= limit]
+        return iter(found)
+
+    def remove(self, hashes: Iterable[str]) -> None:
+        """See `Blobs`."""
+        with self._lock:
+            for sha256 in hashes:
+                self._blobs.pop(sha256, None)
+
+
+def _sync(path: Path) -> None:
+    """On the disk, not only on its way there: a row must never outlive its bytes."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

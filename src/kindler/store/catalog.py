@@ -1,0 +1,370 @@
+"""The rows behind a store: names, versions, tags, and which blobs they need. One set of statements for SQLite
+and PostgreSQL.
+
+A version appears in one transaction, together with its number and its tags, or not at all. Blobs are taken
+away only while nobody publishes (`unneeded`), and who publishes looks in the same transaction whether they
+are all there; so no version is ever without its bytes, however the two meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from kindler.errors import ConfigError
+from kindler.store.engines import Database
+from kindler.store.selectors import Selector
+from kindler.store.urls import without_secrets
+from kindler.store.versions import Address, Draft, Version
+
+__all__ = ["Catalog", "LackingBlobs", "OvertakenError"]
+
+FORMAT = 1
+_CHUNK = 500
+_LOCK_KEY = 0x6B696E64  # "kind": for PostgreSQL, while tables are made
+
+_tables = sa.MetaData()
+_state = sa.Table(
+    "kindler_store",
+    _tables,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("format", sa.Integer, nullable=False),
+    sa.Column("blobs", sa.Text, nullable=False),
+)
+_objects = sa.Table(
+    "kindler_objects",
+    _tables,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("bucket", sa.Text, nullable=False),
+    sa.Column("shelf", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("last", sa.Integer, nullable=False),  # stays when versions are dropped: no number comes twice
+    sa.UniqueConstraint("bucket", "shelf", "name"),
+)
+_versions = sa.Table(
+    "kindler_versions",
+    _tables,
+    sa.Column("object", sa.ForeignKey(_objects.c.id), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("created", sa.Text, nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("manifest", sa.Text, nullable=False),
+)
+_VERSION = ["object", "number"]
+_needs = sa.Table(
+    "kindler_needs",
+    _tables,
+    sa.Column("object", sa.Integer, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("sha256", sa.Text, primary_key=True, index=True),
+    sa.ForeignKeyConstraint(
+        _VERSION, ["kindler_versions.object", "kindler_versions.number"], ondelete="CASCADE"
+    ),
+)
+_tags = sa.Table(
+    "kindler_tags",
+    _tables,
+    sa.Column("object", sa.Integer, primary_key=True),
+    sa.Column("tag", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.ForeignKeyConstraint(
+        _VERSION, ["kindler_versions.object", "kindler_versions.number"], ondelete="CASCADE"
+    ),
+)
+_joined = _versions.join(_objects, _versions.c.object == _objects.c.id)
+_BEYOND = 2**31 - 1  # no version has this number
+# The one statement that is asked all the time, made once: a version and those before it, newest first.
+_FIND = (
+    sa.select(_versions)
+    .select_from(_joined)
+    .where(
+        _objects.c.bucket == sa.bindparam("bucket"),
+        _objects.c.shelf == sa.bindparam("shelf"),
+        _objects.c.name == sa.bindparam("name"),
+        _versions.c.number <= sa.bindparam("number"),
+    )
+    .order_by(_versions.c.number.desc())
+    .limit(sa.bindparam("count"))
+)
+
+
+class LackingBlobs(Exception):
+    """A version cannot be published yet: blobs of it are not there.
+
+    Attributes:
+        hashes: Which.
+    """
+
+    def __init__(self, hashes: Sequence[str]) -> None:
+        self.hashes = tuple(hashes)
+        super().__init__(f"{len(hashes)} blobs are lacking")
+
+
+class OvertakenError(Exception):
+    """The newest version is another one than the publisher took it to be.
+
+    Attributes:
+        latest: Its number; 0 if there is none.
+    """
+
+    def __init__(self, latest: int) -> None:
+        self.latest = latest
+        super().__init__(f"the newest version is {latest}")
+
+
+class Catalog:
+    """What is in a store.
+
+    Args:
+        database: Where the rows are.
+        blobs: Where the blobs are said to be; None takes what the catalog remembers.
+        new_blobs: Where they are to be if the catalog is new and nothing was said.
+    """
+
+    def __init__(self, database: Database, blobs: str | None, new_blobs: str | None = None) -> None:
+        self._database = database
+        insert = sqlite.insert if database.dialect == "sqlite" else postgresql.insert
+        self._insert: Callable[[sa.Table], Any] = insert
+        self.blobs = self._open(blobs, new_blobs)
+
+    def publish(
+        self,
+        address: Address,
+        draft: Draft,
+        *,
+        has: Callable[[str], bool],
+        tags: Sequence[str] = (),
+        after: int | None = None,
+    ) -> Version:
+        """Make the draft the newest version of its name.
+
+        Args:
+            address: Where.
+            draft: What.
+            has: Whether a blob is there.
+            tags: Tags that move to it.
+            after: The newest version must be this one (0: there must be none).
+
+        Raises:
+            LackingBlobs: Some blobs are not there.
+            OvertakenError: The newest version is not `after`.
+        """
+        created = datetime.now(timezone.utc).isoformat()
+        manifest, hashes = draft.manifest(), sorted({file.sha256 for file in draft.files})
+        with self._database.writing() as connection:
+            connection.execute(sa.select(_state.c.id).with_for_update(read=True)).all()
+            object_id, number = self._next(connection, address)
+            latest = connection.scalar(
+                sa.select(sa.func.max(_versions.c.number)).where(_versions.c.object == object_id)
+            )
+            if after is not None and after != (latest or 0):
+                raise OvertakenError(latest or 0)
+            known = self._needed(connection, hashes)
+            lacking = [sha256 for sha256 in hashes if sha256 not in known and not has(sha256)]
+            if lacking:
+                raise LackingBlobs(lacking)
+            connection.execute(
+                _versions.insert().values(
+                    object=object_id,
+                    number=number,
+                    kind=draft.kind,
+                    created=created,
+                    size=draft.size,
+                    digest=draft.digest,
+                    manifest=manifest,
+                )
+            )
+            if hashes:
+                rows = [{"object": object_id, "number": number, "sha256": sha256} for sha256 in hashes]
+                connection.execute(_needs.insert(), rows)
+            for tag in tags:
+                self._move(connection, object_id, tag, number)
+        return Version.restored(
+            address,
+            number=number,
+            kind=draft.kind,
+            created=created,
+            size=draft.size,
+            digest=draft.digest,
+            manifest=manifest,
+        )
+
+    def find(self, address: Address, selector: Selector) -> Version | None:
+        """The version that is meant, if it is there."""
+        with self._database.reading() as connection:
+            ref = selector.ref
+            number = self._tags(connection, address).get(ref) if isinstance(ref, str) else ref
+            if number is None and ref is not None:
+                return None
+            known = {"bucket": address.bucket, "shelf": address.shelf, "name": address.name}
+            wanted = {**known, "number": _BEYOND if number is None else min(number, _BEYOND)}
+            rows = connection.execute(_FIND, {**wanted, "count": selector.back + 1}).all()
+        if len(rows) <= selector.back or number not in (None, rows[0].number):
+            return None
+        return _version(address, rows[-1])
+
+    def versions(self, address: Address) -> list[Version]:
+        """All versions of a name, oldest first."""
+        wanted = sa.select(_versions).select_from(_joined).where(*_is(address)).order_by(_versions.c.number)
+        with self._database.reading() as connection:
+            return [_version(address, row) for row in connection.execute(wanted)]
+
+    def newest(self, bucket: str, shelf: str, prefix: str = "") -> list[Version]:
+        """The newest version of each name that begins so, by name."""
+        newest = (
+            sa.select(_versions.c.object, sa.func.max(_versions.c.number).label("number"))
+            .group_by(_versions.c.object)
+            .subquery()
+        )
+        wanted = (
+            sa.select(_objects.c.name, _versions)
+            .select_from(
+                _joined.join(
+                    newest,
+                    (newest.c.object == _versions.c.object) & (newest.c.number == _versions.c.number),
+                )
+            )
+            .where(_objects.c.bucket == bucket, _objects.c.shelf == shelf)
+        )
+        if prefix:
+            wanted = wanted.where(_objects.c.name.startswith(prefix, autoescape=True))
+        with self._database.reading() as connection:
+            found = [_version(Address(bucket, shelf, row.name), row) for row in connection.execute(wanted)]
+        return sorted(found, key=lambda version: version.name)  # databases do not agree on an order of text
+
+    def buckets(self) -> list[str]:
+        """The buckets that hold something."""
+        with self._database.reading() as connection:
+            return sorted(connection.scalars(sa.select(_objects.c.bucket).select_from(_joined).distinct()))
+
+    def drop(self, address: Address, number: int | None = None) -> list[int]:
+        """Take a version away, or all of a name; returns which."""
+        with self._database.writing() as connection:
+            ids = sa.select(_objects.c.id).where(*_is(address)).scalar_subquery()
+            which = _versions.c.object == ids
+            if number is not None:
+                which &= _versions.c.number == number
+            return sorted(connection.scalars(_versions.delete().where(which).returning(_versions.c.number)))
+
+    def tags(self, address: Address) -> dict[str, int]:
+        """The tags of a name, and the numbers they stand at."""
+        with self._database.reading() as connection:
+            return self._tags(connection, address)
+
+    def move_tag(self, version: Version, tag: str) -> bool:
+        """Make the tag stand at the version; whether the version is there."""
+        with self._database.writing() as connection:
+            wanted = sa.select(_versions.c.object).select_from(_joined).where(*_is(version.address))
+            object_id = connection.scalar(wanted.where(_versions.c.number == version.number))
+            if object_id is not None:
+                self._move(connection, object_id, tag, version.number)
+        return object_id is not None
+
+    def remove_tag(self, address: Address, tag: str) -> bool:
+        """Take a tag away; whether it was there."""
+        with self._database.writing() as connection:
+            ids = sa.select(_objects.c.id).where(*_is(address)).scalar_subquery()
+            gone = connection.execute(_tags.delete().where(_tags.c.object == ids, _tags.c.tag == tag))
+            return bool(gone.rowcount)
+
+    @contextmanager
+    def unneeded(self, hashes: Sequence[str]) -> Iterator[list[str]]:
+        """Which of the blobs no version needs; while the block runs, nobody publishes."""
+        with self._database.writing() as connection:
+            connection.execute(sa.select(_state.c.id).with_for_update()).all()
+            needed = self._needed(connection, hashes)
+            yield [sha256 for sha256 in hashes if sha256 not in needed]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._database.close()
+
+    def _open(self, blobs: str | None, new_blobs: str | None) -> str:
+        with self._database.reading() as connection:
+            # Before it is asked for: PostgreSQL ends a transaction in which a table was missing.
+            made = sa.inspect(connection).has_table(_state.name)
+            row = connection.execute(sa.select(_state)).first() if made else None
+        if row is None:
+            row = self._create(blobs or new_blobs)
+        if row.format != FORMAT:
+            raise ConfigError(
+                f"the store's catalog has the format {row.format}, and this Kindler knows {FORMAT}."
+            )
+        known = str(row.blobs)
+        if blobs is not None and blobs.partition("?")[0] != known.partition("?")[0]:
+            raise ConfigError(
+                f"the store's blobs are at {known.partition('?')[0]}, and not at {blobs.partition('?')[0]}.\n"
+                "Hint: leave blobs=... out of the URL; the catalog knows."
+            )
+        return blobs or known
+
+    def _create(self, blobs: str | None) -> Any:
+        if blobs is None:
+            raise ConfigError(
+                "this store is new, and its URL does not say where the bytes belong.\n"
+                "Hint: add ?blobs=s3://bucket/prefix or ?blobs=file:///folder."
+            )
+        with self._database.writing() as connection:
+            if self._database.dialect == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))
+            _tables.create_all(connection)
+            first = self._insert(_state).values(id=1, format=FORMAT, blobs=without_secrets(blobs))
+            connection.execute(first.on_conflict_do_nothing())
+            return connection.execute(sa.select(_state)).one()
+
+    def _next(self, connection: sa.Connection, address: Address) -> tuple[int, int]:
+        made = self._insert(_objects).values(
+            bucket=address.bucket, shelf=address.shelf, name=address.name, last=1
+        )
+        made = made.on_conflict_do_update(
+            index_elements=["bucket", "shelf", "name"], set_={"last": _objects.c.last + 1}
+        ).returning(_objects.c.id, _objects.c.last)
+        row = connection.execute(made).one()
+        return row.id, row.last
+
+    def _move(self, connection: sa.Connection, object_id: int, tag: str, number: int) -> None:
+        made = self._insert(_tags).values(object=object_id, tag=tag, number=number)
+        connection.execute(
+            made.on_conflict_do_update(index_elements=["object", "tag"], set_={"number": number})
+        )
+
+    def _tags(self, connection: sa.Connection, address: Address) -> dict[str, int]:
+        joined = _tags.join(_objects, _tags.c.object == _objects.c.id)
+        wanted = sa.select(_tags.c.tag, _tags.c.number).select_from(joined).where(*_is(address))
+        return {row.tag: row.number for row in connection.execute(wanted)}
+
+    def _needed(self, connection: sa.Connection, hashes: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        for start in range(0, len(hashes), _CHUNK):
+            some = hashes[start : start + _CHUNK]
+            found.update(
+                connection.scalars(sa.select(_needs.c.sha256).where(_needs.c.sha256.in_(some)).distinct())
+            )
+        return found
+
+
+def _is(address: Address) -> tuple[sa.ColumnElement[bool], ...]:
+    return (
+        _objects.c.bucket == address.bucket,
+        _objects.c.shelf == address.shelf,
+        _objects.c.name == address.name,
+    )
+
+
+def _version(address: Address, row: Any) -> Version:
+    return Version.restored(
+        address,
+        number=row.number,
+        kind=row.kind,
+        created=row.created,
+        size=row.size,
+        digest=row.digest,
+        manifest=row.manifest,
+    )

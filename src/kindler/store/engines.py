@@ -1,0 +1,130 @@
+"""Connections to the catalog's database, with what each database needs to be safe among many processes."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.pool import StaticPool
+
+from kindler.errors import MissingExtraError, StoreError
+
+__all__ = ["Database"]
+
+_PATIENCE_S = 60.0
+_WRITES = "kindler_writes"
+
+
+class Database:
+    """Transactions on one database, from any thread, also after a fork.
+
+    Args:
+        url: What SQLAlchemy opens.
+    """
+
+    def __init__(self, url: str) -> None:
+        path = url.removeprefix("sqlite:///")
+        # A path is taken as it is: in a URL, percent signs in it would mean something else.
+        self.url = sa.make_url(url) if path == url else sa.URL.create("sqlite", database=path)
+        self._pid = os.getpid()
+        # All threads share the one connection to a database in memory, one at a time.
+        self._alone: Any = threading.RLock() if self.in_memory else nullcontext()
+        self._engine = _engine(self.url, in_memory=self.in_memory)
+        # Versions never change, so reading needs no transaction; PostgreSQL is spared two messages of three.
+        alone = {} if self.dialect == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
+        self._reader = self._engine.execution_options(**alone)
+        self._writer = self._engine.execution_options(**{_WRITES: True})
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it is gone with this process."""
+        return self.url.get_backend_name() == "sqlite" and not self.url.database
+
+    @property
+    def dialect(self) -> str:
+        """ "sqlite" or "postgresql"."""
+        return self._engine.dialect.name
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection that only reads."""
+        with self._transaction(writes=False) as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        """A transaction that may write; undone if the block raises."""
+        with self._transaction(writes=True) as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _transaction(self, *, writes: bool) -> Iterator[sa.Connection]:
+        if self._pid != os.getpid():
+            self._engine.dispose(close=False)  # the parent still talks on them
+            self._pid = os.getpid()
+        engine = self._writer if writes else self._reader
+        with self._alone, self._translated(), engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sa.exc.SQLAlchemyError as exc:
+            shown = self.url.render_as_string(hide_password=True)
+            raise StoreError(f"the catalog at {shown} failed: {getattr(exc, 'orig', None) or exc}") from exc
+
+
+def _engine(url: sa.URL, *, in_memory: bool) -> sa.Engine:
+    if url.get_backend_name() != "sqlite":
+        try:
+            return sa.create_engine(url, pool_pre_ping=True, pool_recycle=1800)
+        except ModuleNotFoundError as exc:
+            if exc.name != "psycopg":
+                raise
+            raise MissingExtraError(
+                what="a store in PostgreSQL", package="psycopg", extra="postgres"
+            ) from exc
+    settings: dict[str, Any] = {"timeout": _PATIENCE_S, "check_same_thread": False}
+    if in_memory:
+        engine = sa.create_engine(url, connect_args=settings, poolclass=StaticPool)
+    else:
+        Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+        engine = sa.create_engine(url, connect_args=settings)
+    event.listen(engine, "connect", _prepare)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _prepare(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # `_begin` says when a transaction begins, and of which kind
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError:
+            # Of several that create the file at once, SQLite lets one wait for the other only later.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _begin(connection: sa.Connection) -> None:
+    # A transaction that reads first and writes later would fail where another has written in between.
+    writes = connection.get_execution_options().get(_WRITES)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

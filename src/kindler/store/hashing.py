@@ -1,0 +1,41 @@
+"""SHA-256 of files, and copies that are hashed on the way."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["copy_hashed", "sha256_of"]
+
+_CHUNK_BYTES = 1 << 20
+
+
+def sha256_of(path: Path) -> str:
+    """What is in the file, as a hash."""
+    found = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(_CHUNK_BYTES)
+        view = memoryview(buffer)
+        while count := file.readinto(buffer):
+            found.update(view[:count])
+    return found.hexdigest()
+
+
+def copy_hashed(source: BinaryIO, target: Path, *, at_most: int | None = None) -> tuple[str, int]:
+    """Write what can be read; returns its hash and its size.
+
+    Args:
+        source: Read to its end.
+        target: The file to write; must not be there.
+        at_most: Stop one chunk after so many bytes: the size that comes back says that there were more.
+    """
+    found, size = hashlib.sha256(), 0
+    with target.open("xb") as file:
+        while chunk := source.read(_CHUNK_BYTES):
+            found.update(chunk)
+            file.write(chunk)
+            size += len(chunk)
+            if at_most is not None and size > at_most:
+                break
+    return found.hexdigest(), size

@@ -1,0 +1,132 @@
+"""What names may look like, and which of them a pattern means. Pure text: nothing is looked up here.
+
+Names live in a catalog and never become paths, but they travel: into URLs, archives and logs. So they are
+plain: printable, relative, without the characters that selectors and patterns need.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from kindler.errors import ConfigError
+
+__all__ = ["check_bucket", "check_name", "check_path", "check_tag", "is_hidden", "literal_prefix", "matches"]
+
+LONGEST = 200
+_RESERVED = frozenset('@^[]{}#*?:\\%"<>|')
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
+
+
+def check_name(name: object, what: str = "name") -> str:
+    """The name, if it may be one.
+
+    Raises:
+        ConfigError: It may not; says why.
+
+    >>> check_name("flowers/small")
+    'flowers/small'
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"{what}={name!r} is a {type(name).__name__}; a {what} is a string.")
+    problem = _name_problem(name)
+    if problem:
+        raise ConfigError(f"{what}={_short(name)} {problem}.")
+    return name
+
+
+def check_bucket(bucket: object) -> str:
+    """A bucket's name: a plain word."""
+    return _word(bucket, "bucket")
+
+
+def check_tag(tag: object) -> str:
+    """A tag: a plain word that is no version number."""
+    return _word(tag, "tag")
+
+
+def check_path(path: object) -> str:
+    """The relative path of a file in a version, with `/`, that leads nowhere else.
+
+    Paths come from archives and catalogs of others too, so they are checked again whenever they are used.
+    """
+    if not isinstance(path, str) or not path or len(path) > 1000:
+        raise ConfigError(f"{_short(str(path))} is no path of a stored file.")
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or "\\" in path or not path.isprintable():
+        raise ConfigError(
+            f"{_short(path)} is no path of a stored file: it must be relative, printable, and without '..'."
+        )
+    return path
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a listing leaves the name out: some part of it begins with a dot or an underscore."""
+    return any(part[0] in "._" for part in name.split("/"))
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a glob means the name: `*` and `?` stay within a part, `**` crosses, `[ab]` is one of them.
+
+    >>> matches("a.*", "a.b"), matches("a.b", "axb"), matches("*", "a/b"), matches("**", "a/b")
+    (True, False, False, True)
+    """
+    return _compiled(pattern).fullmatch(name) is not None
+
+
+def literal_prefix(pattern: str) -> str:
+    """What every name that matches begins with."""
+    found = re.match(r"[^*?\[]*", pattern)
+    return found[0] if found else ""
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    made, at = "", 0
+    while at < len(pattern):
+        char = pattern[at]
+        if pattern.startswith("**", at):
+            # "a/**/b" means "a/b" too.
+            crosses = pattern.startswith("**/", at)
+            made, at = made + ("(?:.*/)?" if crosses else ".*"), at + (3 if crosses else 2)
+            continue
+        end = pattern.find("]", at + 2) if char == "[" else -1
+        if end > 0:
+            inside = pattern[at + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
+            made, at = made + f"[{'^' + inside[1:] if inside[0] == '!' else inside}]", end + 1
+            continue
+        made, at = made + {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char)), at + 1
+    try:
+        return re.compile(made, re.DOTALL)
+    except re.error as exc:
+        raise ConfigError(f"pattern={_short(pattern)} is no glob: {exc}.") from exc
+
+
+def _name_problem(name: str) -> str:
+    if not name:
+        return "is empty"
+    if len(name) > LONGEST:
+        return f"has {len(name)} characters; {LONGEST} are allowed"
+    if not name.isprintable():
+        return "has characters that cannot be printed"
+    found = sorted(_RESERVED & set(name))
+    if found:
+        return f"has {' '.join(found)}, which names may not"
+    if name.startswith("/"):
+        return "is absolute; names are relative"
+    if any(part in ("", ".", "..") or part != part.strip() for part in name.split("/")):
+        return "has a part that is empty, '.', '..', or begins or ends with a space"
+    return ""
+
+
+def _word(text: object, what: str) -> str:
+    if not isinstance(text, str) or not _WORD.fullmatch(text):
+        raise ConfigError(
+            f"{what}={_short(str(text))}: a {what} begins with a letter, followed by at most 99 letters,"
+            " digits, '.', '-' or '_'."
+        )
+    return text
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")

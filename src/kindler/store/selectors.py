@@ -1,0 +1,73 @@
+"""Which version a user means: `name`, `name@3`, `name@prod`, `name^`, `name@prod^^`. Nothing is looked up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kindler.errors import ConfigError
+from kindler.store.names import check_name, check_tag
+
+__all__ = ["Selector", "parse"]
+
+_FORM = re.compile(r"(?P<name>[^@^]*)(?:@(?P<ref>[^@^]*))?(?P<back>\^*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """A name, and one of its versions.
+
+    Attributes:
+        name: The name.
+        ref: A version's number, a tag, or None for the newest.
+        back: How many versions before that one.
+    """
+
+    name: str
+    ref: int | str | None = None
+    back: int = 0
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is a name alone."""
+        return self.ref is None and not self.back
+
+    def __str__(self) -> str:
+        return self.name + ("" if self.ref is None else f"@{self.ref}") + "^" * self.back
+
+
+def parse(text: object, version: int | str | None = None) -> Selector:
+    """Read a selector.
+
+    Args:
+        text: What the user wrote.
+        version: A number or a tag that was given beside it.
+
+    Raises:
+        ConfigError: It cannot be one, or says two things.
+
+    >>> parse("net@prod^")
+    Selector(name='net', ref='prod', back=1)
+    """
+    found = _FORM.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        check_name(text)  # says what is wrong with what is no string
+        raise ConfigError(
+            f"{text!r} is no selector.\nHint: name, name@3, name@tag, name^ (the one before), name@tag^."
+        )
+    name = check_name(found["name"])
+    ref = None if found["ref"] is None else _ref(found["ref"])
+    if version is not None:
+        if ref is not None:
+            raise ConfigError(f"{text!r} and version={version!r} both say which version.")
+        ref = _ref(str(version)) if isinstance(version, int | str) else check_tag(version)
+    return Selector(name, ref, len(found["back"]))
+
+
+def _ref(text: str) -> int | str | None:
+    if text == "latest":
+        return None
+    digits = text[1:] if re.fullmatch(r"v\d+", text) else text
+    if re.fullmatch(r"\d{1,18}", digits, re.ASCII):
+        return int(digits)
+    return check_tag(text)

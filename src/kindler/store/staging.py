@@ -1,0 +1,84 @@
+"""Folders to work in that a killed process may leave behind, and that a sweep then finds.
+
+Each has a lock beside it, held as long as its process lives. The lock, not the age, says whether a folder is
+debris: a writer that takes a day is left alone, and one that was killed a second ago is not.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kindler.errors import StoreError
+
+__all__ = ["folder", "of_this_user", "sweep"]
+
+_LOCK = ".lock"
+
+
+def of_this_user() -> Path:
+    """Where to work when the blobs are not on this machine.
+
+    Raises:
+        StoreError: Somebody else could change files there.
+    """
+    made = Path(tempfile.gettempdir()) / f"kindler-store-{os.getuid()}"
+    made.mkdir(mode=0o700, exist_ok=True)
+    found = made.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise StoreError(f"{made} is not a folder of yours alone.\nHint: remove it, or set TMPDIR.")
+    return made
+
+
+@contextmanager
+def folder(parent: Path) -> Iterator[Path]:
+    """A new, empty folder, gone after the block."""
+    parent.mkdir(parents=True, exist_ok=True)
+    made, lock = _locked(parent)
+    try:
+        made.mkdir()
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        made.with_suffix(_LOCK).unlink(missing_ok=True)
+        os.close(lock)
+
+
+def sweep(parent: Path) -> int:
+    """Remove the folders whose processes are gone; returns how many."""
+    removed = 0
+    for lock in sorted(parent.glob(f"*{_LOCK}")):
+        try:
+            handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue  # its process lives
+        else:
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            lock.unlink(missing_ok=True)
+            removed += 1
+        finally:
+            os.close(handle)
+    return removed
+
+
+def _locked(parent: Path) -> tuple[Path, int]:
+    while True:
+        made = parent / uuid.uuid4().hex
+        lock = made.with_suffix(_LOCK)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        # A sweep may have come between the two lines and taken the lock file away.
+        if lock.exists():
+            return made, handle
+        os.close(handle)

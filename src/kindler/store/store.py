@@ -1,0 +1,282 @@
+"""A store: files in, immutable versions out. Joins a catalog and blobs, and knows nothing of what files mean.
+
+Publishing is: files to blobs, then one transaction. A process that dies before the transaction leaves only
+debris, which nobody sees and `sweep` removes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from kindler.errors import MissingExtraError, NotFoundError, StoreError
+from kindler.store import staging, urls
+from kindler.store.blobs import Blobs, open_blobs
+from kindler.store.hashing import sha256_of
+from kindler.store.names import check_path, check_tag, literal_prefix, matches
+from kindler.store.selectors import Selector
+from kindler.store.versions import Address, Draft, File, Version
+
+if TYPE_CHECKING:
+    from kindler.store.catalog import Catalog
+
+__all__ = ["Store", "Swept"]
+
+_SWEPT_AT_ONCE = 200
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep removed.
+
+    Attributes:
+        blobs: How many blobs that no version needs.
+        folders: How many folders of processes that are gone.
+    """
+
+    blobs: int
+    folders: int
+
+
+class Store:
+    """Named, versioned files.
+
+    Make one with `Store.open`. Any number of processes and threads may use the same store.
+    """
+
+    def __init__(self, url: str, catalog: Catalog, blobs: Blobs) -> None:
+        self.url = url
+        self.blobs = blobs
+        self._catalog = catalog
+
+    @classmethod
+    def open(cls, url: str | os.PathLike[str] | None = None) -> Store:
+        """Open a store, or make it if it is not there.
+
+        Args:
+            url: A folder, `sqlite:///file?blobs=URL`, `postgresql://user@host/db?blobs=URL` or `memory://`.
+                None takes `KINDLER_STORE`, or a folder among the user's data.
+
+        Raises:
+            ConfigError: The URL is of no known form, or a new store's does not say where the bytes belong.
+            MissingExtraError: A package that it needs is not installed.
+            StoreError: The database cannot be reached.
+        """
+        named = urls.default_url(os.environ) if url is None else os.fspath(url)
+        place = urls.parse(named)
+        try:
+            from kindler.store.catalog import Catalog
+            from kindler.store.engines import Database
+        except ModuleNotFoundError as exc:
+            if (exc.name or "").partition(".")[0] != "sqlalchemy":
+                raise
+            raise MissingExtraError(what="the store", package="sqlalchemy", extra="store") from exc
+        database = Database(place.catalog)
+        catalog = Catalog(database, place.blobs, place.new_blobs)
+        beside = Path(database.url.database or "").parent
+        known = f"file://{quote(str(beside))}" if catalog.blobs == urls.BESIDE else catalog.blobs
+        return cls(named, catalog, open_blobs(known))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.blobs.url == "memory://":
+            raise StoreError("a store in memory belongs to its process and cannot be sent to another.")
+        return Store.open, (self.url,)
+
+    def __repr__(self) -> str:
+        shown = self.url.partition("?")[0]  # what follows may be keys
+        place, at, host = shown.rpartition("@")
+        return f"Store('{place.partition('://')[0]}://...@{host}')" if at else f"Store({shown!r})"
+
+    def close(self) -> None:
+        """Close the connections to the catalog; what is used again opens them again."""
+        self._catalog.close()
+
+    def stage(self) -> AbstractContextManager[Path]:
+        """An empty folder to prepare files in, gone after the block."""
+        return staging.folder(self.blobs.stage)
+
+    def publish(
+        self,
+        address: Address,
+        folder: Path | None = None,
+        *,
+        kind: str,
+        meta: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        tags: Sequence[str] = (),
+        shared: Sequence[File] = (),
+        after: int | None = None,
+    ) -> Version:
+        """Make the newest version of a name.
+
+        Args:
+            address: Where.
+            folder: Its files, with their folders. Best one that `stage` gave; they must not change any more.
+            kind: What will read it.
+            meta: What the reader must know.
+            attributes: What the user wants to remember.
+            tags: Tags that move to it, in the same moment.
+            shared: Files whose blobs are in the store already.
+            after: The number that the newest version must have (0: there must be none).
+
+        Raises:
+            OvertakenError: The newest version is not `after`.
+            StoreError: A shared blob is gone.
+        """
+        from kindler.store.catalog import LackingBlobs
+
+        for tag in tags:
+            check_tag(tag)
+        ours = {} if folder is None else _files_in(folder)
+        draft = Draft(
+            kind=kind,
+            files=tuple(sorted([*shared, *ours], key=lambda file: file.path)),
+            meta=dict(meta or {}),
+            attributes=dict(attributes or {}),
+        )
+        draft.manifest()  # what cannot be written is said before bytes are
+        sources = {file.sha256: path for file, path in ours.items()}
+        lacking: Sequence[str] = list(sources)
+        for _ in range(_TRIES):
+            for sha256 in lacking:
+                self.blobs.put(sources[sha256], sha256)
+            try:
+                return self._catalog.publish(address, draft, has=self.blobs.has, tags=tags, after=after)
+            except LackingBlobs as exc:
+                # A sweep took them for debris just now; those that are ours can be written again.
+                lacking = exc.hashes
+                if not set(lacking) <= set(sources):
+                    break
+        raise StoreError(
+            f"{address.name!r} cannot be published: {len(lacking)} of its blobs were removed meanwhile.\n"
+            "Hint: a sweep with too short a grace_s, or a version that was dropped while it was copied."
+        )
+
+    def find(self, bucket: str, shelf: str, selector: Selector) -> Version:
+        """The version that a selector means.
+
+        Raises:
+            NotFoundError: There is none; says what there is.
+        """
+        found = self.seek(bucket, shelf, selector)
+        if found is None:
+            raise self._missing(Address(bucket, shelf, selector.name), selector)
+        return found
+
+    def seek(self, bucket: str, shelf: str, selector: Selector) -> Version | None:
+        """The same, or None where there is none."""
+        return self._catalog.find(Address(bucket, shelf, selector.name), selector)
+
+    def versions(self, address: Address) -> list[Version]:
+        """All versions of a name, oldest first; none for a name that is not there."""
+        return self._catalog.versions(address)
+
+    def newest(self, bucket: str, shelf: str, pattern: str = "**") -> list[Version]:
+        """The newest version of each name that a glob means, by name."""
+        found = self._catalog.newest(bucket, shelf, literal_prefix(pattern))
+        return [version for version in found if matches(pattern, version.name)]
+
+    def buckets(self) -> list[str]:
+        """The buckets that hold something."""
+        return self._catalog.buckets()
+
+    def drop(self, address: Address, number: int | None = None) -> list[int]:
+        """Take a name away with all its versions, or one of them; returns their numbers.
+
+        Bytes that nothing needs any more go with the next `sweep`.
+        """
+        return self._catalog.drop(address, number)
+
+    def tags(self, address: Address) -> dict[str, int]:
+        """The tags of a name, and the numbers they stand at."""
+        return self._catalog.tags(address)
+
+    def tag(self, version: Version, tag: str) -> None:
+        """Make a tag stand at a version; it leaves the one where it stood.
+
+        Raises:
+            NotFoundError: The version was dropped.
+        """
+        if not self._catalog.move_tag(version, check_tag(tag)):
+            raise NotFoundError(what="version", name=str(version))
+
+    def untag(self, address: Address, tag: str) -> None:
+        """Take a tag away.
+
+        Raises:
+            NotFoundError: There is none of that name.
+        """
+        if not self._catalog.remove_tag(address, check_tag(tag)):
+            there = sorted(self._catalog.tags(address))
+            raise NotFoundError(what=f"tag of {address.name!r}", name=tag, available=there)
+
+    @contextmanager
+    def files(self, version: Version) -> Iterator[Path]:
+        """The version's files, checked, in a folder that is gone after the block; to read, not to write.
+
+        Raises:
+            DamagedError: A blob is gone or not what it was.
+        """
+        with self.stage() as folder:
+            self.copy_files(version, folder, private=False)
+            yield folder
+
+    def copy_files(self, version: Version, folder: Path, *, private: bool = True) -> None:
+        """Put the version's files into a folder.
+
+        Raises:
+            DamagedError: A blob is gone or not what it was.
+        """
+        for file in version.files:
+            target = folder / check_path(file.path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.blobs.get(file.sha256, target, private=private)
+
+    def sweep(self, grace_s: float = 3600.0) -> Swept:
+        """Remove what nothing needs: blobs of dropped versions, and what processes left that were killed.
+
+        May run at any time, beside any number of writers: nothing that a live one has begun is lost.
+
+        Args:
+            grace_s: Leave blobs alone that were written in the last so many seconds. They may belong to a
+                version that is about to be published.
+        """
+        folders = staging.sweep(self.blobs.stage)
+        old, removed = iter(self.blobs.old(grace_s)), 0
+        while some := list(islice(old, _SWEPT_AT_ONCE)):
+            with self._catalog.unneeded(some) as debris:
+                self.blobs.remove(debris)
+                removed += len(debris)
+        return Swept(blobs=removed, folders=folders)
+
+    def _missing(self, address: Address, selector: Selector) -> NotFoundError:
+        what = address.shelf.removesuffix("s")
+        known = self.versions(address)
+        if known:
+            there = [str(version) for version in known]
+            there += [f"{address.name}@{tag}" for tag in sorted(self.tags(address))]
+            return NotFoundError(what=f"version of the {what}", name=str(selector), available=there)
+        names = [version.name for version in self.newest(address.bucket, address.shelf)]
+        near = difflib.get_close_matches(address.name, names, n=3)
+        return NotFoundError(
+            what=f"{what} in the bucket {address.bucket!r}:", name=address.name, available=near
+        )
+
+
+def _files_in(folder: Path) -> dict[File, Path]:
+    found: dict[File, Path] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise StoreError(f"{path} is a link; only files are stored.")
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            found[File(name, sha256_of(path), path.stat().st_size)] = path
+    return found

@@ -1,0 +1,168 @@
+"""What the catalog says of one version: frozen values, and their form as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from kindler.errors import ConfigError
+from kindler.store.names import check_bucket, check_name, check_path
+
+__all__ = ["Address", "Draft", "File", "Version", "as_json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a name is: its bucket, and the shelf in it.
+
+    Attributes:
+        bucket: The bucket.
+        shelf: "models", "datasets" or "scripts".
+        name: The name.
+    """
+
+    bucket: str
+    shelf: str
+    name: str
+
+    def __post_init__(self) -> None:
+        check_bucket(self.bucket)
+        check_name(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a version.
+
+    Attributes:
+        path: Where it belongs, relative, with `/`.
+        sha256: What is in it.
+        size: Its bytes.
+    """
+
+    path: str
+    sha256: str
+    size: int
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
+        if len(self.sha256) != 64 or not set(self.sha256) <= set("0123456789abcdef"):
+            raise ConfigError(f"{self.sha256!r} is no SHA-256.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A version before it has a number.
+
+    Attributes:
+        kind: What wrote it and will read it: "keras", "parquet".
+        files: Its files.
+        meta: What the reader must know.
+        attributes: What the user wants to remember.
+    """
+
+    kind: str
+    files: tuple[File, ...]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def digest(self) -> str:
+        """A SHA-256 that is the same for the same content, whatever its name."""
+        files = sorted([file.path, file.sha256] for file in self.files)
+        return hashlib.sha256(as_json([self.kind, files, self.meta]).encode()).hexdigest()
+
+    def manifest(self) -> str:
+        """All of it as JSON."""
+        files = [[file.path, file.sha256, file.size] for file in self.files]
+        return as_json({"files": files, "meta": self.meta, "attributes": self.attributes})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """A version that is in the store; it never changes.
+
+    Attributes:
+        bucket: Its bucket.
+        shelf: "models", "datasets" or "scripts".
+        name: Its name.
+        number: Counted from 1, never given twice.
+        kind: What it is: "keras", "torch", "parquet", ...
+        created: When it was published, in UTC.
+        size: Its bytes.
+        digest: A SHA-256 of its content.
+        files: Its files.
+        meta: What its kind must know to read it.
+        attributes: What was given as `attributes`.
+    """
+
+    bucket: str
+    shelf: str
+    name: str
+    number: int
+    kind: str
+    created: datetime
+    size: int
+    digest: str
+    files: tuple[File, ...]
+    meta: Mapping[str, Any]
+    attributes: Mapping[str, Any]
+
+    @property
+    def address(self) -> Address:
+        """Where its name is."""
+        return Address(self.bucket, self.shelf, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.number}"
+
+    @staticmethod
+    def restored(
+        address: Address, *, number: int, kind: str, created: str, size: int, digest: str, manifest: str
+    ) -> Version:
+        """From a row of the catalog."""
+        told = json.loads(manifest)
+        return Version(
+            bucket=address.bucket,
+            shelf=address.shelf,
+            name=address.name,
+            number=number,
+            kind=kind,
+            created=datetime.fromisoformat(created).astimezone(timezone.utc),
+            size=size,
+            digest=digest,
+            files=tuple(File(*entry) for entry in told["files"]),
+            meta=told["meta"],
+            attributes=told["attributes"],
+        )
+
+
+def as_json(value: Any, what: str = "meta and attributes") -> str:
+    """Canonical JSON.
+
+    Raises:
+        ConfigError: Something in it has no place in JSON.
+    """
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_plain)
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(f"{what} must be values that JSON has: {exc}.") from exc
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()  # a number of numpy's
+    raise TypeError(f"{value!r} is a {type(value).__name__}")

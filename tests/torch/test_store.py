@@ -1,0 +1,153 @@
+"""PyTorch models and estimators in a store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kindler import Estimator, Omega
+from kindler.errors import ConfigError, UntrustedError
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, width)
+        self.again = self.first  # tied
+        self.norm = torch.nn.BatchNorm1d(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.first(x) + self.again(x))
+
+
+@pytest.fixture
+def om(tmp_path: Path) -> Omega:
+    return Omega(tmp_path / "store")
+
+
+def layers() -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, (3, 1), stride=2, padding=1, bias=False),
+        torch.nn.BatchNorm2d(2, eps=1e-3),
+        torch.nn.Sequential(torch.nn.LeakyReLU(0.3), torch.nn.Dropout(0.25), torch.nn.Flatten()),
+        torch.nn.LazyLinear(2),
+    )
+
+
+def test_a_model_of_torchs_own_layers_needs_no_class(om: Omega) -> None:
+    x = torch.randn(4, 1, 6, 6)
+    model = layers()
+    model(x)
+    model.eval()
+    om.models.put(model, "net")
+
+    again = om.models.get("net")
+    assert om.models.metadata("net").meta["form"] == "layers"
+    assert repr(again) == repr(model)
+    assert not again.training
+    assert torch.equal(again(x), model(x))
+
+
+def test_a_model_of_an_importable_class_is_made_again_with_its_arguments(om: Omega) -> None:
+    model = Net(width=6).eval()
+    om.models.put(model, "net", init={"width": 6})
+    x = torch.randn(5, 3)
+    assert torch.equal(om.models.get("net")(x), model(x))
+
+    with pytest.raises(ConfigError, match="is another model"):
+        om.models.put(model, "net")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        om.models.put(model, "net", init={"wide": 6})
+    assert len(om.models.versions("net")) == 1
+
+
+def test_a_class_that_others_cannot_import_is_said_so_and_can_be_exported(om: Omega) -> None:
+    class Local(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    with pytest.raises(ConfigError, match="cannot be imported by others"):
+        om.models.put(Local(), "net")
+    with pytest.raises(UntrustedError):
+        om.models.put(Local(), "net", example=(torch.ones(2),))
+    om.models.put(Local(), "net", example=(torch.ones(2),), trusted=True)
+    with pytest.raises(UntrustedError):
+        om.models.get("net")
+    assert om.models.get("net", trusted=True)(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "path", ["os:system", "builtins:dict", "no_such_module:Net", "torch.nn:Linear.forward"]
+)
+def test_a_manifest_cannot_name_what_is_no_model(om: Omega, path: str) -> None:
+    version = om.models.put(Net(), "net")
+    om.store.publish(
+        version.address, kind="torch", meta={**version.meta, "class": path}, shared=version.files
+    )
+    with pytest.raises(ConfigError):
+        om.models.get("net")
+
+
+def test_a_pickled_file_is_refused_and_a_trusted_one_is_read(om: Omega, tmp_path: Path) -> None:
+    torch.save(Net(), tmp_path / "net.pt")
+    with pytest.raises(UntrustedError, match="pickle"):
+        om.models.put(tmp_path / "net.pt", "net")
+    om.models.put(tmp_path / "net.pt", "net", trusted=True)
+    with pytest.raises(UntrustedError, match="pickle"):
+        om.models.get("net")
+    assert isinstance(om.models.get("net", trusted=True), Net)
+
+
+def trained() -> tuple[Estimator, dict[str, Any]]:
+    random = np.random.default_rng(0)
+    data = {"a": random.random((64, 3), np.float32), "t": random.random((64, 2), np.float32)}
+    estimator = Estimator.from_torch(
+        model=lambda: torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=torch.nn.MSELoss(),
+        workers=1,
+        engine="local",
+    )
+    estimator.fit(data, epochs=2, batch_size=16, feature_cols="a", label_cols="t", verbose=0)
+    return estimator, data
+
+
+def test_an_estimator_comes_back_with_its_history_and_its_columns(om: Omega) -> None:
+    estimator, data = trained()
+    om.models.put(estimator, "est", tag="prod")
+
+    again = om.models.get("est@prod", workers=1, engine="local")
+    assert list(again.history) == list(estimator.history)
+    assert again.signature == estimator.signature
+    assert again.signature["layout"]["a"] == ["float32", [3]]
+    np.testing.assert_array_equal(again.predict(data)["prediction"], estimator.predict(data)["prediction"])
+
+    more = om.models.get(
+        "est",
+        workers=1,
+        engine="local",
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=torch.nn.MSELoss(),
+    )
+    more.fit(data, epochs=1, batch_size=16, feature_cols="a", label_cols="t", verbose=0)
+    assert len(more.history) == 3
+
+
+def test_a_store_of_other_things_loads_no_framework(tmp_path: Path) -> None:
+    code = f"""
+import sys
+import kindler
+om = kindler.Omega({str(tmp_path / "s")!r})
+om.datasets.put([1], "x")
+om.datasets.get("x")
+om.models.list()
+print(sorted({{"torch", "tensorflow", "keras", "jax", "pyspark", "sklearn", "pandas"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", done.stderr
