@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from kindler.errors import ConfigError
+from kindler.frameworks.keras.feed import with_own_threads
 from kindler.frameworks.streams import Dealing, cannot_travel, pickled, says_sharded
 
 __all__ = ["open_dataset", "open_indexed", "pack_dataset", "pack_indexed", "unpack_dataset"]
@@ -84,7 +85,7 @@ class _Dataset:
         own = says_sharded(dataset) or dataset.options().experimental_distribute.auto_shard_policy == off
         self.cut = dealing.whole and dealing.size > 1 and not own
         shards = dealing.size > 1 and not dealing.whole and not own
-        self._dataset = _quiet(tf, _sharded(tf, dataset, dealing) if shards else dataset)
+        self._dataset = with_own_threads(_sharded(tf, dataset, dealing) if shards else dataset)
 
     def length(self) -> float | None:
         cardinality = int(self._dataset.cardinality())
@@ -164,13 +165,6 @@ def _sharded(tf: Any, dataset: Any, dealing: Dealing) -> Any:
         except tf.errors.InvalidArgumentError:
             return dataset.shard(dealing.size, dealing.rank)
     return _AutoShardDataset(dataset, dealing.size, dealing.rank)
-
-
-def _quiet(tf: Any, dataset: Any) -> Any:
-    """With threads of its own: Keras waits for a batch on one of TensorFlow's, which may be the only one."""
-    options = tf.data.Options()
-    options.threading.private_threadpool_size = 2
-    return dataset.with_options(options)
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
