@@ -205,11 +205,11 @@ def mlp() -> Any:
     )
 
 
-def spark_session(cores: int = 2) -> Any:
+def spark_session(cores: int = 2, memory: str = "4g") -> Any:
     """The session that every side of a benchmark runs in."""
     import kindler
 
-    return kindler.init(cores=cores, memory="4g", conf={"spark.ui.enabled": "false"})
+    return kindler.init(cores=cores, memory=memory, conf={"spark.ui.enabled": "false"})
 
 
 def commit() -> str:

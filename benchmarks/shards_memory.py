@@ -105,7 +105,7 @@ def a_frame(folder: Path) -> Any:
 
 
 def a_frame_and_a_session(folder: Path) -> Any:
-    spark_session(2)
+    spark_session(2, memory="8g")  # Spark holds what the driver sent and the shards made of it
     return a_frame(folder)
 
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from cluster import standalone
 
+from tests.whole import WHOLE, whole_only
+
 pytestmark = [pytest.mark.spark, pytest.mark.keras]
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -32,7 +34,10 @@ def run(*command: str | Path, timeout: float = 280) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flavour", ["tensorflow", "jax", "torch", "tf_keras"])
+@pytest.mark.parametrize(
+    "flavour",
+    ["tensorflow", *(pytest.param(name, marks=whole_only) for name in ("jax", "torch", "tf_keras"))],
+)
 def test_a_frame_of_uneven_partitions_is_trained_judged_and_scored(flavour: str, tmp_path: Path) -> None:
     told = json.loads(run(PROGRAMS / "keras_frame.py", flavour, tmp_path))
 
@@ -82,11 +87,12 @@ def test_mnist_is_learned_on_two_local_slots(mnist: Path, tmp_path: Path) -> Non
 @pytest.mark.timeout(420)
 def test_mnist_is_learned_on_a_master_and_two_workers(mnist: Path, tmp_path: Path) -> None:
     with standalone(tmp_path) as master:
-        assert_learned("jax", master, mnist, tmp_path)
+        assert_learned("jax", master, mnist, tmp_path, small=not WHOLE)
 
 
-def assert_learned(backend: str, master: str, mnist: Path, work: Path) -> None:
-    reached = json.loads(run(PROGRAMS / "mnist_keras.py", backend, master, mnist, work, timeout=400))
+def assert_learned(backend: str, master: str, mnist: Path, work: Path, *, small: bool = False) -> None:
+    size = "small" if small else "whole"
+    reached = json.loads(run(PROGRAMS / "mnist_keras.py", backend, master, mnist, work, size, timeout=400))
 
-    assert reached["lenet"] >= 0.975
-    assert reached["dense"] >= 0.975
+    assert reached["lenet"] >= (0.93 if small else 0.975)
+    assert reached["dense"] >= (0.93 if small else 0.975)

@@ -1,4 +1,4 @@
-"""MNIST from a Spark DataFrame: `python mnist.py MASTER MNIST_FOLDER WORK_FOLDER` prints the accuracy."""
+"""MNIST on Spark: `python mnist.py MASTER MNIST_FOLDER WORK_FOLDER EPOCHS` prints the accuracy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(folder: Path, part: str) -> pa.Table:
     return pa.table({"image": lists, "label": labels.astype(np.int64)})
 
 
-def main(master: str, mnist: str, work: str) -> None:
+def main(master: str, mnist: str, work: str, epochs: str) -> None:
     for part in ("train", "t10k"):
         pq.write_table(read(Path(mnist), part), Path(work) / f"{part}.parquet", row_group_size=6000)
     spark = kindler.init(master)
@@ -43,8 +43,8 @@ def main(master: str, mnist: str, work: str) -> None:
     columns = {"feature_cols": ["image"], "label_cols": ["label"]}
     # Through Spark on one machine, from the files on the cluster: both ways in are taken.
     ingest = "inline" if master.startswith("local") else "direct"
-    history = est.fit(train, epochs=5, batch_size=256, verbose=0, ingest=ingest, **columns)
-    assert history["num_samples"] == [60_000] * 5, history
+    history = est.fit(train, epochs=int(epochs), batch_size=256, verbose=0, ingest=ingest, **columns)
+    assert history["num_samples"] == [60_000] * int(epochs), history
     figures = est.evaluate(test, verbose=0, **columns)
     assert figures["num_samples"] == 10_000, figures
     print(figures["accuracy"])  # noqa: T201

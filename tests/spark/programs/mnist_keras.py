@@ -1,4 +1,7 @@
-"""MNIST with Keras: `python mnist_keras.py BACKEND MASTER MNIST_FOLDER WORK_FOLDER` prints accuracies."""
+"""MNIST with Keras: `mnist_keras.py BACKEND MASTER MNIST_FOLDER WORK_FOLDER small|whole` prints accuracies.
+
+Small is one epoch.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def falling(epoch: int, rate: float) -> float:
     return 5e-3 * 0.75**epoch
 
 
-def main(backend: str, master: str, mnist: str, work: str) -> None:
+def main(backend: str, master: str, mnist: str, work: str, size: str) -> None:
     os.environ["KERAS_BACKEND"] = backend
     import keras
 
@@ -80,7 +83,8 @@ def main(backend: str, master: str, mnist: str, work: str) -> None:
     train, test = (spark.read.parquet(f"{work}/{part}.parquet") for part in ("train", "t10k"))
     columns = {"feature_cols": ["image"], "label_cols": ["label"]}
     reached = {}
-    for creator, epochs, ingest, callbacks in ((dense, 11, "inline", schedule), (lenet, 4, "direct", [])):
+    for creator, whole, ingest, callbacks in ((dense, 11, "inline", schedule), (lenet, 4, "direct", [])):
+        epochs = 1 if size == "small" else whole
         est = kindler.Estimator.from_keras(model_creator=creator, workers=2)
         history = est.fit(
             train, epochs=epochs, batch_size=128, verbose=0, ingest=ingest, callbacks=callbacks, **columns
