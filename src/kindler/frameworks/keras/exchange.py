@@ -7,13 +7,13 @@ installed here: the optimizer gets gradients that are already the mean over the 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from kindler.errors import ConfigError
+from kindler.frameworks.keras.host_code import HostCode
 
 __all__ = ["Exchange", "Group", "Means", "Rows", "install", "optimizers", "replaced"]
 
@@ -47,32 +47,16 @@ class Rows:
     turn: Any = None
 
 
-class Exchange:
-    """The mean over ranks, called from within a backend; it keeps what went wrong there.
-
-    A backend raises an exception of host code as one of its own, without type or fields.
-    """
+class Exchange(HostCode):
+    """The mean over ranks, called from within a backend."""
 
     def __init__(self, group: Group) -> None:
+        super().__init__()
         self._group = group
-        self._error: Exception | None = None
 
     def __call__(self, arrays: Sequence[Array], weight: float) -> list[Array]:
-        try:
+        with self.kept():
             return self._group.mean(arrays, weight)
-        except Exception as exc:
-            self._error = exc
-            raise
-
-    @contextmanager
-    def unwrapped(self) -> Iterator[None]:
-        """Raise what went wrong in the exchange as it was, while the block runs."""
-        try:
-            yield
-        except Exception:
-            if self._error is None:
-                raise
-            raise self._error from None
 
 
 def install(model: Any, group: Group, backend: str, *, may_idle: bool) -> Exchange:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from kindler.errors import ConfigError
+from kindler.frameworks.keras.host_code import HostCode
 
 __all__ = ["Arranged", "Feed", "Remembering", "dataset", "with_own_threads"]
 
@@ -24,33 +24,20 @@ class Feed(Protocol):
         """Features and labels of one step; called from any thread."""
 
 
-class Remembering:
-    """A feed that keeps what went wrong in it: TensorFlow raises it as an error of its own, without type."""
+class Remembering(HostCode):
+    """A feed that keeps what went wrong in it."""
 
     def __init__(self, feed: Feed) -> None:
+        super().__init__()
         self._feed = feed
-        self._error: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._feed)
 
     def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
         """The feed's own batch."""
-        try:
+        with self.kept():
             return self._feed.batch(number)
-        except Exception as exc:
-            self._error = exc
-            raise
-
-    @contextmanager
-    def unwrapped(self) -> Iterator[None]:
-        """Raise what went wrong in the feed as it was, while the block runs."""
-        try:
-            yield
-        except Exception:
-            if self._error is None:
-                raise
-            raise self._error from None
 
 
 class Arranged:

@@ -1,0 +1,37 @@
+"""Host code that a backend calls: what goes wrong there is kept, to be raised as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["HostCode"]
+
+
+class HostCode:
+    """Something that is called from within a backend.
+
+    A backend raises an exception of host code as one of its own, without type or fields.
+    """
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Remember what goes wrong in the block."""
+        try:
+            yield
+        except Exception as exc:
+            self._error = exc
+            raise
+
+    @contextmanager
+    def unwrapped(self) -> Iterator[None]:
+        """Raise what was remembered as it was, while the block runs."""
+        try:
+            yield
+        except Exception:
+            if self._error is None:
+                raise
+            raise self._error from None
