@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Store", "Swept"]
 
 _SWEPT_AT_ONCE = 200
-_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,21 +143,27 @@ class Store:
         )
         draft.manifest()  # what cannot be written is said before bytes are
         sources = {file.sha256: path for file, path in ours.items()}
-        lacking: Sequence[str] = list(sources)
-        for _ in range(_TRIES):
-            for sha256 in lacking:
+        for sha256, path in sources.items():
+            self.blobs.put(path, sha256)
+        try:
+            return self._catalog.publish(address, draft, has=self.blobs.has, tags=tags, after=after)
+        except LackingBlobs:
+            pass  # a sweep took them for debris just now
+
+        def has(sha256: str) -> bool:
+            # Within the transaction, so that no sweep comes between: those that are ours are written again.
+            if sha256 in sources:
                 self.blobs.put(sources[sha256], sha256)
-            try:
-                return self._catalog.publish(address, draft, has=self.blobs.has, tags=tags, after=after)
-            except LackingBlobs as exc:
-                # A sweep took them for debris just now; those that are ours can be written again.
-                lacking = exc.hashes
-                if not set(lacking) <= set(sources):
-                    break
-        raise StoreError(
-            f"{address.name!r} cannot be published: {len(lacking)} of its blobs were removed meanwhile.\n"
-            "Hint: a sweep with too short a grace_s, or a version that was dropped while it was copied."
-        )
+            return self.blobs.has(sha256)
+
+        try:
+            return self._catalog.publish(address, draft, has=has, tags=tags, after=after)
+        except LackingBlobs as exc:
+            raise StoreError(
+                f"{address.name!r} cannot be published: {len(exc.hashes)} of its blobs were removed "
+                "meanwhile.\n"
+                "Hint: a sweep with too short a grace_s, or a version that was dropped while it was copied."
+            ) from None
 
     def find(self, bucket: str, shelf: str, selector: Selector) -> Version:
         """The version that a selector means.
