@@ -17,7 +17,7 @@ export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-unit test-torch test-keras test-spark test-store test-examples check bench docs clean
+.PHONY: help quickstart test test-unit test-torch test-keras test-spark test-store test-runtime test-serve test-examples check bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -49,7 +49,7 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 # --keep-going runs all of them and still fails if one did.
 test: $(VENV)/.dev $(VENV)/.spark-4.0 ## run every test
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
-		test-unit test-spark test-torch $(KERAS_FLAVOURS:%=test-keras-%) test-store test-examples
+		test-unit test-spark test-torch $(KERAS_FLAVOURS:%=test-keras-%) test-store test-runtime test-serve test-examples
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 	$(BIN)/python -m pytest -n 2 tests/unit tests/architecture
@@ -68,8 +68,14 @@ test-keras-%: $(VENV)/.dev
 test-spark: $(VENV)/.dev $(VENV)/.spark-4.0 ## everything on Spark
 	$(BIN)/python -m pytest tests/spark
 
+test-runtime: $(VENV)/.dev ## the runtime: local workers, Redis and RabbitMQ where they are installed
+	$(BIN)/python -m pytest tests/runtime
+
 test-store: $(VENV)/.dev ## the store: SQLite, PostgreSQL where it is installed, an S3 server
 	$(BIN)/python -m pytest tests/store
+
+test-serve: $(VENV)/.dev ## the server: protocols, batches, keys, swaps, hostile requests
+	$(BIN)/python -m pytest tests/serve
 
 test-examples: $(VENV)/.dev ## the examples and the code in the docs
 	$(BIN)/python -m pytest tests/examples $(wildcard tests/docs)

@@ -6,6 +6,10 @@
     ├── MissingExtraError (ImportError)     an optional dependency is not installed
     ├── JavaNotFoundError (RuntimeError)    Spark needs Java and there is none
     ├── NotFittedError (RuntimeError)       asked for what only training makes
+    ├── BrokerError (ConnectionError)       the runtime's broker cannot be reached
+    ├── FrameError (ValueError)             a message is none that Kindler sends
+    ├── TaskCancelledError (RuntimeError)   a task of the runtime was cancelled
+    ├── TaskTimeoutError (TimeoutError)     a task of the runtime took too long
     ├── StoreError (RuntimeError)           the store cannot do what was asked
     │   ├── NotFoundError (KeyError)        no such name, version or tag
     │   ├── AlreadyExistsError (ValueError) something has that name, and was not to be replaced
@@ -32,9 +36,11 @@ from typing import Any
 
 __all__ = [
     "AlreadyExistsError",
+    "BrokerError",
     "ConfigError",
     "DamagedError",
     "DataError",
+    "FrameError",
     "JavaNotFoundError",
     "KindlerError",
     "MissingExtraError",
@@ -45,6 +51,8 @@ __all__ = [
     "StoreError",
     "SyncError",
     "SyncTimeoutError",
+    "TaskCancelledError",
+    "TaskTimeoutError",
     "TrainingError",
     "UntrustedError",
     "WorkerError",
@@ -113,6 +121,36 @@ class JavaNotFoundError(KindlerError, RuntimeError):
 
 class NotFittedError(KindlerError, RuntimeError):
     """Asked for something that only training or loading makes."""
+
+
+class BrokerError(KindlerError, ConnectionError):
+    """The runtime's broker cannot be reached."""
+
+
+class FrameError(KindlerError, ValueError):
+    """A message that is none of Kindler's; nothing in it was executed."""
+
+
+class TaskCancelledError(KindlerError, RuntimeError):
+    """A task of the runtime was cancelled, by its owner or because one before it failed."""
+
+
+class TaskTimeoutError(KindlerError, TimeoutError):
+    """A task of the runtime took longer than it may, or than its caller wanted to wait.
+
+    Attributes:
+        goes_on: Whether it still runs: the caller did not want to wait any longer.
+    """
+
+    def __init__(self, *, task: str, waited_s: float, goes_on: bool) -> None:
+        self.goes_on = goes_on
+        told = (
+            f"{task} has no result after {waited_s:g} s; it goes on.\nHint: get() again, or cancel()."
+            if goes_on
+            else f"{task} ran for {waited_s:g} s and was ended.\n"
+            "Hint: runtime.options(timeout_s=...) gives it more time."
+        )
+        super().__init__(told)
 
 
 class StoreError(KindlerError, RuntimeError):

@@ -1,12 +1,14 @@
 """One object with all shelves: `om.models`, `om.datasets`, `om.scripts`; `om[bucket]` has those of a bucket.
 
-Opens the store when it is first used. What the shelves do is in `kindler.shelves`.
+`om.runtime` runs what is on them elsewhere. Opens the store, and starts the runtime, when they are first
+used. What they do is in `kindler.shelves` and `kindler.runtime`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from typing import TYPE_CHECKING
 
 from kindler.shelves.datasets import Datasets
 from kindler.shelves.models import Models
@@ -14,16 +16,22 @@ from kindler.shelves.scripts import Scripts
 from kindler.store import Store, Swept
 from kindler.store.names import check_bucket
 
+if TYPE_CHECKING:
+    from kindler.runtime.engines import Engine
+    from kindler.runtime.runtime import Runtime
+
 __all__ = ["Omega", "om"]
 
 
 class _Opened:
     """A store that is opened on first use, shared by the objects of all its buckets."""
 
-    def __init__(self, url: str | None) -> None:
+    def __init__(self, url: str | None, broker: str | None = None) -> None:
         self._url = url
+        self._broker = broker
         self._store: Store | None = None
-        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._lock = threading.RLock()
 
     def store(self) -> Store:
         with self._lock:
@@ -31,11 +39,26 @@ class _Opened:
                 self._store = Store.open(self._url)
             return self._store
 
-    def change(self, url: str | None) -> None:
+    def engine(self) -> Engine:
         with self._lock:
+            if self._engine is None:
+                from kindler.runtime.engines import open_engine
+
+                self._engine = open_engine(self.store().url, self._broker)
+            return self._engine
+
+    def change(self, url: str | None, broker: str | None) -> None:
+        with self._lock:
+            self.close()
+            self._url, self._broker, self._store = url, broker, None
+
+    def close(self) -> None:
+        with self._lock:
+            engine, self._engine = self._engine, None
             if self._store is not None:
                 self._store.close()
-            self._url, self._store = url, None
+        if engine is not None:
+            engine.close()
 
 
 class Omega:
@@ -45,11 +68,19 @@ class Omega:
         url: The store: a folder, `sqlite:///file?blobs=URL`, `postgresql://user@host/db?blobs=URL` or `memory://`.
             None takes `KINDLER_STORE`, or a folder among the user's data.
         bucket: The bucket.
+        broker: What the runtime's workers are reached by: `redis://host/0` or `amqp://user@host//`. None
+            takes `KINDLER_BROKER`, or workers of this machine.
     """
 
-    def __init__(self, url: str | os.PathLike[str] | None = None, *, bucket: str = "default") -> None:
+    def __init__(
+        self,
+        url: str | os.PathLike[str] | None = None,
+        *,
+        bucket: str = "default",
+        broker: str | None = None,
+    ) -> None:
         self.bucket = check_bucket(bucket)
-        self._opened = _Opened(None if url is None else os.fspath(url))
+        self._opened = _Opened(None if url is None else os.fspath(url), broker)
 
     def __getitem__(self, bucket: str) -> Omega:
         """The same store's shelves in another bucket, which need not exist."""
@@ -81,13 +112,20 @@ class Omega:
         return Scripts(self.store, self.bucket)
 
     @property
+    def runtime(self) -> Runtime:
+        """What runs stored models and functions elsewhere."""
+        from kindler.runtime.runtime import Runtime
+
+        return Runtime(self.store, self.bucket, self._opened.engine)
+
+    @property
     def buckets(self) -> list[str]:
         """The buckets that hold something."""
         return self.store.buckets()
 
-    def setup(self, url: str | os.PathLike[str] | None = None) -> Omega:
-        """Use another store from now on, in all buckets; None is the default one."""
-        self._opened.change(None if url is None else os.fspath(url))
+    def setup(self, url: str | os.PathLike[str] | None = None, *, broker: str | None = None) -> Omega:
+        """Use another store, and another broker, from now on, in all buckets; None is the default one."""
+        self._opened.change(None if url is None else os.fspath(url), broker)
         return self
 
     def sweep(self, grace_s: float = 3600.0) -> Swept:
@@ -95,8 +133,8 @@ class Omega:
         return self.store.sweep(grace_s)
 
     def close(self) -> None:
-        """Close the store's connections; what is used again opens them again."""
-        self.store.close()
+        """Close the store and end the runtime's workers; what is used again opens them again."""
+        self._opened.close()
 
 
 om = Omega()

@@ -11,9 +11,11 @@ from kindler import errors
 
 EXAMPLES: dict[str, Any] = {
     "AlreadyExistsError": lambda: errors.AlreadyExistsError("is there", name="x"),
+    "BrokerError": lambda: errors.BrokerError("gone"),
     "ConfigError": lambda: errors.ConfigError("no"),
     "DamagedError": lambda: errors.DamagedError(sha256="ab", problem="it is gone"),
     "DataError": lambda: errors.DataError("null", column="x", row=3),
+    "FrameError": lambda: errors.FrameError("no frame"),
     "JavaNotFoundError": lambda: errors.JavaNotFoundError("none"),
     "KindlerError": lambda: errors.KindlerError("no"),
     "MissingExtraError": lambda: errors.MissingExtraError(what="a", package="b", extra="c"),
@@ -26,6 +28,8 @@ EXAMPLES: dict[str, Any] = {
     "StoreError": lambda: errors.StoreError("full"),
     "SyncError": lambda: errors.SyncError("broke"),
     "SyncTimeoutError": lambda: errors.SyncTimeoutError(op="sum", missing=[1], size=2, waited_s=3),
+    "TaskCancelledError": lambda: errors.TaskCancelledError("cancelled"),
+    "TaskTimeoutError": lambda: errors.TaskTimeoutError(task="predict", waited_s=3, goes_on=True),
     "TrainingError": lambda: errors.TrainingError("failed"),
     "UntrustedError": lambda: errors.UntrustedError(what="a model", reason="it is a pickle"),
     "WorkerError": lambda: errors.worker_error(

@@ -1,16 +1,18 @@
-"""The `kindler` command: what is installed here.
+"""The `kindler` command: what is installed here, and the commands of the modules beside this one.
 
-Reads package metadata and looks for Java; imports neither Spark nor a framework.
+Imports neither Spark nor a framework before a command needs it.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
+import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
-from kindler.errors import JavaNotFoundError
+from kindler.cli import serving, working
+from kindler.errors import JavaNotFoundError, KindlerError
 
 __all__ = ["main"]
 
@@ -22,11 +24,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kindler", description="Deep learning where the data already is.")
     parser.add_argument("--version", action="version", version=f"kindler {_version('kindler')}")
     commands = parser.add_subparsers(dest="command", metavar="command")
-    commands.add_parser("info", help="show the versions of what Kindler uses on this machine")
+    info = commands.add_parser("info", help="show the versions of what Kindler uses on this machine")
+    info.set_defaults(run=_show_info)
+    serving.add_commands(commands)
+    working.add_commands(commands)
     chosen = parser.parse_args(arguments)
     if chosen.command is None:
         parser.print_help()
         return 2
+    try:
+        return int(chosen.run(chosen))
+    except KindlerError as exc:
+        print(f"kindler: {exc}", file=sys.stderr)
+        return 1
+
+
+def _show_info(_: argparse.Namespace) -> int:
     for name, value in _info():
         print(f"{name:<10} {value}")
     return 0

@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kindler.shelves.shelf import Shelf
+from kindler.shelves.functions import Functions
 from kindler.store import Version
 
 __all__ = ["Models"]
 
 
-class Models(Shelf):
+class Models(Functions):
     """Models, by name.
 
     Keras 3 and Keras 2 models, PyTorch modules, Kindler estimators and scikit-learn estimators are stored as
-    they are; ONNX, OpenVINO, SavedModel and `.keras` files by their path.
+    they are; ONNX, OpenVINO, SavedModel and `.keras` files by their path. A function is a model too: the
+    runtime calls it with the data and the verb.
     """
 
     shelf: ClassVar[str] = "models"

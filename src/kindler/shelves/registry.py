@@ -154,7 +154,7 @@ KINDS = Kinds(
         ),
         _row("arrays", "arrays:ArraysHandler", "datasets", loaded=("numpy",)),
         _row("json", "json:JsonHandler", "datasets", suffixes=(".json",)),
-        _row("function", "function:FunctionHandler", "datasets", "scripts"),
+        _row("function", "function:FunctionHandler", "models", "datasets", "scripts"),
         _row(
             "pickle",
             "pickle:PickleHandler",

@@ -18,7 +18,7 @@ from kindler.shelves.filters import expression
 from kindler.shelves.parts import Parts, part_name, parts_in
 from kindler.store import File, Store, Version
 
-__all__ = ["ParquetHandler"]
+__all__ = ["ParquetHandler", "described", "schema_of"]
 
 _FORMS = ("pandas", "arrow", "spark")
 
@@ -68,7 +68,7 @@ class ParquetHandler(Parts):
             return None
         from kindler.spark.stored import read_blobs
 
-        schema = _schema(version.meta)
+        schema = schema_of(version.meta)
         names = _chosen(schema, columns)
         return read_blobs(
             spark,
@@ -83,7 +83,7 @@ class ParquetHandler(Parts):
         """See `Parts`."""
         if _form(obj) == "spark":
             return obj
-        schema, table = _schema(old), _table(obj)
+        schema, table = schema_of(old), _table(obj)
         if table.schema.names != schema.names:
             raise DataError(
                 f"columns {table.schema.names} cannot follow the columns {schema.names} that are there."
@@ -100,7 +100,7 @@ class ParquetHandler(Parts):
 
     def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         """See `Parts`."""
-        before, after = _schema(old), _schema(new)
+        before, after = schema_of(old), schema_of(new)
         if before.names != after.names or before.types != after.types:
             raise DataError(
                 f"rows of {_shown(after)} cannot follow the rows of {_shown(before)} that are there."
@@ -119,7 +119,7 @@ class ParquetHandler(Parts):
         **conditions: Any,
     ) -> _Tables:
         """See `Parts`."""
-        schema = _schema(meta)
+        schema = schema_of(meta)
         return _Tables(
             parts_in(folder),
             schema,
@@ -189,7 +189,8 @@ def described(schema: pa.Schema, form: str, rows: Sequence[int]) -> dict[str, An
     return {"schema": packed, "made_from": form, "rows": list(rows), "columns": schema.names}
 
 
-def _schema(meta: Mapping[str, Any]) -> pa.Schema:
+def schema_of(meta: Mapping[str, Any]) -> pa.Schema:
+    """The schema of a stored table, of what `described` told of it."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(meta["schema"])))
 
 

@@ -1,0 +1,101 @@
+"""Runs tasks in a worker: finds what they name, keeps models in memory, gives results.
+
+How a task came here and how its result goes back is for others.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import OrderedDict
+from typing import Any
+
+from kindler.errors import ConfigError, UntrustedError
+from kindler.runtime import data, faces, training, values
+from kindler.runtime.messages import WRITES, Task
+from kindler.shelves.datasets import Datasets
+from kindler.shelves.models import Models
+from kindler.shelves.scripts import Scripts
+from kindler.store import Store, Version
+
+__all__ = ["Executor"]
+
+
+class Executor:
+    """What a worker process does.
+
+    Args:
+        url: The store.
+        capacity: How many models stay in memory; the one that was not used for longest goes first.
+        trusted: Whether tasks that ask for it may run code and pickles of the store.
+    """
+
+    def __init__(self, url: str, *, capacity: int = 4, trusted: bool = True) -> None:
+        self._url = url
+        self._capacity = capacity
+        self._trusted = trusted
+        self._store: Store | None = None
+        self._resident: OrderedDict[tuple[str, str, int, bool], Any] = OrderedDict()
+        self.loads = 0
+
+    def run(self, task: Task) -> Any:
+        """The task's result, of any kind; whatever goes wrong is raised.
+
+        Raises:
+            UntrustedError: The task may run code, and this worker does not.
+        """
+        if task.trusted and not self._trusted:
+            raise UntrustedError(
+                what=f"the task {task.verb}() of {task.name!r}",
+                reason="this worker runs no code of the store; `kindler worker --trusted` does",
+            )
+        args, options = self._arguments(task)
+        result = (self._script if task.shelf == "scripts" else self._model)(task, args, options)
+        if task.callback is not None:
+            self._call_back(task, result)
+        return result
+
+    def _script(self, task: Task, args: list[Any], options: dict[str, Any]) -> Any:
+        shelf = Scripts(self._open(), task.bucket)
+        function = self._kept(shelf, shelf.metadata(task.name), trusted=task.trusted)
+        return function(*args, **options)
+
+    def _model(self, task: Task, args: list[Any], options: dict[str, Any]) -> Any:
+        models = Models(self._open(), task.bucket)
+        version = models.metadata(task.name)
+        spark = training.session(options) if task.verb in WRITES else None
+        datasets = Datasets(self._open(), task.bucket)
+        given = tuple(
+            data.read(one, datasets, trusted=task.trusted, spark=spark) for one in args if one is not None
+        )
+        if task.verb in WRITES:
+            return training.train(models, version, task.verb, given, options, trusted=task.trusted)
+        model = self._kept(models, version, trusted=task.trusted)
+        return faces.call(model, version, task.verb, given, options)
+
+    def _arguments(self, task: Task) -> tuple[list[Any], dict[str, Any]]:
+        args, options = values.decode(task.arguments, task.buffers)
+        if not isinstance(args, list) or not isinstance(options, dict):
+            raise ConfigError("a task's arguments are a list and a dict.")
+        return args, options
+
+    def _kept(self, shelf: Models | Scripts, version: Version, *, trusted: bool) -> Any:
+        key = (version.shelf, f"{version.bucket}/{version.name}", version.number, trusted)
+        if key not in self._resident:
+            self._resident[key] = shelf.get(str(version), trusted=trusted)
+            self.loads += 1
+        self._resident.move_to_end(key)
+        while len(self._resident) > self._capacity:
+            self._resident.popitem(last=False)
+        return self._resident[key]
+
+    def _call_back(self, task: Task, result: Any) -> None:
+        """The task has its result, whatever its callback does."""
+        try:
+            Scripts(self._open(), task.bucket).get(str(task.callback), trusted=task.trusted)(result)
+        except Exception:  # noqa: BLE001 - code of the user's: what it raised is in the task's log
+            traceback.print_exc()
+
+    def _open(self) -> Store:
+        if self._store is None:
+            self._store = Store.open(self._url)
+        return self._store

@@ -1,0 +1,243 @@
+"""The engine of this machine: worker processes that are started when tasks come, and stay for the next.
+
+A process takes tasks of one family only (see `faces.family_of`), and best those of a model that it has in
+memory. Threads exist while there are tasks.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from kindler.engine.channel import ChannelClosed
+from kindler.engine.local import slots
+from kindler.errors import ConfigError, FrameError, TaskCancelledError, TaskTimeoutError, WorkerLost
+from kindler.runtime.engines import Listener
+from kindler.runtime.messages import Report, Task, described
+from kindler.runtime.processes import Loss, Process, start
+
+__all__ = ["LocalEngine"]
+
+_LABELS = ("default", "local")
+_MOST_WORKERS = 4
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    task: Task
+    listen: Listener
+    process: Process | None = None
+    cancelled: bool = False
+    running: bool = False
+
+
+class LocalEngine:
+    """Runs tasks on processes of this machine. See `Engine`.
+
+    Args:
+        store: The store's URL.
+        workers: How many processes at most; None is one a core, and not more than four.
+        idle_s: Seconds without a task after which a process ends.
+        capacity: How many models a process keeps in memory.
+        trusted: Whether tasks that ask for it may run code of the store.
+        labels: The labels of tasks that may run here.
+    """
+
+    def __init__(
+        self,
+        store: str,
+        *,
+        workers: int | None = None,
+        idle_s: float = 300.0,
+        capacity: int = 4,
+        trusted: bool = True,
+        labels: tuple[str, ...] = _LABELS,
+    ) -> None:
+        self.workers = workers or min(_MOST_WORKERS, slots())
+        self._store = store
+        self._idle_s = idle_s
+        self._capacity = capacity
+        self._trusted = trusted
+        self._labels = labels
+        self._lock = threading.Lock()
+        self._waiting: deque[_Job] = deque()
+        self._jobs: dict[str, _Job] = {}
+        self._idle: list[Process] = []
+        self._busy = 0
+        self._runners: list[threading.Thread] = []
+        self._closed = False
+
+    def submit(self, task: Task, listen: Listener) -> None:
+        """See `Engine`."""
+        if task.label not in self._labels:
+            raise ConfigError(
+                f"no worker of this machine has the label {task.label!r}; there are"
+                f" {', '.join(self._labels)}.\n"
+                "Hint: with a broker (KINDLER_BROKER), `kindler worker --label` starts one that has."
+            )
+        job = _Job(task, listen)
+        with self._lock:
+            if self._closed:
+                raise TaskCancelledError("the runtime is closed.")
+            self._jobs[task.id] = job
+            self._waiting.append(job)
+            self._runners = [thread for thread in self._runners if thread.is_alive()]
+            if self._busy < self.workers:
+                self._busy += 1
+                runner = threading.Thread(target=self._work, name="kindler-runtime", daemon=True)
+                self._runners.append(runner)
+                runner.start()
+
+    def cancel(self, task_id: str) -> None:
+        """See `Engine`."""
+        with self._lock:
+            job = self._jobs.get(task_id)
+            if job is None or job.cancelled:
+                return
+            job.cancelled = True
+            queued = job in self._waiting
+            if queued:
+                self._waiting.remove(job)
+                del self._jobs[task_id]
+            elif job.process is not None:
+                job.process.kill()
+        if queued:
+            job.listen(_cancelled(job.task))
+
+    def close(self) -> None:
+        """See `Engine`."""
+        with self._lock:
+            self._closed = True
+            names = list(self._jobs)
+        for name in names:
+            self.cancel(name)
+        for runner in list(self._runners):
+            if runner is not threading.current_thread():
+                runner.join(30.0)
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.end()
+
+    def pids(self) -> list[int]:
+        """The processes that live."""
+        with self._lock:
+            busy = [job.process.pid for job in self._jobs.values() if job.process is not None]
+            return [*busy, *(process.pid for process in self._idle)]
+
+    def _work(self) -> None:
+        """One runner: as long as tasks wait."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._busy -= 1
+                    return
+                job = self._waiting.popleft()
+            report = self._ended(job)
+            with self._lock:
+                self._jobs.pop(job.task.id, None)
+            job.listen(report)
+
+    def _ended(self, job: _Job) -> Report:
+        """Run a job to its end, on as many processes as it takes."""
+        task, loss = job.task, Loss("it was never begun", 0, "")
+        try:
+            for _ in range(task.max_retries + 1):
+                last = self._once(job)
+                if isinstance(last, Report):
+                    return last
+                loss = last
+        except Exception as exc:  # noqa: BLE001 - the edge of a task: it must not be lost with this thread
+            return Report("failed", error=described(exc))
+        again = f"; {_shown(task)} was begun {task.max_retries + 1} times" if task.max_retries else ""
+        lost = WorkerLost(
+            loss.reason + again,
+            rank=None,
+            host=socket.gethostname(),
+            exit_code=loss.exit_code,
+            log_tail=loss.log_tail,
+        )
+        return Report("failed", error=described(lost), log=loss.log_tail)
+
+    def _once(self, job: _Job) -> Report | Loss:
+        """One attempt; a loss is one of a process that had begun."""
+        task = job.task
+        while True:
+            process = self._taken(task)
+            with self._lock:
+                job.process = process
+            if job.cancelled:
+                self._given_back(job, process)
+                return _cancelled(task)
+            try:
+                return self._answer(job, process)
+            except ChannelClosed:
+                with self._lock:
+                    job.process = None
+                if job.cancelled:
+                    process.end()
+                    return _cancelled(task)
+                fresh = process.family == ""
+                loss = process.loss()
+                if job.running or fresh:
+                    return loss
+                # It had ended for idleness, before it was asked.
+
+    def _answer(self, job: _Job, process: Process) -> Report:
+        task, job.running = job.task, False
+        process.send(task)
+        deadline = time.monotonic() + task.timeout_s
+        while True:
+            try:
+                _, report = Report.read(process.channel.receive(max(0.0, deadline - time.monotonic())))
+            except TimeoutError:
+                with self._lock:
+                    job.process = None
+                process.end()
+                late = TaskTimeoutError(task=_shown(task), waited_s=task.timeout_s, goes_on=False)
+                return Report("failed", error=described(late))
+            except FrameError as exc:
+                raise ChannelClosed(str(exc)) from exc
+            if report.state == "running":
+                job.running = True
+                process.family = task.family or process.family or "any"
+                process.models.add(f"{task.bucket}/{task.name}")
+                job.listen(report)
+                continue
+            self._given_back(job, process)
+            return report
+
+    def _taken(self, task: Task) -> Process:
+        """An idle process that suits, or a new one; in place of an idle one of another family if need be."""
+        name, surplus = f"{task.bucket}/{task.name}", None
+        with self._lock:
+            fitting = [process for process in self._idle if process.family in ("", "any", task.family)]
+            if fitting:
+                best = max(fitting, key=lambda process: name in process.models)
+                self._idle.remove(best)
+                return best
+            in_use = sum(job.process is not None for job in self._jobs.values())
+            if self._idle and in_use + len(self._idle) >= self.workers:
+                surplus = self._idle.pop(0)
+        if surplus is not None:
+            surplus.end()
+        return start(self._store, idle_s=self._idle_s, capacity=self._capacity, trusted=self._trusted)
+
+    def _given_back(self, job: _Job, process: Process) -> None:
+        with self._lock:
+            job.process = None
+            if not self._closed:
+                self._idle.append(process)
+                return
+        process.end()
+
+
+def _shown(task: Task) -> str:
+    return f"{task.verb}() of {task.name!r}"
+
+
+def _cancelled(task: Task) -> Report:
+    return Report("cancelled", error=described(TaskCancelledError(f"{_shown(task)} was cancelled.")))

@@ -1,0 +1,170 @@
+"""One process that runs tasks, seen from its owner: how it is started, spoken to and ended.
+
+It is forked from a nursery (see `kindler.engine.nursery`), which has what every task needs imported; it
+dies with its owner, whatever happens to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from kindler.engine import nursery
+from kindler.engine.channel import Channel, ChannelClosed, accept
+from kindler.errors import StartTimeoutError
+from kindler.runtime.logs import Log
+from kindler.runtime.messages import Task
+
+__all__ = ["Loss", "Process", "start"]
+
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 10.0
+_NEVER_S = 1e6  # tasks have their own time limit; nobody listens for signs of life between them
+_TARGET = "kindler.runtime.worker:serve"
+_PASSED_ON = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS", "TF_CPP_MIN_LOG_LEVEL", "CUDA_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """How a process ended that was not told to.
+
+    Attributes:
+        reason: In words.
+        exit_code: Its exit code; negative is a signal's number.
+        log_tail: The last lines it printed.
+    """
+
+    reason: str
+    exit_code: int
+    log_tail: str
+
+
+class Process:
+    """A worker process.
+
+    Attributes:
+        pid: Its number.
+        family: What it computes with; empty before its first task.
+        models: What it has in memory, most likely.
+        channel: Tasks there, reports back.
+    """
+
+    def __init__(self, child: nursery.Child, channel: Channel, scratch: Path) -> None:
+        self.pid = child.pid
+        self.family = ""
+        self.models: set[str] = set()
+        self.channel = channel
+        self._child = child
+        self._scratch = scratch
+
+    def send(self, task: Task) -> None:
+        """Hand over a task.
+
+        Raises:
+            ChannelClosed: It is gone.
+        """
+        frame = task.frame()
+        self.channel.send(frame.kind, *frame.buffers, **frame.fields)
+
+    def kill(self) -> None:
+        """End it now, with every process it started."""
+        self._child.kill()
+
+    def loss(self) -> Loss:
+        """Why it is gone, once its channel is closed; and ends what is left of it."""
+        try:
+            code, _ = self._child.wait(_STOP_TIMEOUT_S)
+        except TimeoutError:
+            code = -signal.SIGKILL  # `end` sees to it
+        said = Log(self._scratch).tail()
+        self.end()
+        why = (
+            f"its process was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"its process ended with exit code {code} before it had a result"
+        )
+        return Loss(why, code, said)
+
+    def end(self) -> None:
+        """End it, and remove what it had."""
+        self.channel.close()
+        self._child.kill()
+        try:
+            self._child.wait(_STOP_TIMEOUT_S)
+        except TimeoutError:
+            pass  # closing its leash ends it, whatever it does
+        self._child.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def start(store: str, *, idle_s: float, capacity: int, trusted: bool) -> Process:
+    """Start a process.
+
+    Args:
+        store: The URL of the store that its tasks are about.
+        idle_s: Seconds without a task after which it ends.
+        capacity: How many models it keeps in memory.
+        trusted: Whether it runs code of the store for tasks that ask for it.
+
+    Raises:
+        StartTimeoutError: It did not come up.
+    """
+    secret = secrets.token_bytes(32)
+    recipe = nursery.Recipe(preload=("kindler.runtime.worker", "kindler.store.catalog"))
+    with ExitStack() as undo, socket.create_server(("127.0.0.1", 0)) as listener:
+        scratch = Path(tempfile.mkdtemp(prefix="kindler-runtime-"))
+        undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+        child = nursery.start_child(
+            recipe,
+            owner=os.getpid(),
+            timeout_s=_START_TIMEOUT_S,
+            environment={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+            debris=(str(scratch),),
+        )
+        undo.callback(child.close)
+        order = {
+            "store": store,
+            "port": listener.getsockname()[1],
+            "idle_s": idle_s,
+            "capacity": capacity,
+            "trusted": trusted,
+        }
+        try:
+            _hand_over(child, json.dumps(order).encode(), scratch, secret)
+            listener.settimeout(_START_TIMEOUT_S)
+            accepted, _ = listener.accept()
+            channel = accept(accepted, secret, timeout_s=_START_TIMEOUT_S)
+        except (OSError, ChannelClosed) as exc:
+            raise StartTimeoutError(
+                f"a worker of the runtime did not come up: {exc}.\n{Log(scratch).tail()}"
+            ) from exc
+        undo.pop_all()
+    return Process(child, channel, scratch)
+
+
+def _hand_over(child: nursery.Child, order: bytes, scratch: Path, secret: bytes) -> None:
+    child.channel.send(
+        "job",
+        order,
+        target=_TARGET,
+        rank=0,
+        size=1,
+        hosts=[socket.gethostname()],
+        scratch=str(scratch),
+        run_id="runtime",
+        secret=secret.hex(),
+        threads=None,
+        heartbeat_s=_NEVER_S,
+        sync_timeout_s=_NEVER_S,
+        sys_path=[os.path.abspath(path) for path in sys.path],
+        cwd=os.getcwd(),
+    )

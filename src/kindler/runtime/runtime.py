@@ -1,0 +1,143 @@
+"""`om.runtime`: makes tasks of calls and hands them to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kindler.errors import ConfigError, KindlerError, TaskCancelledError
+from kindler.runtime import values
+from kindler.runtime.engines import Engine
+from kindler.runtime.faces import family_of
+from kindler.runtime.flows import Parallel, Sequence
+from kindler.runtime.handles import Handle
+from kindler.runtime.messages import Report, Task, described
+from kindler.runtime.proxies import Call, RuntimeModel, RuntimeScript
+from kindler.runtime.settings import TaskSettings
+from kindler.store import Store, Version
+from kindler.store.selectors import parse
+
+__all__ = ["Runtime"]
+
+
+class Runtime:
+    """Runs stored models and functions elsewhere: `om.runtime`.
+
+    It never changes: `require`, `callback` and `options` give another one.
+
+    Args:
+        store: The store.
+        bucket: The bucket in it.
+        engine: Gives what runs the tasks, when there is a first one.
+        settings: How tasks are run.
+    """
+
+    def __init__(
+        self, store: Store, bucket: str, engine: Callable[[], Engine], settings: TaskSettings | None = None
+    ) -> None:
+        self.settings = settings or TaskSettings()
+        self._store = store
+        self._bucket = bucket
+        self._engine = engine
+
+    def __repr__(self) -> str:
+        return f"<the runtime of the bucket {self._bucket!r} in {self._store!r}>"
+
+    def model(self, name: str) -> RuntimeModel:
+        """A stored model; its verbs run elsewhere and give handles."""
+        return RuntimeModel(name, self._sent, self.settings)
+
+    def script(self, name: str) -> RuntimeScript:
+        """A stored function; `run` calls it elsewhere and gives a handle."""
+        return RuntimeScript(name, self._sent, self.settings)
+
+    def options(self, **settings: Any) -> Runtime:
+        """The same with other settings: `timeout_s`, `max_retries`, `trusted`; see `TaskSettings`."""
+        unknown = sorted(set(settings) - set(TaskSettings.__slots__))
+        if unknown:
+            known = ", ".join(TaskSettings.__slots__)
+            raise ConfigError(f"options() does not know {', '.join(unknown)}; there are {known}.")
+        return Runtime(self._store, self._bucket, self._engine, replace(self.settings, **settings))
+
+    def require(self, label: str | None) -> Runtime:
+        """The same on workers with this label; None is any worker."""
+        return self.options(label=label or "default")
+
+    def callback(self, target: str | Callable[[Handle], Any] | None) -> Runtime:
+        """The same, with something to be called when a task has ended.
+
+        Args:
+            target: The name of a script, which the worker calls with the result, if there is one (it is
+                code, so `trusted=True` is needed); or a function, which this process calls with the handle,
+                on another thread.
+        """
+        return self.options(callback=target)
+
+    def sequence(self) -> Sequence:
+        """Tasks one after the other: call verbs of its `model(...)` and `script(...)`, then `run()`."""
+        return Sequence(self._handle, self._started, self.settings)
+
+    def parallel(self) -> Parallel:
+        """Tasks side by side: call verbs of its `model(...)` and `script(...)`, then `run()`."""
+        return Parallel(self._handle, self._started, self.settings)
+
+    def _sent(self, call: Call) -> Handle:
+        """Send a call now; what is wrong with it is raised here."""
+        handle = self._handle(call)
+        self._engine().submit(self._task(call, handle), handle.hear)
+        return handle
+
+    def _started(self, call: Call, handle: Handle) -> None:
+        """Send a call of a flow; what is wrong with it is its handle's."""
+        if handle.ready():
+            return
+        try:
+            self._engine().submit(self._task(call, handle), handle.hear)
+        except KindlerError as exc:
+            handle.hear(Report("failed", error=described(exc)))
+
+    def _handle(self, call: Call) -> Handle:
+        handle = Handle(str(call), resolve=self._version, cancel=self._cancel)
+        then = call.settings.callback
+        if callable(then):
+            handle.when_ended(then)
+        return handle
+
+    def _task(self, call: Call, handle: Handle) -> Task:
+        settings = call.settings
+        version = self._store.find(self._bucket, call.shelf, parse(call.name))
+        if isinstance(settings.callback, str):
+            self._store.find(self._bucket, "scripts", parse(settings.callback))
+        arguments, buffers = values.encode([list(call.args), dict(call.options)])
+        return Task(
+            id=handle.id,
+            shelf=call.shelf,
+            bucket=self._bucket,
+            name=str(version),
+            verb=call.verb,
+            arguments=arguments,
+            buffers=tuple(buffers),
+            trusted=settings.trusted,
+            timeout_s=settings.timeout_s,
+            max_retries=settings.max_retries,
+            label=settings.label,
+            family=family_of(version),
+            callback=settings.callback if isinstance(settings.callback, str) else None,
+        )
+
+    def _cancel(self, handle: Handle) -> None:
+        if handle.status == "pending":
+            # It may not have been sent: a task of a flow whose turn has not come.
+            self._engine().cancel(handle.id)
+            handle.hear(_cancelled(handle))
+            return
+        self._engine().cancel(handle.id)
+
+    def _version(self, told: Mapping[str, Any]) -> Version:
+        selector = parse(f"{told['name']}@{int(told['number'])}")
+        return self._store.find(str(told["bucket"]), str(told["shelf"]), selector)
+
+
+def _cancelled(handle: Handle) -> Report:
+    return Report("cancelled", error=described(TaskCancelledError(f"{handle.call} was cancelled.")))

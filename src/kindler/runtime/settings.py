@@ -1,0 +1,55 @@
+"""How tasks are run: frozen, valid once built."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kindler.errors import ConfigError
+from kindler.store.selectors import parse
+
+__all__ = ["TaskSettings"]
+
+_LONGEST_S = 1e6  # what can be waited for at once
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,49}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSettings:
+    """How a task is run.
+
+    Attributes:
+        label: What its worker must be; "default" is any that was given no other label.
+        timeout_s: Seconds that it may run, loading included and waiting not.
+        max_retries: How often it is begun again after its worker was lost.
+        trusted: Whether functions and pickles of the store may run for it.
+        callback: A script's name, called by the worker with the result; or a function, called here with the
+            handle.
+
+    >>> TaskSettings(timeout_s=0)
+    Traceback (most recent call last):
+    kindler.errors.ConfigError: timeout_s=0: must be a number of seconds above 0, and at most 1e+06.
+    """
+
+    label: str = "default"
+    timeout_s: float = 1200.0
+    max_retries: int = 1
+    trusted: bool = False
+    callback: str | Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.label, str) or not _LABEL.fullmatch(self.label):
+            raise ConfigError(f"label={self.label!r}: a label is a word of letters, digits, - and _.")
+        seconds = self.timeout_s
+        if not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
+            raise ConfigError(
+                f"timeout_s={seconds!r}: must be a number of seconds above 0, and at most {_LONGEST_S:g}."
+            )
+        if type(self.max_retries) is not int or self.max_retries < 0:
+            raise ConfigError(f"max_retries={self.max_retries!r}: must be 0 or more.")
+        if isinstance(self.callback, str):
+            parse(self.callback)
+        elif self.callback is not None and not callable(self.callback):
+            raise ConfigError(f"callback={self.callback!r}: the name of a script, or a function.")

@@ -1,0 +1,198 @@
+"""Values as JSON and raw buffers: what arguments and results look like on the wire. Never a pickle.
+
+Numbers, text, lists and dicts are JSON. Arrays are their bytes, tables Arrow streams, each in a buffer that
+the JSON names by its number. What has no such form is refused by whoever sends it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from kindler.errors import DataError, FrameError
+from kindler.store import Version
+
+__all__ = ["Resolve", "decode", "encode"]
+
+Resolve: TypeAlias = Callable[[Mapping[str, Any]], Any]
+
+_MARK = "$"
+_DEEPEST = 64
+_PLAIN = (type(None), bool, int, float, str)
+_KINDS = "biufcmMSU"  # of numpy's dtypes, those whose values are their bytes
+
+
+def encode(value: Any) -> tuple[Any, list[bytes]]:
+    """A value as what JSON has, and buffers.
+
+    Raises:
+        DataError: It, or something in it, has no form that travels.
+    """
+    buffers: list[bytes] = []
+    return _encoded(value, buffers, 0), buffers
+
+
+def decode(tree: Any, buffers: Sequence[bytes], resolve: Resolve | None = None) -> Any:
+    """The value again.
+
+    Args:
+        tree: What JSON had.
+        buffers: The buffers beside it.
+        resolve: Finds a version of the store by its bucket, shelf, name and number; without it a version is
+            the text `name@number`.
+
+    Raises:
+        FrameError: It is nothing that `encode` made.
+    """
+    try:
+        return _decoded(tree, buffers, resolve, 0)
+    except FrameError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, pa.ArrowException) as exc:
+        raise FrameError(f"a value on the wire is broken: {type(exc).__name__}: {exc}") from exc
+
+
+def _encoded(value: Any, buffers: list[bytes], depth: int) -> Any:
+    if depth > _DEEPEST:
+        raise DataError(f"a value is nested deeper than {_DEEPEST} levels.")
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, list):
+        return [_encoded(inside, buffers, depth + 1) for inside in value]
+    if isinstance(value, tuple):
+        return {_MARK: "tuple", "items": [_encoded(inside, buffers, depth + 1) for inside in value]}
+    if isinstance(value, Mapping):
+        return _encoded_dict(value, buffers, depth)
+    if isinstance(value, np.ndarray | np.generic):
+        return _encoded_array(np.asarray(value), buffers, scalar=isinstance(value, np.generic))
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {_MARK: "bytes", "buffer": _added(bytes(value), buffers)}
+    if isinstance(value, Version):
+        told = {"bucket": value.bucket, "shelf": value.shelf, "name": value.name, "number": value.number}
+        return {_MARK: "version", **told}
+    if isinstance(value, int | float | str):  # of a subclass, such as an enum's member
+        return (
+            int(value) if isinstance(value, int) else float(value) if isinstance(value, float) else str(value)
+        )
+    table = _table(value)
+    if table is not None:
+        form, content = table
+        return {_MARK: form, "buffer": _added(_stream(content), buffers)}
+    raise DataError(
+        f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent.\n"
+        "Hint: numbers, text, lists, dicts, arrays, pandas and Arrow tables can; store the rest, and name it."
+    )
+
+
+def _encoded_dict(value: Mapping[Any, Any], buffers: list[bytes], depth: int) -> Any:
+    if all(type(key) is str for key in value) and _MARK not in value:
+        return {key: _encoded(inside, buffers, depth + 1) for key, inside in value.items()}
+    pairs = [
+        [_encoded(key, buffers, depth + 1), _encoded(inside, buffers, depth + 1)]
+        for key, inside in value.items()
+    ]
+    return {_MARK: "dict", "items": pairs}
+
+
+def _encoded_array(array: np.ndarray[Any, Any], buffers: list[bytes], *, scalar: bool) -> Any:
+    shape = list(array.shape)
+    if array.dtype.kind == "O":
+        try:
+            column = pa.array(array.ravel())
+        except (pa.ArrowException, ValueError, TypeError) as exc:
+            raise DataError(f"an array of objects cannot be sent: {exc}.") from exc
+        number = _added(_stream(pa.table({"values": column})), buffers)
+        return {_MARK: "objects", "shape": shape, "buffer": number}
+    if array.dtype.kind not in _KINDS or array.dtype.hasobject:
+        raise DataError(f"an array of {array.dtype} cannot be sent.\nHint: astype('float32') can be.")
+    form = "scalar" if scalar else "array"
+    number = _added(np.ascontiguousarray(array).tobytes(), buffers)
+    return {_MARK: form, "dtype": array.dtype.str, "shape": shape, "buffer": number}
+
+
+def _table(value: Any) -> tuple[str, pa.Table] | None:
+    if isinstance(value, pa.RecordBatch):
+        return "table", pa.Table.from_batches([value])
+    if isinstance(value, pa.Table):
+        return "table", value
+    pandas: Any = sys.modules.get("pandas")  # an object of it cannot be there before it is loaded
+    try:
+        if pandas is not None and isinstance(value, pandas.DataFrame):
+            return "frame", pa.Table.from_pandas(value)
+        if pandas is not None and isinstance(value, pandas.Series):
+            named = "" if value.name is None else value.name
+            return "series", pa.Table.from_pandas(value.to_frame(named))
+    except (pa.ArrowException, ValueError, TypeError) as exc:
+        raise DataError(f"a table cannot be sent: {exc}.") from exc
+    return None
+
+
+def _stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _added(content: bytes, buffers: list[bytes]) -> int:
+    buffers.append(content)
+    return len(buffers) - 1
+
+
+def _decoded(tree: Any, buffers: Sequence[bytes], resolve: Resolve | None, depth: int) -> Any:
+    if depth > _DEEPEST + 1:
+        raise FrameError(f"a value is nested deeper than {_DEEPEST} levels.")
+    if isinstance(tree, list):
+        return [_decoded(inside, buffers, resolve, depth + 1) for inside in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if _MARK not in tree:
+        return {key: _decoded(inside, buffers, resolve, depth + 1) for key, inside in tree.items()}
+    form = tree[_MARK]
+    if form == "tuple":
+        return tuple(_decoded(inside, buffers, resolve, depth + 1) for inside in tree["items"])
+    if form == "dict":
+        return {
+            _decoded(key, buffers, resolve, depth + 1): _decoded(inside, buffers, resolve, depth + 1)
+            for key, inside in tree["items"]
+        }
+    if form == "version":
+        return resolve(tree) if resolve is not None else f"{tree['name']}@{tree['number']}"
+    return _from_buffer(form, tree, buffers)
+
+
+def _from_buffer(form: str, tree: Mapping[str, Any], buffers: Sequence[bytes]) -> Any:
+    number = tree["buffer"]
+    if type(number) is not int or not 0 <= number < len(buffers):
+        raise FrameError(f"a value names the buffer {number!r}; there are {len(buffers)}.")
+    content = buffers[number]
+    if form == "bytes":
+        return bytes(content)
+    if form in ("array", "scalar"):
+        dtype = np.dtype(str(tree["dtype"]))
+        if dtype.kind not in _KINDS:
+            raise FrameError(f"an array of {dtype} is not read from the wire.")
+        # A copy: what was received cannot be written to, and models may want to.
+        array = np.frombuffer(content, dtype).reshape(_shape(tree)).copy()
+        return array if form == "array" else array[()]
+    with pa.ipc.open_stream(content) as reader:
+        table = reader.read_all()
+    if form == "objects":
+        return table.column("values").to_numpy().astype(object).reshape(_shape(tree))
+    if form == "table":
+        return table
+    if form == "frame":
+        return table.to_pandas()
+    if form == "series":
+        series = table.to_pandas().iloc[:, 0]
+        return series.rename(None) if series.name == "" else series
+    raise FrameError(f"a value of the form {form!r} is not known.")
+
+
+def _shape(tree: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(int(size) for size in tree["shape"])

@@ -1,0 +1,55 @@
+"""The process that runs tasks: takes one, runs it, reports, takes the next. Started by `processes.py`.
+
+It ends when it has had nothing to do for a while, when the other side closes the connection, and with its
+owner.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from kindler.engine.channel import Channel, ChannelClosed, connect
+from kindler.engine.worker import Worker
+from kindler.runtime import values
+from kindler.runtime.executor import Executor
+from kindler.runtime.logs import Log
+from kindler.runtime.messages import Report, Task, described
+
+__all__ = ["serve"]
+
+_CONNECT_TIMEOUT_S = 60.0
+
+
+def serve(worker: Worker, order: bytes) -> list[bytes]:
+    """What the process does; `order` says for which store, how long, and where to report."""
+    told = json.loads(order)
+    log = Log(worker.scratch)
+    log.take_over()
+    # Code of the user's that says `from kindler import om` finds the store that it came from.
+    os.environ["KINDLER_STORE"] = told["store"]
+    executor = Executor(told["store"], capacity=told["capacity"], trusted=told["trusted"])
+    channel = connect(("127.0.0.1", told["port"]), worker.secret, timeout_s=_CONNECT_TIMEOUT_S)
+    try:
+        while True:
+            task = Task.read(channel.receive(told["idle_s"]))
+            log.begin()
+            _send(channel, task, Report("running"))
+            _send(channel, task, _reported(executor, task, log))
+    except (ChannelClosed, TimeoutError):
+        return []
+    finally:
+        channel.close()
+
+
+def _reported(executor: Executor, task: Task, log: Log) -> Report:
+    try:
+        value, buffers = values.encode(executor.run(task))
+    except Exception as exc:  # noqa: BLE001 - the edge of the worker: whoever asked raises it
+        return Report("failed", error=described(exc), log=log.tail())
+    return Report("done", value, tuple(buffers), log=log.tail())
+
+
+def _send(channel: Channel, task: Task, report: Report) -> None:
+    frame = report.frame(task.id)
+    channel.send(frame.kind, *frame.buffers, **frame.fields)

@@ -1,0 +1,138 @@
+"""The whole server as one ASGI application: joins the parts, and decides nothing that a part could decide."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+import kindler
+from kindler.errors import KindlerError
+from kindler.omega import Omega
+from kindler.serve.front import Front, codec_of
+from kindler.serve.gate import Gate
+from kindler.serve.keys import Keys
+from kindler.serve.openapi import with_predictions
+from kindler.serve.problems import Problem, as_problem
+from kindler.serve.residents import Residents
+from kindler.serve.routes import Parts, catalog_routes, health_routes, protocol_routes
+from kindler.serve.settings import ServeSettings
+from kindler.serve.stats import Stats
+from kindler.serve.tasks import Tasks, task_routes
+
+__all__ = ["create_app"]
+
+_LOOKS = 2
+_LOADS = 2
+_CALLS = 8
+_FAULTS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The request cannot be"},
+    401: {"description": "A key is needed"},
+    403: {"description": "The key is not for this"},
+    404: {"description": "There is no such thing"},
+    409: {"description": "There is one already"},
+    413: {"description": "Too large"},
+    415: {"description": "A content type that is not read"},
+    503: {"description": "The server cannot answer now"},
+}
+
+
+def create_app(
+    omega: Omega,
+    settings: ServeSettings | None = None,
+    *,
+    local: bool = True,
+    tasks: Tasks | None = None,
+) -> Front:
+    """An ASGI application that serves a store.
+
+    Args:
+        omega: The store.
+        settings: The limits.
+        local: Whether it can be reached from this machine alone; then it needs no keys while there are none.
+        tasks: What runs things elsewhere; without it there are no routes for that.
+    """
+    settings = settings or ServeSettings()
+    stats = Stats()
+    # Apart, so that no look-up waits until a large model is read.
+    looks = ThreadPoolExecutor(_LOOKS, thread_name_prefix="kindler-look")
+    loads = ThreadPoolExecutor(_LOADS, thread_name_prefix="kindler-load")
+    calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="kindler-call")
+    keys = Keys(omega.store.url)
+    residents = Residents(omega, settings, looks=looks, loads=loads, calls=calls, stats=stats)
+    gate = Gate(keys, looks, local=local)
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        yield
+        residents.close()
+        for pool in (looks, loads, calls):
+            pool.shutdown(wait=True, cancel_futures=True)
+        keys.close()
+
+    app = FastAPI(
+        title="Kindler",
+        version=kindler.__version__,
+        description="Stored models, behind several protocols.",
+        docs_url=None,  # its page would be fetched from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        responses=_FAULTS,
+    )
+    parts = Parts(omega, residents, gate, settings, stats)
+    for routes in (health_routes(parts), protocol_routes(parts)):
+        app.include_router(routes)
+    if tasks is not None:
+        app.include_router(task_routes(tasks))
+    app.include_router(catalog_routes(parts))
+    _say_what_is_wrong(app)
+    written = app.openapi
+    document: dict[str, Any] = {}
+
+    def openapi() -> dict[str, Any]:
+        if not document:
+            document.update(with_predictions(written()))
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return Front(
+        app,
+        omega=omega,
+        residents=residents,
+        gate=gate,
+        settings=settings,
+        stats=stats,
+        looks=looks,
+        reads=loads,
+    )
+
+
+def _say_what_is_wrong(app: FastAPI) -> None:
+    def reply(request: Request, problem: Problem) -> Response:
+        told = codec_of(request.url.path).problem(problem.status, problem.message)
+        return Response(told.body, problem.status, problem.headers, told.content_type)
+
+    @app.exception_handler(Problem)
+    async def of_ours(request: Request, exc: Problem) -> Response:
+        return reply(request, exc)
+
+    @app.exception_handler(KindlerError)
+    async def of_kindler(request: Request, exc: KindlerError) -> Response:
+        return reply(request, as_problem(exc) or Problem(500, "the server failed."))
+
+    @app.exception_handler(HTTPException)
+    async def of_http(request: Request, exc: HTTPException) -> Response:
+        return reply(request, Problem(exc.status_code, f"{exc.detail}.", dict(exc.headers or {})))
+
+    @app.exception_handler(RequestValidationError)
+    async def of_arguments(request: Request, exc: RequestValidationError) -> Response:
+        first = exc.errors()[0]
+        where = ".".join(str(part) for part in first.get("loc", ()))
+        return reply(request, Problem(422, f"{where}: {first.get('msg', 'is not valid')}."))

@@ -1,0 +1,335 @@
+"""Rows of several requests in one call of a model.
+
+Work-conserving: a free slot takes at once what waits, and requests gather only while all slots are busy.
+First come, first served; the limit is in rows; what cannot be joined (other names, dtypes, shapes or methods)
+never meets. All but the call itself happens on the event loop, so there are no locks, and nothing polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from kindler.serve.problems import Problem
+from kindler.serve.settings import ServeSettings
+from kindler.serve.signature import Arrays
+
+__all__ = ["Batcher", "Call", "Measured", "Observer", "Ticket"]
+
+Call: TypeAlias = Callable[[Arrays, str], Arrays]
+_FORGETS = 0.2  # how fast the estimate of a row's time follows the newest call
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One call of a model.
+
+    Attributes:
+        rows: Its rows.
+        requests: How many requests they were of.
+        seconds: What the call took.
+        waited_s: How long the first of them had waited.
+        failed: Whether it raised.
+    """
+
+    rows: int
+    requests: int
+    seconds: float
+    waited_s: float
+    failed: bool
+
+
+Observer: TypeAlias = Callable[[Measured], None]
+
+
+class Ticket:
+    """A request that waits for its outputs.
+
+    Attributes:
+        future: The outputs; fails with a Problem.
+    """
+
+    __slots__ = (
+        "_batcher",
+        "arrived",
+        "batch",
+        "bytes",
+        "future",
+        "inputs",
+        "key",
+        "method",
+        "parts",
+        "rows",
+        "taken",
+    )
+
+    def __init__(
+        self, batcher: Batcher, inputs: Arrays, method: str, rows: int, size: int, batch: bool
+    ) -> None:
+        self._batcher = batcher
+        self.inputs = inputs
+        self.method = method
+        self.rows = rows
+        self.bytes = size
+        self.batch = batch
+        self.arrived = time.perf_counter()
+        self.future: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+        self.taken = 0
+        self.parts: dict[int, Arrays] = {}
+        self.key = _key(inputs, method)
+
+    def leave(self) -> None:
+        """Nobody waits for it any more: it leaves the queue, if it is still there."""
+        if not self.future.done():
+            self.future.cancel()
+            self._batcher.left(self)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Rows of a request that go into one call."""
+
+    ticket: Ticket
+    start: int
+    stop: int
+
+
+class Batcher:
+    """The queue in front of one version of a model.
+
+    Args:
+        call: The model.
+        executor: Where it is called.
+        settings: How much may wait and go together.
+        observe: Is told of every call.
+    """
+
+    def __init__(
+        self, call: Call, *, executor: Executor, settings: ServeSettings, observe: Observer | None = None
+    ) -> None:
+        self._call = call
+        self._executor = executor
+        self._settings = settings
+        self._observe = observe
+        self._free = settings.batches
+        self._queues: dict[Hashable, deque[Ticket]] = {}
+        self._again: deque[list[_Piece]] = deque()
+        self._scheduled = False
+        self._row_s = 0.0
+        self.rows_waiting = 0
+        self.bytes_waiting = 0
+        self.joins = True  # until an output turns out not to have the rows of the inputs
+
+    def submit(
+        self, inputs: Arrays, method: str, *, rows: int, timeout_s: float, batch: bool = True
+    ) -> Ticket:
+        """Queue a request.
+
+        Args:
+            inputs: Arrays that all have `rows` rows.
+            method: What to call.
+            rows: How many.
+            timeout_s: How long the client will wait.
+            batch: Whether its rows may share a call with others.
+
+        Raises:
+            Problem: 413, 429 or 503: it is too large, too much waits already, or it would not be in time.
+        """
+        settings = self._settings
+        if rows > settings.rows:
+            raise Problem(413, f"the request has {rows} rows; {settings.rows} are allowed.")
+        size = sum(array.nbytes for array in inputs.values())
+        if self.rows_waiting and (
+            self.rows_waiting + rows > settings.queue_rows or self.bytes_waiting + size > settings.queue_bytes
+        ):
+            raise Problem(
+                429, f"{self.rows_waiting} rows wait for this model already.", {"retry-after": self._retry()}
+            )
+        if self.rows_waiting * self._row_s / settings.batches > timeout_s:
+            raise Problem(
+                503,
+                f"{self.rows_waiting} rows wait for this model, too many to answer in {timeout_s:g} s.",
+                {"retry-after": self._retry()},
+            )
+        ticket = Ticket(self, inputs, method, rows, size, batch)
+        self.rows_waiting += rows
+        self.bytes_waiting += size
+        self._queues.setdefault(ticket.key, deque()).append(ticket)
+        if self._free and not self._scheduled:
+            # At the next turn of the loop: requests that arrived together go together.
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+        return ticket
+
+    def left(self, ticket: Ticket) -> None:
+        """A ticket was given up while some of its rows were waiting."""
+        self._count_out(ticket, ticket.rows - ticket.taken)
+        queue = self._queues.get(ticket.key)
+        if queue is not None and ticket in queue:
+            queue.remove(ticket)
+            if not queue:
+                del self._queues[ticket.key]
+
+    def _count_out(self, ticket: Ticket, rows: int) -> None:
+        self.rows_waiting -= rows
+        self.bytes_waiting -= ticket.bytes * rows // ticket.rows
+
+    def _retry(self) -> str:
+        return str(max(1, round(self.rows_waiting * self._row_s)))
+
+    def _pump(self) -> None:
+        self._scheduled = False
+        while self._free and (self._again or self._queues):
+            pieces = self._again.popleft() if self._again else self._take()
+            pieces = [piece for piece in pieces if not piece.ticket.future.done()]
+            if pieces:
+                self._start(pieces)
+
+    def _take(self) -> list[_Piece]:
+        """The next batch, of the queue whose head has waited longest."""
+        key = min(self._queues, key=lambda key: self._queues[key][0].arrived)
+        queue, room = self._queues[key], self._settings.batch_rows
+        pieces: list[_Piece] = []
+        while queue and room:
+            ticket = queue[0]
+            left = ticket.rows - ticket.taken
+            joins = self.joins and ticket.batch
+            # Only what is larger than a whole batch is cut; what does not fit goes first in the next.
+            if pieces and (not joins or left > room):
+                break
+            rows = min(left, room) if joins else left
+            pieces.append(_Piece(ticket, ticket.taken, ticket.taken + rows))
+            ticket.taken += rows
+            self._count_out(ticket, rows)
+            room -= rows
+            if ticket.taken == ticket.rows:
+                queue.popleft()
+            if not joins:
+                break
+        if not queue:
+            del self._queues[key]
+        return pieces
+
+    def _start(self, pieces: list[_Piece]) -> None:
+        self._free -= 1
+        loop = asyncio.get_running_loop()
+        started = time.perf_counter()
+        running = loop.run_in_executor(self._executor, _run, self._call, pieces)
+        running.add_done_callback(lambda done: self._finished(pieces, done, started))
+
+    def _finished(self, pieces: list[_Piece], done: asyncio.Future[Arrays], started: float) -> None:
+        self._free += 1
+        seconds = time.perf_counter() - started
+        rows = sum(piece.stop - piece.start for piece in pieces)
+        error = done.exception() if not done.cancelled() else RuntimeError("the server is stopping")
+        self._measure(pieces, rows, seconds, started, failed=error is not None)
+        if error is not None:
+            self._failed(pieces, error)
+        else:
+            self._deliver(pieces, done.result(), rows)
+        self._pump()
+
+    def _measure(
+        self, pieces: Sequence[_Piece], rows: int, seconds: float, started: float, *, failed: bool
+    ) -> None:
+        each = seconds / rows
+        self._row_s = each if not self._row_s else self._row_s + _FORGETS * (each - self._row_s)
+        if self._observe is not None:
+            waited = started - pieces[0].ticket.arrived
+            self._observe(Measured(rows, len(pieces), seconds, waited, failed))
+
+    def _failed(self, pieces: list[_Piece], error: BaseException) -> None:
+        if len(pieces) > 1:
+            # Someone's rows did it: the halves are tried apart, until it is alone.
+            middle = len(pieces) // 2
+            self._again.extend((pieces[:middle], pieces[middle:]))
+            return
+        self._fail(pieces[0].ticket, error)
+
+    def _fail(self, ticket: Ticket, error: BaseException) -> None:
+        if ticket.future.done():
+            return
+        ticket.future.set_exception(_as_problem(error))
+        self.left(ticket)
+
+    def _deliver(self, pieces: list[_Piece], outputs: Arrays, rows: int) -> None:
+        apart = len(pieces) == 1 and pieces[0].stop - pieces[0].start == pieces[0].ticket.rows
+        if apart:
+            if not pieces[0].ticket.future.done():
+                pieces[0].ticket.future.set_result(outputs)
+            return
+        wrong = [name for name, array in outputs.items() if not array.ndim or len(array) != rows]
+        if wrong:
+            self._does_not_join(pieces)
+            return
+        start = 0
+        for piece in pieces:
+            stop = start + piece.stop - piece.start
+            self._hand_over(piece, {name: array[start:stop] for name, array in outputs.items()})
+            start = stop
+
+    def _does_not_join(self, pieces: list[_Piece]) -> None:
+        """Outputs that are not one row for each row of the inputs belong to whole requests only."""
+        self.joins = False
+        for ticket in dict.fromkeys(piece.ticket for piece in pieces):
+            if not ticket.future.done():
+                self._count_out(ticket, ticket.rows - ticket.taken)
+                queue = self._queues.get(ticket.key)
+                if queue and queue[0] is ticket:
+                    queue.popleft()
+                    if not queue:
+                        del self._queues[ticket.key]
+                ticket.taken = ticket.rows
+                self._again.append([_Piece(ticket, 0, ticket.rows)])
+
+    @staticmethod
+    def _hand_over(piece: _Piece, outputs: Arrays) -> None:
+        ticket = piece.ticket
+        if ticket.future.done():
+            return
+        if piece.stop - piece.start == ticket.rows:
+            ticket.future.set_result(outputs)
+            return
+        ticket.parts[piece.start] = outputs
+        if sum(len(next(iter(part.values()))) for part in ticket.parts.values()) == ticket.rows:
+            parts = [ticket.parts[start] for start in sorted(ticket.parts)]
+            joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            ticket.future.set_result(joined)
+
+
+def _run(call: Call, pieces: Sequence[_Piece]) -> Arrays:
+    """In a thread of the executor."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        whole = first.stop - first.start == first.ticket.rows
+        inputs = first.ticket.inputs
+        if not whole:
+            inputs = {name: array[first.start : first.stop] for name, array in inputs.items()}
+        return call(inputs, first.ticket.method)
+    joined = {
+        name: np.concatenate([piece.ticket.inputs[name][piece.start : piece.stop] for piece in pieces])
+        for name in first.ticket.inputs
+    }
+    return call(joined, first.ticket.method)
+
+
+def _key(inputs: Arrays, method: str) -> Hashable:
+    return method, tuple((name, array.dtype.str, array.shape[1:]) for name, array in inputs.items())
+
+
+def _as_problem(error: BaseException) -> Problem:
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, MemoryError):
+        return Problem(503, "there is not enough memory for this request.", {"retry-after": "5"})
+    if isinstance(error, RuntimeError) and "cannot schedule new futures" in str(error):
+        return Problem(503, "the server is stopping.", {"retry-after": "1"})
+    first = next(iter(str(error).splitlines()), "")
+    return Problem(400, f"the model failed on these inputs: {type(error).__name__}: {first[:500]}")

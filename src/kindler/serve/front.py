@@ -1,0 +1,287 @@
+"""The HTTP side of predictions, and the door that everything else passes on its way to FastAPI.
+
+Predictions do not go through a framework's routes: a name may have slashes, errors look as each protocol
+wants them, and the time counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from concurrent.futures import Executor
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl
+
+from kindler.omega import Omega
+from kindler.serve.gate import Gate, needed
+from kindler.serve.keys import Key
+from kindler.serve.problems import Problem, as_problem
+from kindler.serve.protocols import Codec, Sent
+from kindler.serve.protocols.mlflow import Mlflow
+from kindler.serve.protocols.omega import OmegaCodec
+from kindler.serve.protocols.tfserving import TfServing
+from kindler.serve.protocols.v2 import V2
+from kindler.serve.requests import Answer, InferRequest, Reply, Target
+from kindler.serve.residents import Resident, Residents
+from kindler.serve.settings import ServeSettings
+from kindler.serve.signature import Arrays, fit, from_columns, rows_of
+from kindler.serve.stats import Stats
+from kindler.serve.stored_data import read_inputs
+
+__all__ = ["Front", "codec_of"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_log = logging.getLogger("kindler.serve")
+_V2, _TFS, _MLFLOW, _OMEGA = V2(), TfServing(), Mlflow(), OmegaCodec()
+_PATIENCE_S = 0.05  # before a request is watched for a client that goes away
+
+
+def codec_of(path: str) -> Codec:
+    """The protocol that a path belongs to, whose way of saying what is wrong is used."""
+    if path.startswith("/v2"):
+        return _V2
+    if path.startswith("/v1/"):
+        return _TFS
+    if path.endswith("/invocations"):
+        return _MLFLOW
+    return _OMEGA
+
+
+class _GoneError(Exception):
+    """The client went away before it had sent its request."""
+
+
+class Front:
+    """An ASGI application: predictions here, the rest by another one.
+
+    Args:
+        rest: The application for everything that is no prediction.
+        omega: The store.
+        residents: The models.
+        gate: Who may.
+        settings: The limits.
+        stats: The counters.
+        looks: Where the store is asked what takes no time.
+        reads: Where datasets are read.
+    """
+
+    def __init__(
+        self,
+        rest: Callable[[Scope, Receive, Send], Awaitable[None]],
+        *,
+        omega: Omega,
+        residents: Residents,
+        gate: Gate,
+        settings: ServeSettings,
+        stats: Stats,
+        looks: Executor,
+        reads: Executor,
+    ) -> None:
+        self._rest = rest
+        self._omega = omega
+        self._residents = residents
+        self._gate = gate
+        self._settings = settings
+        self._stats = stats
+        self._looks = looks
+        self._reads = reads
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, or the server's start and stop."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._rest(scope, receive, send)
+            return
+        started = time.perf_counter()
+        path: str = scope["path"]
+        codec = codec_of(path)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        found: list[str] = []  # the model, once it is known
+        try:
+            target = codec.target(scope["method"], path)
+            key = await self._gate.admit(headers, "predict" if target else needed(scope["method"], path))
+            body = await self._body(scope, receive, headers)
+            if target is None:
+                await self._passed_on(scope, _replayed(body, receive), send, key)
+                return
+            query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+            sent = Sent(body, headers, query)
+            if codec is _OMEGA and "datax" in query:
+                await self._gate.admit(headers, "read")
+            reply = await self._predicted(codec, target, sent, receive, found)
+        except _GoneError:
+            return
+        except Exception as exc:  # noqa: BLE001 - the HTTP edge: whatever happened, the client is told
+            reply = self._refused(codec, exc, path)
+        await _send(send, reply)
+        model = found[0] if found else None
+        self._stats.answered(codec.name, reply.status, time.perf_counter() - started, model)
+
+    async def _passed_on(self, scope: Scope, receive: Receive, send: Send, key: Key | None) -> None:
+        scope["kindler.key"] = key
+        try:
+            await self._rest(scope, receive, send)
+        except Exception:  # noqa: BLE001 - the HTTP edge; it has answered already, with 500
+            _log.exception("%s failed", scope["path"][:200])
+
+    async def _predicted(
+        self, codec: Codec, target: Target, sent: Sent, receive: Receive, found: list[str]
+    ) -> Reply:
+        name = target.name or await self._default_model()
+        bucket = sent.headers.get("bucket") or sent.query.get("bucket") or "default"
+        key = (bucket, name, target.version)
+        resident = self._residents.at_hand(key) or await self._residents.find(key)
+        found.append(resident.version.name)
+        if codec is _OMEGA and "datax" in sent.query:
+            request = await self._from_dataset(bucket, sent.query["datax"], target)
+        else:
+            request = codec.decode(sent, resident.servable.signature, target)
+        outputs, rows = await self._called(resident, request, receive)
+        answer = Answer(resident.version.name, resident.version.number, _wanted(outputs, request), rows)
+        return codec.encode(answer, request, sent, target)
+
+    async def _called(
+        self, resident: Resident, request: InferRequest, receive: Receive
+    ) -> tuple[Arrays, int]:
+        servable = resident.servable
+        if request.method not in servable.methods:
+            raise Problem(400, f"the model has no {request.method}; it has {', '.join(servable.methods)}.")
+        given = from_columns(servable.signature, request.inputs) if request.columns else request.inputs
+        inputs = fit(servable.signature, given)
+        rows = rows_of(inputs)
+        timeout_s = min(self._settings.timeout_s, request.timeout_s or self._settings.timeout_s)
+        ticket = resident.batcher.submit(
+            inputs, request.method, rows=rows, timeout_s=timeout_s, batch=request.batch
+        )
+        try:
+            await _settled(ticket.future, timeout_s, receive)
+            return ticket.future.result(), rows
+        finally:
+            ticket.leave()
+
+    async def _from_dataset(self, bucket: str, name: str, target: Target) -> InferRequest:
+        loop = asyncio.get_running_loop()
+        inputs, columns = await loop.run_in_executor(
+            self._reads, read_inputs, self._omega[bucket].datasets, name, self._settings.rows
+        )
+        return InferRequest(inputs=inputs, columns=columns, method=target.action)
+
+    async def _default_model(self) -> str:
+        if self._settings.model is not None:
+            return self._settings.model
+        loop = asyncio.get_running_loop()
+        names = await loop.run_in_executor(self._looks, self._omega.models.list)
+        if len(names) != 1:
+            raise Problem(
+                404,
+                f"the store has {len(names)} models, and the server was not told which one this is for."
+                " Hint: kindler serve --model NAME, or /models/NAME/invocations.",
+            )
+        return names[0]
+
+    async def _body(self, scope: Scope, receive: Receive, headers: Mapping[str, str]) -> bytes:
+        if scope["method"] in ("GET", "HEAD"):
+            return b""
+        limit = self._settings.body_bytes
+        told = headers.get("content-length", "0")
+        if not told.isdecimal() or len(told) > 18 or int(told) > limit:
+            raise Problem(
+                413, f"the body has {told[:20]} bytes; {limit} are allowed.", {"connection": "close"}
+            )
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _GoneError
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise Problem(413, f"the body has more than {limit} bytes.", {"connection": "close"})
+            parts.append(part)
+            if not message.get("more_body"):
+                break
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        coding = headers.get("content-encoding", "").strip().lower()
+        return body if coding in ("", "identity") else _decompressed(body, coding, limit)
+
+    def _refused(self, codec: Codec, error: Exception, path: str) -> Reply:
+        problem = as_problem(error)
+        if problem is None:
+            _log.error("%s failed", path[:200], exc_info=error)
+            problem = Problem(500, "the server failed; its log says more.")
+        reply = codec.problem(problem.status, problem.message)
+        return Reply(reply.body, reply.content_type, tuple(problem.headers.items()), problem.status)
+
+
+async def _settled(future: asyncio.Future[Arrays], timeout_s: float, receive: Receive) -> None:
+    """Wait for the outputs; watch for a client that goes away only if they take long."""
+    await asyncio.wait((future,), timeout=min(_PATIENCE_S, timeout_s))
+    if future.done():
+        return
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((future, gone), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if future.done():
+            return
+        if gone.done():
+            raise Problem(499, "the client went away.")
+        raise Problem(504, f"the model did not answer within {timeout_s:g} s.")
+    finally:
+        gone.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _wanted(outputs: Arrays, request: InferRequest) -> Mapping[str, Any]:
+    if not request.outputs:
+        return outputs
+    missing = [name for name in request.outputs if name not in outputs]
+    if missing:
+        raise Problem(400, f"the model has no output {missing[0]!r}; it has {', '.join(map(repr, outputs))}.")
+    return {name: outputs[name] for name in request.outputs}
+
+
+def _decompressed(body: bytes, coding: str, limit: int) -> bytes:
+    windows = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+    if coding not in windows:
+        raise Problem(415, f"the content encoding {coding[:40]!r} is not read here; gzip and deflate are.")
+    engine = zlib.decompressobj(windows[coding])
+    try:
+        content = engine.decompress(body, limit + 1)
+    except zlib.error as exc:
+        raise Problem(400, f"the body is no {coding}: {exc}.") from exc
+    if len(content) > limit:
+        raise Problem(413, f"the body has more than {limit} bytes when it is decompressed.")
+    if not engine.eof:
+        raise Problem(400, f"the body ends in the middle of its {coding}.")
+    return content
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The messages of a request whose body was read already."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> MutableMapping[str, Any]:
+        return waiting.pop() if waiting else await receive()
+
+    return again
+
+
+async def _send(send: Send, reply: Reply) -> None:
+    headers = [
+        (b"content-type", reply.content_type.encode("latin-1")),
+        (b"content-length", str(len(reply.body)).encode("latin-1")),
+        *((name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers),
+    ]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})

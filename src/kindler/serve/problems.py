@@ -1,0 +1,54 @@
+"""What goes wrong with a request, as a status and a sentence. How it is written is for the protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kindler.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    DataError,
+    KindlerError,
+    MissingExtraError,
+    NotFoundError,
+    StoreError,
+    UntrustedError,
+)
+
+__all__ = ["Problem", "as_problem"]
+
+_STATUS: tuple[tuple[type[KindlerError], int], ...] = (
+    (NotFoundError, 404),
+    (AlreadyExistsError, 409),
+    (UntrustedError, 403),
+    (ConfigError, 400),
+    (DataError, 400),
+    (MissingExtraError, 501),
+    (StoreError, 503),
+)
+
+
+class Problem(Exception):
+    """An answer that is no success.
+
+    Attributes:
+        status: The HTTP status.
+        message: A sentence for whoever sent the request.
+        headers: Headers that belong to the answer.
+    """
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        self.status = status
+        self.message = message
+        self.headers = dict(headers or {})
+        super().__init__(message)
+
+
+def as_problem(error: BaseException) -> Problem | None:
+    """What a client is told of an error; None for one that is the server's own fault and not to be shown."""
+    if isinstance(error, Problem):
+        return error
+    for kind, status in _STATUS:
+        if isinstance(error, kind):
+            return Problem(status, str(error), {"retry-after": "1"} if status == 503 else None)
+    return None

@@ -1,0 +1,122 @@
+"""MLflow's scoring protocol: `/invocations`, for one model, or `/models/<name>/invocations` for any."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from kindler.serve.problems import Problem
+from kindler.serve.protocols import Sent
+from kindler.serve.protocols.tables import (
+    ARROW,
+    PARQUET,
+    columns_of,
+    from_arrow,
+    from_csv,
+    from_parquet,
+    from_records,
+    to_arrow,
+)
+from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
+from kindler.serve.requests import Answer, InferRequest, Reply, Target
+from kindler.serve.signature import Signature
+
+__all__ = ["Mlflow"]
+
+_PATH = re.compile(r"/(?:models/(?P<name>.+)/)?invocations")
+_FIELDS = ("dataframe_split", "dataframe_records", "instances", "inputs")
+_CODES = {
+    400: "BAD_REQUEST",
+    404: "RESOURCE_DOES_NOT_EXIST",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+}
+
+
+class Mlflow:
+    """See the module."""
+
+    name = "mlflow"
+
+    def target(self, method: str, path: str) -> Target | None:
+        """See `Codec`."""
+        found = _PATH.fullmatch(path)
+        if found is None:
+            return None
+        if method != "POST":
+            raise Problem(405, f"{method} is not for this; POST is.", {"allow": "POST"})
+        return Target(found["name"] or "")
+
+    def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
+        """See `Codec`."""
+        kind = sent.content_type
+        if kind == "text/csv":
+            return InferRequest(inputs=from_csv(sent.body), columns=True)
+        if kind == PARQUET:
+            return InferRequest(inputs=from_parquet(sent.body), columns=True)
+        if kind == ARROW:
+            return InferRequest(inputs=from_arrow(sent.body), columns=True)
+        if kind != "application/json":
+            raise Problem(
+                415,
+                f"{kind or 'no content type'!r} is not read here;"
+                f" application/json, text/csv, {PARQUET} and {ARROW} are.",
+            )
+        body = as_object(loads(sent.body))
+        given = [field for field in _FIELDS if field in body]
+        if len(given) != 1:
+            raise Problem(
+                400,
+                "the input must be a JSON dictionary with exactly one of the input fields"
+                f" {', '.join(map(repr, _FIELDS))}; it has {given or 'none of them'}.",
+            )
+        request = _request(given[0], body[given[0]])
+        if isinstance(body.get("params"), dict):
+            request.params = body["params"]
+        return request
+
+    def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
+        """See `Codec`."""
+        if ARROW in sent.headers.get("accept", ""):
+            return Reply(to_arrow(answer), ARROW)
+        outputs = {name: plain(array) for name, array in answer.outputs.items()}
+        told: Any = next(iter(outputs.values())) if len(outputs) == 1 else outputs
+        return Reply(dumps({"predictions": told}, tokens=True))
+
+    def problem(self, status: int, message: str) -> Reply:
+        """See `Codec`."""
+        if status == 415:
+            return Reply(message.encode(), "text/plain", status=status)
+        code = _CODES.get(status, "BAD_REQUEST" if status < 500 else "INTERNAL_ERROR")
+        return Reply(dumps({"error_code": code, "message": message}, tokens=False), status=status)
+
+
+def _request(field: str, value: Any) -> InferRequest:
+    if field == "dataframe_split":
+        return InferRequest(inputs=_split(value), columns=True)
+    if field == "dataframe_records":
+        if not isinstance(value, list):
+            raise Problem(400, "'dataframe_records' must be a list of objects.")
+        return InferRequest(inputs=from_records(value), columns=True)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return InferRequest(inputs=from_records(value), columns=True)
+    if isinstance(value, dict):
+        if not value:
+            raise Problem(400, f"{field!r} is empty.")
+        inputs = {str(name): as_tensor(item, f"the input {name!r}") for name, item in value.items()}
+        return InferRequest(inputs=inputs, columns=True)
+    return InferRequest(inputs={"": as_tensor(value, f"{field!r}")})
+
+
+def _split(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or not isinstance(value.get("data"), list):
+        raise Problem(400, "'dataframe_split' must be an object with 'data', a list of rows.")
+    rows = value["data"]
+    width = len(rows[0]) if rows and isinstance(rows[0], list) else 0
+    columns = value.get("columns", list(range(width)))
+    if not isinstance(columns, list) or len(set(map(str, columns))) != len(columns):
+        raise Problem(400, "'columns' of 'dataframe_split' must be a list of different names.")
+    for i, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != len(columns):
+            raise Problem(400, f"row {i} of 'dataframe_split' does not have {len(columns)} values.")
+    return columns_of({str(name): [row[i] for row in rows] for i, name in enumerate(columns)})

@@ -1,0 +1,104 @@
+"""TensorFlow Serving's REST protocol: rows (`instances`, `predictions`) or columns (`inputs`, `outputs`)."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kindler.serve.problems import Problem
+from kindler.serve.protocols import Sent
+from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain, with_bytes
+from kindler.serve.requests import Answer, InferRequest, Reply, Target
+from kindler.serve.signature import Array, Signature
+
+__all__ = ["TfServing"]
+
+_PATH = re.compile(
+    r"/v1/models/(?P<name>[^:]+?)(?:/versions/(?P<version>[^/:]+)|/labels/(?P<label>[^/:]+))?:(?P<verb>\w+)",
+    re.IGNORECASE,
+)
+_ROWS = "rows"
+
+
+class TfServing:
+    """See the module."""
+
+    name = "tfserving"
+
+    def target(self, method: str, path: str) -> Target | None:
+        """See `Codec`."""
+        found = _PATH.fullmatch(path)
+        if found is None:
+            return None
+        if method != "POST":
+            raise Problem(405, f"{method} is not for this; POST is.", {"allow": "POST"})
+        if found["verb"].lower() != "predict":
+            raise Problem(404, f":{found['verb']} is not served; :predict is.")
+        return Target(found["name"], found["version"] or found["label"])
+
+    def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
+        """See `Codec`."""
+        body = as_object(loads(sent.body))
+        if b'"b64"' in sent.body:
+            body = with_bytes(body)
+        if ("instances" in body) == ("inputs" in body):
+            both = "instances" in body
+            raise Problem(400, f"the request has {'both' if both else 'neither'} 'instances' and 'inputs'.")
+        if "instances" in body:
+            return InferRequest(inputs=_by_row(body["instances"]), params={_ROWS: True})
+        return InferRequest(inputs=_by_column(body["inputs"]), params={_ROWS: False})
+
+    def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
+        """See `Codec`."""
+        outputs = {name: _shown(name, array) for name, array in answer.outputs.items()}
+        if not request.params[_ROWS]:
+            told: Any = next(iter(outputs.values())) if len(outputs) == 1 else outputs
+            return Reply(dumps({"outputs": told}, tokens=True))
+        for name, array in answer.outputs.items():
+            if not array.ndim or len(array) != answer.rows:
+                raise Problem(
+                    400, f"the output {name!r} does not have one row for each of the {answer.rows} instances."
+                )
+        if len(outputs) == 1:
+            return Reply(dumps({"predictions": next(iter(outputs.values()))}, tokens=True))
+        rows = [{name: values[i] for name, values in outputs.items()} for i in range(answer.rows)]
+        return Reply(dumps({"predictions": rows}, tokens=True))
+
+    def problem(self, status: int, message: str) -> Reply:
+        """See `Codec`."""
+        return Reply(dumps({"error": message}, tokens=False), status=status)
+
+
+def _by_row(instances: Any) -> dict[str, Array]:
+    if not isinstance(instances, list) or not instances:
+        raise Problem(400, "'instances' must be a list that is not empty.")
+    if not isinstance(instances[0], dict):
+        return {"": as_tensor(instances, "'instances'")}
+    names = list(instances[0])
+    for i, instance in enumerate(instances):
+        if not isinstance(instance, dict) or instance.keys() != instances[0].keys():
+            raise Problem(400, f"item {i} of 'instances' does not have the names {names} of the first.")
+    return {name: as_tensor([item[name] for item in instances], f"the input {name!r}") for name in names}
+
+
+def _by_column(inputs: Any) -> dict[str, Array]:
+    if isinstance(inputs, Mapping):
+        return {str(name): as_tensor(value, f"the input {name!r}") for name, value in inputs.items()}
+    return {"": as_tensor(inputs, "'inputs'")}
+
+
+def _shown(name: str, array: Array) -> Any:
+    if name.endswith("_bytes"):
+        return _encoded(np.asarray(array, dtype=object).tolist())
+    return plain(array)
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_encoded(item) for item in value]
+    content = value if isinstance(value, bytes) else str(value).encode()
+    return {"b64": base64.b64encode(content).decode()}

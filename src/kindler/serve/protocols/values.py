@@ -1,0 +1,156 @@
+"""JSON, and nested lists in it as arrays: what the protocols that are text have in common."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+
+from kindler.serve.problems import Problem
+from kindler.serve.signature import Array
+
+__all__ = ["as_object", "as_tensor", "dumps", "loads", "plain", "with_bytes"]
+
+_SHOWN = 80
+
+
+def loads(body: bytes) -> Any:
+    """The value that a body has.
+
+    `NaN` and `Infinity` are accepted, as most clients write them.
+
+    Raises:
+        Problem: 400: it is no JSON, or nested too deeply.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as exc:
+        if b"NaN" in body or b"Infinity" in body:
+            try:
+                return json.loads(body)
+            except (ValueError, RecursionError):
+                pass
+        raise Problem(400, f"the body is no JSON that can be read: {exc}.") from exc
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """The value, if it is an object.
+
+    Raises:
+        Problem: 400: it is not.
+    """
+    if not isinstance(value, dict):
+        raise Problem(400, f"the body must be a JSON object, and is {_kind(value)}.")
+    return value
+
+
+def as_tensor(value: Any, what: str) -> Array:
+    """Nested lists as an array of numbers, booleans or text.
+
+    Raises:
+        Problem: 400: rows have different lengths, or values that no array has.
+    """
+    try:
+        array = np.array(value)
+    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
+        raise Problem(
+            400, f"{what} is no array: its rows differ in length, or it is nested too deeply."
+        ) from exc
+    if array.dtype.kind in "biuf":
+        return array
+    array = np.array(value, dtype=object)
+    found = {type(item) for item in array.ravel()}
+    if found <= {str, bytes, type(None)} or (
+        found <= {str, int, float, bool, type(None)} and type(None) in found
+    ):
+        return array
+    if found <= {int, float, bool}:
+        return array.astype(np.float64)  # whole numbers that no integer of a machine holds
+    if found & {list, tuple}:
+        raise Problem(400, f"{what} is no array: its rows differ in length.")
+    names = ", ".join(sorted(_word(kind) for kind in found))
+    raise Problem(400, f"{what} mixes {names}, which no array holds together.")
+
+
+def with_bytes(value: Any, *, depth: int = 0) -> Any:
+    """The value with every `{"b64": "..."}` in it replaced by the bytes it stands for.
+
+    Raises:
+        Problem: 400: one of them is no base64.
+    """
+    if depth > 64:
+        raise Problem(400, "the body is nested too deeply.")
+    if isinstance(value, list):
+        return [with_bytes(item, depth=depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"b64"}:
+        try:
+            return base64.b64decode(value["b64"], validate=True)
+        except (binascii.Error, TypeError, ValueError) as exc:
+            raise Problem(400, f"{str(value['b64'])[:_SHOWN]!r} is no base64.") from exc
+    return {key: with_bytes(item, depth=depth + 1) for key, item in value.items()}
+
+
+def plain(array: Array) -> Any:
+    """Something that `dumps` can write: the array itself, or lists of text."""
+    if array.dtype.kind in "biuf":
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    if array.dtype.kind == "M":
+        return array.astype(str).tolist()
+    return _texts(array.tolist())
+
+
+def dumps(value: Any, *, tokens: bool) -> bytes:
+    """JSON of values and arrays.
+
+    Args:
+        value: The value.
+        tokens: Write what is not finite as `NaN` and `Infinity`; else as null.
+    """
+    if tokens and not _all_finite(value):
+        return json.dumps(value, default=_listed, separators=(",", ":")).encode()
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS, default=_listed)
+
+
+def _all_finite(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind != "f" or bool(np.isfinite(value).all())
+    if isinstance(value, Mapping):
+        return all(_all_finite(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return all(_all_finite(item) for item in value)
+    return not isinstance(value, float) or bool(np.isfinite(value))
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, bytes):
+        return _texts(value)
+    return str(value)
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_texts(item) for item in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"b64": base64.b64encode(value).decode()}
+    return value
+
+
+def _kind(value: Any) -> str:
+    return {list: "a list", str: "text", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
+
+
+def _word(kind: type) -> str:
+    words = {str: "text", dict: "objects", type(None): "null", bool: "booleans", bytes: "bytes"}
+    return words.get(kind, "numbers")

@@ -1,0 +1,89 @@
+"""The one request that all protocols are read into, and the one answer that all are written from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kindler.serve.signature import Array
+
+__all__ = ["METHODS", "Answer", "InferRequest", "Reply", "Target"]
+
+METHODS = ("predict", "predict_proba", "transform", "decision_function")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which model a URL means.
+
+    Attributes:
+        name: A name, which may say which version; empty for the server's own choice.
+        version: A number or an alias that was given beside it.
+        bucket: Its bucket.
+        action: What is to be done with it.
+    """
+
+    name: str
+    version: str | None = None
+    bucket: str = "default"
+    action: str = "predict"
+
+
+@dataclass(slots=True, kw_only=True)
+class InferRequest:
+    """Arrays for a model.
+
+    Attributes:
+        inputs: Arrays by name; one of an unnamed input has the name "".
+        columns: Whether these are columns of a table, and not the model's inputs.
+        method: What is called: "predict", "predict_proba", ...
+        params: What the client said beside it.
+        outputs: The outputs that it wants, with what it said of each; None for all.
+        id: What the answer repeats.
+        timeout_s: How long the client waits, if it said so.
+        batch: Whether its rows may share a call with others.
+    """
+
+    inputs: Mapping[str, Array]
+    columns: bool = False
+    method: str = "predict"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Mapping[str, Mapping[str, Any]] | None = None
+    id: str = ""
+    timeout_s: float | None = None
+    batch: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model gave.
+
+    Attributes:
+        model: The model's name.
+        version: The number of the version that answered.
+        outputs: Arrays by name.
+        rows: The rows of the request.
+    """
+
+    model: str
+    version: int
+    outputs: Mapping[str, Array]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Bytes for the client.
+
+    Attributes:
+        body: The bytes.
+        content_type: What they are.
+        headers: Other headers.
+        status: The status.
+    """
+
+    body: bytes
+    content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
+    status: int = 200

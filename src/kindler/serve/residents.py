@@ -1,0 +1,281 @@
+"""Models in memory: which version a name means now, loaded once, swapped when another takes its place.
+
+A name is looked up again while requests come: after `refresh_s` beside them, so that none waits, and before
+an answer only if nobody asked for a while. When another version has taken its place, that one is loaded and
+called once before it serves; until then the old one does. A version that cannot be loaded changes nothing.
+What was taken out of memory answers the requests it has, and is gone when the last of them is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from kindler.errors import KindlerError, MissingExtraError, NotFoundError, UntrustedError
+from kindler.omega import Omega
+from kindler.serve.batching import Batcher
+from kindler.serve.problems import Problem, as_problem
+from kindler.serve.servables import Servable, load
+from kindler.serve.settings import ServeSettings
+from kindler.serve.signature import Arrays, Signature
+from kindler.serve.stats import ModelStats, Stats
+from kindler.store import Version
+
+__all__ = ["Resident", "Residents"]
+
+_log = logging.getLogger("kindler.serve")
+_LONGEST_STALE = 4  # times `refresh_s`: older than that is not served without a look
+_MOST_KNOWN = 4096
+
+Name: TypeAlias = tuple[str, str, str | None]  # bucket, name, version: as the client wrote them
+Key: TypeAlias = tuple[str, str, int]
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """A version in memory.
+
+    Attributes:
+        version: Which.
+        servable: The model.
+        batcher: The queue in front of it.
+        stats: Its counters.
+        size: What it takes of the memory for models.
+        used: When it was last asked.
+    """
+
+    version: Version
+    servable: Servable
+    batcher: Batcher
+    stats: ModelStats
+    size: int
+    used: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    resident: Resident
+    checked: float
+    looking: asyncio.Task[None] | None = None
+
+
+class Residents:
+    """The models of a server.
+
+    Args:
+        omega: The store.
+        settings: How much memory, how fresh.
+        looks: Where names are looked up.
+        loads: Where models are read.
+        calls: Where models are called.
+        stats: The counters.
+    """
+
+    def __init__(
+        self,
+        omega: Omega,
+        settings: ServeSettings,
+        *,
+        looks: Executor,
+        loads: Executor,
+        calls: Executor,
+        stats: Stats,
+    ) -> None:
+        self._omega = omega
+        self._settings = settings
+        self._looks = looks
+        self._loads = loads
+        self._calls = calls
+        self._stats = stats
+        self._known: OrderedDict[Name, _Known] = OrderedDict()
+        self._loaded: OrderedDict[Key, Resident] = OrderedDict()
+        self._loading: dict[Key, asyncio.Task[Resident]] = {}
+
+    def at_hand(self, name: Name) -> Resident | None:
+        """The version that a name means, if it is in memory and was looked up lately."""
+        known = self._known.get(name)
+        if known is None:
+            return None
+        now = time.monotonic()
+        age = now - known.checked
+        if age > self._settings.refresh_s:
+            if age > self._settings.refresh_s * _LONGEST_STALE:
+                return None
+            self._look_again(name, known)
+        known.resident.used = now
+        return known.resident
+
+    async def find(self, name: Name) -> Resident:
+        """The version that a name means, loaded if it is not.
+
+        Raises:
+            KindlerError: There is none, or the name cannot be one.
+            Problem: It cannot be loaded.
+        """
+        found = self.at_hand(name)
+        if found is not None:
+            return found
+        known = self._known.get(name)
+        if known is not None:
+            await asyncio.shield(self._look_again(name, known))
+            known = self._known.get(name)
+            if known is not None:
+                return known.resident
+        resident = await self._load(await self.version(name))
+        self._known[name] = _Known(resident, time.monotonic())
+        self._known.move_to_end(name)
+        while len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        return resident
+
+    async def version(self, name: Name) -> Version:
+        """The version that a name means now, by the store."""
+        bucket, text, version = name
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._looks, lambda: self._omega[bucket].models.metadata(text, version=version)
+        )
+
+    async def moved(self, bucket: str, name: str) -> None:
+        """An alias of a name was moved here: returns when what it means now serves."""
+        for (other, text, version), known in list(self._known.items()):
+            if other == bucket and text.partition("@")[0].rstrip("^") == name:
+                if known.looking is not None:
+                    await asyncio.shield(known.looking)  # it may have looked too early
+                await asyncio.shield(self._look_again((other, text, version), known))
+
+    def shown(self) -> list[Resident]:
+        """What is in memory, the one that was used last first."""
+        return sorted(self._loaded.values(), key=lambda resident: -resident.used)
+
+    @property
+    def rows_waiting(self) -> int:
+        """Rows in all queues."""
+        return sum(resident.batcher.rows_waiting for resident in self._loaded.values())
+
+    def close(self) -> None:
+        """Forget everything."""
+        for task in [*self._loading.values(), *(k.looking for k in self._known.values() if k.looking)]:
+            task.cancel()
+        self._known.clear()
+        self._loaded.clear()
+
+    def _look_again(self, name: Name, known: _Known) -> asyncio.Task[None]:
+        if known.looking is None:
+            known.looking = asyncio.create_task(self._refresh(name, known))
+        return known.looking
+
+    async def _refresh(self, name: Name, known: _Known) -> None:
+        try:
+            version = await self.version(name)
+            if _key(version) != _key(known.resident.version):
+                known.resident = await self._load(version)
+        except NotFoundError:
+            self._known.pop(name, None)
+        except (KindlerError, Problem) as exc:
+            _log.warning("%s stays at version %s: %s", name[1], known.resident.version.number, exc)
+        finally:
+            known.checked = time.monotonic()
+            known.looking = None
+
+    async def _load(self, version: Version) -> Resident:
+        key = _key(version)
+        found = self._loaded.get(key)
+        if found is not None:
+            self._loaded.move_to_end(key)
+            return found
+        task = self._loading.get(key)
+        if task is None:
+            task = asyncio.create_task(self._loaded_now(version))
+            self._loading[key] = task
+            task.add_done_callback(lambda done: self._load_ended(key, done))
+        # A client that goes away must not stop what others wait for.
+        return await asyncio.shield(task)
+
+    def _load_ended(self, key: Key, done: asyncio.Task[Resident]) -> None:
+        self._loading.pop(key, None)
+        if not done.cancelled():
+            done.exception()  # whoever waits has it; nobody may be left
+
+    async def _loaded_now(self, version: Version) -> Resident:
+        loop = asyncio.get_running_loop()
+        try:
+            servable = await loop.run_in_executor(self._loads, self._read, version)
+        except Exception as exc:
+            self._stats.loads.labels("failed").inc()
+            raise _not_loaded(version, exc) from exc
+        self._stats.loads.labels("loaded").inc()
+        stats = self._stats.model(version.name)
+        batcher = Batcher(
+            servable.call, executor=self._calls, settings=self._settings, observe=stats.measured
+        )
+        resident = Resident(version, servable, batcher, stats, max(version.size, servable.size))
+        self._loaded[_key(version)] = resident
+        self._make_room(resident)
+        return resident
+
+    def _read(self, version: Version) -> Servable:
+        started = time.perf_counter()
+        servable = load(self._omega[version.bucket].models, version, trusted=self._settings.trusted)
+        _warm(servable)
+        _log.info("loaded %s in %.2f s", version, time.perf_counter() - started)
+        return servable
+
+    def _make_room(self, newest: Resident) -> None:
+        while sum(r.size for r in self._loaded.values()) > self._settings.memory_bytes:
+            others = [r for r in self._loaded.values() if r is not newest]
+            if not others:
+                break
+            self._evict(min(others, key=lambda r: (r.batcher.rows_waiting > 0, r.used)))
+        self._stats.loaded.set(len(self._loaded))
+        self._stats.loaded_bytes.set(sum(r.size for r in self._loaded.values()))
+
+    def _evict(self, resident: Resident) -> None:
+        del self._loaded[_key(resident.version)]
+        for name in [name for name, known in self._known.items() if known.resident is resident]:
+            del self._known[name]
+        _log.info("took %s out of memory", resident.version)
+
+
+def _key(version: Version) -> Key:
+    return version.bucket, version.name, version.number
+
+
+def _not_loaded(version: Version, error: Exception) -> Problem:
+    if isinstance(error, UntrustedError):
+        reason = f"the server does not load it: {error.what} was refused: {error.reason}."
+        return Problem(403, f"{version} is not served: {reason}")
+    if isinstance(error, MissingExtraError):
+        return Problem(501, f"{version} cannot be loaded here: {error}")
+    if not isinstance(error, KindlerError):
+        _log.exception("loading %s failed", version, exc_info=error)
+    known = as_problem(error)
+    shown = known.message if known is not None else f"{type(error).__name__}: {error}"
+    return Problem(503, f"{version} cannot be loaded: {shown}", {"retry-after": "5"})
+
+
+def _warm(servable: Servable) -> None:
+    """Call it once, so that what happens at a first call does not happen at a client's."""
+    example = _example(servable.signature)
+    if example is None:
+        return
+    try:
+        servable.call(example, servable.methods[0])
+    except Exception as exc:  # noqa: BLE001 - zeros may be nothing that it can take; clients will be told
+        _log.info("a call with zeros failed: %s", exc)
+
+
+def _example(signature: Signature) -> Arrays | None:
+    made: Arrays = {}
+    for spec in signature.inputs:
+        if spec.shape is None or spec.dtype in (None, "object") or None in spec.shape[1:]:
+            return None
+        made[spec.name] = np.zeros((1, *(int(n or 1) for n in spec.shape[1:])), spec.dtype)
+    return made

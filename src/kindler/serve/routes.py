@@ -1,0 +1,516 @@
+"""Everything that is no prediction: health, what there is, datasets, aliases, scripts, counters.
+
+On FastAPI, which also writes the OpenAPI document. Functions that are not `async` run in its threads. A name
+may have slashes, so a path comes before those that it fits too; of several decorators the lowest is first.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import PlainTextResponse, Response
+from pydantic import BaseModel
+
+import kindler
+from kindler.errors import KindlerError
+from kindler.omega import Omega
+from kindler.serve.gate import Gate
+from kindler.serve.problems import Problem
+from kindler.serve.protocols.tables import ARROW, PARQUET
+from kindler.serve.protocols.v2 import described
+from kindler.serve.protocols.values import as_object, dumps, loads, plain
+from kindler.serve.residents import Resident, Residents
+from kindler.serve.settings import ServeSettings
+from kindler.serve.shown import show_model, show_resident, show_signature, show_version
+from kindler.serve.stats import Stats
+from kindler.serve.stored_data import as_table, read_value, to_table
+
+__all__ = ["Parts", "catalog_routes", "health_routes", "protocol_routes"]
+
+_KNOWN = ("orient", "limit", "bucket")
+_ORIENTS = ("dict", "list", "records")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the routes use: the store, the models, the counters."""
+
+    omega: Omega
+    residents: Residents
+    gate: Gate
+    settings: ServeSettings
+    stats: Stats
+
+
+class AliasMove(BaseModel):
+    """Where an alias is to stand."""
+
+    version: int
+
+
+def _bucket(request: Request, bucket: Annotated[str | None, Query(description="The bucket")] = None) -> str:
+    return bucket or request.headers.get("bucket") or "default"
+
+
+Bucket = Annotated[str, Depends(_bucket)]
+
+
+class Json(Response):
+    """JSON that may hold arrays."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The bytes."""
+        return dumps(content, tokens=False)
+
+
+def health_routes(parts: Parts) -> APIRouter:
+    """Whether the server lives, is ready, and what it counts."""
+    routes = APIRouter(tags=["health"])
+
+    @routes.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """The server lives."""
+        return {"status": "alive"}
+
+    @routes.get("/readyz", responses={503: {"description": "The store cannot be reached"}})
+    def readyz() -> dict[str, str]:
+        """The server can answer: its store can be reached."""
+        parts.omega.buckets  # noqa: B018 - raises StoreError, which is a 503
+        return {"status": "ready"}
+
+    @routes.get("/ping", response_class=PlainTextResponse)
+    @routes.get("/health", response_class=PlainTextResponse)
+    async def ping() -> str:
+        """MLflow's and SageMaker's question whether the server lives."""
+        return "\n"
+
+    @routes.get("/version", response_class=PlainTextResponse)
+    async def version() -> str:
+        """Kindler's version."""
+        return kindler.__version__
+
+    @routes.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Counters for Prometheus."""
+        parts.stats.waiting.set(parts.residents.rows_waiting)
+        return Response(parts.stats.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return routes
+
+
+def protocol_routes(parts: Parts) -> APIRouter:
+    """What clients of the Open Inference Protocol and of TensorFlow Serving ask beside predictions."""
+    routes = APIRouter()
+    v2: dict[str, Any] = {"tags": ["v2"]}
+    v1: dict[str, Any] = {"tags": ["tfserving"]}
+
+    @routes.get("/v2", **v2)
+    async def server() -> dict[str, Any]:
+        """The server."""
+        return {"name": "kindler", "version": kindler.__version__, "extensions": ["binary_tensor_data"]}
+
+    @routes.get("/v2/health/live", **v2)
+    async def live() -> dict[str, bool]:
+        """The server lives."""
+        return {"live": True}
+
+    @routes.get("/v2/health/ready", **v2)
+    def ready() -> dict[str, bool]:
+        """The server can answer."""
+        parts.omega.buckets  # noqa: B018 - raises StoreError, which is a 503
+        return {"ready": True}
+
+    @routes.get("/v2/models", **v2)
+    def names(bucket: Bucket) -> dict[str, list[str]]:
+        """The models there are."""
+        return {"models": parts.omega[bucket].models.list()}
+
+    @routes.post("/v2/repository/index", **v2)
+    def index(bucket: Bucket) -> list[dict[str, str]]:
+        """The models there are, with their newest versions."""
+        newest = parts.omega[bucket].models.newest()
+        return [
+            {"name": version.name, "version": str(version.number), "state": "READY", "reason": ""}
+            for version in newest
+        ]
+
+    @routes.get("/v2/models/{name:path}/ready", **v2)
+    @routes.get("/v2/models/{name:path}/versions/{version}/ready", **v2)
+    async def model_ready(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
+        """Whether a model can answer; loads it."""
+        resident = await parts.residents.find((bucket, name, version))
+        return {"name": resident.version.name, "ready": True}
+
+    @routes.get("/v2/models/{name:path}", **v2)
+    @routes.get("/v2/models/{name:path}/versions/{version}", **v2)
+    async def metadata(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
+        """What a model takes and gives; loads it."""
+        resident = await parts.residents.find((bucket, name, version))
+        signature = resident.servable.signature
+        return {
+            "name": resident.version.name,
+            "versions": [str(resident.version.number)],
+            "platform": f"kindler_{resident.version.kind}",
+            "inputs": [described(spec) for spec in signature.inputs],
+            "outputs": [described(spec) for spec in signature.outputs],
+        }
+
+    @routes.get("/v1/models", **v1)
+    def models(bucket: Bucket) -> dict[str, list[str]]:
+        """The models there are."""
+        return {"models": parts.omega[bucket].models.list()}
+
+    @routes.get("/v1/models/{name:path}/metadata", **v1)
+    @routes.get("/v1/models/{name:path}/labels/{version}/metadata", **v1)
+    @routes.get("/v1/models/{name:path}/versions/{version}/metadata", **v1)
+    async def signatures(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
+        """What a model takes and gives; loads it."""
+        return _signature_def(await parts.residents.find((bucket, name, version)))
+
+    @routes.get("/v1/models/{name:path}", **v1)
+    @routes.get("/v1/models/{name:path}/labels/{version}", **v1)
+    @routes.get("/v1/models/{name:path}/versions/{version}", **v1)
+    def status(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
+        """The versions of a model that can be asked."""
+        shelf = parts.omega[bucket].models
+        found = shelf.metadata(name, version=version)
+        bare = version is None and found.name == name
+        listed = list(reversed(shelf.versions(name))) if bare else [found]
+        fine = {"error_code": "OK", "error_message": ""}
+        return {
+            "name": found.name,
+            "ready": True,
+            "model_version_status": [
+                {"version": str(v.number), "state": "AVAILABLE", "status": fine} for v in listed
+            ],
+        }
+
+    return routes
+
+
+def catalog_routes(parts: Parts) -> APIRouter:
+    """What there is in the store, for the web page and for programs."""
+    routes = APIRouter(prefix="/api/v1")
+    _general(routes, parts)
+    _models(routes, parts)
+    _datasets(routes, parts)
+    _scripts(routes, parts)
+    return routes
+
+
+def _general(routes: APIRouter, parts: Parts) -> None:
+    told: dict[str, Any] = {"tags": ["server"]}
+
+    @routes.get("/ping", **told)
+    async def ping() -> dict[str, str]:
+        """The server lives."""
+        return {"ping": datetime.now(timezone.utc).isoformat()}
+
+    @routes.get("/buckets", **told)
+    def buckets() -> dict[str, list[str]]:
+        """The buckets that hold something."""
+        return {"buckets": parts.omega.buckets}
+
+    @routes.get("/key", **told)
+    async def key(request: Request) -> dict[str, Any]:
+        """What the key of this request allows."""
+        found = request.scope.get("kindler.key")
+        open_to_all = parts.gate.is_open
+        return {
+            "id": found.id if found else None,
+            "scopes": list(found.scopes) if found else ["admin"] if open_to_all else [],
+            "open": open_to_all,
+        }
+
+    @routes.get("/stats", **told)
+    async def stats() -> dict[str, Any]:
+        """Live figures: rates, latencies, queues, and the models in memory."""
+        counted = parts.stats
+        return {
+            "started": datetime.fromtimestamp(counted.started, timezone.utc).isoformat(),
+            "rows_waiting": parts.residents.rows_waiting,
+            **counted.live.shown(),
+            "models": {name: model.shown() for name, model in counted.models.items()},
+            "loaded": [show_resident(resident) for resident in parts.residents.shown()],
+            "memory_bytes": parts.settings.memory_bytes,
+        }
+
+
+def _models(routes: APIRouter, parts: Parts) -> None:
+    told: dict[str, Any] = {"tags": ["models"]}
+
+    @routes.get("/models", **told)
+    def models(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
+        """The models of a bucket, each with its newest version and its aliases."""
+        shelf = parts.omega[bucket].models
+        found = []
+        for version in shelf.newest(pattern):
+            tags = shelf.tags(version.name)
+            found.append({**show_version(version), "tags": tags})
+        return {"models": found}
+
+    @routes.get("/model/{name:path}/signature", **told)
+    async def signature(name: str, bucket: Bucket) -> dict[str, Any]:
+        """What a model takes and gives; loads it."""
+        resident = await parts.residents.find((bucket, name, None))
+        return {
+            "model": resident.version.name,
+            "version": resident.version.number,
+            "methods": list(resident.servable.methods),
+            **show_signature(resident.servable.signature),
+        }
+
+    @routes.get("/model/{name:path}", **told)
+    @routes.get("/model/{name:path}/", **told)
+    @routes.get("/model/{name:path}/metadata", **told)
+    def model(name: str, bucket: Bucket) -> Json:
+        """A model, its versions, aliases, signature and training history."""
+        shelf = parts.omega[bucket].models
+        chosen = shelf.metadata(name)
+        shown = show_model(
+            shelf.versions(chosen.name), shelf.tags(chosen.name), chosen, _loaded(parts, chosen)
+        )
+        return Json({"model": chosen.name, "result": shown, "resource_uri": chosen.name})
+
+    @routes.put("/model/{name:path}/aliases/{alias}", **told)
+    async def move(name: str, alias: str, to: AliasMove, bucket: Bucket) -> dict[str, Any]:
+        """Make an alias stand at a version. Answers when the version serves."""
+        await _in_thread(lambda: parts.omega[bucket].models.tag(f"{name}@{to.version}", alias))
+        await parts.residents.moved(bucket, name)
+        return {"model": name, "tags": await _in_thread(lambda: parts.omega[bucket].models.tags(name))}
+
+    @routes.delete("/model/{name:path}/aliases/{alias}", **told)
+    async def remove(name: str, alias: str, bucket: Bucket) -> dict[str, Any]:
+        """Take an alias away."""
+        await _in_thread(lambda: parts.omega[bucket].models.untag(name, alias))
+        await parts.residents.moved(bucket, name)
+        return {"model": name, "tags": await _in_thread(lambda: parts.omega[bucket].models.tags(name))}
+
+
+def _datasets(routes: APIRouter, parts: Parts) -> None:
+    told: dict[str, Any] = {"tags": ["datasets"]}
+
+    @routes.get("/datasets", **told)
+    def datasets(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
+        """The datasets of a bucket, each with its newest version."""
+        shelf = parts.omega[bucket].datasets
+        found = []
+        for version in shelf.newest(pattern):
+            rows = version.meta.get("rows")
+            found.append(
+                {
+                    **show_version(version),
+                    "rows": sum(rows) if isinstance(rows, list) else None,
+                    "columns": version.meta.get("columns"),
+                }
+            )
+        return {"datasets": found}
+
+    @routes.get("/dataset/{name:path}", **told)
+    def dataset(
+        request: Request,
+        name: str,
+        bucket: Bucket,
+        orient: str = "dict",
+        limit: Annotated[int, Query(ge=1, le=1_000_000)] = 1000,
+        accept: Annotated[str, Header()] = "",
+    ) -> Response:
+        """The first rows of a dataset. Other arguments are conditions, such as `x__gte=90`."""
+        if orient not in _ORIENTS:
+            raise Problem(400, f"orient={orient[:40]!r}: there are {', '.join(_ORIENTS)}.")
+        shelf = parts.omega[bucket].datasets
+        version = shelf.metadata(name)
+        asked = {key: value for key, value in request.query_params.items() if key not in _KNOWN}
+        table = as_table(shelf, version, min(limit, parts.settings.rows), asked)
+        head = {"name": version.name, "version": version.number}
+        if table is None:
+            value = read_value(shelf, version, trusted=parts.settings.trusted, limit=limit)
+            shape = getattr(value, "shape", None)
+            extra = {} if shape is None else {"shape": list(shape), "dtype": value.dtype.name}
+            return Json({**head, "data": value if shape is None else plain(value), **extra})
+        if ARROW in accept:
+            return Response(_stream(table), media_type=ARROW)
+        rows = table.num_rows
+        return Json(
+            {
+                **head,
+                "data": _oriented(table, orient),
+                "index": {"values": list(range(rows)), "type": "RangeIndex"},
+                "columns": {field.name: str(field.type) for field in table.schema},
+            }
+        )
+
+    @routes.put("/dataset/{name:path}", **told, openapi_extra={"requestBody": _DATASET_BODY})
+    async def put(
+        request: Request, name: str, bucket: Bucket, append: bool = False, mode: str | None = None
+    ) -> dict[str, Any]:
+        """Store a table: JSON with `data` (columns or rows), `dtypes` and `append`, or Arrow, or Parquet."""
+        table, told_mode = _sent_table(await request.body(), request.headers.get("content-type", ""))
+        chosen: Any = mode or told_mode or ("append" if append else "fail")
+        version = await _in_thread(lambda: parts.omega[bucket].datasets.put(table, name, mode=chosen))
+        return {"dataset": version.name, "version": version.number}
+
+    @routes.delete("/dataset/{name:path}", **told)
+    def drop(name: str, bucket: Bucket) -> dict[str, Any]:
+        """Take a dataset away with all its versions, or the one that is named."""
+        return {"dataset": name, "dropped": parts.omega[bucket].datasets.drop(name)}
+
+
+def _scripts(routes: APIRouter, parts: Parts) -> None:
+    told: dict[str, Any] = {"tags": ["scripts"]}
+
+    @routes.get("/scripts", **told)
+    def scripts(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
+        """The scripts of a bucket."""
+        return {"scripts": [show_version(v) for v in parts.omega[bucket].scripts.newest(pattern)]}
+
+    @routes.post(
+        "/script/{name:path}/run", **told, openapi_extra={"requestBody": _ANY_JSON},
+        responses={403: {"description": "The server does not run stored code"}},
+    )  # fmt: skip
+    async def run(request: Request, name: str, bucket: Bucket) -> Json:
+        """Run a stored function with the body as its argument, if the server trusts its store."""
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            raise Problem(415, "the argument of a script is application/json.")
+        body = await request.body()
+        given = loads(body) if body else None
+        named = {key: value for key, value in request.query_params.items() if key != "bucket"}
+        started = datetime.now(timezone.utc)
+        result = await _in_thread(lambda: _run(parts, bucket, name, given, named))
+        ended = datetime.now(timezone.utc)
+        return Json(
+            {
+                "script": name,
+                "result": result,
+                "resource_uri": name,
+                "runtimes": (ended - started).total_seconds(),
+                "started": started.isoformat(),
+                "ended": ended.isoformat(),
+            }
+        )
+
+
+_TABLE_SCHEMA = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {
+        "data": {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]},
+        "dtypes": {"type": "object", "additionalProperties": {"type": "string"}},
+        "append": {"type": "boolean"},
+        "mode": {"type": "string", "enum": ["fail", "replace", "append"]},
+    },
+}
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
+_DATASET_BODY = {
+    "required": True,
+    "content": {"application/json": {"schema": _TABLE_SCHEMA}, ARROW: _BYTES, PARQUET: _BYTES},
+}
+_ANY_JSON = {"required": True, "content": {"application/json": {"schema": {}}}}
+
+
+async def _in_thread(work: Any) -> Any:
+    from starlette.concurrency import run_in_threadpool
+
+    return await run_in_threadpool(work)
+
+
+def _run(parts: Parts, bucket: str, name: str, given: Any, named: dict[str, str]) -> Any:
+    function = parts.omega[bucket].scripts.get(name, trusted=parts.settings.trusted)
+    try:
+        return function(*(() if given is None else (given,)), **named)
+    except (KindlerError, Problem):
+        raise
+    except Exception as exc:
+        raise Problem(400, f"the script failed: {type(exc).__name__}: {str(exc)[:500]}") from exc
+
+
+def _loaded(parts: Parts, version: Any) -> Resident | None:
+    for resident in parts.residents.shown():
+        if (resident.version.address, resident.version.number) == (version.address, version.number):
+            return resident
+    return None
+
+
+def _signature_def(resident: Resident) -> dict[str, Any]:
+    names = {
+        "float16": "DT_HALF",
+        "float32": "DT_FLOAT",
+        "float64": "DT_DOUBLE",
+        "bool": "DT_BOOL",
+        "object": "DT_STRING",
+    }
+
+    def side(specs: Any) -> dict[str, Any]:
+        found = {}
+        for spec in specs:
+            dims = [{"size": str(-1 if n is None else n), "name": ""} for n in spec.shape or ()]
+            dtype = spec.dtype or "float64"
+            found[spec.name] = {
+                "dtype": names.get(dtype, f"DT_{dtype.upper()}"),
+                "tensor_shape": {"dim": dims, "unknown_rank": spec.shape is None},
+                "name": spec.name,
+            }
+        return found
+
+    signature = resident.servable.signature
+    function = {
+        "inputs": side(signature.inputs),
+        "outputs": side(signature.outputs),
+        "method_name": "tensorflow/serving/predict",
+        "defaults": {},
+    }
+    version = str(resident.version.number)
+    return {
+        "model_spec": {"name": resident.version.name, "signature_name": "", "version": version},
+        "metadata": {"signature_def": {"signature_def": {"serving_default": function}}},
+    }
+
+
+def _sent_table(body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
+    kind = content_type.partition(";")[0].strip().lower()
+    try:
+        if kind == ARROW:
+            with pa.ipc.open_stream(body) as stream:
+                table = stream.read_all()
+            table.validate(full=True)
+            return table, None
+        if kind == PARQUET:
+            return pq.read_table(io.BytesIO(body)), None
+    except (pa.ArrowException, OSError) as exc:
+        raise Problem(400, f"the body is no {kind}: {str(exc)[:300]}") from exc
+    if kind not in ("", "application/json"):
+        raise Problem(415, f"{kind[:80]!r} is not read here; application/json, {ARROW} and {PARQUET} are.")
+    told = as_object(loads(body))
+    if "data" not in told:
+        raise Problem(400, "the request has no 'data'.")
+    mode = told.get("mode")
+    if mode is not None and not isinstance(mode, str):
+        raise Problem(400, "'mode' must be text.")
+    return to_table(told["data"], told.get("dtypes")), mode or (
+        "append" if told.get("append") is True else None
+    )
+
+
+def _oriented(table: pa.Table, orient: str) -> Any:
+    if orient == "records":
+        return table.to_pylist()
+    columns = table.to_pydict()
+    if orient == "list":
+        return columns
+    return {name: {str(i): value for i, value in enumerate(values)} for name, values in columns.items()}
+
+
+def _stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content

@@ -1,0 +1,103 @@
+"""One face for every kind of stored model: arrays by name in, arrays by name out.
+
+A kind is a row of a table, whose code loads with the first model of the kind.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from kindler.errors import ConfigError
+from kindler.serve.signature import Arrays, Signature
+from kindler.shelves.models import Models
+from kindler.store import Version
+
+__all__ = ["KINDS", "Servable", "load", "wrap"]
+
+
+class Servable(Protocol):
+    """A loaded model.
+
+    Attributes:
+        signature: What it takes and gives.
+        methods: What can be called on it; "predict" is the first.
+        size: The bytes it takes in memory, as far as is known.
+    """
+
+    signature: Signature
+    methods: tuple[str, ...]
+    size: int
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        """The outputs for the inputs, which `signature` fits. Any thread may call it."""
+
+
+# What makes a servable of an object that was read from the store, by the kind it was stored as.
+KINDS: Mapping[str, str] = {
+    "keras": "keras:KerasServable",
+    "tf_keras": "keras:KerasServable",
+    "torch": "torch:TorchServable",
+    "sklearn": "sklearn:SklearnServable",
+    "savedmodel": "saved_model:SavedModelServable",
+}
+# Kinds that are files, which their own runtime opens.
+_FILES: Mapping[str, str] = {"onnx": "onnx:OnnxServable", "openvino": "openvino:OpenvinoServable"}
+
+
+def load(models: Models, version: Version, *, trusted: bool) -> Servable:
+    """Read a version from the store and make it ready to answer.
+
+    Raises:
+        ConfigError: It is of a kind that cannot be served.
+        UntrustedError: Reading it could run code, and `trusted` was not given.
+        MissingExtraError: A package that it needs is not installed.
+    """
+    if version.kind in _FILES:
+        with models.store.files(version) as folder:
+            made: Servable = _class(_FILES[version.kind])(folder / str(version.meta["file"]))
+            return made
+    return wrap(models.get(str(version), trusted=trusted), version.kind)
+
+
+def wrap(model: Any, kind: str | None = None) -> Servable:
+    """Make a loaded model ready to answer.
+
+    Args:
+        model: The model.
+        kind: What it was stored as; found out by looking at it if not given, or if that says nothing.
+    """
+    found = kind if kind is not None and kind in KINDS else _kind_of(model)
+    if found == "estimator":
+        from kindler.serve.servables.estimator import from_estimator
+
+        return from_estimator(model)
+    if found in KINDS:
+        made: Servable = _class(KINDS[found])(model)
+        return made
+    if callable(getattr(model, "predict", None)) or callable(model):
+        from kindler.serve.servables.callables import CallableServable
+
+        return CallableServable(model)
+    raise ConfigError(f"a model of kind {kind!r} ({type(model).__qualname__}) cannot be served.")
+
+
+def _class(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
+def _kind_of(model: Any) -> str:
+    """By the names of its classes, so that nothing is imported to find out."""
+    for cls in type(model).__mro__:
+        root = cls.__module__.partition(".")[0]
+        if (root, cls.__name__) == ("kindler", "Estimator"):
+            return "estimator"
+        if (root, cls.__name__) in (("keras", "Model"), ("tf_keras", "Model")):
+            return root
+        if (root, cls.__name__) == ("torch", "Module"):
+            return "torch"
+        if (root, cls.__name__) == ("sklearn", "BaseEstimator"):
+            return "sklearn"
+    return ""

@@ -1,0 +1,142 @@
+"""Keras models, called through their backend's compiled function and not through `predict`.
+
+On TensorFlow that is one graph for any number of rows, on JAX one program for each power of two, to which
+rows are filled up; PyTorch runs as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kindler.frameworks.keras import library
+from kindler.serve.servables.outputs import named
+from kindler.serve.signature import Array, Arrays, Signature, TensorSpec
+
+__all__ = ["KerasServable"]
+
+
+class KerasServable:
+    """A model of Keras 3 or Keras 2."""
+
+    methods = ("predict",)
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.signature = _signature(model)
+        self.size = int(sum(int(np.prod(w.shape)) * 4 for w in model.weights))
+        backend = library.backend_of(model, None)
+        make = {"tensorflow": _on_tensorflow, "jax": _on_jax, "torch": _on_torch}[backend]
+        self._forward = make(model, self.signature)
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        """See `Servable`."""
+        returned = self._forward([inputs[spec.name] for spec in self.signature.inputs])
+        return named(returned, [spec.name for spec in self.signature.outputs])
+
+
+def _signature(model: Any) -> Signature:
+    inputs = _specs(getattr(model, "inputs", None), None)
+    if inputs is None:
+        # A subclass says nothing before it is called; its `call` at least names what it takes.
+        taken = [
+            p.name
+            for p in inspect.signature(model.call).parameters.values()
+            if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
+        inputs = tuple(TensorSpec(name, str(model.compute_dtype)) for name in taken[:1] or ["inputs"])
+    try:
+        outputs = _specs(model.outputs, getattr(model, "output_names", None))
+    except AttributeError:
+        outputs = None
+    return Signature(inputs, outputs or ())
+
+
+def _specs(tensors: Any, names: Any) -> tuple[TensorSpec, ...] | None:
+    if not tensors:
+        return None
+    found = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
+    shown = list(names) if names and len(names) == len(found) else [str(t.name) for t in found]
+    return tuple(
+        TensorSpec(str(name), _dtype(t), tuple(None if n is None else int(n) for n in t.shape))
+        for name, t in zip(shown, found, strict=True)
+    )
+
+
+def _dtype(tensor: Any) -> str | None:
+    name = str(getattr(tensor.dtype, "name", tensor.dtype))
+    return "object" if name == "string" else None if name == "bfloat16" else name
+
+
+def _shaped(model: Any, values: list[Any]) -> Any:
+    """Arguments in the form in which the model was built: one tensor, a list, or a dict."""
+    form = getattr(model, "_inputs_struct", None)
+    if isinstance(form, dict):
+        return dict(zip((str(t.name) for t in model.inputs), values, strict=True))
+    return values[0] if len(values) == 1 else values
+
+
+def _on_tensorflow(model: Any, signature: Signature) -> Callable[[list[Array]], Any]:
+    tf = importlib.import_module("tensorflow")
+    specs = [
+        tf.TensorSpec(
+            None if spec.shape is None else (None, *spec.shape[1:]),
+            tf.string if spec.dtype == "object" else spec.dtype or "float32",
+        )
+        for spec in signature.inputs
+    ]
+
+    @tf.function(input_signature=[specs], autograph=False)  # type: ignore[untyped-decorator]
+    def forward(values: list[Any]) -> Any:
+        return model(_shaped(model, values), training=False)
+
+    # Looked up once: `forward` itself checks its arguments against the signature on every call.
+    concrete = forward.get_concrete_function()
+    structure = concrete.structured_outputs
+    dtypes = [spec.dtype for spec in specs]
+
+    def call(arrays: list[Array]) -> Any:
+        given = [tf.constant(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+        flat = tf.nest.flatten(concrete(*given))
+        return tf.nest.pack_sequence_as(structure, [tensor.numpy() for tensor in flat])
+
+    return call
+
+
+def _on_jax(model: Any, signature: Signature) -> Callable[[list[Array]], Any]:
+    jax = importlib.import_module("jax")
+
+    @jax.jit  # type: ignore[untyped-decorator]
+    def forward(trainable: Any, other: Any, values: list[Any]) -> Any:
+        outputs, _ = model.stateless_call(trainable, other, _shaped(model, values), training=False)
+        return outputs
+
+    trainable = [v.value for v in model.trainable_variables]
+    other = [v.value for v in model.non_trainable_variables]
+
+    def call(arrays: list[Array]) -> Any:
+        rows = len(arrays[0])
+        room = 1 << (rows - 1).bit_length()
+        filled = [
+            np.concatenate([a, np.repeat(a[-1:], room - rows, axis=0)]) if room > rows else a for a in arrays
+        ]
+        outputs = forward(trainable, other, filled)
+        return jax.tree_util.tree_map(lambda value: np.asarray(value)[:rows], outputs)
+
+    return call
+
+
+def _on_torch(model: Any, signature: Signature) -> Callable[[list[Array]], Any]:
+    torch = importlib.import_module("torch")
+    keras = importlib.import_module("keras")
+
+    def call(arrays: list[Array]) -> Any:
+        with torch.inference_mode():
+            outputs = model(_shaped(model, [keras.ops.convert_to_tensor(a) for a in arrays]), training=False)
+            return keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)
+
+    return call

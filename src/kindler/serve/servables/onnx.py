@@ -1,0 +1,54 @@
+"""ONNX models, by onnxruntime."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from kindler.errors import MissingExtraError
+from kindler.serve.signature import Arrays, Signature, TensorSpec
+
+__all__ = ["OnnxServable"]
+
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "float16": "float16",
+    "bool": "bool",
+    "string": "object",
+    **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+
+
+class OnnxServable:
+    """A session of onnxruntime."""
+
+    methods = ("predict",)
+
+    def __init__(self, path: Path) -> None:
+        try:
+            runtime = importlib.import_module("onnxruntime")
+        except ModuleNotFoundError as exc:
+            if exc.name != "onnxruntime":
+                raise
+            raise MissingExtraError(what="an ONNX model", package="onnxruntime", extra="onnx") from exc
+        self._session: Any = runtime.InferenceSession(str(path), providers=runtime.get_available_providers())
+        self.signature = Signature(_specs(self._session.get_inputs()), _specs(self._session.get_outputs()))
+        self.size = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        """See `Servable`."""
+        names = [spec.name for spec in self.signature.outputs]
+        return dict(zip(names, self._session.run(names, inputs), strict=True))
+
+
+def _specs(nodes: Any) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(
+            node.name,
+            _DTYPES.get(str(node.type).removeprefix("tensor(").removesuffix(")")),
+            (None, *(n if isinstance(n, int) else None for n in node.shape[1:])) if node.shape else None,
+        )
+        for node in nodes
+    )

@@ -1,0 +1,66 @@
+"""scikit-learn estimators and pipelines."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+import numpy as np
+
+from kindler.serve.requests import METHODS
+from kindler.serve.servables.outputs import named
+from kindler.serve.signature import Array, Arrays, Signature, TensorSpec
+
+__all__ = ["SklearnServable"]
+
+
+class SklearnServable:
+    """A fitted estimator. Its output has the name of the method."""
+
+    size = 0
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        _one_thread()
+        columns = getattr(model, "feature_names_in_", None)
+        self._columns = None if columns is None else tuple(str(name) for name in columns)
+        width = getattr(model, "n_features_in_", None)
+        self.methods = tuple(m for m in METHODS if callable(getattr(model, m, None)))
+        shape = None if width is None else (None, int(width))
+        # A model that was trained on a frame may take text in some columns.
+        dtype = "float64" if self._columns is None else None
+        self.signature = Signature((TensorSpec("x", dtype, shape),), self._outputs(), self._columns)
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        """See `Servable`."""
+        returned = getattr(self._model, method)(self._table(inputs["x"]))
+        return named(returned, (method,), _dense)
+
+    def _table(self, array: Array) -> Any:
+        if self._columns is None:
+            return array
+        import pandas as pd
+
+        frame = pd.DataFrame(array, columns=list(self._columns))
+        return frame.infer_objects() if array.dtype.kind == "O" else frame
+
+    def _outputs(self) -> tuple[TensorSpec, ...]:
+        classes = getattr(self._model, "classes_", None)
+        if not self.methods or not isinstance(classes, np.ndarray):
+            return tuple(TensorSpec(method) for method in self.methods[:1])
+        kind = "object" if classes.dtype.kind in "OU" else classes.dtype.name
+        return (TensorSpec("predict", kind, (None,)),)
+
+
+def _one_thread() -> None:
+    """Small batches on several BLAS threads take many times as long wherever the server needs a core too."""
+    limits = importlib.import_module("threadpoolctl").threadpool_limits  # comes with scikit-learn
+    limits(limits=1, user_api="blas")
+
+
+def _dense(value: Any) -> Array:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        array: Array = np.asarray(value.todense() if hasattr(value, "todense") else value)
+    return array.astype(object) if array.dtype.kind == "U" else array

@@ -1,0 +1,76 @@
+"""PyTorch modules, in inference mode."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+
+from kindler.serve.servables.outputs import named
+from kindler.serve.signature import Array, Arrays, Signature, TensorSpec
+
+__all__ = ["TorchServable"]
+
+
+class TorchServable:
+    """An `nn.Module`, or the module of an exported program."""
+
+    methods = ("predict",)
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        try:
+            model.eval()
+        except NotImplementedError:
+            pass  # an exported program is as it was exported
+        weights = [*model.parameters(), *model.buffers()]
+        self.size = sum(w.numel() * w.element_size() for w in weights)
+        self._float = next((w.dtype for w in weights if w.is_floating_point()), torch.float32)
+        # Where whole numbers are looked up in a table they stay what they are; elsewhere layers want floats.
+        self._looks_up = any(
+            isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag) for m in model.modules()
+        )
+        self.signature = Signature(_inputs(model, None if self._looks_up else _name(self._float)))
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        """See `Servable`."""
+        with torch.inference_mode():
+            given = [self._tensor(inputs[spec.name]) for spec in self.signature.inputs]
+            return named(self._model(*given), convert=_numpy)
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        if not array.flags.writeable:
+            array = array.copy()  # PyTorch would warn: it cannot tell that nobody writes to it
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor.to(self._float) if tensor.is_floating_point() else tensor
+
+
+def _name(dtype: torch.dtype) -> str | None:
+    name = str(dtype).removeprefix("torch.")
+    return None if name == "bfloat16" else name
+
+
+def _inputs(model: torch.nn.Module, dtype: str | None) -> tuple[TensorSpec, ...]:
+    taken = [
+        p.name
+        for p in inspect.signature(model.forward).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    shape = _width(model)
+    names = taken or ["input"]
+    return tuple(TensorSpec(name, dtype, shape if len(names) == 1 else None) for name in names)
+
+
+def _width(model: torch.nn.Module) -> tuple[int | None, ...] | None:
+    """What a chain of layers begins with, where the first of them says so."""
+    first: Any = model
+    while isinstance(first, torch.nn.Sequential) and len(first):
+        first = first[0]
+    return (None, first.in_features) if isinstance(first, torch.nn.Linear) else None
+
+
+def _numpy(value: torch.Tensor) -> Array:
+    tensor = value.detach().cpu()
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()

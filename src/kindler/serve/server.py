@@ -1,0 +1,110 @@
+"""A running server: the socket, uvicorn, signals. What is served is in `app.py`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from kindler.errors import ConfigError
+from kindler.omega import Omega
+from kindler.serve.app import create_app
+from kindler.serve.gate import is_loopback
+from kindler.serve.keys import Keys
+from kindler.serve.settings import ServeSettings
+
+__all__ = ["serve"]
+
+_BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens when it does."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._when_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        if self.started:
+            self._when_started()
+
+
+def serve(
+    url: str | None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    settings: ServeSettings | None = None,
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Serve a store until SIGINT or SIGTERM; requests that run are finished first.
+
+    Args:
+        url: The store; None takes `KINDLER_STORE`, or the user's own.
+        host: The address to listen on. One beyond this machine needs keys in the store.
+        port: The port; 0 takes a free one.
+        settings: The limits.
+        say: Is told, in a line, where the server listens.
+
+    Raises:
+        ConfigError: The address cannot be listened on, or should not without keys.
+    """
+    settings = settings or ServeSettings()
+    omega = Omega(url)
+    local = is_loopback(host)
+    if not local:
+        _require_keys(omega.store.url, host)
+    listener = _listening(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    where = f"http://{shown}:{listener.getsockname()[1]}"
+    app = create_app(omega, settings, local=local)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        timeout_keep_alive=75,
+    )
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # uvicorn sends itself the signal again once it has stopped; by then all is done.
+    before = {number: signal.signal(number, _ended) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        _Server(config, lambda: say(f"Kindler serves {omega.store!r} at {where}") if say else None).run(
+            [listener]
+        )
+    finally:
+        listener.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        omega.close()
+
+
+def _ended(number: int, frame: object) -> None:
+    """The server stopped because of this signal, which is what it was for."""
+
+
+def _require_keys(url: str, host: str) -> None:
+    keys = Keys(url)
+    try:
+        if not keys.list():
+            raise ConfigError(
+                f"the store has no keys, so it is not served on {host}, where others could reach it.\n"
+                "Hint: `kindler keys add --scope predict` makes one; or listen on 127.0.0.1."
+            )
+    finally:
+        keys.close()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as exc:
+        raise ConfigError(f"{host}:{port} cannot be listened on: {exc}.") from exc

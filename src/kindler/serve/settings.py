@@ -1,0 +1,61 @@
+"""How a server behaves: frozen, and valid once built."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+
+from kindler.errors import ConfigError
+
+__all__ = ["ServeSettings"]
+
+
+def _half_of_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (ValueError, OSError):
+        return 4 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeSettings:
+    """Limits of a server.
+
+    Attributes:
+        model: The model that `/invocations` means, with a version if wanted; None is the store's only one.
+        trusted: Load what could run code of others: pickles, Lambda layers, scripts.
+        batch_rows: Most rows in one call of a model. Larger requests are cut and put together again.
+        batches: Calls of one model at a time.
+        queue_rows: Most rows that wait for one model; beyond that, requests are refused with 429.
+        queue_bytes: The same in bytes.
+        body_bytes: Largest body of a request; larger ones are refused with 413.
+        rows: Most rows in one request; more are refused with 413.
+        timeout_s: Seconds until a request is answered with 504.
+        memory_bytes: What loaded models may take together; half of the machine's memory if not given.
+        refresh_s: Seconds for which an alias, and the newest version, are taken to be what they were.
+        drain_s: Seconds that running requests get when the server is stopped.
+    """
+
+    model: str | None = None
+    trusted: bool = False
+    batch_rows: int = 64
+    batches: int = 1
+    queue_rows: int = 16_384
+    queue_bytes: int = 256 << 20
+    body_bytes: int = 64 << 20
+    rows: int = 100_000
+    timeout_s: float = 60.0
+    memory_bytes: int = 0
+    refresh_s: float = 0.5
+    drain_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.memory_bytes:
+            object.__setattr__(self, "memory_bytes", _half_of_memory())
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            least = 0 if field.name in ("refresh_s", "drain_s") else 1e-3 if field.name == "timeout_s" else 1
+            if not value >= least:
+                raise ConfigError(f"ServeSettings({field.name}={value!r}): must be at least {least}.")

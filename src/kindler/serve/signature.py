@@ -1,0 +1,200 @@
+"""What a model takes and gives, and the rules by which what was sent becomes what it takes. Pure.
+
+Names must be the model's, but a model with one input takes any name. Values are cast where nothing is lost in
+kind: integers to floats, never floats to integers or text to numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from kindler.serve.problems import Problem
+
+__all__ = ["Array", "Arrays", "Signature", "TensorSpec", "fit", "from_columns", "rows_of"]
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Arrays: TypeAlias = dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output.
+
+    Attributes:
+        name: Its name.
+        dtype: Its numpy dtype; "object" is text or bytes, None any.
+        shape: Its shape, rows first; None where a length is free. None altogether if it is not known.
+    """
+
+    name: str
+    dtype: str | None = None
+    shape: tuple[int | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a model takes and gives.
+
+    Attributes:
+        inputs: Its inputs, in its own order.
+        outputs: Its outputs, as far as they are known before the first call.
+        columns: The names of the columns of its only input, where it has them.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...] = ()
+    columns: tuple[str, ...] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+        return tuple(spec.name for spec in self.inputs)
+
+
+def fit(signature: Signature, given: Mapping[str, Array]) -> Arrays:
+    """The inputs as the model takes them.
+
+    Raises:
+        Problem: 400: a name, a shape, a dtype or a number of rows is not what the model takes.
+    """
+    specs = signature.inputs
+    if len(specs) == 1 and len(given) == 1:
+        (array,) = given.values()
+        fitted = {specs[0].name: _fitted(array, specs[0])}
+    else:
+        _check_names(signature, given)
+        fitted = {spec.name: _fitted(given[spec.name], spec) for spec in specs}
+    rows_of(fitted)
+    return fitted
+
+
+def rows_of(arrays: Mapping[str, Array]) -> int:
+    """How many rows the inputs have.
+
+    Raises:
+        Problem: 400: none, or not all the same.
+    """
+    counts = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
+    found = set(counts.values())
+    if None in found:
+        name = next(name for name, rows in counts.items() if rows is None)
+        raise Problem(400, f"the input {name!r} is one value; its first dimension must be the rows.")
+    if len(found) != 1:
+        shown = ", ".join(f"{name!r} has {rows}" for name, rows in counts.items())
+        raise Problem(400, f"the inputs have different numbers of rows: {shown}.")
+    (rows,) = found
+    if not rows:
+        raise Problem(400, "there are no rows in the request.")
+    return int(rows or 0)
+
+
+def from_columns(signature: Signature, columns: Mapping[str, Array]) -> Arrays:
+    """Named columns of a table as inputs.
+
+    A model whose inputs have the columns' names takes those. Another model with one input takes all side by
+    side: by the names it was trained with if it has them, else in the order given.
+
+    Raises:
+        Problem: 400: columns are missing, or do not fit together.
+    """
+    names = signature.names
+    if not columns:
+        raise Problem(400, "there are no columns in the request.")
+    if len(names) > 1:
+        return {name: columns[name] for name in names if name in columns} or dict(columns)
+    if names[0] in columns and (len(columns) == 1 or columns[names[0]].ndim > 1):
+        return {names[0]: columns[names[0]]}
+    wanted = signature.columns
+    if wanted is not None and len(columns) == 1 and next(iter(columns.values())).ndim > 1:
+        wanted = None  # one column that holds whole rows
+    if wanted is not None:
+        missing = [name for name in wanted if name not in columns]
+        if missing:
+            raise Problem(
+                400, f"the columns {', '.join(missing)} are missing; the model takes {_listed(wanted)}."
+            )
+        columns = {name: columns[name] for name in wanted}
+    spec = signature.inputs[0]
+    return {spec.name: _beside(columns, spec)}
+
+
+def _beside(columns: Mapping[str, Array], spec: TensorSpec) -> Array:
+    arrays = list(columns.values())
+    if len(arrays) == 1:
+        (only,) = arrays
+        flat = only.ndim == 1 and (spec.shape is None or len(spec.shape) > 1)
+        return only[:, None] if flat else only
+    tall = [name for name, array in columns.items() if array.ndim != 1]
+    if tall:
+        raise Problem(
+            400, f"the column {tall[0]!r} holds lists, and the model takes its columns side by side."
+        )
+    if len({len(array) for array in arrays}) != 1:
+        shown = ", ".join(f"{name!r} has {len(array)}" for name, array in columns.items())
+        raise Problem(400, f"the columns have different numbers of rows: {shown}.")
+    if any(array.dtype.kind == "O" for array in arrays):
+        arrays = [array.astype(object) for array in arrays]
+    return np.stack(arrays, axis=1)
+
+
+def _check_names(signature: Signature, given: Mapping[str, Array]) -> None:
+    names = signature.names
+    missing = [name for name in names if name not in given]
+    other = [name for name in given if name not in names]
+    if missing or other:
+        told = f"the request has {_listed(list(given))}" if any(given) else "the request does not name them"
+        raise Problem(400, f"the model takes the inputs {_listed(names)}; {told}.")
+
+
+def _fitted(array: Array, spec: TensorSpec) -> Array:
+    _check_shape(array, spec)
+    if spec.dtype is None:
+        if array.dtype.kind == "U":
+            return array.astype(object)
+        return array
+    target = np.dtype(spec.dtype)
+    if array.dtype == target:
+        return array
+    if target.kind == "O":
+        return array.astype(object)
+    if array.dtype.kind in "OUSV" or not _castable(array, target):
+        raise Problem(400, f"the input {spec.name!r} is {_kind(array)}, and the model takes {target.name}.")
+    with np.errstate(over="ignore"):  # beyond the largest float is infinity, as everywhere
+        return array.astype(target)
+
+
+def _castable(array: Array, target: np.dtype[Any]) -> bool:
+    if np.can_cast(array.dtype, target, casting="same_kind"):
+        return True
+    if array.dtype.kind in "iu" and target.kind in "iu":
+        info = np.iinfo(target)
+        return not array.size or bool(array.min() >= info.min and array.max() <= info.max)
+    return array.dtype.kind == "b" and target.kind in "iuf"
+
+
+def _check_shape(array: Array, spec: TensorSpec) -> None:
+    wanted = spec.shape
+    if wanted is None:
+        return
+    fits = array.ndim == len(wanted) and all(
+        size is None or size == have for size, have in zip(wanted[1:], array.shape[1:], strict=True)
+    )
+    if not fits:
+        shown = ["rows", *("any" if size is None else size for size in wanted[1:])]
+        told = ", ".join(map(str, shown))
+        raise Problem(
+            400, f"the input {spec.name!r} has the shape {list(array.shape)}; the model takes [{told}]."
+        )
+
+
+def _kind(array: Array) -> str:
+    return "text, or has nulls" if array.dtype.kind in "OUSV" else str(array.dtype.name)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [repr(name) for name in names[:10]]
+    return ", ".join(shown) + (", ..." if len(names) > 10 else "")

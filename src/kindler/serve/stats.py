@@ -1,0 +1,138 @@
+"""What a server counts: for Prometheus, and for people who watch it live."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kindler.serve.batching import Measured
+
+__all__ = ["ModelStats", "Stats"]
+
+_RECENT = 2048
+_WINDOW_S = 60
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class _Live:
+    """The last minute, second by second, and the latencies of the last requests."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[list[int]] = deque(maxlen=_WINDOW_S + 1)  # [second, requests, failures]
+        self._latencies: deque[float] = deque(maxlen=_RECENT)
+
+    def add(self, seconds: float, *, failed: bool) -> None:
+        now = int(time.monotonic())
+        if not self._seconds or self._seconds[-1][0] != now:
+            self._seconds.append([now, 0, 0])
+        self._seconds[-1][1] += 1
+        self._seconds[-1][2] += failed
+        self._latencies.append(seconds)
+
+    def shown(self) -> dict[str, Any]:
+        now = int(time.monotonic())
+        recent = [entry for entry in self._seconds if now - _WINDOW_S <= entry[0] < now]
+        rates = {entry[0]: entry[1] for entry in recent}
+        latencies = np.array(self._latencies or [0.0]) * 1e3
+        p50, p90, p99 = np.percentile(latencies, [50, 90, 99])
+        return {
+            "requests_per_second": sum(rates.get(now - i, 0) for i in range(1, 6)) / 5,
+            "requests_last_minute": sum(entry[1] for entry in recent),
+            "failures_last_minute": sum(entry[2] for entry in recent),
+            "per_second": [rates.get(now - i, 0) for i in range(_WINDOW_S, 0, -1)],
+            "latency_ms": {"p50": round(p50, 3), "p90": round(p90, 3), "p99": round(p99, 3)},
+        }
+
+
+class ModelStats:
+    """The counters of one model, found once and not by name for each request."""
+
+    def __init__(self, stats: Stats, name: str) -> None:
+        self.live = _Live()
+        self._batch_rows = stats.batch_rows.labels(name)
+        self._call = stats.call_seconds.labels(name)
+        self._queue = stats.queue_seconds.labels(name)
+        self._failures = stats.failures.labels(name)
+        self.batches = self.batched_requests = self.rows = 0
+
+    def measured(self, call: Measured) -> None:
+        """A call of the model."""
+        self._batch_rows.observe(call.rows)
+        self._call.observe(call.seconds)
+        self._queue.observe(call.waited_s)
+        self.batches += 1
+        self.batched_requests += call.requests
+        self.rows += call.rows
+        if call.failed:
+            self._failures.inc()
+
+    def shown(self) -> dict[str, Any]:
+        """For people."""
+        return {
+            **self.live.shown(),
+            "rows": self.rows,
+            "batches": self.batches,
+            "requests_per_batch": round(self.batched_requests / self.batches, 2) if self.batches else 0.0,
+        }
+
+
+class Stats:
+    """All counters of a server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        told: dict[str, Any] = {"registry": self.registry}
+        self._requests = Counter("kindler_requests", "Requests", ["protocol", "status"], **told)
+        self._seconds = Histogram(
+            "kindler_request_seconds", "Seconds until the answer", ["protocol"], buckets=_SECONDS, **told
+        )
+        self.batch_rows = Histogram(
+            "kindler_batch_rows", "Rows in a call of a model", ["model"], buckets=_ROWS, **told
+        )
+        self.call_seconds = Histogram(
+            "kindler_model_seconds", "Seconds in a call of a model", ["model"], buckets=_SECONDS, **told
+        )
+        self.queue_seconds = Histogram(
+            "kindler_queue_seconds", "Seconds before a call of a model", ["model"], buckets=_SECONDS, **told
+        )
+        self.failures = Counter("kindler_model_failures", "Calls of a model that raised", ["model"], **told)
+        self.refused = Counter("kindler_refused", "Requests that were not queued", ["status"], **told)
+        self.loads = Counter("kindler_loads", "Models loaded", ["outcome"], **told)
+        self.loaded = Gauge("kindler_loaded_models", "Models in memory", **told)
+        self.loaded_bytes = Gauge("kindler_loaded_bytes", "Bytes of models in memory", **told)
+        self.waiting = Gauge("kindler_waiting_rows", "Rows that wait", **told)
+        self._children: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self.live = _Live()
+        self.models: dict[str, ModelStats] = {}
+        self.started = time.time()
+
+    def model(self, name: str) -> ModelStats:
+        """The counters of a model."""
+        if name not in self.models:
+            self.models[name] = ModelStats(self, name)
+        return self.models[name]
+
+    def answered(self, protocol: str, status: int, seconds: float, model: str | None) -> None:
+        """A request was answered."""
+        key = (protocol, status)
+        found = self._children.get(key)
+        if found is None:
+            found = self._requests.labels(protocol, str(status)), self._seconds.labels(protocol)
+            self._children[key] = found
+        found[0].inc()
+        found[1].observe(seconds)
+        failed = status >= 400
+        self.live.add(seconds, failed=failed)
+        if model is not None:
+            self.model(model).live.add(seconds, failed=failed)
+        if status in (413, 429, 503):
+            self.refused.labels(str(status)).inc()
+
+    def exposition(self) -> bytes:
+        """What Prometheus reads."""
+        return generate_latest(self.registry)

@@ -1,0 +1,72 @@
+"""Keras models behind the server's one face: the numbers of `predict`, for any number of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import flavour
+import numpy as np
+
+from kindler import Estimator, Omega
+from kindler.serve.servables import load, wrap
+
+X = np.random.default_rng(0).random((5, 4), np.float32)
+
+
+def test_a_stored_model_gives_the_numbers_of_predict(tmp_path: Path, keras: Any) -> None:
+    inputs = keras.layers.Input((4,), name="x")
+    hidden = keras.layers.BatchNormalization()(keras.layers.Dense(3, activation="relu")(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax", name="y")(hidden))
+    om = Omega(tmp_path / "store")
+    version = om.models.put(model, "net")
+
+    served = load(om.models, version, trusted=False)
+
+    assert [(s.name, s.dtype, s.shape) for s in served.signature.inputs] == [("x", "float32", (None, 4))]
+    for rows in (1, 3, 5):
+        (name, outputs), *_ = served.call({"x": X[:rows]}, "predict").items()
+        assert name == "y"
+        np.testing.assert_allclose(outputs, model.predict(X[:rows], verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def test_several_inputs_and_outputs_keep_their_names(keras: Any) -> None:
+    a, b = keras.layers.Input((2,), name="a"), keras.layers.Input((2,), name="b")
+    total = keras.layers.Add(name="total")([a, b])
+    model = keras.Model([a, b], [total, keras.layers.Multiply(name="product")([a, b])])
+
+    served = wrap(model)
+    outputs = served.call({"b": X[:, 2:], "a": X[:, :2]}, "predict")
+
+    assert [spec.name for spec in served.signature.outputs] == ["total", "product"]
+    np.testing.assert_allclose(outputs["total"], X[:, :2] + X[:, 2:], rtol=1e-6)
+    np.testing.assert_allclose(outputs["product"], X[:, :2] * X[:, 2:], rtol=1e-6)
+
+
+@flavour.one_is_enough
+def test_an_estimator_is_asked_by_the_names_of_its_columns(tmp_path: Path, keras: Any) -> None:
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    estimator = Estimator.from_keras(model=model, engine="local", workers=1)
+    estimator.fit({"pixels": X, "y": X[:, 0]}, feature_cols=["pixels"], label_cols=["y"], epochs=1)
+    om = Omega(tmp_path / "store")
+
+    served = load(om.models, om.models.put(estimator, "net"), trusted=False)
+
+    assert served.signature.names == ("pixels",)
+    outputs = served.call({"pixels": X}, "predict")
+    expected = estimator.get_model().predict(X, verbose=0)
+    np.testing.assert_allclose(next(iter(outputs.values())), expected, rtol=1e-5)
+
+
+@flavour.one_is_enough
+def test_a_saved_model_is_asked_by_its_default_signature(tmp_path: Path, keras: Any) -> None:
+    model = keras.Sequential([keras.layers.Input((4,), name="x"), keras.layers.Dense(2)])
+    model.export(str(tmp_path / "saved"), verbose=False)
+    om = Omega(tmp_path / "store")
+
+    served = load(om.models, om.models.put(tmp_path / "saved", "saved"), trusted=False)
+
+    (name,) = served.signature.names
+    (outputs,) = served.call({name: X}, "predict").values()
+    np.testing.assert_allclose(outputs, model.predict(X, verbose=0), rtol=1e-5)

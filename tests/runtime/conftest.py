@@ -1,0 +1,68 @@
+"""The same store and the same tests on each engine: processes of this machine, Redis, RabbitMQ."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+import runtime_jobs
+import runtime_servers as servers
+from runtime_servers import Meeting, X, Y
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from kindler import Omega
+from kindler.engine import nursery
+
+
+def filled(folder: str) -> str:
+    """A store with models, datasets and scripts."""
+    om = Omega(folder)
+    om.models.put(LogisticRegression().fit(X, Y), "net")
+    om.models.put(StandardScaler().fit(X), "scaler")
+    om.models.put(runtime_jobs.twice, "twice")
+    om.datasets.put(X, "x")
+    om.datasets.put(Y, "y")
+    om.datasets.put(runtime_jobs.rows, "made")
+    for name in ("echo", "fail", "talk", "die", "die_once", "hold", "remember", "label"):
+        om.scripts.put(getattr(runtime_jobs, name), name)
+    om.close()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a store whose tests start workers of their own."""
+    return filled(str(tmp_path_factory.mktemp("store")))
+
+
+@pytest.fixture(scope="session", params=["local", "redis", "rabbitmq"])
+def broker(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    """The broker's URL, or None."""
+    if request.param == "local":
+        yield None
+        return
+    with getattr(servers, request.param)() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def om(tmp_path_factory: pytest.TempPathFactory, broker: str | None) -> Iterator[Omega]:
+    """A store for each engine, with workers."""
+    store = filled(str(tmp_path_factory.mktemp("store")))
+    opened = Omega(store, broker=broker or "local://?workers=2")
+    if broker is None:
+        yield opened
+    else:
+        with servers.worker(store, broker, "--workers", "2", "--trusted"):
+            yield opened
+    opened.close()
+    nursery.close()
+
+
+@pytest.fixture
+def meeting() -> Iterator[Meeting]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        yield Meeting(listener)

@@ -1,0 +1,120 @@
+"""Workers as programs: what happens when they, or their owners, die; labels; and who trusts whom."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import runtime_servers as servers
+from runtime_servers import Meeting, X
+
+from kindler import Omega
+from kindler.errors import BrokerError, ConfigError, MissingExtraError, UntrustedError
+from kindler.runtime.executor import Executor
+from kindler.runtime.messages import Task
+
+WAIT_S = 120
+
+
+def test_a_worker_that_is_killed_with_its_task_hands_it_to_another(
+    store: str, broker: str | None, meeting: Meeting
+) -> None:
+    if broker is None:
+        pytest.skip("without a broker the owner is the worker")
+    label = ("--label", "doomed", "--trusted", "--workers", "1")
+    om = Omega(store, broker=broker)
+    with servers.worker(store, broker, *label) as first:
+        handle = om.runtime.options(trusted=True, label="doomed").script("hold").run(meeting.port)
+        meeting.arrived()
+        with servers.worker(store, broker, *label):
+            os.kill(first.pid, signal.SIGKILL)
+            first.wait(10)
+            _, connection = meeting.arrived()
+            connection.sendall(b"again")
+            assert handle.get(WAIT_S) == "again"
+            connection.close()
+    om.close()
+
+
+def test_a_worker_takes_the_tasks_of_its_labels_and_runs_code_only_if_it_may(
+    store: str, broker: str | None
+) -> None:
+    om = Omega(store, broker=broker)
+    if broker is None:
+        with pytest.raises(ConfigError, match="'gpu'"):
+            om.runtime.require("gpu").model("net").predict(X)
+        return
+    runtime = om.runtime.options(trusted=True, label="gpu")
+    with servers.worker(store, broker, "--label", "gpu", "--workers", "1"):
+        assert om.runtime.model("net").require("gpu").predict(X).get(WAIT_S).tolist() == [0, 0, 1, 1]
+        with pytest.raises(UntrustedError, match="kindler worker --trusted"):
+            runtime.script("label").run().get(WAIT_S)
+    marked = {"RUNTIME_TEST_LABEL": "gpu"}
+    with servers.worker(store, broker, "--label", "gpu", "--trusted", environment=marked):
+        assert runtime.script("label").run().get(WAIT_S) == "gpu"
+    om.close()
+
+
+PROGRAM = """
+import sys
+from kindler import Omega
+
+om = Omega(sys.argv[1])
+om.runtime.options(trusted=True).script("hold").run(int(sys.argv[2])).get()
+"""
+
+
+def test_workers_die_with_their_owner(store: str, meeting: Meeting) -> None:
+    paths = os.pathsep.join([str(servers.SRC), str(servers.HERE)])
+    owner = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, store, str(meeting.port)], env={**os.environ, "PYTHONPATH": paths}
+    )
+    _, connection = meeting.arrived()
+    owner.kill()
+    owner.wait(10)
+    assert connection.recv(1) == b""
+    connection.close()
+
+
+def test_a_model_is_loaded_once_and_the_least_used_one_goes(store: str) -> None:
+    def task(name: str) -> Task:
+        arguments = [[[[0.1]]], {}]
+        return Task(id="t", shelf="models", bucket="default", name=name, verb="predict", arguments=arguments)
+
+    om = Omega(store)
+    om.models.put(om.models.get("net"), "other")
+    executor = Executor(store, capacity=1)
+    for name, loads in (("net@1", 1), ("net@1", 1), ("net", 1), ("other", 2), ("net", 3)):
+        assert executor.run(task(name)).tolist() == [0]
+        assert executor.loads == loads
+    om.close()
+
+
+def test_what_cannot_be_reached_is_said_at_once(store: str) -> None:
+    opened = Omega("memory://")
+    opened.scripts.put(len, "length", trusted=True)
+    with pytest.raises(ConfigError, match="memory"):
+        opened.runtime.script("length").run([1])
+    with pytest.raises(ConfigError, match="'kafka'"):
+        Omega(store, broker="kafka://x").runtime.model("net").predict(X)
+    with pytest.raises(BrokerError, match="cannot be reached"):
+        Omega(store, broker=f"redis://127.0.0.1:{servers.free_port()}/0").runtime.model("net").predict(X)
+
+
+def test_without_celery_the_extra_is_named(store: str) -> None:
+    code = (
+        "import sys; sys.modules['celery'] = None\n"
+        "from kindler.runtime.engines import open_engine\n"
+        "from kindler.errors import MissingExtraError\n"
+        "try:\n    open_engine('x', 'redis://h/0')\n"
+        "except MissingExtraError as error:\n    print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(servers.SRC)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert issubclass(MissingExtraError, ImportError)
+    assert "kindler[celery]" in done.stdout, done.stderr

@@ -1,0 +1,120 @@
+"""Keys: made by the command, kept as hashes, asked for, and good for their scopes only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kindler import Omega
+from kindler.serve.gate import is_loopback, needed
+from kindler.serve.keys import Keys
+from tests.serve.served import command, constant, serving
+
+BODY = {"instances": [[1, 2, 3]]}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("keys") / "store"
+    om = Omega(folder)
+    om.models.put(constant(1), "net")
+    om.models.put(constant(2), "net")
+    om.close()
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def tokens(store: str) -> dict[str, str]:
+    made = {}
+    for scope in ("read", "predict", "write", "admin"):
+        done = command("keys", "add", "--store", store, "--scope", scope, "--note", f"for {scope}")
+        assert done.returncode == 0, done.stderr
+        made[scope] = done.stdout.strip()
+    return made
+
+
+@pytest.fixture(scope="module")
+def client(store: str, tokens: dict[str, str]) -> Iterator[httpx.Client]:
+    with serving(store, "--host", "0.0.0.0") as served, httpx.Client(timeout=60) as made:
+        made.base_url = httpx.URL(f"http://127.0.0.1:{served.port}")
+        yield made
+
+
+REQUESTS = {
+    "read": ("GET", "/api/v1/models", None),
+    "predict": ("POST", "/v1/models/net:predict", BODY),
+    "write": ("PUT", "/api/v1/dataset/d", {"data": {"x": [1]}, "mode": "replace"}),
+    "admin": ("PUT", "/api/v1/model/net/aliases/prod", {"version": 1}),
+}
+
+
+@pytest.mark.parametrize("scope", REQUESTS)
+def test_a_request_needs_a_key_with_its_scope(
+    client: httpx.Client, tokens: dict[str, str], scope: str
+) -> None:
+    method, path, body = REQUESTS[scope]
+    assert client.request(method, path, json=body).status_code == 401
+    wrong = {"authorization": f"Bearer {tokens[scope][:-1]}x"}
+    assert client.request(method, path, json=body, headers=wrong).status_code == 401
+    for name, token in tokens.items():
+        reply = client.request(method, path, json=body, headers={"authorization": f"Bearer {token}"})
+        assert reply.status_code == (200 if name in (scope, "admin") else 403), (name, reply.text)
+
+
+def test_health_needs_no_key_and_other_clients_send_theirs_in_their_own_way(
+    client: httpx.Client, tokens: dict[str, str]
+) -> None:
+    for path in ("/healthz", "/readyz", "/ping", "/v2/health/ready"):
+        assert client.get(path).status_code == 200
+    for headers in ({"x-api-key": tokens["predict"]}, {"authorization": f"ApiKey me:{tokens['predict']}"}):
+        assert client.post("/v1/models/net:predict", json=BODY, headers=headers).status_code == 200
+
+
+def test_an_alias_moves_over_http_and_the_next_answer_is_of_the_new_version(
+    client: httpx.Client, tokens: dict[str, str]
+) -> None:
+    headers = {"authorization": f"Bearer {tokens['admin']}"}
+    for number in (1, 2, 1):
+        url = "/api/v1/model/net/aliases/live"
+        assert client.put(url, json={"version": number}, headers=headers).json()["tags"]["live"] == number
+        reply = client.post("/v1/models/net/labels/live:predict", json=BODY, headers=headers)
+        assert reply.json() == {"predictions": [float(number)]}
+    assert client.delete(url, headers=headers).status_code == 200
+    reply = client.post("/v1/models/net/labels/live:predict", json=BODY, headers=headers)
+    assert reply.status_code == 404
+    assert client.put(url, json={"version": 9}, headers=headers).status_code == 404
+
+
+def test_only_hashes_are_kept_and_a_removed_key_is_gone(store: str, tokens: dict[str, str]) -> None:
+    kept = b"".join(path.read_bytes() for path in Path(store).glob("catalog*"))
+    for token in tokens.values():
+        assert token.encode() not in kept
+        assert token.rpartition("_")[2].encode() not in kept
+    keys = Keys(store)
+    made, token = keys.add(["predict"], days=1)
+    assert made.is_of(token)
+    assert not made.is_over()
+    listed = command("keys", "ls", "--store", store).stdout
+    assert made.id in listed
+    assert token not in listed
+    assert command("keys", "rm", "--store", store, made.id).returncode == 0
+    again = command("keys", "rm", "--store", store, made.id)
+    assert (again.returncode, "there is no key" in again.stderr) == (1, True)
+    keys.close()
+
+
+def test_a_store_without_keys_is_served_on_this_machine_only(tmp_path: Path) -> None:
+    done = command("serve", "--store", str(tmp_path / "s"), "--host", "0.0.0.0", "--port", "0")
+    assert done.returncode == 1
+    assert "kindler keys add" in done.stderr
+
+
+def test_what_is_not_known_needs_the_highest_scope() -> None:
+    assert needed("POST", "/something/new") == "admin"
+    assert needed("DELETE", "/api/v1/model/net/aliases/prod") == "admin"
+    assert needed("POST", "/api/v1/script/x/run") == "predict"
+    assert all(is_loopback(host) for host in ("127.0.0.1", "::1", "[::1]", "localhost"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example"))

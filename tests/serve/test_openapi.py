@@ -1,0 +1,46 @@
+"""The OpenAPI document is true: what it allows never breaks the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.serve.served import Served
+
+schemathesis = pytest.importorskip("schemathesis")
+
+BOUNDED = settings(
+    max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+)
+
+
+def test_no_request_that_the_document_allows_is_a_server_error(server: Served) -> None:
+    document = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    asked: list[int] = []
+
+    def ask(case: Any) -> None:
+        reply = case.call(base_url=server.url)
+        asked.append(reply.status_code)
+        assert reply.status_code < 500, f"{case.method} {case.path}: {reply.text}"
+
+    for found in document.get_all_operations():
+        BOUNDED(given(case=found.ok().as_strategy())(ask))()
+    assert len(asked) > 300
+    assert {200, 400, 404} <= set(asked)
+
+
+def test_every_way_to_predict_is_in_the_document(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    for path in (
+        "/v2/models/{name}/versions/{version}/infer",
+        "/v1/models/{name}/labels/{version}:predict",
+        "/invocations",
+        "/api/v1/model/{name}/predict",
+        "/api/v1/model/{name}/aliases/{alias}",
+    ):
+        assert path in document["paths"]
+    operations = [op["operationId"] for path in document["paths"].values() for op in path.values()]
+    assert len(operations) == len(set(operations))
