@@ -17,7 +17,7 @@ export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-unit test-torch test-keras test-spark test-store test-runtime test-serve test-examples check bench docs clean
+.PHONY: help quickstart test test-unit test-torch test-keras test-spark test-store test-runtime test-serve test-page test-cli test-tracking test-examples check bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -42,14 +42,20 @@ $(VENV)/.spark-4.0: | $(BIN)/python
 	$(PIP) --no-deps --target $(VENV)/spark-4.0 'pyspark==4.0.*' 'py4j==0.10.9.9'
 	@touch $@
 
+# What MLflow's server needs besides the client: it would have older versions of what others need newer.
+$(VENV)/.mlflow-server: | $(BIN)/python
+	$(PIP) --no-deps --target $(VENV)/mlflow-server 'alembic<2' Mako 'graphene<4' 'graphql-core<3.3' 'graphql-relay<4' 'huey<4' \
+		'gunicorn<27' 'docker<8' 'aiohttp<4' aiosignal aiohappyeyeballs frozenlist multidict propcache yarl attrs
+	@touch $@
+
 quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from a Spark DataFrame
 	$(BIN)/python examples/quickstart.py
 
 # One pytest process a framework, two at a time: much of a test is waiting for processes to start.
 # --keep-going runs all of them and still fails if one did.
-test: $(VENV)/.dev $(VENV)/.spark-4.0 ## run every test
+test: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.mlflow-server ## run every test
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
-		test-unit test-spark test-torch $(KERAS_FLAVOURS:%=test-keras-%) test-store test-runtime test-serve test-examples
+		test-unit test-spark test-torch $(KERAS_FLAVOURS:%=test-keras-%) test-store test-runtime test-serve test-page test-cli test-tracking test-examples
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 	$(BIN)/python -m pytest -n 2 tests/unit tests/architecture
@@ -76,6 +82,15 @@ test-store: $(VENV)/.dev ## the store: SQLite, PostgreSQL where it is installed,
 
 test-serve: $(VENV)/.dev ## the server: protocols, batches, keys, swaps, hostile requests
 	$(BIN)/python -m pytest tests/serve
+
+test-page: $(VENV)/.dev ## the web page, in Chromium where it is installed
+	$(BIN)/python -m pytest tests/page
+
+test-cli: $(VENV)/.dev ## the command line, with its guide
+	$(BIN)/python -m pytest tests/cli
+
+test-tracking: $(VENV)/.dev $(VENV)/.mlflow-server ## MLflow: a tracking server, and models that it serves
+	$(BIN)/python -m pytest tests/tracking
 
 test-examples: $(VENV)/.dev ## the examples and the code in the docs
 	$(BIN)/python -m pytest tests/examples $(wildcard tests/docs)

@@ -3,7 +3,7 @@
 A Keras network of MNIST's shape (784-256-10) is in a store on SQLite. One side sends 32 rows to the
 runtime's worker and waits for the result. The other reads the model from the store and predicts the same
 rows in this process, which is spared the way to another one. A model in this process's own memory is shown
-beside.
+beside. All sides predict by `predict_on_batch`, which is Keras' fastest for one batch.
 """
 
 from __future__ import annotations
@@ -46,10 +46,8 @@ def main() -> None:
         remote = om.runtime.model("net")
         work: dict[str, Callable[[], float]] = {
             "resident, in a worker": lambda: _median(lambda: remote.predict(x).get(300), calls),
-            "loaded per call, here": lambda: _median(
-                lambda: om.models.get("net").predict(x, verbose=0), loads
-            ),
-            "in memory, here": lambda: _median(lambda: model.predict(x, verbose=0), calls),
+            "loaded per call, here": lambda: _median(lambda: om.models.get("net").predict_on_batch(x), loads),
+            "in memory, here": lambda: _median(lambda: model.predict_on_batch(x), calls),
         }
         found = rounds(work, repeats=given.repeats, warm_up=True)
         om.close()

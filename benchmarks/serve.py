@@ -1,15 +1,22 @@
 """How many requests a second does the server answer, and how late is the latest, beside two other servers?
 
 MLServer and LitServe have environments of their own under benchmarks/.envs, made on the first run. All serve
-the same small network of scikit-learn's (784 to 128 to 10), one row a request, as JSON; peers with and
-without their own batching, and the better one counts. `--mobilenet` serves a network of MobileNetV2's shape
-instead, on TensorFlow everywhere.
+the same model from the same file, with the same versions of the packages that compute, on the same machine,
+to the same client, one row a request: a small network of scikit-learn's (784 to 128 to 10), or, with
+`--mobilenet`, a Keras network of MobileNetV2's shape for images of 96 x 96 x 3, on TensorFlow everywhere and
+as one compiled function in the peers too.
+
+Rows travel as JSON, the one form that all three read over HTTP: the Open Inference Protocol V2 for Kindler
+and MLServer, LitServe's own for LitServe. Kindler's binary tensors are shown beside that, and not judged.
+Peers run with and without their own batching (64, 2 ms) and, MLServer, with and without a process for the
+model; of all these ways the one with the most requests a second counts.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +24,8 @@ import time
 import urllib.request
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +36,11 @@ HERE = Path(__file__).parent
 ENVS = HERE / ".envs"
 PROGRAMS = HERE / "serve_peers"
 PEERS = {
-    "mlserver": ["mlserver==1.7.1", "mlserver-sklearn==1.7.1"],
-    "litserve": ["litserve"],
+    # With a later uvloop its worker processes do not start.
+    "mlserver": ["mlserver==1.7.1", "mlserver-sklearn==1.7.1", "uvloop==0.21.0"],
+    "litserve": ["litserve==0.2.19"],
 }
+COMPUTES = ("numpy", "scikit-learn", "tensorflow", "keras")
 CLIENTS = (1, 16, 64)
 WIDTH = 784
 _RUNTIMES = {".joblib": "mlserver_sklearn.SKLearnModel", ".keras": "peer_mlserver.KerasModel"}
@@ -39,18 +49,13 @@ _RUNTIMES = {".joblib": "mlserver_sklearn.SKLearnModel", ".keras": "peer_mlserve
 def main() -> None:
     """Measure, and print."""
     given = bench.arguments(__doc__ or "", repeats=3, mobilenet="serve a network of MobileNetV2's shape")
-    seconds = 1.0 if given.quick else 6.0
+    seconds = 1.0 if given.quick else 4.0
     name = "serve_mobilenet" if given.mobilenet else "serve"
     report = bench.Report(name, "requests a second and the 99th percentile of latency", quick=given.quick)
     with bench.workplace() as folder:
         model = a_mobilenet(folder) if given.mobilenet else a_small_network(folder)
-        ways = {"kindler": kindler(folder)}
-        for name, env in ((peer, environment(peer, keras=given.mobilenet)) for peer in PEERS):
-            for batch in (1, 64):
-                way = (
-                    litserve(env, model, batch) if name == "litserve" else mlserver(env, model, batch, folder)
-                )
-                ways[f"{name}, {'batches' if batch > 1 else 'no batches'}"] = way
+        ways = {"kindler": kindler(folder), "kindler, binary": kindler(folder, binary=True)}
+        ways |= peers(model, folder)
         measured: dict[tuple[str, int], list[dict[str, float]]] = {}
         for _ in range(given.repeats):
             for name, way in ways.items():
@@ -65,7 +70,7 @@ def main() -> None:
     for clients in CLIENTS:
         ours = measured["kindler", clients]
         best = max(
-            (n for n, c in measured if n != "kindler" and c == clients),
+            (n for n, c in measured if not n.startswith("kindler") and c == clients),
             key=lambda n: rate(measured[n, clients]),
         )
         theirs = measured[best, clients]
@@ -83,6 +88,18 @@ def main() -> None:
             at_most=1.0 if clients == 64 else None,
         )
     report.finish(failures=sum(r["failures"] for rounds in measured.values() for r in rounds))
+
+
+def peers(model: Path, folder: Path) -> dict[str, _Way]:
+    """Every way to run a peer that might be its best."""
+    mlserver_env, litserve_env = environment("mlserver"), environment("litserve")
+    found = {}
+    for batch in (1, 64):
+        told = "batches" if batch > 1 else "no batches"
+        found[f"mlserver, {told}"] = mlserver(mlserver_env, model, batch, folder)
+        found[f"mlserver, {told}, a worker"] = mlserver(mlserver_env, model, batch, folder, workers=1)
+        found[f"litserve, {told}"] = litserve(litserve_env, model, batch)
+    return found
 
 
 def rate(rounds: list[dict[str, float]]) -> float:
@@ -107,7 +124,7 @@ def a_small_network(folder: Path) -> Path:
 
 def a_mobilenet(folder: Path) -> Path:
     """Keras's, with random weights, for images of 96 by 96."""
-    os.environ["KERAS_BACKEND"] = "tensorflow"
+    os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
     import keras
 
     body = keras.applications.MobileNetV2(input_shape=(96, 96, 3), include_top=False, weights=None)
@@ -128,20 +145,27 @@ def _store(folder: Path, model: Any) -> None:
 
 
 def _bodies(folder: Path, rows: np.ndarray[Any, Any]) -> None:
-    kind = "FP32" if rows.ndim > 2 else "FP64"
+    kind, dtype = ("FP32", "<f4") if rows.ndim > 2 else ("FP64", "<f8")
     flat = rows.ravel().tolist()
-    tensor = {"name": "x", "shape": list(rows.shape), "datatype": kind, "data": flat}
-    (folder / "v2.json").write_text(json.dumps({"inputs": [tensor]}))
+    tensor: dict[str, Any] = {"name": "x", "shape": list(rows.shape), "datatype": kind}
+    (folder / "v2.json").write_text(json.dumps({"inputs": [{**tensor, "data": flat}]}))
     (folder / "litserve.json").write_text(json.dumps({"input": flat, "shape": list(rows.shape[1:])}))
+    content = rows.astype(dtype).tobytes()
+    tensor["parameters"] = {"binary_data_size": len(content)}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    (folder / "v2.bin").write_bytes(head + content)
+    (folder / "v2.length").write_text(str(len(head)))
 
 
 class _Way:
     """A server that can be started again and again."""
 
-    def __init__(self, command: list[str], path: str, body: Path, port: int, **environ: str) -> None:
+    def __init__(self, command: list[str], path: str, body: Path, port: int, head: int = 0) -> None:
         self._command = command
-        self._environ = environ
         self.path, self.body, self.port = path, body, port
+        self.headers = {"content-type": "application/json"}
+        if head:
+            self.headers = {"inference-header-content-length": str(head)}
         self._context: Any = None
 
     def __enter__(self) -> _Way:
@@ -154,7 +178,7 @@ class _Way:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        environ = {**os.environ, **self._environ}
+        environ = dict(os.environ)
         if ".envs" in self._command[0]:
             environ["PYTHONPATH"] = str(PROGRAMS)  # and nothing else of ours
         log = self.body.with_name(f"{self.port}.log")
@@ -170,15 +194,17 @@ class _Way:
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                pass
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # workers outlive some servers
+            process.wait()
 
     def _wait(self, process: subprocess.Popen[bytes], log: Path) -> None:
         deadline = time.monotonic() + 120
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{self.path}",
             self.body.read_bytes(),
-            {"content-type": "application/json"},
+            self.headers,
         )
         while True:
             try:
@@ -190,26 +216,21 @@ class _Way:
                 time.sleep(0.2)
 
 
-def kindler(folder: Path) -> _Way:
+def kindler(folder: Path, *, binary: bool = False) -> _Way:
     """Kindler's server, as it comes."""
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "kindler.cli",
-        "serve",
-        "--store",
-        str(folder / "store"),
-        "--port",
-        str(port),
-    ]
+    told = ["--store", str(folder / "store"), "--port", str(port)]
+    command = [sys.executable, "-m", "kindler.cli", "serve", *told]
+    if binary:
+        head = int((folder / "v2.length").read_text())
+        return _Way(command, "/v2/models/net/infer", folder / "v2.bin", port, head)
     return _Way(command, "/v2/models/net/infer", folder / "v2.json", port)
 
 
-def mlserver(env: Path, model: Path, batch: int, folder: Path) -> _Way:
-    """MLServer with its runtime for scikit-learn."""
+def mlserver(env: Path, model: Path, batch: int, folder: Path, workers: int = 0) -> _Way:
+    """MLServer with its runtime for scikit-learn, or with one for Keras."""
     port = free_port()
-    home = folder / f"mlserver-{batch}"
+    home = folder / f"mlserver-{batch}-{workers}"
     home.mkdir()
     settings: dict[str, Any] = {
         "name": "net",
@@ -225,7 +246,7 @@ def mlserver(env: Path, model: Path, batch: int, folder: Path) -> _Way:
         "grpc_port": free_port(),
         "metrics_port": free_port(),
         "debug": False,
-        "parallel_workers": 0,  # in its own process: its workers do not start with today's uvloop
+        "parallel_workers": workers,
     }
     (home / "settings.json").write_text(json.dumps(server))
     return _Way(
@@ -234,7 +255,7 @@ def mlserver(env: Path, model: Path, batch: int, folder: Path) -> _Way:
 
 
 def litserve(env: Path, model: Path, batch: int) -> _Way:
-    """LitServe with a program of six lines."""
+    """LitServe with a program of a few lines."""
     port = free_port()
     command = [
         str(env / "bin" / "python"),
@@ -246,24 +267,24 @@ def litserve(env: Path, model: Path, batch: int) -> _Way:
     return _Way(command, "/predict", model.parent / "litserve.json", port)
 
 
-def environment(peer: str, *, keras: bool) -> Path:
-    """The peer's own packages, installed if they are not."""
-    import sklearn
-
-    env = ENVS / (f"{peer}-keras" if keras else peer)
-    if not (env / ".made").exists():
+def environment(peer: str) -> Path:
+    """The peer's own packages, installed if they are not, and those that compute as they are here."""
+    env = ENVS / peer
+    wanted = [*PEERS[peer], "joblib", *(f"{name}=={version(name)}" for name in COMPUTES)]
+    made = env / ".made"
+    if not made.exists() or made.read_text().split() != wanted:
         print(f"  installing {peer} ...", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(env)], check=True)
         pip = [str(env / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        extra = ["tensorflow", "keras"] if keras else [f"scikit-learn=={sklearn.__version__}", "joblib"]
-        subprocess.run([*pip, *PEERS[peer], *extra], check=True)
-        (env / ".made").touch()
+        subprocess.run([*pip, *wanted], check=True)
+        made.write_text("\n".join(wanted))
     return env
 
 
 def load(way: _Way, clients: int, seconds: float) -> dict[str, float]:
     """What the clients saw."""
     told = ["127.0.0.1", str(way.port), "POST", way.path, str(way.body), str(clients), str(seconds)]
+    told += [f"{name}: {value}" for name, value in way.headers.items()]
     done = subprocess.run(
         [sys.executable, str(HERE / "_serve_load.py"), *told], capture_output=True, text=True, check=True
     )

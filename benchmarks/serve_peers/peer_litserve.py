@@ -18,7 +18,8 @@ class Api(litserve.LitAPI):
 
     def decode_request(self, request):
         """A row of JSON."""
-        return np.asarray(request["input"], dtype=np.float64).reshape(request["shape"])
+        dtype = np.float32 if sys.argv[1].endswith(".keras") else np.float64
+        return np.asarray(request["input"], dtype=dtype).reshape(request["shape"])
 
     def predict(self, x):
         """One row, or a batch of rows."""
@@ -32,5 +33,5 @@ class Api(litserve.LitAPI):
 if __name__ == "__main__":
     batch = int(sys.argv[3])
     told = {"max_batch_size": batch, "batch_timeout": 0.002} if batch > 1 else {}
-    server = litserve.LitServer(Api(**told), accelerator="cpu", workers_per_device=1)
+    server = litserve.LitServer(Api(**told), accelerator="cpu", workers_per_device=1, fast_queue=True)
     server.run(host="127.0.0.1", port=int(sys.argv[2]), generate_client_file=False, log_level="warning")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kindler.readers import read_tfrecord as read_tfrecord
     from kindler.spark.session import init as init
     from kindler.spark.session import stop as stop
+    from kindler.tracking.logger import MLflowLogger as MLflowLogger
     from kindler.train.callbacks import Callback as Callback
     from kindler.train.callbacks import EarlyStopping as EarlyStopping
     from kindler.train.callbacks import LearningRateMonitor as LearningRateMonitor
@@ -48,6 +49,7 @@ _PUBLIC = {
     "EveryEpoch": "kindler.train.triggers",
     "History": "kindler.train.history",
     "LearningRateMonitor": "kindler.train.callbacks",
+    "MLflowLogger": "kindler.tracking.logger",
     "MaxEpoch": "kindler.train.triggers",
     "MaxIteration": "kindler.train.triggers",
     "MaxScore": "kindler.train.triggers",
@@ -81,6 +83,7 @@ __all__ = [
     "EveryEpoch",
     "History",
     "LearningRateMonitor",
+    "MLflowLogger",
     "MaxEpoch",
     "MaxIteration",
     "MaxScore",

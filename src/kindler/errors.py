@@ -6,7 +6,8 @@
     ├── MissingExtraError (ImportError)     an optional dependency is not installed
     ├── JavaNotFoundError (RuntimeError)    Spark needs Java and there is none
     ├── NotFittedError (RuntimeError)       asked for what only training makes
-    ├── BrokerError (ConnectionError)       the runtime's broker cannot be reached
+    ├── BrokerError (ConnectionError)       the runtime's broker cannot be reached, or has no worker
+    ├── TrackingError (ConnectionError)     the tracking server cannot be used
     ├── FrameError (ValueError)             a message is none that Kindler sends
     ├── TaskCancelledError (RuntimeError)   a task of the runtime was cancelled
     ├── TaskTimeoutError (TimeoutError)     a task of the runtime took too long
@@ -53,6 +54,7 @@ __all__ = [
     "SyncTimeoutError",
     "TaskCancelledError",
     "TaskTimeoutError",
+    "TrackingError",
     "TrainingError",
     "UntrustedError",
     "WorkerError",
@@ -124,7 +126,19 @@ class NotFittedError(KindlerError, RuntimeError):
 
 
 class BrokerError(KindlerError, ConnectionError):
-    """The runtime's broker cannot be reached."""
+    """The runtime's broker cannot be reached, or had no worker for a task."""
+
+
+class TrackingError(KindlerError, ConnectionError):
+    """The tracking server cannot be reached, or refuses what is to be logged.
+
+    Attributes:
+        uri: The server.
+    """
+
+    def __init__(self, message: str, *, uri: str) -> None:
+        self.uri = uri
+        super().__init__(message)
 
 
 class FrameError(KindlerError, ValueError):

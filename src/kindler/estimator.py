@@ -7,7 +7,7 @@ engine starts the workers, `train` runs on them, `inference` scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal
@@ -34,19 +34,23 @@ from kindler.data.plan import ColumnOptions, Names
 from kindler.engine import local
 from kindler.errors import ConfigError, NotFittedError
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.inputs import Ingest, fitting
+from kindler.inputs import Ingest, choose_engine, fitting
 from kindler.runs import Engine, Model, Plan, Results, job_of, run
 from kindler.train.checkpoint import Header, read_checkpoint, write_checkpoint
 from kindler.train.checkpoints import Checkpoints
+from kindler.train.facts import run_facts
 from kindler.train.folder import beside, place
 from kindler.train.history import History
 from kindler.train.summaries import Summaries
 from kindler.train.task import ENDLESS
 from kindler.train.tensorboard import board, log_folder
 from kindler.train.triggers import Trigger
+from kindler.train.watching import Watch, divided
 from kindler.xshards import XShards
 
 __all__ = ["Estimator"]
+
+Hear = Callable[[Mapping[str, Any]], None]
 
 
 class Estimator:
@@ -287,7 +291,8 @@ class Estimator:
             feature_cols: The model's input columns, in its order; None finds "features" or "x".
             label_cols: The target columns; None finds "label" or "y".
             validation_data: Evaluated after each epoch; may be of another kind than `data`.
-            callbacks: `kindler.Callback` objects; for a Keras model those of Keras.
+            callbacks: `kindler.Callback` objects, or for a Keras model those of Keras; and for either
+                `kindler.MLflowLogger`.
             max_steps: Optimizer steps after which to end, whatever `epochs` says.
             verbose: 0 shows neither progress nor what workers print.
             shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
@@ -322,6 +327,7 @@ class Estimator:
             WorkerLost: A worker went away. With `model_dir` the run has then gone on from its newest
                 checkpoint as often as `RunSettings.max_failures` allows.
         """
+        watchers, callbacks = divided(callbacks)
         options = ColumnOptions(
             feature_cols=feature_cols,
             label_cols=label_cols,
@@ -367,35 +373,52 @@ class Estimator:
                 callbacks, framework=self._model.framework, validated=validation_data is not None
             ),
         )
-        results = self._run(
-            data,
-            validation_data,
-            options=options,
-            ingest=ingest,
-            verbose=verbose,
-            what="epoch",
-            resume=resume,
+        facts = run_facts(
+            self._model.spec,
+            framework=self._model.framework,
+            engine=choose_engine(self._engine, data, validation_data),
+            workers=self._workers,
+            device=self._device,
+            seed=self._seed,
             batch_size=batch_size,
-            epochs=(epochs or (1 if end_trigger is None else ENDLESS)) - (initial_epoch or 0),
-            initial_epoch=initial_epoch,
-            validation_freq=validation_freq if isinstance(validation_freq, int) else tuple(validation_freq),
-            class_weight=None if class_weight is None else dict(class_weight),
-            weighted=sample_weight_col is not None,
-            max_steps=max_steps,
+            epochs=epochs,
             steps_per_epoch=steps_per_epoch,
-            end_trigger=end_trigger,
-            checkpoint_trigger=checkpoint_trigger,
-            keep_checkpoints=keep_checkpoints,
-            best_metric=best_metric,
+            max_steps=max_steps,
             shuffle=shuffle,
-            callbacks=tuple(callbacks or ()),
-            model_dir=self._model_dir,
         )
-        self._layout, self._options = results.layout, replace(options, weight_col=None)
-        self._set_state(results.state)
-        began = results.rows[0]["epoch"] if resume and results.rows else math.inf
-        before = [row for row in self.history if row["epoch"] < began]
-        self.history = History([*before, *results.rows])
+        with Watch(watchers).over(self, facts) as watch:
+            results = self._run(
+                data,
+                validation_data,
+                options=options,
+                ingest=ingest,
+                verbose=verbose,
+                what="epoch",
+                resume=resume,
+                batch_size=batch_size,
+                epochs=(epochs or (1 if end_trigger is None else ENDLESS)) - (initial_epoch or 0),
+                initial_epoch=initial_epoch,
+                validation_freq=validation_freq
+                if isinstance(validation_freq, int)
+                else tuple(validation_freq),
+                class_weight=None if class_weight is None else dict(class_weight),
+                weighted=sample_weight_col is not None,
+                max_steps=max_steps,
+                steps_per_epoch=steps_per_epoch,
+                end_trigger=end_trigger,
+                checkpoint_trigger=checkpoint_trigger,
+                keep_checkpoints=keep_checkpoints,
+                best_metric=best_metric,
+                shuffle=shuffle,
+                callbacks=tuple(callbacks or ()),
+                model_dir=self._model_dir,
+                watch=watch,
+            )
+            self._layout, self._options = results.layout, replace(options, weight_col=None)
+            self._set_state(results.state)
+            began = results.rows[0]["epoch"] if resume and results.rows else math.inf
+            before = [row for row in self.history if row["epoch"] < began]
+            self.history = History([*before, *results.rows])
         return History(results.rows)
 
     def evaluate(
@@ -618,8 +641,10 @@ class Estimator:
         verbose: int,
         what: str,
         resume: bool = False,
+        watch: Watch | None = None,
         **task: Any,
     ) -> Results:
+        watch = watch or Watch(())
         plan = Plan(
             model=self._model,
             data=data,
@@ -635,7 +660,7 @@ class Estimator:
             verbose=verbose,
             what=what,
             resume=resume,
-            hear=self._summaries.report,
+            hear=_both(self._summaries.report, watch.report),
             task=task,
         )
         if not task.get("epochs"):
@@ -643,6 +668,7 @@ class Estimator:
         with board(self._log_dir) as sink, self._summaries.writing(sink):
             results = run(replace(plan, task={**task, "log_steps": sink is not None}))
             self._summaries.finish(results.rows)
+            watch.finish(results.rows)
         return results
 
     def _column_options(
@@ -685,3 +711,11 @@ def _flat(metrics: Any) -> list[Any]:
     if isinstance(metrics, Mapping):
         return list(metrics.values())
     return list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+
+
+def _both(first: Hear, second: Hear) -> Hear:
+    def hear(fields: Mapping[str, Any]) -> None:
+        first(fields)
+        second(fields)
+
+    return hear

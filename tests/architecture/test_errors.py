@@ -30,6 +30,7 @@ EXAMPLES: dict[str, Any] = {
     "SyncTimeoutError": lambda: errors.SyncTimeoutError(op="sum", missing=[1], size=2, waited_s=3),
     "TaskCancelledError": lambda: errors.TaskCancelledError("cancelled"),
     "TaskTimeoutError": lambda: errors.TaskTimeoutError(task="predict", waited_s=3, goes_on=True),
+    "TrackingError": lambda: errors.TrackingError("is down", uri="http://h:5000"),
     "TrainingError": lambda: errors.TrainingError("failed"),
     "UntrustedError": lambda: errors.UntrustedError(what="a model", reason="it is a pickle"),
     "WorkerError": lambda: errors.worker_error(

@@ -23,6 +23,7 @@ from tests.docs.pages import blocks, problem
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The README's examples are files, word for word, and tests/examples runs them.
+README_EXAMPLES = ("first_steps.py", "first_steps_keras.py", "store_and_runtime.py")
 RUNNABLE = [page for page in PAGES[1:] if any(not block.not_run for block in blocks(page.read_text()))]
 # Frameworks do not share a process: pages about Keras run in one of their own.
 KERAS_PAGES = [page for page in RUNNABLE if "import keras" in page.read_text()]
@@ -96,8 +97,8 @@ def test_a_page_that_prints_something_else_is_found(tmp_path: Path) -> None:
     assert problem(page) is None
 
 
-def test_the_readme_shows_two_short_example_files_word_for_word() -> None:
-    examples = [(ROOT / "examples" / file).read_text() for file in ("first_steps.py", "first_steps_keras.py")]
+def test_the_readme_shows_short_example_files_word_for_word() -> None:
+    examples = [(ROOT / "examples" / file).read_text() for file in README_EXAMPLES]
     shown = [block.code for block in blocks((ROOT / "README.md").read_text())]
     assert shown == examples
     assert max(len(example.splitlines()) for example in examples) <= 30

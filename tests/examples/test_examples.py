@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+README = ROOT / "README.md"
 TESTED = {
     "custom_callback.py",
     "first_steps.py",
@@ -22,6 +25,7 @@ TESTED = {
     "mnist_spark.py",
     "parquet_to_parquet.py",
     "quickstart.py",
+    "store_and_runtime.py",
 }
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -76,6 +80,23 @@ def test_first_steps_with_keras(tmp_path: Path) -> None:
 
     assert number("'accuracy'", printed) > 0.8
     assert number("'num_samples'", printed) == 1797
+
+
+def test_a_stored_model_answers_in_the_runtime_and_as_the_readme_asks_its_server(tmp_path: Path) -> None:
+    assert output_of("store_and_runtime.py", cwd=tmp_path).count("[0 1 2 3 4]") == 2
+
+    serve, ask = re.findall(r"^\$ (kindler serve.*) &\n\$ (curl.*)$", README.read_text(), re.MULTILINE)[0]
+    command = [sys.executable, "-m", "kindler.cli", *shlex.split(serve.replace("8000", "0"))[1:]]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout
+            url = server.stdout.readline().split()[-1]
+            asked = shlex.split(ask.replace("http://127.0.0.1:8000", url))
+            reply = subprocess.run([*asked, "--silent"], capture_output=True, text=True, timeout=60)
+        finally:
+            server.terminate()
+    scores = json.loads(reply.stdout)["result"]
+    assert [row.index(max(row)) for row in scores] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.spark

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.whole import WHOLE
+
 FLAVOUR = os.environ.get("KINDLER_TEST_KERAS", "tensorflow")
 
 os.environ["KERAS_BACKEND"] = "tensorflow" if FLAVOUR == "tf_keras" else FLAVOUR
@@ -16,3 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 KERAS: Any = importlib.import_module("tf_keras" if FLAVOUR == "tf_keras" else "keras")
 
 one_is_enough = pytest.mark.skipif(FLAVOUR != "tensorflow", reason="the same code for every backend")
+two_are_enough = pytest.mark.skipif(
+    FLAVOUR in ("jax", "tf_keras") and not WHOLE,
+    reason="on TensorFlow and PyTorch; on every backend with KINDLER_TEST_WHOLE=1",
+)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-SHAPE = (32, 32, 3)
+SHAPE = (96, 96, 3)
 IMAGES = np.random.default_rng(0).random((4, *SHAPE), np.float32)
 
 

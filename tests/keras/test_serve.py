@@ -43,6 +43,26 @@ def test_several_inputs_and_outputs_keep_their_names(keras: Any) -> None:
     np.testing.assert_allclose(outputs["product"], X[:, :2] * X[:, 2:], rtol=1e-6)
 
 
+def test_inputs_of_one_shape_are_not_mistaken_for_each_other(keras: Any) -> None:
+    a, b = keras.layers.Input((2,), name="a"), keras.layers.Input((2,), name="b")
+    model = keras.Model([a, b], keras.layers.Dense(2)(keras.layers.Subtract()([a, b])))
+
+    (outputs,) = wrap(model).call({"a": X[:, :2], "b": X[:, 2:]}, "predict").values()
+
+    np.testing.assert_allclose(outputs, model.predict([X[:, :2], X[:, 2:]], verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_recurrent_model_gives_the_numbers_of_predict(keras: Any) -> None:
+    layers = [keras.layers.Input((4, 1)), keras.layers.GRU(3, unroll=False), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    served = wrap(model)
+    rows = X[:, :, None]
+
+    (outputs,) = served.call({served.signature.names[0]: rows}, "predict").values()
+
+    np.testing.assert_allclose(outputs, model.predict(rows, verbose=0), rtol=1e-5, atol=1e-6)
+
+
 @flavour.one_is_enough
 def test_an_estimator_is_asked_by_the_names_of_its_columns(tmp_path: Path, keras: Any) -> None:
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])

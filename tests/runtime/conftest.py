@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import runtime_jobs
 import runtime_servers as servers
-from runtime_servers import Meeting, X, Y
+from runtime_servers import Broker, Meeting, X, Y
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
@@ -25,7 +26,7 @@ def filled(folder: str) -> str:
     om.datasets.put(X, "x")
     om.datasets.put(Y, "y")
     om.datasets.put(runtime_jobs.rows, "made")
-    for name in ("echo", "fail", "talk", "die", "die_once", "hold", "remember", "label"):
+    for name in ("echo", "fail", "talk", "die", "die_once", "hold", "remember"):
         om.scripts.put(getattr(runtime_jobs, name), name)
     om.close()
     return folder
@@ -38,26 +39,24 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session", params=["local", "redis", "rabbitmq"])
-def broker(request: pytest.FixtureRequest) -> Iterator[str | None]:
-    """The broker's URL, or None."""
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker | None]:
+    """The broker, or None."""
     if request.param == "local":
         yield None
         return
-    with getattr(servers, request.param)() as url:
-        yield url
+    with getattr(servers, request.param)() as made:
+        made.start()
+        yield made
 
 
 @pytest.fixture(scope="session")
-def om(tmp_path_factory: pytest.TempPathFactory, broker: str | None) -> Iterator[Omega]:
+def om(tmp_path_factory: pytest.TempPathFactory, broker: Broker | None) -> Iterator[Omega]:
     """A store for each engine, with workers."""
     store = filled(str(tmp_path_factory.mktemp("store")))
-    opened = Omega(store, broker=broker or "local://?workers=2")
-    if broker is None:
+    opened = Omega(store, broker=broker.url if broker else "local://?workers=2")
+    with servers.worker(store, broker.url, "--workers", "2", "--trusted") if broker else nullcontext():
         yield opened
-    else:
-        with servers.worker(store, broker, "--workers", "2", "--trusted"):
-            yield opened
-    opened.close()
+        opened.close()
     nursery.close()
 
 

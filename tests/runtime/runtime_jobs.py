@@ -50,10 +50,6 @@ def remember(result: Any, path: str | None = None) -> None:
     om.datasets.put({"result": [float(n) for n in result]}, "remembered", mode="replace")
 
 
-def label() -> str | None:
-    return os.environ.get("RUNTIME_TEST_LABEL")
-
-
 def rows(count: int = 3) -> Any:
     return np.arange(float(count))[:, None]
 

@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,11 +32,16 @@ def free_port() -> int:
         return port
 
 
+def mortal(command: Sequence[str]) -> list[str]:
+    """A command that gets SIGTERM when this process is gone, however it went."""
+    return ["setpriv", "--pdeathsig", "TERM", *command]
+
+
 @contextmanager
 def running(command: Sequence[str], *, until: str, **options: object) -> Iterator[subprocess.Popen[str]]:
     """A program that has printed a line with `until`; its process group is ended afterwards."""
     process = subprocess.Popen(
-        command,
+        mortal(command),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -49,6 +56,9 @@ def running(command: Sequence[str], *, until: str, **options: object) -> Iterato
                 break
         else:
             raise AssertionError(f"{command[0]} ended with {process.wait(10)}:\n{''.join(said)}")
+        # Somebody must go on reading, or it would wait for that when it has much to say.
+        reader = threading.Thread(target=shutil.copyfileobj, args=(process.stdout, sys.stderr), daemon=True)
+        reader.start()
         yield process
     finally:
         process.terminate()
@@ -57,25 +67,46 @@ def running(command: Sequence[str], *, until: str, **options: object) -> Iterato
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)
+        reader.join(10)
         process.stdout.close()
 
 
+class Broker:
+    """A broker that can be stopped and started again, at the same port and with what it had."""
+
+    def __init__(self, url: str, run: Callable[[], AbstractContextManager[Any]]) -> None:
+        self.url = url
+        self._run = run
+        self._stack = ExitStack()
+
+    def start(self) -> None:
+        self._stack.enter_context(self._run())
+
+    def stop(self) -> None:
+        self._stack.close()
+
+
 @contextmanager
-def redis() -> Iterator[str]:
-    """The URL of a Redis server of our own."""
+def redis() -> Iterator[Broker]:
+    """A Redis server of our own, that is not started yet."""
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("Redis is not installed (apt-get install redis-server)")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="kindler-redis-") as folder:
         command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]
-        with running(command, until="Ready to accept connections"):
-            yield f"redis://127.0.0.1:{port}/0?lease_s=3"
+        command += ["--appendonly", "yes"]
+        broker = Broker(
+            f"redis://127.0.0.1:{port}/0?lease_s=3",
+            lambda: running(command, until="Ready to accept connections"),
+        )
+        yield broker
+        broker.stop()
 
 
 @contextmanager
-def rabbitmq() -> Iterator[str]:
-    """The URL of a RabbitMQ server of our own."""
+def rabbitmq() -> Iterator[Broker]:
+    """A RabbitMQ server of our own, that is not started yet."""
     epmd = shutil.which("epmd")
     if not RABBIT.exists() or epmd is None:
         pytest.skip("RabbitMQ is not installed (apt-get install rabbitmq-server)")
@@ -101,26 +132,25 @@ def rabbitmq() -> Iterator[str]:
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none",
         }
         # In the foreground, so that it ends with us; the server would leave one behind.
-        names = subprocess.Popen([epmd, "-port", mapper, "-address", "127.0.0.1"], env=environment)
+        names = subprocess.Popen(mortal([epmd, "-port", mapper, "-address", "127.0.0.1"]), env=environment)
         stack.callback(names.wait, 10)
         stack.callback(names.terminate)
-        stack.enter_context(running([str(RABBIT)], until="startup complete", env=environment))
-        yield f"amqp://guest:guest@127.0.0.1:{port}//"
+        broker = Broker(
+            f"amqp://guest:guest@127.0.0.1:{port}//",
+            lambda: running([str(RABBIT)], until="startup complete", env=environment),
+        )
+        stack.callback(broker.stop)
+        yield broker
 
 
 @contextmanager
 def worker(
-    store: str, broker: str, *arguments: str, environment: Mapping[str, str] | None = None
+    store: str, broker: str, *arguments: str, until: str = "ready:"
 ) -> Iterator[subprocess.Popen[str]]:
-    """A `kindler worker` that is ready."""
-    command = [sys.executable, "-m", "kindler.cli", "worker"]
-    given = ["--store", store, "--broker", broker, *arguments]
+    """A `kindler worker` that is ready, or has come so far."""
+    command = [sys.executable, "-m", "kindler.cli", "worker", "--store", store, "--broker", broker]
     paths = os.pathsep.join([str(SRC), str(HERE)])
-    with running(
-        [*command, *given],
-        until="ready:",
-        env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
-    ) as process:
+    with running([*command, *arguments], until=until, env={**os.environ, "PYTHONPATH": paths}) as process:
         yield process
 
 

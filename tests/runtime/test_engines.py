@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from runtime_servers import Meeting, X, Y
+from runtime_servers import Broker, Meeting, X, Y
 
 from kindler import Omega
 from kindler.errors import (
@@ -22,7 +22,6 @@ from kindler.errors import (
     UntrustedError,
     WorkerLost,
 )
-from kindler.runtime.board import Board
 from tests.conftest import eventually_none
 
 WAIT_S = 120
@@ -124,6 +123,41 @@ def test_a_function_is_a_model_that_is_called_with_the_verb(om: Omega) -> None:
     )
 
 
+def test_tasks_of_a_sequence_follow_each_other_and_stop_at_a_failure(om: Omega) -> None:
+    om.models.put(om.models.get("net"), "sequenced")
+    with om.runtime.options(trusted=True).sequence() as flow:
+        flow.model("sequenced").fit("x", 1 - Y)
+        flow.model("sequenced").predict("x")
+        assert flow.status == ["pending", "pending"]
+        fitted, predicted = flow.run().getall(WAIT_S)
+    assert (str(fitted), predicted.tolist()) == ("sequenced@2", [1, 1, 0, 0])
+
+    broken = om.runtime.options(trusted=True).sequence()
+    broken.script("fail").run("stop here")
+    broken.script("echo").run(1)
+    with pytest.raises(ValueError, match="stop here"):
+        broken.run().getall(WAIT_S)
+    with pytest.raises(TaskCancelledError, match="was not begun"):
+        broken.handles[1].get(WAIT_S)
+
+
+def test_callbacks_hear_of_the_end(om: Omega) -> None:
+    heard: list[Any] = []
+    done = threading.Event()
+
+    def hear(handle: Any) -> None:
+        heard.append(handle)
+        done.set()
+
+    handle = om.runtime.callback(hear).model("net").predict(X)
+    assert done.wait(WAIT_S)
+    assert heard == [handle]
+
+    om.datasets.drop("remembered", force=True)
+    om.runtime.options(trusted=True).callback("remember").model("net").predict(X).get(WAIT_S)
+    assert om.datasets.get("remembered") == {"result": [0.0, 0.0, 1.0, 1.0]}
+
+
 def test_a_task_whose_worker_is_killed_is_begun_again(om: Omega, tmp_path: Path) -> None:
     assert run(om, "die_once", str(tmp_path / "mark")).get(WAIT_S) == "the second time"
 
@@ -171,24 +205,6 @@ def run_to_the_end(om: Omega) -> Any:
     return handle
 
 
-def test_tasks_of_a_sequence_follow_each_other_and_stop_at_a_failure(om: Omega) -> None:
-    om.models.put(om.models.get("net"), "sequenced")
-    with om.runtime.options(trusted=True).sequence() as flow:
-        flow.model("sequenced").fit("x", 1 - Y)
-        flow.model("sequenced").predict("x")
-        assert flow.status == ["pending", "pending"]
-        fitted, predicted = flow.run().getall(WAIT_S)
-    assert (str(fitted), predicted.tolist()) == ("sequenced@2", [1, 1, 0, 0])
-
-    broken = om.runtime.options(trusted=True).sequence()
-    broken.script("fail").run("stop here")
-    broken.script("echo").run(1)
-    with pytest.raises(ValueError, match="stop here"):
-        broken.run().getall(WAIT_S)
-    with pytest.raises(TaskCancelledError, match="was not begun"):
-        broken.handles[1].get(WAIT_S)
-
-
 def test_tasks_of_a_parallel_run_side_by_side(om: Omega, meeting: Meeting) -> None:
     flow = om.runtime.options(trusted=True).parallel()
     for _ in range(2):
@@ -201,34 +217,30 @@ def test_tasks_of_a_parallel_run_side_by_side(om: Omega, meeting: Meeting) -> No
     assert flow.ready()
 
 
-def test_callbacks_hear_of_the_end(om: Omega) -> None:
-    heard: list[Any] = []
+def test_a_callback_may_wait_for_another_task(om: Omega) -> None:
+    got: list[Any] = []
     done = threading.Event()
 
-    def hear(handle: Any) -> None:
-        heard.append(handle)
+    def ask_again(_: Any) -> None:
+        got.append([run(om, "echo", n).get(WAIT_S) for n in range(3)])
         done.set()
 
-    handle = om.runtime.callback(hear).model("net").predict(X)
+    om.runtime.options(trusted=True).callback(ask_again).script("echo").run(0)
     assert done.wait(WAIT_S)
-    assert heard == [handle]
-
-    om.datasets.drop("remembered", force=True)
-    om.runtime.options(trusted=True).callback("remember").model("net").predict(X).get(WAIT_S)
-    assert om.datasets.get("remembered") == {"result": [0.0, 0.0, 1.0, 1.0]}
+    assert got == [[[[n], {}] for n in range(3)]]
 
 
-def test_a_board_finds_tasks_by_their_ids(om: Omega) -> None:
-    heard = threading.Event()
-    board = Board(lambda bucket: om[bucket].runtime.callback(lambda handle: heard.set()))
+def test_the_load_tells_who_works_and_what_waits(om: Omega, meeting: Meeting) -> None:
+    running = [run(om, "hold", meeting.port) for _ in range(2)]
+    connections = [meeting.arrived()[1] for _ in running]
+    waiting = run(om, "echo", 1)
 
-    task = board.submit("default", "net", "score", "x", "y")
-    assert heard.wait(WAIT_S)
-    assert (board.status(task), board.result(task)) == ("SUCCESS", 1.0)
-    with pytest.raises(NotFoundError, match="no task 'other'"):
-        board.status("other")
-    with pytest.raises(ConfigError, match="has no 'put'"):
-        board.submit("default", "net", "put", "x")
+    load = om.runtime.load()
+    assert (load.workers, load.busy, load.waiting) == (2, 2, 1)
+    for connection in connections:
+        connection.sendall(b"go")
+        connection.close()
+    assert [handle.get(WAIT_S) for handle in [*running, waiting]] == ["go", "go", [[1], {}]]
 
 
 class Malice:
@@ -240,7 +252,7 @@ class Malice:
 
 
 def test_a_pickle_from_the_broker_is_refused_and_the_worker_lives(
-    om: Omega, broker: str | None, tmp_path: Path
+    om: Omega, broker: Broker | None, tmp_path: Path
 ) -> None:
     if broker is None:
         pytest.skip("no broker, no messages of others")
@@ -248,7 +260,7 @@ def test_a_pickle_from_the_broker_is_refused_and_the_worker_lives(
 
     mark = tmp_path / "mark"
     evil = pickle.dumps(([Malice(mark)], {}, {}))
-    with kombu.Connection(broker.partition("?")[0]) as connection:
+    with kombu.Connection(broker.url.partition("?")[0]) as connection:
         producer = connection.Producer()
         for kind in ("application/x-python-serialize", "application/x-kindler-frame", "application/data"):
             producer.publish(

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import runtime_servers as servers
-from runtime_servers import Meeting, X
+from runtime_servers import Broker, Meeting, X
 
 from kindler import Omega
 from kindler.errors import BrokerError, ConfigError, MissingExtraError, UntrustedError
@@ -20,18 +20,19 @@ WAIT_S = 120
 
 
 def test_a_worker_that_is_killed_with_its_task_hands_it_to_another(
-    store: str, broker: str | None, meeting: Meeting
+    store: str, broker: Broker | None, meeting: Meeting
 ) -> None:
     if broker is None:
         pytest.skip("without a broker the owner is the worker")
     label = ("--label", "doomed", "--trusted", "--workers", "1")
-    om = Omega(store, broker=broker)
-    with servers.worker(store, broker, *label) as first:
+    om = Omega(store, broker=broker.url)
+    with servers.worker(store, broker.url, *label) as first:
         handle = om.runtime.options(trusted=True, label="doomed").script("hold").run(meeting.port)
-        meeting.arrived()
-        with servers.worker(store, broker, *label):
+        _, held = meeting.arrived()
+        with held, servers.worker(store, broker.url, *label):
             os.kill(first.pid, signal.SIGKILL)
             first.wait(10)
+            assert held.recv(1) == b""  # its process went with it
             _, connection = meeting.arrived()
             connection.sendall(b"again")
             assert handle.get(WAIT_S) == "again"
@@ -39,23 +40,60 @@ def test_a_worker_that_is_killed_with_its_task_hands_it_to_another(
     om.close()
 
 
-def test_a_worker_takes_the_tasks_of_its_labels_and_runs_code_only_if_it_may(
-    store: str, broker: str | None
-) -> None:
-    om = Omega(store, broker=broker)
+def test_a_label_is_for_workers_that_have_it(store: str, broker: Broker | None, om: Omega) -> None:
     if broker is None:
         with pytest.raises(ConfigError, match="'gpu'"):
             om.runtime.require("gpu").model("net").predict(X)
         return
-    runtime = om.runtime.options(trusted=True, label="gpu")
-    with servers.worker(store, broker, "--label", "gpu", "--workers", "1"):
-        assert om.runtime.model("net").require("gpu").predict(X).get(WAIT_S).tolist() == [0, 0, 1, 1]
+    asking = Omega(store, broker=broker.url)
+    runtime = asking.runtime.options(trusted=True)
+    with pytest.raises(
+        BrokerError, match="nothing was heard of it for 2 s.\nHint: `kindler worker --label gpu`"
+    ):
+        runtime.options(wait_s=1, timeout_s=1).require("gpu").script("echo").run(1).get(WAIT_S)
+    with servers.worker(store, broker.url, "--label", "gpu"):
+        # The worker with the label trusts nobody; that of the other tests does.
         with pytest.raises(UntrustedError, match="kindler worker --trusted"):
-            runtime.script("label").run().get(WAIT_S)
-    marked = {"RUNTIME_TEST_LABEL": "gpu"}
-    with servers.worker(store, broker, "--label", "gpu", "--trusted", environment=marked):
-        assert runtime.script("label").run().get(WAIT_S) == "gpu"
-    om.close()
+            runtime.script("echo").require("gpu").run(1).get(WAIT_S)
+        assert runtime.script("echo").run(1).get(WAIT_S) == [[1], {}]
+    asking.close()
+
+
+def test_a_broker_that_restarts_loses_nothing_and_workers_wait_for_it(
+    broker: Broker | None, om: Omega, meeting: Meeting
+) -> None:
+    if broker is None:
+        pytest.skip("no broker")
+    runtime = om.runtime.options(trusted=True)
+    running = runtime.script("hold").run(meeting.port)
+    _, connection = meeting.arrived()
+    waiting = runtime.require("late").script("echo").run(1)
+
+    broker.stop()
+    for call in (lambda: om.runtime.model("net").predict(X), om.runtime.load):
+        with pytest.raises(BrokerError, match="cannot be reached"):
+            call()
+    with servers.worker(om.store.url, broker.url, "--label", "late", "--trusted", until="is tried again"):
+        broker.start()
+        connection.sendall(b"still here")
+        assert running.get(WAIT_S) == "still here"
+        assert waiting.get(WAIT_S) == [[1], {}]
+    connection.close()
+    assert om.runtime.model("net").predict(X).get(WAIT_S).tolist() == [0, 0, 1, 1]
+
+
+def test_a_client_that_is_closed_leaves_no_queue(store: str, broker: Broker | None, om: Omega) -> None:
+    if broker is None:
+        pytest.skip("no broker")
+    import kombu
+
+    asking = Omega(store, broker=broker.url)
+    asking.runtime.options(trusted=True).script("echo").run(1).get(WAIT_S)
+    name = asking._opened.engine()._replies.name  # type: ignore[attr-defined]
+    asking.close()
+    connection = kombu.Connection(broker.url.partition("?")[0])
+    with connection, pytest.raises(connection.channel_errors, match="NOT_FOUND"):
+        connection.default_channel.queue_declare(name, passive=True)
 
 
 PROGRAM = """

@@ -161,6 +161,52 @@ def test_who_goes_away_leaves_the_queue_and_is_never_computed() -> None:
     assert run(scenario).calls == [[0], [2]]
 
 
+class Timed:
+    """Doubles its input, takes as long as it is told by its own clock, remembers where it was called."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.takes_s = 0.0
+        self.threads: list[int] = []
+
+    def __call__(self, inputs: Arrays, method: str) -> Arrays:
+        self.threads.append(threading.get_ident())
+        self.now += self.takes_s
+        return {"y": inputs["x"] * 2}
+
+    def times(self, model: Batcher, rows: int = 1) -> Coroutine[Any, Any, list[bool]]:
+        """Whether each of 40 calls, one after the other, was on the event loop."""
+
+        async def ask_all() -> list[bool]:
+            self.threads.clear()
+            for _ in range(40):
+                assert (await ask(model, *[1.0] * rows).future)["y"].tolist() == [2] * rows
+            return [thread == threading.get_ident() for thread in self.threads]
+
+        return ask_all()
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_a_model_that_answers_at_once_is_called_on_the_event_loop(steady: bool) -> None:
+    async def play() -> None:
+        model = Timed()
+        with ThreadPoolExecutor(1) as pool:
+            batcher = Batcher(
+                model, executor=pool, settings=ServeSettings(), steady=steady, clock=lambda: model.now
+            )
+            here = await model.times(batcher)
+            assert not any(here[:15])  # it has to show first that it is one
+            assert all(here[16:]) is steady
+            here = await model.times(batcher, rows=32)
+            assert here == [False] + [steady] * 39  # so many rows were never measured
+            model.takes_s = 0.1
+            assert not any((await model.times(batcher))[3:])
+            model.takes_s = 0.0
+            assert (await model.times(batcher))[-1] is steady
+
+    asyncio.run(play())
+
+
 def test_a_request_may_ask_to_be_alone() -> None:
     async def scenario(batcher: Batcher, model: Model) -> None:
         tickets = [ask(batcher, 1), ask(batcher, 2, batch=False), ask(batcher, 3), ask(batcher, 4)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +63,22 @@ def test_a_request_needs_a_key_with_its_scope(
     for name, token in tokens.items():
         reply = client.request(method, path, json=body, headers={"authorization": f"Bearer {token}"})
         assert reply.status_code == (200 if name in (scope, "admin") else 403), (name, reply.text)
+
+
+OPEN = {"/healthz", "/readyz", "/ping", "/health", "/version", "/v2", "/v2/health/live", "/v2/health/ready"}
+OPEN |= {"/api/v1/ping", "/"}
+
+
+def test_every_route_of_the_document_asks_for_a_key(client: httpx.Client, tokens: dict[str, str]) -> None:
+    reader = {"authorization": f"Bearer {tokens['read']}"}
+    for path, operations in client.get("/openapi.json").json()["paths"].items():
+        for method in operations:
+            url = re.sub(r"{[^}]+}", "x", path)
+            status = client.request(method, url, json={}).status_code
+            assert status == (200 if path in OPEN else 401), (method, path)
+            allowed = client.request(method, url, json={}, headers=reader).status_code
+            reads = method == "get" and "/task/" not in path
+            assert (allowed != 403) is (reads or path == "/v2/repository/index"), (method, path, allowed)
 
 
 def test_health_needs_no_key_and_other_clients_send_theirs_in_their_own_way(

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.tree import DecisionTreeRegressor
 
 from kindler import Omega
 from kindler.errors import ConfigError, DamagedError, StoreError, UntrustedError
@@ -102,6 +107,22 @@ def test_a_scikit_learn_model_is_stored_without_a_pickle(local: Omega) -> None:
 
     assert version.kind == "sklearn"
     assert local.models.get("lr").predict([[0.0], [1.0]]).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("model", [MLPRegressor(max_iter=3), GaussianProcessRegressor()])
+def test_scikit_learns_own_plain_types_need_no_trust(local: Omega, model: Any) -> None:
+    x = np.arange(8.0).reshape(4, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it has not converged
+        model.fit(x, x.sum(1))
+    local.models.put(model, "plain")
+
+    assert local.models.get("plain").predict(x).tolist() == model.predict(x).tolist()
+
+
+def test_a_scikit_learn_model_of_trees_needs_trust(local: Omega) -> None:
+    with pytest.raises(UntrustedError, match="Tree"):
+        local.models.put(DecisionTreeRegressor().fit([[0.0], [1.0]], [0, 1]), "tree")
 
 
 def test_a_scikit_learn_model_with_a_function_of_its_own_needs_trust(local: Omega) -> None:

@@ -6,28 +6,43 @@ Imports neither Spark nor a framework before a command needs it.
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
-from kindler.cli import serving, working
+from kindler.cli import predicting, serving, shelving, working
 from kindler.errors import JavaNotFoundError, KindlerError
 
 __all__ = ["main"]
 
 _PACKAGES = ("kindler", "numpy", "pyarrow", "pyspark", "torch")
+_EPILOG = """`kindler COMMAND --help` says more. KINDLER_STORE names the store where --store does not.
+
+  kindler models put net.keras team/net --tag prod     store a model
+  kindler models ls 'team/*'                           what there is
+  kindler predict team/net@prod --input rows.csv       predict with it
+  kindler serve                                        serve all of them over HTTP
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; gives the exit status."""
-    parser = argparse.ArgumentParser(prog="kindler", description="Deep learning where the data already is.")
+    parser = argparse.ArgumentParser(
+        prog="kindler",
+        description="Deep learning where the data already is.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"kindler {_version('kindler')}")
     commands = parser.add_subparsers(dest="command", metavar="command")
-    info = commands.add_parser("info", help="show the versions of what Kindler uses on this machine")
-    info.set_defaults(run=_show_info)
+    shelving.add_commands(commands)
+    predicting.add_commands(commands)
     serving.add_commands(commands)
     working.add_commands(commands)
+    info = commands.add_parser("info", help="show the versions of what Kindler uses on this machine")
+    info.set_defaults(run=_show_info)
     chosen = parser.parse_args(arguments)
     if chosen.command is None:
         parser.print_help()
@@ -35,8 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(chosen.run(chosen))
     except KindlerError as exc:
-        print(f"kindler: {exc}", file=sys.stderr)
+        return _failed(str(exc))
+    except BrokenPipeError:
+        # Whoever read what we print has seen enough; Python would complain about it once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as exc:
+        return _failed(f"{exc.filename}: {exc.strerror}." if exc.filename else f"{exc}.")
+    except KeyboardInterrupt:
+        return 130
+
+
+def _failed(message: str) -> int:
+    print(f"kindler: {message}", file=sys.stderr)
+    return 1
 
 
 def _show_info(_: argparse.Namespace) -> int:

@@ -24,6 +24,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=int, default=8000, help="the port; 0 takes a free one (default: %(default)s)"
     )
+    parser.add_argument(
+        "--broker", metavar="URL", help="what runs tasks (default: KINDLER_BROKER, or this machine)"
+    )
     parser.add_argument("--model", help="the model that /invocations means")
     parser.add_argument("--trusted", action="store_true", help="load and run what could be code of others")
     for name, kind, text in _LIMITS:
@@ -58,6 +61,7 @@ def _serve(chosen: argparse.Namespace) -> int:
         chosen.store,
         host=chosen.host,
         port=chosen.port,
+        broker=chosen.broker,
         settings=settings,
         say=lambda line: print(line, flush=True),
     )

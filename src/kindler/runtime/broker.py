@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import kombu.exceptions
 
 from kindler.errors import BrokerError, FrameError, KindlerError, StoreError, TaskCancelledError
-from kindler.runtime.engines import Listener
+from kindler.runtime.engines import Listener, Load
 from kindler.runtime.messages import Report, Task, described
-from kindler.runtime.messaging import CANCEL, CONTENT_TYPE, TASK, make_app, queue_of, reply_queue
+from kindler.runtime.messaging import CANCEL, CONTENT_TYPE, LOAD, TASK, make_app, queue_of, reply_queue
 from kindler.runtime.parcels import Parcels
 
 __all__ = ["BrokerEngine"]
@@ -24,7 +27,22 @@ __all__ = ["BrokerEngine"]
 _log = logging.getLogger("kindler.runtime")
 _LOOK_S = 1.0
 _BACKOFF_S = 1.0
+_ANSWERS_S = 0.5  # how long workers have to say what they do: nobody knows how many there are
+_LOAD_KEPT_S = 2.0
 _PUBLISHING = {"max_retries": 3, "interval_start": 0.1, "interval_step": 0.3, "interval_max": 1.0}
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """A task that was sent, and until when something must be heard of it."""
+
+    task: Task
+    listen: Listener
+    deadline: float = 0.0
+
+    def heard_of(self) -> None:
+        # A worker that dies is not heard of either: the task may wait, and run, once more.
+        self.deadline = time.monotonic() + self.task.wait_s + self.task.timeout_s
 
 
 class BrokerEngine:
@@ -36,16 +54,21 @@ class BrokerEngine:
     """
 
     def __init__(self, store: str, broker: str) -> None:
+        self._kind = broker.partition(":")[0]
         self._app = make_app(broker)
+        # Celery would ask workers over a connection that may have broken, and try for ever.
+        self._app.control.mailbox.producer_pool = None
+        errors = self._app.connection_for_write().connection_errors
+        self._away = (kombu.exceptions.OperationalError, OSError, *errors)
         self._parcels = Parcels(store)
         self._replies = reply_queue(f"kindler.reply.{uuid.uuid4().hex}")
-        self._listeners: dict[str, Listener] = {}
+        self._awaited: dict[str, _Awaited] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._connection: Any = None
-        self._consumer: Any = None
         self._declared = False
         self._stop = threading.Event()
+        self._load: tuple[float, Load] | None = None
 
     def submit(self, task: Task, listen: Listener) -> None:
         """See `Engine`.
@@ -57,8 +80,10 @@ class BrokerEngine:
             raise TaskCancelledError("the runtime is closed.")
         task = task.replying_to(self._replies.name)
         message = self._parcels.pack(task.frame(), task.id)
+        awaited = _Awaited(task, listen)
+        awaited.heard_of()
         with self._lock:
-            self._listeners[task.id] = listen
+            self._awaited[task.id] = awaited
         try:
             self._declare()
             self._app.send_task(
@@ -66,40 +91,59 @@ class BrokerEngine:
                 args=[message],
                 task_id=task.id,
                 queue=queue_of(task.label),
-                argsrepr=f"({task.verb}() of {task.name!r},)",
+                argsrepr=f"({task},)",
                 ignore_result=True,
                 retry=True,
                 retry_policy=_PUBLISHING,
             )
-        except (kombu.exceptions.OperationalError, OSError) as exc:
+        except self._away as exc:
             with self._lock:
-                self._listeners.pop(task.id, None)
+                self._awaited.pop(task.id, None)
+            self._parcels.drop(message)
             raise _unreachable(exc) from exc
         with self._lock:
-            if self._listeners and self._thread is None:
+            if self._awaited and self._thread is None:
                 self._thread = threading.Thread(target=self._listen, name="kindler-replies", daemon=True)
                 self._thread.start()
 
     def cancel(self, task_id: str) -> None:
         """See `Engine`. Workers that are there are told; what they still say of the task is not heard."""
         with self._lock:
-            listen = self._listeners.pop(task_id, None)
-        if listen is None:
-            return
+            awaited = self._awaited.pop(task_id, None)
+        if awaited is not None:
+            self._abandon(awaited, "cancelled", TaskCancelledError(f"{awaited.task} was cancelled."))
+
+    def load(self) -> Load:
+        """See `Engine`. What was asked a moment ago is not asked again."""
+        now = time.monotonic()
+        if self._load is not None and now - self._load[0] < _LOAD_KEPT_S:
+            return self._load[1]
         try:
-            self._app.control.broadcast(CANCEL, arguments={"task_id": task_id})
-        except (kombu.exceptions.OperationalError, OSError) as exc:
-            _log.warning("the broker could not be told to cancel %s: %s", task_id, exc)
-        listen(Report("cancelled", error=described(TaskCancelledError("the task was cancelled."))))
+            answers = self._ask(LOAD, reply=True, timeout=_ANSWERS_S) or []
+            told = [found for answer in answers for found in answer.values() if "labels" in found]
+            with self._lock:
+                labels = {awaited.task.label for awaited in self._awaited.values()}
+            labels |= {"default", *(label for found in told for label in found["labels"])}
+            waiting = self._waiting(labels)
+        except self._away as exc:
+            raise _unreachable(exc) from exc
+        load = Load(
+            engine=self._kind,
+            workers=sum(found["workers"] for found in told),
+            busy=sum(found["busy"] for found in told),
+            waiting=waiting,
+        )
+        self._load = now, load
+        return load
 
     def close(self) -> None:
         """See `Engine`."""
+        self._stop.set()
         with self._lock:
-            names = list(self._listeners)
+            names = list(self._awaited)
             thread = self._thread
         for name in names:
             self.cancel(name)
-        self._stop.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(10.0)
         self._disconnect()
@@ -107,28 +151,53 @@ class BrokerEngine:
             try:
                 with self._app.connection_for_write() as connection:
                     self._replies(connection.default_channel).delete()
-            except (kombu.exceptions.OperationalError, OSError) as exc:
+            except self._away as exc:
                 _log.info("the queue of replies stays until it expires: %s", exc)
         self._app.close()
         self._parcels.close()
 
+    def _abandon(self, awaited: _Awaited, state: str, error: KindlerError) -> None:
+        awaited.listen(Report(state, error=described(error)))
+        try:
+            self._ask(CANCEL, arguments={"task_id": awaited.task.id})
+        except self._away as exc:
+            _log.warning("the workers could not be told to cancel %s: %s", awaited.task, exc)
+
+    def _ask(self, command: str, **options: Any) -> Any:
+        """What the workers answer, if they are to."""
+        with self._app.connection_for_write() as connection:
+            connection.ensure_connection(**_PUBLISHING)
+            return self._app.control.broadcast(command, connection=connection, **options)
+
+    def _waiting(self, labels: Iterable[str]) -> int:
+        found = 0
+        with self._app.connection_for_read() as connection:
+            for label in labels:
+                try:
+                    with connection.channel() as channel:
+                        found += channel.queue_declare(queue_of(label), passive=True).message_count
+                except connection.channel_errors:
+                    continue  # nobody has used it yet
+        return found
+
     def _declare(self) -> None:
-        """Replies to a queue that is not there are dropped: it comes before the first task."""
+        """Replies to a queue that is not there are dropped: it is there before a task is."""
         with self._lock:
-            if self._declared:
-                return
-            with self._app.connection_for_write() as connection:
-                connection.ensure_connection(**_PUBLISHING)
-                self._replies(connection.default_channel).declare()
+            if self._thread is not None and self._declared:
+                return  # it is listened to, so it has not expired
+            with self._app.amqp.producer_pool.acquire(block=True) as producer:
+                queue = self._replies(producer.channel)
+                producer.connection.ensure(queue, queue.declare, **_PUBLISHING)()
             self._declared = True
 
     def _listen(self) -> None:
         """Hear reports as long as some are awaited."""
         while True:
             with self._lock:
-                if not self._listeners or self._stop.is_set():
+                if not self._awaited or self._stop.is_set():
                     self._thread = None
                     return
+            self._give_up()
             try:
                 self._connected().drain_events(timeout=_LOOK_S)
             except TimeoutError:
@@ -138,15 +207,25 @@ class BrokerEngine:
                 self._disconnect()
                 self._stop.wait(_BACKOFF_S)
 
+    def _give_up(self) -> None:
+        """Tasks of which nothing was heard for too long have failed."""
+        now = time.monotonic()
+        with self._lock:
+            late = [name for name, awaited in self._awaited.items() if awaited.deadline < now]
+            given_up = [self._awaited.pop(name) for name in late]
+        for awaited in given_up:
+            silence = awaited.task.wait_s + awaited.task.timeout_s
+            self._abandon(awaited, "failed", _unheard(awaited.task, silence))
+
     def _connected(self) -> Any:
         if self._connection is None:
             connection = self._app.connection_for_read(heartbeat=0)
             try:
                 connection.ensure_connection(**_PUBLISHING)
-                self._consumer = connection.Consumer(
+                consumer = connection.Consumer(
                     [self._replies], on_message=self._heard, no_ack=True, accept=[CONTENT_TYPE]
                 )
-                self._consumer.consume()
+                consumer.consume()
             except BaseException:
                 connection.release()
                 raise
@@ -154,7 +233,7 @@ class BrokerEngine:
         return self._connection
 
     def _disconnect(self) -> None:
-        connection, self._connection, self._consumer = self._connection, None, None
+        connection, self._connection = self._connection, None
         if connection is not None:
             try:
                 connection.release()
@@ -170,13 +249,13 @@ class BrokerEngine:
             _log.warning("a reply was refused: %s", exc)
             return
         with self._lock:
-            listen = (
-                self._listeners.get(task_id)
-                if report.state == "running"
-                else self._listeners.pop(task_id, None)
-            )
-        if listen is not None:
-            listen(report)
+            awaited = self._awaited.get(task_id)
+            if awaited is None:
+                return
+            awaited.heard_of()
+            if report.state != "running":
+                del self._awaited[task_id]
+        awaited.listen(report)
 
 
 def _content(message: Any) -> bytes:
@@ -185,5 +264,13 @@ def _content(message: Any) -> bytes:
     return bytes(message.body)
 
 
-def _unreachable(exc: BaseException) -> KindlerError:
+def _unreachable(exc: BaseException) -> BrokerError:
     return BrokerError(f"the broker cannot be reached: {exc}.\nHint: KINDLER_BROKER, or Omega(broker=...).")
+
+
+def _unheard(task: Task, silence_s: float) -> BrokerError:
+    label = "" if task.label == "default" else f" --label {task.label}"
+    return BrokerError(
+        f"{task} was given up: nothing was heard of it for {silence_s:g} s.\n"
+        f"Hint: `kindler worker{label}` starts a worker; runtime.options(wait_s=...) waits longer for one."
+    )

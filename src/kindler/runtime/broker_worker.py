@@ -18,12 +18,14 @@ from typing import Any, TypeAlias
 
 from celery import bootsteps, signals
 from celery.exceptions import Reject
-from celery.worker.control import control_command
+from celery.worker.consumer import Consumer
+from celery.worker.control import control_command, inspect_command
+from celery.worker.state import maybe_shutdown
 
 from kindler.errors import FrameError, NotFoundError
 from kindler.runtime.local import LocalEngine
 from kindler.runtime.messages import Report, Task, described
-from kindler.runtime.messaging import CANCEL, CONTENT_TYPE, TASK, lease_of, make_app, queue_of
+from kindler.runtime.messaging import CANCEL, CONTENT_TYPE, LOAD, TASK, lease_of, make_app, queue_of
 from kindler.runtime.parcels import Parcels
 
 __all__ = ["run_worker"]
@@ -33,6 +35,8 @@ Receive: TypeAlias = Callable[[Any], None]
 _log = logging.getLogger("kindler.runtime")
 _HEARTBEAT_S = 30.0
 _REMEMBERED = 10_000
+_AWAKE_S = 0.5
+_RECONNECTING = {"interval_start": 0.5, "interval_step": 0.5, "interval_max": 5.0}
 _PUBLISHING = {"max_retries": 10, "interval_start": 0.1, "interval_step": 0.5, "interval_max": 3.0}
 
 
@@ -55,7 +59,7 @@ def run_worker(
         trusted: Whether it runs functions and pickles of the store, for tasks that ask for it.
         say: Hears that it is ready.
     """
-    app = make_app(broker, heartbeat_s=_HEARTBEAT_S)
+    app = make_app(broker)
     engine = LocalEngine(store, workers=workers, trusted=trusted, labels=tuple(labels))
     desk = _Desk(app, engine, Parcels(store))
     desk.parcels.tidy()
@@ -66,7 +70,12 @@ def run_worker(
     def cancel(state: Any, task_id: str, **_: Any) -> None:
         desk.cancel(task_id)
 
+    def load(state: Any) -> dict[str, Any]:
+        found = engine.load()
+        return {"workers": found.workers, "busy": found.busy, "labels": list(labels)}
+
     app.task(name=TASK, shared=False)(run)
+    inspect_command(name=LOAD)(load)
     control_command(name=CANCEL, args=[("task_id", str)])(cancel)
     app.steps["consumer"].add(_step(lease_of(broker)[1]))
 
@@ -77,6 +86,7 @@ def run_worker(
     try:
         worker = app.Worker(
             hostname=f"kindler-{socket.gethostname()}-{os.getpid()}",
+            consumer_cls=_Consumer,
             pool="threads",
             concurrency=engine.workers,
             queues=[queue_of(label) for label in labels],
@@ -95,13 +105,18 @@ def run_worker(
 
 
 class _Desk:
-    """Takes tasks from Celery, hands them to the engine, sends reports to whoever asked."""
+    """Takes tasks from Celery, hands them to the engine, sends reports to whoever asked.
+
+    A task may come more than once: its broker, or the connection to it, was lost before it was acknowledged.
+    """
 
     def __init__(self, app: Any, engine: LocalEngine, parcels: Parcels) -> None:
         self.parcels = parcels
         self._app = app
         self._engine = engine
-        self._cancelled: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._running: dict[str, threading.Event] = {}
+        self._over: OrderedDict[str, None] = OrderedDict()
 
     def run(self, message: Any) -> None:
         """Celery's task: ends when the result was sent."""
@@ -110,8 +125,28 @@ class _Desk:
         except (FrameError, NotFoundError) as exc:
             _log.error("a task was refused: %s", exc)
             return
-        if task.id in self._cancelled:
-            return
+        sent = threading.Event()
+        while (earlier := self._running.setdefault(task.id, sent)) is not sent:
+            earlier.wait()
+        try:
+            if task.id not in self._over:
+                self._reply(task, self._ended(task))
+                self._remember(task.id)
+                self.parcels.drop(message)
+        except Exception as exc:
+            # Not acknowledged: it comes again, to this worker or another.
+            raise Reject(str(exc), requeue=True) from exc
+        finally:
+            del self._running[task.id]
+            sent.set()
+
+    def cancel(self, task_id: str) -> None:
+        """Celery's control command."""
+        self._remember(task_id)
+        self._engine.cancel(task_id)
+
+    def _ended(self, task: Task) -> Report:
+        """The last report of a task; others are sent."""
         ended = threading.Event()
         last: list[Report] = []
 
@@ -127,19 +162,13 @@ class _Desk:
         except Exception as exc:  # noqa: BLE001 - the edge of a task: whoever asked is told
             hear(Report("failed", error=described(exc)))
         ended.wait()
-        try:
-            self._reply(task, last[0])
-        except Exception as exc:
-            # Not acknowledged: it comes again, to this worker or another.
-            raise Reject(str(exc), requeue=True) from exc
-        self.parcels.drop(message)
+        return last[0]
 
-    def cancel(self, task_id: str) -> None:
-        """Celery's control command."""
-        self._cancelled[task_id] = None
-        while len(self._cancelled) > _REMEMBERED:
-            self._cancelled.popitem(last=False)
-        self._engine.cancel(task_id)
+    def _remember(self, task_id: str) -> None:
+        with self._lock:
+            self._over[task_id] = None
+            while len(self._over) > _REMEMBERED:
+                self._over.popitem(last=False)
 
     def _tell(self, task: Task, report: Report) -> None:
         """What may be missed: the task goes on without it."""
@@ -165,51 +194,87 @@ class _Desk:
             )
 
 
-def _step(lease_s: float) -> type[Any]:
-    """A step of Celery's consumer that guards its door, and renews leases where the broker is Redis."""
+class _Consumer(Consumer):  # type: ignore[misc]
+    """Celery's, which tries a broker that is away more often, and refuses what is none of ours."""
 
-    class Step(bootsteps.StartStopStep):  # type: ignore[misc]
-        requires = ("celery.worker.consumer.tasks:Tasks",)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "amqheartbeat": _HEARTBEAT_S})
 
-        def __init__(self, consumer: Any, **options: Any) -> None:
-            super().__init__(consumer, **options)
-            self._timer: Any = None
-            consumer.create_task_handler = _guarded(consumer, consumer.create_task_handler)
+    def ensure_connected(self, connection: Any) -> Any:
+        """See Celery."""
 
-        def start(self, consumer: Any) -> None:
-            if consumer.connection.transport.driver_type == "redis" and consumer.hub is not None:
-                self._timer = consumer.hub.call_repeatedly(lease_s / 3, _renew, consumer)
+        def away(exc: Exception, interval: float) -> None:
+            _log.warning("the broker is away, and is tried again in %g s: %s", interval, exc)
 
-        def stop(self, consumer: Any) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+        return connection.ensure_connection(away, **_RECONNECTING, callback=maybe_shutdown)
 
-    return Step
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        """See Celery."""
+        try:
+            super().on_connection_error_after_connected(exc)
+        except Exception as error:  # noqa: BLE001 - kombu's Redis fails to give back tasks that are not acknowledged
+            _log.info("the lost connection was not closed cleanly: %r", error)
 
-
-def _guarded(consumer: Any, make: Callable[..., Receive]) -> Callable[..., Receive]:
-    """Refuses messages that are none of ours before Celery looks into them: some would end the worker."""
-
-    def make_guarded(*args: Any, **options: Any) -> Receive:
-        receive = make(*args, **options)
+    def create_task_handler(self, *args: Any, **options: Any) -> Receive:
+        """See Celery."""
+        receive = super().create_task_handler(*args, **options)
 
         def received(message: Any) -> None:
             try:
                 if message.content_type != CONTENT_TYPE:
                     raise FrameError(f"it is {str(message.content_type)[:60]!r}")
                 message.payload  # noqa: B018 - read now, while nothing depends on it
+                message.ack_log_error = _harmless(message.ack_log_error)
+                message.reject_log_error = _harmless(message.reject_log_error)
                 receive(message)
             except Exception as exc:
-                if isinstance(exc, consumer.connection_errors):
+                if isinstance(exc, self.connection_errors):
                     raise
+                # Celery would end the worker for some of them.
                 _log.error("a message was refused: %s", exc)
                 if not message.acknowledged:
-                    message.reject_log_error(_log, consumer.connection_errors)
+                    message.reject_log_error(_log, self.connection_errors)
 
         return received
 
-    return make_guarded
+
+def _harmless(answer: Callable[..., None]) -> Callable[..., None]:
+    """An answer to the broker over a connection that may be lost by now; the message comes again then."""
+
+    def answered(*args: Any, **options: Any) -> None:
+        try:
+            answer(*args, **options)
+        except Exception as exc:  # noqa: BLE001 - kombu's Redis raises what it does not call an error
+            _log.info("a task was not acknowledged, and comes again: %r", exc)
+
+    return answered
+
+
+def _step(lease_s: float) -> type[Any]:
+    """A step of Celery's consumer that wakes it, and renews leases where the broker is Redis."""
+
+    class Step(bootsteps.StartStopStep):  # type: ignore[misc]
+        requires = ("celery.worker.consumer.tasks:Tasks",)
+
+        def __init__(self, consumer: Any, **options: Any) -> None:
+            super().__init__(consumer, **options)
+            self._timers: list[Any] = []
+
+        def start(self, consumer: Any) -> None:
+            every = consumer.hub.call_repeatedly
+            self._timers = [every(_AWAKE_S, _look_up)]
+            if consumer.connection.transport.driver_type == "redis":
+                self._timers.append(every(lease_s / 3, _renew, consumer))
+
+        def stop(self, consumer: Any) -> None:
+            while self._timers:
+                self._timers.pop().cancel()
+
+    return Step
+
+
+def _look_up() -> None:
+    """Celery's loop sees that it is to stop when something wakes it: this does."""
 
 
 def _renew(consumer: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
@@ -11,9 +12,26 @@ from kindler.errors import ConfigError
 from kindler.frameworks.registry import Registry, Spec
 from kindler.runtime.messages import Report, Task
 
-__all__ = ["Engine", "Listener", "default_broker", "open_engine"]
+__all__ = ["Engine", "Listener", "Load", "default_broker", "open_engine"]
 
 Listener: TypeAlias = Callable[[Report], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What an engine has to do.
+
+    Attributes:
+        engine: "local", or the kind of its broker.
+        workers: How many tasks can run at a time.
+        busy: How many run.
+        waiting: How many wait for a worker.
+    """
+
+    engine: str
+    workers: int
+    busy: int
+    waiting: int
 
 
 class Engine(Protocol):
@@ -33,6 +51,13 @@ class Engine(Protocol):
 
     def cancel(self, task_id: str) -> None:
         """Do not run a task, or end it where it runs; one that has ended stays as it is."""
+
+    def load(self) -> Load:
+        """What it has to do now.
+
+        Raises:
+            BrokerError: Its broker cannot be reached.
+        """
 
     def close(self) -> None:
         """Let everything go; tasks that have not ended are cancelled."""

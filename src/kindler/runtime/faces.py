@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kindler.errors import ConfigError
+from kindler.runtime.messages import READS
 from kindler.store import Version
 
 __all__ = ["call", "family_of"]
@@ -43,7 +44,7 @@ def call(model: Any, version: Version, verb: str, args: tuple[Any, ...], options
     Args:
         model: The model, as the store read it.
         version: What it is.
-        verb: "predict", "predict_proba", "score" or "transform".
+        verb: One of `READS`.
         args: The data, and for `score` the labels.
         options: What the model's own method takes besides.
 
@@ -84,8 +85,14 @@ def _keras_score(model: Any, verb: str, x: Any, y: Any = None, **options: Any) -
 def _torch_predict(model: Any, verb: str, x: Any) -> Any:
     torch = importlib.import_module("torch")
     given = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else [x]
+    kinds = (weight.dtype for weight in model.parameters() if weight.is_floating_point())
+    kind = next(kinds, torch.float32)
     tensors = [torch.from_numpy(np.array(_arrays(one))) for one in given]
-    model.eval()
+    tensors = [tensor.to(kind) if tensor.is_floating_point() else tensor for tensor in tensors]
+    try:
+        model.eval()
+    except NotImplementedError:
+        pass  # an exported program is as it was exported
     with torch.inference_mode():
         return _plain(model(*tensors))
 
@@ -121,7 +128,7 @@ def _function(model: Any, verb: str, x: Any, y: Any = None, **options: Any) -> A
     return _plain(model(x, verb, **({} if y is None else {"labels": y}), **options))
 
 
-_SKLEARN: dict[str, Verb] = dict.fromkeys(("predict", "predict_proba", "score", "transform"), _own_method)
+_SKLEARN: dict[str, Verb] = dict.fromkeys(READS, _own_method)
 _KERAS: dict[str, Verb] = {"predict": _keras_predict, "score": _keras_score}
 _VERBS: dict[str, dict[str, Verb]] = {
     "sklearn": _SKLEARN,

@@ -99,8 +99,9 @@ class Handle:
             self._report, self.log = report, report.log
             then, self._then = self._then, []
             self._ended.set()
-        for call in then:
-            self._told(call)
+        if then:
+            # Not on the engine's thread: what they call may wait for another task.
+            threading.Thread(target=self._tell, args=(then,), name="kindler-callback", daemon=True).start()
 
     def when_ended(self, call: Callable[[Handle], None]) -> None:
         """Call a function with this handle when it has ended; at once if it has."""
@@ -108,10 +109,11 @@ class Handle:
             if not self._ended.is_set():
                 self._then.append(call)
                 return
-        self._told(call)
+        self._tell([call])
 
-    def _told(self, call: Callable[[Handle], None]) -> None:
-        try:
-            call(self)
-        except Exception:  # noqa: BLE001 - code of the user's: nobody else is there to hear of it
-            _log.exception("the callback of %r failed", self)
+    def _tell(self, then: list[Callable[[Handle], None]]) -> None:
+        for call in then:
+            try:
+                call(self)
+            except Exception:  # noqa: BLE001 - code of the user's: nobody else is there to hear of it
+                _log.exception("the callback of %r failed", self)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from kindler.engine.channel import ChannelClosed
 from kindler.engine.local import slots
 from kindler.errors import ConfigError, FrameError, TaskCancelledError, TaskTimeoutError, WorkerLost
-from kindler.runtime.engines import Listener
+from kindler.runtime.engines import Listener, Load
 from kindler.runtime.messages import Report, Task, described
 from kindler.runtime.processes import Loss, Process, start
 
@@ -122,11 +122,12 @@ class LocalEngine:
         for process in idle:
             process.end()
 
-    def pids(self) -> list[int]:
-        """The processes that live."""
+    def load(self) -> Load:
+        """See `Engine`."""
         with self._lock:
-            busy = [job.process.pid for job in self._jobs.values() if job.process is not None]
-            return [*busy, *(process.pid for process in self._idle)]
+            waiting = len(self._waiting)
+            busy = len(self._jobs) - waiting
+            return Load(engine="local", workers=self.workers, busy=busy, waiting=waiting)
 
     def _work(self) -> None:
         """One runner: as long as tasks wait."""
@@ -152,7 +153,7 @@ class LocalEngine:
                 loss = last
         except Exception as exc:  # noqa: BLE001 - the edge of a task: it must not be lost with this thread
             return Report("failed", error=described(exc))
-        again = f"; {_shown(task)} was begun {task.max_retries + 1} times" if task.max_retries else ""
+        again = f"; {task} was begun {task.max_retries + 1} times" if task.max_retries else ""
         lost = WorkerLost(
             loss.reason + again,
             rank=None,
@@ -197,7 +198,7 @@ class LocalEngine:
                 with self._lock:
                     job.process = None
                 process.end()
-                late = TaskTimeoutError(task=_shown(task), waited_s=task.timeout_s, goes_on=False)
+                late = TaskTimeoutError(task=str(task), waited_s=task.timeout_s, goes_on=False)
                 return Report("failed", error=described(late))
             except FrameError as exc:
                 raise ChannelClosed(str(exc)) from exc
@@ -235,9 +236,5 @@ class LocalEngine:
         process.end()
 
 
-def _shown(task: Task) -> str:
-    return f"{task.verb}() of {task.name!r}"
-
-
 def _cancelled(task: Task) -> Report:
-    return Report("cancelled", error=described(TaskCancelledError(f"{_shown(task)} was cancelled.")))
+    return Report("cancelled", error=described(TaskCancelledError(f"{task} was cancelled.")))

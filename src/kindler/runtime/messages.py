@@ -18,7 +18,7 @@ from kindler.store.selectors import parse
 
 __all__ = ["MODEL_VERBS", "READS", "WRITES", "Report", "Task", "described", "pack", "unpack"]
 
-READS = ("predict", "predict_proba", "score", "transform")
+READS = ("predict", "predict_proba", "decision_function", "score", "transform")
 WRITES = ("fit", "partial_fit")
 MODEL_VERBS = (*READS, *WRITES)
 
@@ -77,6 +77,7 @@ class Task:
         buffers: The buffers of the arguments.
         trusted: Whether code and pickles in the store may run; the worker must allow it too.
         timeout_s: Seconds that it may run.
+        wait_s: Seconds that it may wait for a worker of a broker.
         max_retries: How often it is begun again after its worker was lost.
         label: What its worker must be.
         family: What it computes with, so that frameworks that do not go together get workers of their own.
@@ -93,6 +94,7 @@ class Task:
     buffers: tuple[bytes, ...] = ()
     trusted: bool = False
     timeout_s: float = 1200.0
+    wait_s: float = 3600.0
     max_retries: int = 1
     label: str = "default"
     family: str = ""
@@ -128,12 +130,16 @@ class Task:
             task.shelf == "models" and task.verb in MODEL_VERBS
         )
         plain = type(task.trusted) is bool and type(task.max_retries) is int
-        timed = isinstance(task.timeout_s, int | float) and 0 < task.timeout_s <= 1e6
+        seconds = (task.timeout_s, task.wait_s)
+        timed = all(isinstance(one, int | float) and 0 < one <= 1e6 for one in seconds)
         if not (text and known and plain and timed):
             raise FrameError(
                 f"a task cannot be run: {task.verb!r} of {task.shelf!r}, or one of its settings."
             )
         return task
+
+    def __str__(self) -> str:
+        return f"{self.verb}() of {self.name!r}"
 
     def replying_to(self, queue: str) -> Task:
         """The same, whose reports go to a queue."""

@@ -17,24 +17,26 @@ from kindler.errors import ConfigError
 from kindler.runtime import values
 from kindler.runtime.messages import pack, unpack
 
-__all__ = ["CANCEL", "CONTENT_TYPE", "TASK", "lease_of", "make_app", "queue_of", "reply_queue"]
+__all__ = ["CANCEL", "CONTENT_TYPE", "LOAD", "TASK", "lease_of", "make_app", "queue_of", "reply_queue"]
 
 CONTENT_TYPE = "application/x-kindler-frame"
 TASK = "kindler.run"
 CANCEL = "kindler_cancel"
+LOAD = "kindler_load"
 
 _SERIALIZER = "kindler"
 _LEASE_S = 30.0
 _REPLIES_KEPT_S = 3600.0
+_CONNECT_S = 5.0
+_ANSWER_S = 30.0
 
 
-def make_app(url: str, *, heartbeat_s: float = 0.0) -> Any:
+def make_app(url: str) -> Any:
     """The application, for a client or a worker.
 
     Args:
         url: The broker: `redis://` or `amqp://`. Of Redis, `?lease_s=30` says for how long a task belongs
             to a worker that gives no sign of life; all that use the broker must say the same.
-        heartbeat_s: Seconds between signs of life to RabbitMQ; 0 sends none, for who does not always listen.
     """
     register(_SERIALIZER, _dumps, _loads, content_type=CONTENT_TYPE, content_encoding="binary")
     bare, lease_s = lease_of(url)
@@ -48,8 +50,11 @@ def make_app(url: str, *, heartbeat_s: float = 0.0) -> Any:
         task_reject_on_worker_lost=True,
         worker_prefetch_multiplier=1,
         worker_redirect_stdouts=False,
-        broker_heartbeat=heartbeat_s,
-        broker_connection_retry_on_startup=True,
+        # Celery would change it back in the middle of what RabbitMQ sends, and stand still.
+        worker_enable_prefetch_count_reduction=False,
+        control_exchange="kindler",
+        broker_connection_timeout=_CONNECT_S,
+        broker_heartbeat=0,  # connections that lie in a pool could not answer
         broker_transport_options=_transport_options(bare, lease_s),
     )
     return app
@@ -86,12 +91,16 @@ def reply_queue(name: str) -> Any:
 
 def _transport_options(url: str, lease_s: float) -> dict[str, Any]:
     if not url.startswith("redis"):
-        return {}
+        # Else what is sent over a connection that the other side has closed is lost without a word.
+        return {"confirm_publish": True}
     # Redis knows of no connection that broke: a task whose lease is not renewed goes back to its queue.
     return {
+        "socket_connect_timeout": _CONNECT_S,
+        "socket_timeout": _ANSWER_S,
         "visibility_timeout": lease_s,
         "unacked_restore_interval": max(1.0, lease_s / 3),
         "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": lease_s,  # of a worker that dies while it gives tasks back
     }
 
 

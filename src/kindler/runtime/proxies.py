@@ -88,6 +88,10 @@ class RuntimeModel(_Proxy):
         """The probability of each class for each row, by scikit-learn models."""
         return self._called("predict_proba", (data,), options)
 
+    def decision_function(self, data: Any, **options: Any) -> Handle:
+        """The distance of each row to each class, by scikit-learn models."""
+        return self._called("decision_function", (data,), options)
+
     def transform(self, data: Any, **options: Any) -> Handle:
         """The data as a transformer gives it."""
         return self._called("transform", (data,), options)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kindler.errors import ConfigError, KindlerError, TaskCancelledError
 from kindler.runtime import values
-from kindler.runtime.engines import Engine
+from kindler.runtime.engines import Engine, Load
 from kindler.runtime.faces import family_of
 from kindler.runtime.flows import Parallel, Sequence
 from kindler.runtime.handles import Handle
@@ -53,7 +53,7 @@ class Runtime:
         return RuntimeScript(name, self._sent, self.settings)
 
     def options(self, **settings: Any) -> Runtime:
-        """The same with other settings: `timeout_s`, `max_retries`, `trusted`; see `TaskSettings`."""
+        """The same with other settings, such as `timeout_s` or `trusted`; see `TaskSettings`."""
         unknown = sorted(set(settings) - set(TaskSettings.__slots__))
         if unknown:
             known = ", ".join(TaskSettings.__slots__)
@@ -81,6 +81,14 @@ class Runtime:
     def parallel(self) -> Parallel:
         """Tasks side by side: call verbs of its `model(...)` and `script(...)`, then `run()`."""
         return Parallel(self._handle, self._started, self.settings)
+
+    def load(self) -> Load:
+        """How many workers there are, how many are busy, and how many tasks wait for one.
+
+        Raises:
+            BrokerError: The broker cannot be reached.
+        """
+        return self._engine().load()
 
     def _sent(self, call: Call) -> Handle:
         """Send a call now; what is wrong with it is raised here."""
@@ -120,6 +128,7 @@ class Runtime:
             buffers=tuple(buffers),
             trusted=settings.trusted,
             timeout_s=settings.timeout_s,
+            wait_s=settings.wait_s,
             max_retries=settings.max_retries,
             label=settings.label,
             family=family_of(version),

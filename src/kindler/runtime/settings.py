@@ -23,6 +23,7 @@ class TaskSettings:
     Attributes:
         label: What its worker must be; "default" is any that was given no other label.
         timeout_s: Seconds that it may run, loading included and waiting not.
+        wait_s: Seconds that it may wait for a worker of a broker. (Those of this machine always come.)
         max_retries: How often it is begun again after its worker was lost.
         trusted: Whether functions and pickles of the store may run for it.
         callback: A script's name, called by the worker with the result; or a function, called here with the
@@ -35,6 +36,7 @@ class TaskSettings:
 
     label: str = "default"
     timeout_s: float = 1200.0
+    wait_s: float = 3600.0
     max_retries: int = 1
     trusted: bool = False
     callback: str | Callable[..., Any] | None = None
@@ -42,11 +44,11 @@ class TaskSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.label, str) or not _LABEL.fullmatch(self.label):
             raise ConfigError(f"label={self.label!r}: a label is a word of letters, digits, - and _.")
-        seconds = self.timeout_s
-        if not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
-            raise ConfigError(
-                f"timeout_s={seconds!r}: must be a number of seconds above 0, and at most {_LONGEST_S:g}."
-            )
+        for name, seconds in (("timeout_s", self.timeout_s), ("wait_s", self.wait_s)):
+            if not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
+                raise ConfigError(
+                    f"{name}={seconds!r}: must be a number of seconds above 0, and at most {_LONGEST_S:g}."
+                )
         if type(self.max_retries) is not int or self.max_retries < 0:
             raise ConfigError(f"max_retries={self.max_retries!r}: must be 0 or more.")
         if isinstance(self.callback, str):

@@ -71,7 +71,10 @@ def train(
     """
     if not data:
         raise ConfigError(f"{verb}() of {version} needs data, or the name of a dataset.")
-    made, told = _TRAINERS.get(version.kind, _cannot)(models, version, verb, data, dict(options), trusted)
+    trainer = _TRAINERS.get(version.kind)
+    if trainer is None:
+        raise ConfigError(f"{version} is of kind {version.kind!r}, which the runtime cannot train.")
+    made, told = trainer(models, version, verb, data, dict(options), trusted)
     return models.put(
         made, version.name, attributes={**version.attributes, **told}, trusted=trusted, **_how_to_put(version)
     )
@@ -115,10 +118,6 @@ def _estimator(
     estimator = models.get(str(version), trusted=trusted, **making)
     estimator.fit(_joined(data), **{"verbose": 0, **rest})
     return estimator, {}
-
-
-def _cannot(models: Models, version: Version, verb: str, *_: Any) -> tuple[Any, dict[str, Any]]:
-    raise ConfigError(f"{version} is of kind {version.kind!r}, which the runtime cannot train.")
 
 
 _TRAINERS: dict[str, Callable[..., tuple[Any, dict[str, Any]]]] = {

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from kindler.data.arrow import stream
 from kindler.errors import DataError, FrameError
 from kindler.store import Version
 
@@ -81,7 +82,7 @@ def _encoded(value: Any, buffers: list[bytes], depth: int) -> Any:
     table = _table(value)
     if table is not None:
         form, content = table
-        return {_MARK: form, "buffer": _added(_stream(content), buffers)}
+        return {_MARK: form, "buffer": _added(stream(content), buffers)}
     raise DataError(
         f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent.\n"
         "Hint: numbers, text, lists, dicts, arrays, pandas and Arrow tables can; store the rest, and name it."
@@ -105,7 +106,7 @@ def _encoded_array(array: np.ndarray[Any, Any], buffers: list[bytes], *, scalar:
             column = pa.array(array.ravel())
         except (pa.ArrowException, ValueError, TypeError) as exc:
             raise DataError(f"an array of objects cannot be sent: {exc}.") from exc
-        number = _added(_stream(pa.table({"values": column})), buffers)
+        number = _added(stream(pa.table({"values": column})), buffers)
         return {_MARK: "objects", "shape": shape, "buffer": number}
     if array.dtype.kind not in _KINDS or array.dtype.hasobject:
         raise DataError(f"an array of {array.dtype} cannot be sent.\nHint: astype('float32') can be.")
@@ -129,14 +130,6 @@ def _table(value: Any) -> tuple[str, pa.Table] | None:
     except (pa.ArrowException, ValueError, TypeError) as exc:
         raise DataError(f"a table cannot be sent: {exc}.") from exc
     return None
-
-
-def _stream(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
 
 
 def _added(content: bytes, buffers: list[bytes]) -> int:

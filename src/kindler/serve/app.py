@@ -19,6 +19,7 @@ from kindler.serve.front import Front, codec_of
 from kindler.serve.gate import Gate
 from kindler.serve.keys import Keys
 from kindler.serve.openapi import with_predictions
+from kindler.serve.page import page_routes
 from kindler.serve.problems import Problem, as_problem
 from kindler.serve.residents import Residents
 from kindler.serve.routes import Parts, catalog_routes, health_routes, protocol_routes
@@ -48,7 +49,6 @@ def create_app(
     settings: ServeSettings | None = None,
     *,
     local: bool = True,
-    tasks: Tasks | None = None,
 ) -> Front:
     """An ASGI application that serves a store.
 
@@ -56,7 +56,6 @@ def create_app(
         omega: The store.
         settings: The limits.
         local: Whether it can be reached from this machine alone; then it needs no keys while there are none.
-        tasks: What runs things elsewhere; without it there are no routes for that.
     """
     settings = settings or ServeSettings()
     stats = Stats()
@@ -86,12 +85,12 @@ def create_app(
         lifespan=lifespan,
         responses=_FAULTS,
     )
-    parts = Parts(omega, residents, gate, settings, stats)
-    for routes in (health_routes(parts), protocol_routes(parts)):
+    tasks = Tasks(omega, trusted=settings.trusted, timeout_s=settings.timeout_s)
+    parts = Parts(omega, residents, gate, settings, stats, tasks)
+    for routes in (page_routes(), health_routes(parts), protocol_routes(parts)):
         app.include_router(routes)
-    if tasks is not None:
-        app.include_router(task_routes(tasks))
     app.include_router(catalog_routes(parts))
+    app.include_router(task_routes(tasks))  # its paths fit those of aliases too
     _say_what_is_wrong(app)
     written = app.openapi
     document: dict[str, Any] = {}

@@ -3,6 +3,9 @@
 Work-conserving: a free slot takes at once what waits, and requests gather only while all slots are busy.
 First come, first served; the limit is in rows; what cannot be joined (other names, dtypes, shapes or methods)
 never meets. All but the call itself happens on the event loop, so there are no locks, and nothing polls.
+
+A model whose calls were short is called on the event loop too: going to a thread and back would take longer
+than the call.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ __all__ = ["Batcher", "Call", "Measured", "Observer", "Ticket"]
 
 Call: TypeAlias = Callable[[Arrays, str], Arrays]
 _FORGETS = 0.2  # how fast the estimate of a row's time follows the newest call
+_SHORT_S = 0.002  # a call that may hold up everybody else
+_REMEMBERED = (1 << 16) - 1  # of the last 16 calls, which were not short: a bit each
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +84,25 @@ class Ticket:
         self.rows = rows
         self.bytes = size
         self.batch = batch
-        self.arrived = time.perf_counter()
+        self.arrived = batcher.clock()
         self.future: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
         self.taken = 0
         self.parts: dict[int, Arrays] = {}
         self.key = _key(inputs, method)
 
-    def leave(self) -> None:
-        """Nobody waits for it any more: it leaves the queue, if it is still there."""
-        if not self.future.done():
+    def leave(self, problem: Problem | None = None) -> None:
+        """Nobody waits for it any more: it leaves the queue, if it is still there.
+
+        Args:
+            problem: What whoever awaits `future` is told.
+        """
+        if self.future.done():
+            return
+        if problem is None:
             self.future.cancel()
-            self._batcher.left(self)
+        else:
+            self.future.set_exception(problem)
+        self._batcher.left(self)
 
 
 @dataclass(slots=True)
@@ -101,6 +114,15 @@ class _Piece:
     stop: int
 
 
+@dataclass(slots=True)
+class _Ran:
+    """How a call ended."""
+
+    seconds: float
+    outputs: Arrays
+    error: BaseException | None
+
+
 class Batcher:
     """The queue in front of one version of a model.
 
@@ -109,15 +131,28 @@ class Batcher:
         executor: Where it is called.
         settings: How much may wait and go together.
         observe: Is told of every call.
+        steady: Whether calls with as many rows take as long, so that a short one can be foreseen.
+        clock: Seconds that only grow.
     """
 
     def __init__(
-        self, call: Call, *, executor: Executor, settings: ServeSettings, observe: Observer | None = None
+        self,
+        call: Call,
+        *,
+        executor: Executor,
+        settings: ServeSettings,
+        observe: Observer | None = None,
+        steady: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._call = call
         self._executor = executor
         self._settings = settings
         self._observe = observe
+        self._steady = steady
+        self.clock = clock
+        self._long = _REMEMBERED  # until it has shown that it is not
+        self._most_rows = 0
         self._free = settings.batches
         self._queues: dict[Hashable, deque[Ticket]] = {}
         self._again: deque[list[_Piece]] = deque()
@@ -162,10 +197,8 @@ class Batcher:
         self.rows_waiting += rows
         self.bytes_waiting += size
         self._queues.setdefault(ticket.key, deque()).append(ticket)
-        if self._free and not self._scheduled:
-            # At the next turn of the loop: requests that arrived together go together.
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._pump)
+        if self._free:
+            self._pump_soon()  # at the next turn of the loop: requests that arrived together go together
         return ticket
 
     def left(self, ticket: Ticket) -> None:
@@ -189,8 +222,26 @@ class Batcher:
         while self._free and (self._again or self._queues):
             pieces = self._again.popleft() if self._again else self._take()
             pieces = [piece for piece in pieces if not piece.ticket.future.done()]
-            if pieces:
+            if not pieces:
+                continue
+            if not self._is_short(pieces):
                 self._start(pieces)
+                continue
+            self._call_here(pieces)
+            if self._again or self._queues:
+                self._pump_soon()  # others have their turn in between
+            return
+
+    def _pump_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _is_short(self, pieces: Sequence[_Piece]) -> bool:
+        # One long call of many is the machine's doing and not the model's.
+        if not self._steady or self._long.bit_count() > 1:
+            return False
+        return sum(piece.stop - piece.start for piece in pieces) <= 2 * self._most_rows
 
     def _take(self) -> list[_Piece]:
         """The next batch, of the queue whose head has waited longest."""
@@ -218,32 +269,44 @@ class Batcher:
         return pieces
 
     def _start(self, pieces: list[_Piece]) -> None:
+        """Call the model in a thread."""
         self._free -= 1
         loop = asyncio.get_running_loop()
-        started = time.perf_counter()
-        running = loop.run_in_executor(self._executor, _run, self._call, pieces)
+        started = self.clock()
+        running = loop.run_in_executor(self._executor, _run, self._call, pieces, self.clock)
         running.add_done_callback(lambda done: self._finished(pieces, done, started))
 
-    def _finished(self, pieces: list[_Piece], done: asyncio.Future[Arrays], started: float) -> None:
+    def _finished(self, pieces: list[_Piece], done: asyncio.Future[_Ran], started: float) -> None:
         self._free += 1
-        seconds = time.perf_counter() - started
-        rows = sum(piece.stop - piece.start for piece in pieces)
-        error = done.exception() if not done.cancelled() else RuntimeError("the server is stopping")
-        self._measure(pieces, rows, seconds, started, failed=error is not None)
-        if error is not None:
-            self._failed(pieces, error)
+        if done.cancelled() or done.exception() is not None:
+            error = RuntimeError("the server is stopping") if done.cancelled() else done.exception()
+            ran = _Ran(self.clock() - started, {}, error)
         else:
-            self._deliver(pieces, done.result(), rows)
+            ran = done.result()
+        self._ended(pieces, ran, started)
         self._pump()
 
-    def _measure(
-        self, pieces: Sequence[_Piece], rows: int, seconds: float, started: float, *, failed: bool
-    ) -> None:
-        each = seconds / rows
+    def _call_here(self, pieces: list[_Piece]) -> None:
+        """Call the model on the event loop."""
+        started = self.clock()
+        self._ended(pieces, _run(self._call, pieces, self.clock), started)
+
+    def _ended(self, pieces: list[_Piece], ran: _Ran, started: float) -> None:
+        rows = sum(piece.stop - piece.start for piece in pieces)
+        self._measure(pieces, rows, ran, started)
+        if ran.error is not None:
+            self._failed(pieces, ran.error)
+        else:
+            self._deliver(pieces, ran.outputs, rows)
+
+    def _measure(self, pieces: Sequence[_Piece], rows: int, ran: _Ran, started: float) -> None:
+        each = ran.seconds / rows
         self._row_s = each if not self._row_s else self._row_s + _FORGETS * (each - self._row_s)
+        self._long = (self._long << 1 | (ran.seconds > _SHORT_S)) & _REMEMBERED
+        self._most_rows = max(self._most_rows, rows)
         if self._observe is not None:
             waited = started - pieces[0].ticket.arrived
-            self._observe(Measured(rows, len(pieces), seconds, waited, failed))
+            self._observe(Measured(rows, len(pieces), ran.seconds, waited, ran.error is not None))
 
     def _failed(self, pieces: list[_Piece], error: BaseException) -> None:
         if len(pieces) > 1:
@@ -304,20 +367,27 @@ class Batcher:
             ticket.future.set_result(joined)
 
 
-def _run(call: Call, pieces: Sequence[_Piece]) -> Arrays:
-    """In a thread of the executor."""
+def _run(call: Call, pieces: Sequence[_Piece], clock: Callable[[], float]) -> _Ran:
+    """Call the model: in a thread, or where it is known to be short."""
+    started = clock()
+    try:
+        outputs = call(_joined(pieces), pieces[0].ticket.method)
+    except Exception as exc:  # noqa: BLE001 - whatever a model raises is told to whoever sent its rows
+        return _Ran(clock() - started, {}, exc)
+    return _Ran(clock() - started, outputs, None)
+
+
+def _joined(pieces: Sequence[_Piece]) -> Arrays:
     first = pieces[0]
+    inputs = first.ticket.inputs
     if len(pieces) == 1:
-        whole = first.stop - first.start == first.ticket.rows
-        inputs = first.ticket.inputs
-        if not whole:
-            inputs = {name: array[first.start : first.stop] for name, array in inputs.items()}
-        return call(inputs, first.ticket.method)
-    joined = {
+        if first.stop - first.start == first.ticket.rows:
+            return inputs
+        return {name: array[first.start : first.stop] for name, array in inputs.items()}
+    return {
         name: np.concatenate([piece.ticket.inputs[name][piece.start : piece.stop] for piece in pieces])
-        for name in first.ticket.inputs
+        for name in inputs
     }
-    return call(joined, first.ticket.method)
 
 
 def _key(inputs: Arrays, method: str) -> Hashable:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import Executor
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
 from kindler.omega import Omega
+from kindler.serve.batching import Ticket
+from kindler.serve.bodies import Bodies, ClientGoneError, Receive
+from kindler.serve.deadlines import within
 from kindler.serve.gate import Gate, needed
 from kindler.serve.keys import Key
 from kindler.serve.problems import Problem, as_problem
@@ -30,16 +32,19 @@ from kindler.serve.settings import ServeSettings
 from kindler.serve.signature import Arrays, fit, from_columns, rows_of
 from kindler.serve.stats import Stats
 from kindler.serve.stored_data import read_inputs
+from kindler.serve.tasks import wants_later
 
 __all__ = ["Front", "codec_of"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _log = logging.getLogger("kindler.serve")
 _V2, _TFS, _MLFLOW, _OMEGA = V2(), TfServing(), Mlflow(), OmegaCodec()
 _PATIENCE_S = 0.05  # before a request is watched for a client that goes away
+_LINGER_S = 5.0  # for a client that goes on sending what was refused, and would not hear why
+_CLOSES = ("connection", "close")
+_LARGE_BYTES = 1 << 20  # bodies that are decoded beside the event loop
 
 
 def codec_of(path: str) -> Codec:
@@ -51,10 +56,6 @@ def codec_of(path: str) -> Codec:
     if path.endswith("/invocations"):
         return _MLFLOW
     return _OMEGA
-
-
-class _GoneError(Exception):
-    """The client went away before it had sent its request."""
 
 
 class Front:
@@ -88,6 +89,7 @@ class Front:
         self._residents = residents
         self._gate = gate
         self._settings = settings
+        self._bodies = Bodies(settings)
         self._stats = stats
         self._looks = looks
         self._reads = reads
@@ -103,23 +105,30 @@ class Front:
         codec = codec_of(path)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         found: list[str] = []  # the model, once it is known
+        body = b""
         try:
             target = codec.target(scope["method"], path)
             key = await self._gate.admit(headers, "predict" if target else needed(scope["method"], path))
-            body = await self._body(scope, receive, headers)
-            if target is None:
+            if scope["method"] not in ("GET", "HEAD"):
+                body = await self._bodies.read(receive, headers)
+            if target is None or (codec is _OMEGA and wants_later(headers, scope["query_string"])):
                 await self._passed_on(scope, _replayed(body, receive), send, key)
                 return
-            query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+            query = _query(scope["query_string"]) if scope["query_string"] else {}
             sent = Sent(body, headers, query)
             if codec is _OMEGA and "datax" in query:
                 await self._gate.admit(headers, "read")
             reply = await self._predicted(codec, target, sent, receive, found)
-        except _GoneError:
+        except ClientGoneError:
             return
         except Exception as exc:  # noqa: BLE001 - the HTTP edge: whatever happened, the client is told
             reply = self._refused(codec, exc, path)
-        await _send(send, reply)
+        finally:
+            self._bodies.let_go(body)
+        if _CLOSES in reply.headers:
+            await _send_and_linger(send, receive, reply)
+        else:
+            await _send(send, reply)
         model = found[0] if found else None
         self._stats.answered(codec.name, reply.status, time.perf_counter() - started, model)
 
@@ -141,7 +150,9 @@ class Front:
         if codec is _OMEGA and "datax" in sent.query:
             request = await self._from_dataset(bucket, sent.query["datax"], target)
         else:
-            request = codec.decode(sent, resident.servable.signature, target)
+            decoded = (sent, resident.servable.signature, target)
+            large = len(sent.body) > _LARGE_BYTES
+            request = await asyncio.to_thread(codec.decode, *decoded) if large else codec.decode(*decoded)
         outputs, rows = await self._called(resident, request, receive)
         answer = Answer(resident.version.name, resident.version.number, _wanted(outputs, request), rows)
         return codec.encode(answer, request, sent, target)
@@ -159,10 +170,14 @@ class Front:
         ticket = resident.batcher.submit(
             inputs, request.method, rows=rows, timeout_s=timeout_s, batch=request.batch
         )
+        patience = min(_PATIENCE_S, timeout_s)
+        watch = _Watch(ticket, timeout_s - patience, receive)
+        timer = asyncio.get_running_loop().call_later(patience, watch.start)
         try:
-            await _settled(ticket.future, timeout_s, receive)
-            return ticket.future.result(), rows
+            return await ticket.future, rows
         finally:
+            timer.cancel()
+            watch.stop()
             ticket.leave()
 
     async def _from_dataset(self, bucket: str, name: str, target: Target) -> InferRequest:
@@ -185,32 +200,6 @@ class Front:
             )
         return names[0]
 
-    async def _body(self, scope: Scope, receive: Receive, headers: Mapping[str, str]) -> bytes:
-        if scope["method"] in ("GET", "HEAD"):
-            return b""
-        limit = self._settings.body_bytes
-        told = headers.get("content-length", "0")
-        if not told.isdecimal() or len(told) > 18 or int(told) > limit:
-            raise Problem(
-                413, f"the body has {told[:20]} bytes; {limit} are allowed.", {"connection": "close"}
-            )
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _GoneError
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise Problem(413, f"the body has more than {limit} bytes.", {"connection": "close"})
-            parts.append(part)
-            if not message.get("more_body"):
-                break
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        coding = headers.get("content-encoding", "").strip().lower()
-        return body if coding in ("", "identity") else _decompressed(body, coding, limit)
-
     def _refused(self, codec: Codec, error: Exception, path: str) -> Reply:
         problem = as_problem(error)
         if problem is None:
@@ -220,26 +209,32 @@ class Front:
         return Reply(reply.body, reply.content_type, tuple(problem.headers.items()), problem.status)
 
 
-async def _settled(future: asyncio.Future[Arrays], timeout_s: float, receive: Receive) -> None:
-    """Wait for the outputs; watch for a client that goes away only if they take long."""
-    await asyncio.wait((future,), timeout=min(_PATIENCE_S, timeout_s))
-    if future.done():
-        return
-    gone = asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait((future, gone), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if future.done():
-            return
-        if gone.done():
-            raise Problem(499, "the client went away.")
-        raise Problem(504, f"the model did not answer within {timeout_s:g} s.")
-    finally:
-        gone.cancel()
+class _Watch:
+    """Over a request that takes longer than most: its client may go away, and its time runs out."""
 
+    __slots__ = ("_receive", "_seconds", "_task", "_ticket")
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    def __init__(self, ticket: Ticket, seconds: float, receive: Receive) -> None:
+        self._ticket = ticket
+        self._seconds = seconds
+        self._receive = receive
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._watch())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        try:
+            with within(self._seconds):
+                while (await self._receive())["type"] != "http.disconnect":
+                    pass
+            self._ticket.leave(Problem(499, "the client went away."))
+        except TimeoutError:
+            self._ticket.leave(Problem(504, "the model did not answer in time."))
 
 
 def _wanted(outputs: Arrays, request: InferRequest) -> Mapping[str, Any]:
@@ -251,20 +246,8 @@ def _wanted(outputs: Arrays, request: InferRequest) -> Mapping[str, Any]:
     return {name: outputs[name] for name in request.outputs}
 
 
-def _decompressed(body: bytes, coding: str, limit: int) -> bytes:
-    windows = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-    if coding not in windows:
-        raise Problem(415, f"the content encoding {coding[:40]!r} is not read here; gzip and deflate are.")
-    engine = zlib.decompressobj(windows[coding])
-    try:
-        content = engine.decompress(body, limit + 1)
-    except zlib.error as exc:
-        raise Problem(400, f"the body is no {coding}: {exc}.") from exc
-    if len(content) > limit:
-        raise Problem(413, f"the body has more than {limit} bytes when it is decompressed.")
-    if not engine.eof:
-        raise Problem(400, f"the body ends in the middle of its {coding}.")
-    return content
+def _query(text: bytes) -> dict[str, str]:
+    return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True))
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
@@ -277,11 +260,24 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def _send(send: Send, reply: Reply) -> None:
+async def _send(send: Send, reply: Reply, *, more: bool = False) -> None:
     headers = [
         (b"content-type", reply.content_type.encode("latin-1")),
         (b"content-length", str(len(reply.body)).encode("latin-1")),
         *((name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers),
     ]
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
+    await send({"type": "http.response.body", "body": reply.body, "more_body": more})
+
+
+async def _send_and_linger(send: Send, receive: Receive, reply: Reply) -> None:
+    """Answer, and drop what still comes: a client in the middle of its body would see a reset only."""
+    await _send(send, reply, more=True)
+    try:
+        with within(_LINGER_S):
+            message: Mapping[str, Any] = {"more_body": True}
+            while message.get("more_body"):
+                message = await receive()
+    except TimeoutError:
+        pass
+    await send({"type": "http.response.body", "body": b""})

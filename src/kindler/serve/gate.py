@@ -1,7 +1,7 @@
 """Who may do what: a scope for every method and path, and the key of a request.
 
 A server that listens on this machine alone and has no keys lets everybody in, but only under a name of this
-machine, so that no page of another site reaches it through a name of its own.
+machine, and no page of another site, which a browser on this machine would let reach it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from functools import lru_cache
+from urllib.parse import urlsplit
 
 from kindler.errors import StoreError
 from kindler.serve.keys import Key, Keys, id_of
@@ -25,8 +27,9 @@ _OPEN = frozenset(
      "/v2", "/v2/health/live", "/v2/health/ready", "/api/v1/ping")
 )  # fmt: skip
 _STATIC = "/static/"
-_WRITES = re.compile(r"/api/v1/dataset/.+")
-_RUNS = re.compile(r"/api/v1/(script/.+/run|model/.+/(fit|partial_fit|score)|task/.+)")
+_WRITES = re.compile(r"/api/v1/(dataset/.+|model/.+/(fit|partial_fit))")
+_RUNS = re.compile(r"/api/v1/(script/.+/run|model/.+/score)")
+_TASKS = "/api/v1/task/"  # an id is known to whoever began it
 _READS = frozenset({"/v2/repository/index"})
 _FRESH_S = 2.0
 _log = logging.getLogger("kindler.serve")
@@ -40,6 +43,8 @@ def needed(method: str, path: str) -> str | None:
     >>> needed("GET", "/api/v1/models"), needed("PUT", "/api/v1/dataset/x"), needed("GET", "/healthz")
     ('read', 'write', None)
     """
+    if path.startswith(_TASKS):
+        return "predict"
     if method in ("GET", "HEAD"):
         return None if path in _OPEN or path.startswith(_STATIC) else "read"
     if method == "POST" and path in _READS:
@@ -97,6 +102,8 @@ class Gate:
             await asyncio.shield(self._reading)
         if self._local and not self._known:
             _check_host(headers.get("host", ""))
+            if "origin" in headers:
+                _check_origin(headers["origin"])
             return None
         token = _token(headers)
         if not token:
@@ -141,10 +148,25 @@ def _token(headers: Mapping[str, str]) -> str:
     return ""
 
 
-def _check_host(host: str) -> None:
+@lru_cache(256)
+def _is_of_this_machine(host: str) -> bool:
+    """Whether a name with or without a port is this machine's own; none at all is."""
     name = host if host.startswith("[") and host.endswith("]") else host.rsplit(":", 1)[0]
-    if host and not is_loopback(name):
+    return not host or is_loopback(name)
+
+
+def _check_host(host: str) -> None:
+    if not _is_of_this_machine(host):
         raise Problem(
             403,
             f"a server without keys answers under names of its own machine only, not as {host[:100]!r}.",
         )
+
+
+def _check_origin(origin: str) -> None:
+    try:
+        host = urlsplit(origin).netloc
+    except ValueError:
+        host = ""
+    if not host or not _is_of_this_machine(host):
+        raise Problem(403, f"a server without keys does not answer pages of {origin[:100]!r}.")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from kindler.errors import (
     AlreadyExistsError,
+    BrokerError,
     ConfigError,
     DataError,
     KindlerError,
@@ -25,6 +26,7 @@ _STATUS: tuple[tuple[type[KindlerError], int], ...] = (
     (DataError, 400),
     (MissingExtraError, 501),
     (StoreError, 503),
+    (BrokerError, 503),
 )
 
 

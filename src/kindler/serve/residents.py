@@ -16,15 +16,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-
 from kindler.errors import KindlerError, MissingExtraError, NotFoundError, UntrustedError
 from kindler.omega import Omega
 from kindler.serve.batching import Batcher
 from kindler.serve.problems import Problem, as_problem
 from kindler.serve.servables import Servable, load
 from kindler.serve.settings import ServeSettings
-from kindler.serve.signature import Arrays, Signature
+from kindler.serve.signature import example
 from kindler.serve.stats import ModelStats, Stats
 from kindler.store import Version
 
@@ -214,7 +212,11 @@ class Residents:
         self._stats.loads.labels("loaded").inc()
         stats = self._stats.model(version.name)
         batcher = Batcher(
-            servable.call, executor=self._calls, settings=self._settings, observe=stats.measured
+            servable.call,
+            executor=self._calls,
+            settings=self._settings,
+            observe=stats.measured,
+            steady=getattr(servable, "steady", True),
         )
         resident = Resident(version, servable, batcher, stats, max(version.size, servable.size))
         self._loaded[_key(version)] = resident
@@ -263,19 +265,10 @@ def _not_loaded(version: Version, error: Exception) -> Problem:
 
 def _warm(servable: Servable) -> None:
     """Call it once, so that what happens at a first call does not happen at a client's."""
-    example = _example(servable.signature)
-    if example is None:
+    given = example(servable.signature)
+    if given is None:
         return
     try:
-        servable.call(example, servable.methods[0])
+        servable.call(given, servable.methods[0])
     except Exception as exc:  # noqa: BLE001 - zeros may be nothing that it can take; clients will be told
         _log.info("a call with zeros failed: %s", exc)
-
-
-def _example(signature: Signature) -> Arrays | None:
-    made: Arrays = {}
-    for spec in signature.inputs:
-        if spec.shape is None or spec.dtype in (None, "object") or None in spec.shape[1:]:
-            return None
-        made[spec.name] = np.zeros((1, *(int(n or 1) for n in spec.shape[1:])), spec.dtype)
-    return made

@@ -1,4 +1,4 @@
-"""Everything that is no prediction: health, what there is, datasets, aliases, scripts, counters.
+"""Everything that is no prediction and no task: health, what there is, datasets, aliases, counters.
 
 On FastAPI, which also writes the OpenAPI document. Functions that are not `async` run in its threads. A name
 may have slashes, so a path comes before those that it fits too; of several decorators the lowest is first.
@@ -6,22 +6,21 @@ may have slashes, so a path comes before those that it fits too; of several deco
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel
 
 import kindler
-from kindler.errors import KindlerError
+from kindler.data.arrow import stream
 from kindler.omega import Omega
 from kindler.serve.gate import Gate
 from kindler.serve.problems import Problem
+from kindler.serve.protocols.arrow import read_arrow, read_parquet
 from kindler.serve.protocols.tables import ARROW, PARQUET
 from kindler.serve.protocols.v2 import described
 from kindler.serve.protocols.values import as_object, dumps, loads, plain
@@ -31,7 +30,10 @@ from kindler.serve.shown import show_model, show_resident, show_signature, show_
 from kindler.serve.stats import Stats
 from kindler.serve.stored_data import as_table, read_value, to_table
 
-__all__ = ["Parts", "catalog_routes", "health_routes", "protocol_routes"]
+if TYPE_CHECKING:
+    from kindler.serve.tasks import Tasks
+
+__all__ = ["Bucket", "Json", "Parts", "catalog_routes", "health_routes", "protocol_routes"]
 
 _KNOWN = ("orient", "limit", "bucket")
 _ORIENTS = ("dict", "list", "records")
@@ -39,13 +41,14 @@ _ORIENTS = ("dict", "list", "records")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the routes use: the store, the models, the counters."""
+    """What the routes use: the store, the models, the counters, the runtime's tasks."""
 
     omega: Omega
     residents: Residents
     gate: Gate
     settings: ServeSettings
     stats: Stats
+    tasks: Tasks
 
 
 class AliasMove(BaseModel):
@@ -232,15 +235,17 @@ def _general(routes: APIRouter, parts: Parts) -> None:
 
     @routes.get("/stats", **told)
     async def stats() -> dict[str, Any]:
-        """Live figures: rates, latencies, queues, and the models in memory."""
+        """Live figures: rates, latencies, queues, the models in memory, and what the runtime has to do."""
         counted = parts.stats
         return {
             "started": datetime.fromtimestamp(counted.started, timezone.utc).isoformat(),
             "rows_waiting": parts.residents.rows_waiting,
             **counted.live.shown(),
+            "latency_ms_per_second": counted.live.latencies(),
             "models": {name: model.shown() for name, model in counted.models.items()},
             "loaded": [show_resident(resident) for resident in parts.residents.shown()],
             "memory_bytes": parts.settings.memory_bytes,
+            "runtime": await _in_thread(parts.tasks.load),
         }
 
 
@@ -308,7 +313,7 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
             found.append(
                 {
                     **show_version(version),
-                    "rows": sum(rows) if isinstance(rows, list) else None,
+                    "rows": sum(rows) if isinstance(rows, list) and None not in rows else None,
                     "columns": version.meta.get("columns"),
                 }
             )
@@ -337,7 +342,7 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
             extra = {} if shape is None else {"shape": list(shape), "dtype": value.dtype.name}
             return Json({**head, "data": value if shape is None else plain(value), **extra})
         if ARROW in accept:
-            return Response(_stream(table), media_type=ARROW)
+            return Response(stream(table), media_type=ARROW)
         rows = table.num_rows
         return Json(
             {
@@ -372,31 +377,6 @@ def _scripts(routes: APIRouter, parts: Parts) -> None:
         """The scripts of a bucket."""
         return {"scripts": [show_version(v) for v in parts.omega[bucket].scripts.newest(pattern)]}
 
-    @routes.post(
-        "/script/{name:path}/run", **told, openapi_extra={"requestBody": _ANY_JSON},
-        responses={403: {"description": "The server does not run stored code"}},
-    )  # fmt: skip
-    async def run(request: Request, name: str, bucket: Bucket) -> Json:
-        """Run a stored function with the body as its argument, if the server trusts its store."""
-        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            raise Problem(415, "the argument of a script is application/json.")
-        body = await request.body()
-        given = loads(body) if body else None
-        named = {key: value for key, value in request.query_params.items() if key != "bucket"}
-        started = datetime.now(timezone.utc)
-        result = await _in_thread(lambda: _run(parts, bucket, name, given, named))
-        ended = datetime.now(timezone.utc)
-        return Json(
-            {
-                "script": name,
-                "result": result,
-                "resource_uri": name,
-                "runtimes": (ended - started).total_seconds(),
-                "started": started.isoformat(),
-                "ended": ended.isoformat(),
-            }
-        )
-
 
 _TABLE_SCHEMA = {
     "type": "object",
@@ -413,23 +393,12 @@ _DATASET_BODY = {
     "required": True,
     "content": {"application/json": {"schema": _TABLE_SCHEMA}, ARROW: _BYTES, PARQUET: _BYTES},
 }
-_ANY_JSON = {"required": True, "content": {"application/json": {"schema": {}}}}
 
 
 async def _in_thread(work: Any) -> Any:
     from starlette.concurrency import run_in_threadpool
 
     return await run_in_threadpool(work)
-
-
-def _run(parts: Parts, bucket: str, name: str, given: Any, named: dict[str, str]) -> Any:
-    function = parts.omega[bucket].scripts.get(name, trusted=parts.settings.trusted)
-    try:
-        return function(*(() if given is None else (given,)), **named)
-    except (KindlerError, Problem):
-        raise
-    except Exception as exc:
-        raise Problem(400, f"the script failed: {type(exc).__name__}: {str(exc)[:500]}") from exc
 
 
 def _loaded(parts: Parts, version: Any) -> Resident | None:
@@ -476,16 +445,10 @@ def _signature_def(resident: Resident) -> dict[str, Any]:
 
 def _sent_table(body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
     kind = content_type.partition(";")[0].strip().lower()
-    try:
-        if kind == ARROW:
-            with pa.ipc.open_stream(body) as stream:
-                table = stream.read_all()
-            table.validate(full=True)
-            return table, None
-        if kind == PARQUET:
-            return pq.read_table(io.BytesIO(body)), None
-    except (pa.ArrowException, OSError) as exc:
-        raise Problem(400, f"the body is no {kind}: {str(exc)[:300]}") from exc
+    if kind == ARROW:
+        return read_arrow(body), None
+    if kind == PARQUET:
+        return read_parquet(body), None
     if kind not in ("", "application/json"):
         raise Problem(415, f"{kind[:80]!r} is not read here; application/json, {ARROW} and {PARQUET} are.")
     told = as_object(loads(body))
@@ -506,11 +469,3 @@ def _oriented(table: pa.Table, orient: str) -> Any:
     if orient == "list":
         return columns
     return {name: {str(i): value for i, value in enumerate(values)} for name, values in columns.items()}
-
-
-def _stream(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content

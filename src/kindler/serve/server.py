@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
 
 import uvicorn
@@ -15,10 +16,12 @@ from kindler.serve.app import create_app
 from kindler.serve.gate import is_loopback
 from kindler.serve.keys import Keys
 from kindler.serve.settings import ServeSettings
+from kindler.serve.wire import Wire
 
 __all__ = ["serve"]
 
 _BACKLOG = 2048
+_SWITCH_S = 0.001
 
 
 class _Server(uvicorn.Server):
@@ -40,6 +43,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    broker: str | None = None,
     settings: ServeSettings | None = None,
     say: Callable[[str], None] | None = None,
 ) -> None:
@@ -49,6 +53,7 @@ def serve(
         url: The store; None takes `KINDLER_STORE`, or the user's own.
         host: The address to listen on. One beyond this machine needs keys in the store.
         port: The port; 0 takes a free one.
+        broker: The broker of the store's runtime; None takes `KINDLER_BROKER`, or workers of this machine.
         settings: The limits.
         say: Is told, in a line, where the server listens.
 
@@ -56,7 +61,7 @@ def serve(
         ConfigError: The address cannot be listened on, or should not without keys.
     """
     settings = settings or ServeSettings()
-    omega = Omega(url)
+    omega = Omega(url, broker=broker)
     local = is_loopback(host)
     if not local:
         _require_keys(omega.store.url, host)
@@ -66,21 +71,28 @@ def serve(
     app = create_app(omega, settings, local=local)
     config = uvicorn.Config(
         app,
+        http=type("Wire", (Wire,), {"head_s": min(Wire.head_s, settings.timeout_s)}),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # whom a proxy speaks for is of no interest here
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         timeout_keep_alive=75,
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     # uvicorn sends itself the signal again once it has stopped; by then all is done.
     before = {number: signal.signal(number, _ended) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A model's thread that waits for Python's lock would wait five times as long while requests are decoded.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
     try:
         _Server(config, lambda: say(f"Kindler serves {omega.store!r} at {where}") if say else None).run(
             [listener]
         )
     finally:
         listener.close()
+        sys.setswitchinterval(interval)
         for number, handler in before.items():
             signal.signal(number, handler)
         omega.close()

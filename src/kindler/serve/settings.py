@@ -27,10 +27,11 @@ class ServeSettings:
         batch_rows: Most rows in one call of a model. Larger requests are cut and put together again.
         batches: Calls of one model at a time.
         queue_rows: Most rows that wait for one model; beyond that, requests are refused with 429.
-        queue_bytes: The same in bytes.
+        queue_bytes: The same in bytes. Also the most that the bodies of all requests may take together;
+            beyond that, requests are refused with 503.
         body_bytes: Largest body of a request; larger ones are refused with 413.
         rows: Most rows in one request; more are refused with 413.
-        timeout_s: Seconds until a request is answered with 504.
+        timeout_s: Seconds until a request is answered with 504, or with 408 if it has not arrived by then.
         memory_bytes: What loaded models may take together; half of the machine's memory if not given.
         refresh_s: Seconds for which an alias, and the newest version, are taken to be what they were.
         drain_s: Seconds that running requests get when the server is stopped.

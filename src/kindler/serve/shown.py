@@ -41,7 +41,7 @@ def show_model(
         "tags": dict(tags),
         "versions": [show_version(version, tags) for version in reversed(versions)],
         "signature": signature,
-        "history": list(chosen.meta.get("history") or chosen.attributes.get("history") or ()),
+        "history": _history(chosen.meta.get("history") or chosen.attributes.get("history")),
         "loaded": resident is not None,
     }
 
@@ -75,6 +75,18 @@ def _spec(spec: TensorSpec) -> dict[str, Any]:
         "dtype": spec.dtype,
         "shape": None if spec.shape is None else [-1 if n is None else n for n in spec.shape],
     }
+
+
+def _history(told: Any) -> list[Any]:
+    """Epochs, from a list of them or from columns, as Keras has them."""
+    if not isinstance(told, Mapping):
+        return list(told) if isinstance(told, Sequence) and not isinstance(told, str) else []
+    columns = {name: values for name, values in told.items() if isinstance(values, list)}
+    epochs = max(map(len, columns.values()), default=0)
+    return [
+        {"epoch": i + 1, **{name: values[i] for name, values in columns.items() if i < len(values)}}
+        for i in range(epochs)
+    ]
 
 
 def _stored(meta: Mapping[str, Any]) -> dict[str, Any] | None:

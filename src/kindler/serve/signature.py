@@ -14,7 +14,7 @@ import numpy as np
 
 from kindler.serve.problems import Problem
 
-__all__ = ["Array", "Arrays", "Signature", "TensorSpec", "fit", "from_columns", "rows_of"]
+__all__ = ["Array", "Arrays", "Signature", "TensorSpec", "example", "fit", "from_columns", "rows_of"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Arrays: TypeAlias = dict[str, Array]
@@ -53,6 +53,16 @@ class Signature:
     def names(self) -> tuple[str, ...]:
         """The names of the inputs."""
         return tuple(spec.name for spec in self.inputs)
+
+
+def example(signature: Signature, rows: int = 1) -> Arrays | None:
+    """Inputs that a model takes, all zeros; None if it does not say enough of itself."""
+    made: Arrays = {}
+    for spec in signature.inputs:
+        if spec.shape is None or spec.dtype in (None, "object") or None in spec.shape[1:]:
+            return None
+        made[spec.name] = np.zeros((rows, *(int(n or 1) for n in spec.shape[1:])), spec.dtype)
+    return made
 
 
 def fit(signature: Signature, given: Mapping[str, Array]) -> Arrays:

@@ -14,36 +14,74 @@ from kindler.serve.batching import Measured
 __all__ = ["ModelStats", "Stats"]
 
 _RECENT = 2048
+_SAMPLES = 512  # latencies that are kept of one second, for all models together
 _WINDOW_S = 60
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-class _Live:
-    """The last minute, second by second, and the latencies of the last requests."""
+class _Second:
+    """What happened in one second."""
 
-    def __init__(self) -> None:
-        self._seconds: deque[list[int]] = deque(maxlen=_WINDOW_S + 1)  # [second, requests, failures]
+    __slots__ = ("failures", "latencies", "number", "percentiles", "requests")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.requests = self.failures = 0
+        self.latencies: list[float] = []
+        self.percentiles: tuple[float, float] | None = None
+
+    def p50_p99(self) -> tuple[float, float]:
+        """In milliseconds. For a second that is over: reckoned once, and only if somebody looks."""
+        if self.percentiles is None:
+            ordered = sorted(self.latencies)
+            last = len(ordered) - 1
+            at = (ordered[last // 2], ordered[round(last * 0.99)])
+            self.percentiles = (round(at[0] * 1e3, 3), round(at[1] * 1e3, 3))
+            self.latencies = []
+        return self.percentiles
+
+
+class _Live:
+    """The last minute, second by second, and the latencies of the last requests.
+
+    Args:
+        samples: How many latencies are kept of each second; `latencies` needs some.
+    """
+
+    def __init__(self, samples: int = 0) -> None:
+        self._samples = samples
+        self._seconds: deque[_Second] = deque(maxlen=_WINDOW_S + 1)
         self._latencies: deque[float] = deque(maxlen=_RECENT)
 
     def add(self, seconds: float, *, failed: bool) -> None:
         now = int(time.monotonic())
-        if not self._seconds or self._seconds[-1][0] != now:
-            self._seconds.append([now, 0, 0])
-        self._seconds[-1][1] += 1
-        self._seconds[-1][2] += failed
+        if not self._seconds or self._seconds[-1].number != now:
+            self._seconds.append(_Second(now))
+        current = self._seconds[-1]
+        current.requests += 1
+        current.failures += failed
+        if len(current.latencies) < self._samples:
+            current.latencies.append(seconds)
         self._latencies.append(seconds)
+
+    def latencies(self) -> dict[str, list[float | None]]:
+        """Milliseconds, for each second of the last minute; None for one without requests."""
+        now = int(time.monotonic())
+        found = {entry.number: entry.p50_p99() for entry in self._seconds if entry.number < now}
+        each = [found.get(now - i, (None, None)) for i in range(_WINDOW_S, 0, -1)]
+        return {"p50": [p50 for p50, _ in each], "p99": [p99 for _, p99 in each]}
 
     def shown(self) -> dict[str, Any]:
         now = int(time.monotonic())
-        recent = [entry for entry in self._seconds if now - _WINDOW_S <= entry[0] < now]
-        rates = {entry[0]: entry[1] for entry in recent}
+        recent = [entry for entry in self._seconds if now - _WINDOW_S <= entry.number < now]
+        rates = {entry.number: entry.requests for entry in recent}
         latencies = np.array(self._latencies or [0.0]) * 1e3
         p50, p90, p99 = np.percentile(latencies, [50, 90, 99])
         return {
             "requests_per_second": sum(rates.get(now - i, 0) for i in range(1, 6)) / 5,
-            "requests_last_minute": sum(entry[1] for entry in recent),
-            "failures_last_minute": sum(entry[2] for entry in recent),
+            "requests_last_minute": sum(entry.requests for entry in recent),
+            "failures_last_minute": sum(entry.failures for entry in recent),
             "per_second": [rates.get(now - i, 0) for i in range(_WINDOW_S, 0, -1)],
             "latency_ms": {"p50": round(p50, 3), "p90": round(p90, 3), "p99": round(p99, 3)},
         }
@@ -107,7 +145,7 @@ class Stats:
         self.loaded_bytes = Gauge("kindler_loaded_bytes", "Bytes of models in memory", **told)
         self.waiting = Gauge("kindler_waiting_rows", "Rows that wait", **told)
         self._children: dict[tuple[str, int], tuple[Any, Any]] = {}
-        self.live = _Live()
+        self.live = _Live(_SAMPLES)
         self.models: dict[str, ModelStats] = {}
         self.started = time.time()
 

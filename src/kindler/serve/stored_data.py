@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from kindler.serve.problems import Problem
 from kindler.serve.protocols.tables import columns_of, from_records, table_columns
+from kindler.serve.protocols.values import plain
 from kindler.serve.signature import Array
 from kindler.shelves.datasets import Datasets
 from kindler.shelves.kinds.parquet import schema_of
@@ -29,7 +30,7 @@ def read_inputs(datasets: Datasets, name: str, most_rows: int) -> tuple[dict[str
     """
     version = datasets.metadata(name)
     rows = version.meta.get("rows")
-    if isinstance(rows, list) and sum(rows) > most_rows:
+    if isinstance(rows, list) and None not in rows and sum(rows) > most_rows:
         raise Problem(413, f"the dataset {name!r} has {sum(rows)} rows; {most_rows} are allowed.")
     if version.kind in _TABLES:
         return table_columns(datasets.get(str(version), as_="arrow")), True
@@ -57,7 +58,10 @@ def read_value(datasets: Datasets, version: Version, *, trusted: bool, limit: in
     """What is no table: an array, or a value that JSON has."""
     value = datasets.get(str(version), trusted=trusted)
     if isinstance(value, np.ndarray):
-        return value[:limit] if value.ndim else value
+        return _first(value, limit)
+    if version.kind == "arrays":
+        named = value.items() if isinstance(value, dict) else enumerate(value)
+        return {str(name): plain(_first(array, limit)) for name, array in named}
     if isinstance(value, dict | list | str | int | float | None):
         return value
     raise Problem(
@@ -110,6 +114,10 @@ def to_table(data: Any, dtypes: Any) -> pa.Table:
         return pa.table(columns)
     except (pa.ArrowException, TypeError, ValueError) as exc:
         raise Problem(400, f"the data is no table: {exc}") from exc
+
+
+def _first(array: Array, limit: int) -> Array:
+    return array[:limit] if array.ndim else array
 
 
 def _typed(schema: pa.Schema, column: str, text: str) -> Any:

@@ -1,70 +1,304 @@
-"""Work that a client does not wait for: routes for a runtime, if the server is given one.
+"""Work on the store's runtime: training, scoring and scripts, and predictions that nobody waits for.
 
-What runs it, and where, is the runtime's business.
+A request with the header `async: true` is answered with 202 and a task's id; clients come back and ask. How
+tasks are run, and where, is the runtime's business.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+import numpy as np
+from fastapi import APIRouter, Depends, Header, Query, Request
+from starlette.concurrency import run_in_threadpool
 
-from kindler.serve.problems import Problem
+from kindler.errors import KindlerError, NotFoundError, TaskTimeoutError, WorkerError
+from kindler.omega import Omega
+from kindler.runtime.handles import Handle
+from kindler.runtime.runtime import Runtime
+from kindler.serve.problems import Problem, as_problem
+from kindler.serve.protocols import Sent
+from kindler.serve.protocols.omega import OmegaCodec
+from kindler.serve.protocols.values import loads, plain
+from kindler.serve.requests import METHODS, Target
+from kindler.serve.routes import Bucket, Json
+from kindler.serve.signature import Signature
 
-__all__ = ["Tasks", "task_routes"]
+__all__ = ["Tasks", "task_routes", "wants_later"]
 
-_ACTIONS = ("fit", "partial_fit", "score")
+_DATASET_VERBS = ("fit", "partial_fit", "score")
+_VERBS = (*METHODS, *_DATASET_VERBS)
+_WORDS = {
+    "pending": "PENDING",
+    "running": "STARTED",
+    "done": "SUCCESS",
+    "failed": "FAILURE",
+    "cancelled": "REVOKED",
+}
+_YES = ("1", "true", "yes", "on")
+_TOLD = ("async", "bucket", "datax", "datay")
+_ANY_JSON = {"required": True, "content": {"application/json": {"schema": {}}}}
+_MAYBE_JSON = {**_ANY_JSON, "required": False}
 
 
-class Tasks(Protocol):
-    """What runs things elsewhere. All methods may block; none is called on the event loop."""
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A task that was begun.
 
-    def submit(self, bucket: str, model: str, action: str, datax: str, datay: str | None) -> str:
-        """Begin `action` of a model on stored datasets; returns the task's id."""
+    Attributes:
+        handle: The runtime's handle.
+        head: What its answer begins with: the model, or the script.
+        started: When it was sent.
+    """
 
-    def status(self, task: str) -> str:
-        """ "PENDING", "RUNNING", "SUCCESS" or "FAILURE". Raises NotFoundError."""
+    handle: Handle
+    head: Mapping[str, Any]
+    started: datetime
 
-    def result(self, task: str) -> Any:
-        """What it gave, as JSON has it; raises what it raised."""
+
+class Tasks:
+    """Begins tasks and remembers them by their ids. Any thread may use it.
+
+    Args:
+        omega: The store, whose runtime runs them.
+        trusted: Whether they may run code of the store.
+        timeout_s: Seconds that a client waits that did not ask for an id.
+        keep: How many tasks are remembered. The oldest that has ended goes first; while none has, no more
+            are begun.
+    """
+
+    def __init__(self, omega: Omega, *, trusted: bool, timeout_s: float, keep: int = 1000) -> None:
+        self._omega = omega
+        self._trusted = trusted
+        self._timeout_s = timeout_s
+        self._keep = keep
+        self._begun: OrderedDict[str, Begun] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def begin(self, bucket: str, head: Mapping[str, Any], call: Callable[[Runtime], Handle]) -> Begun:
+        """Begin what `call` does with the runtime of a bucket.
+
+        Raises:
+            Problem: 429: too many have not ended.
+        """
+        with self._lock:
+            if len(self._begun) >= self._keep:
+                ended = (name for name, begun in self._begun.items() if begun.handle.ready())
+                oldest = next(ended, None)
+                if oldest is None:
+                    raise Problem(429, f"{self._keep} tasks have not ended yet.", {"retry-after": "5"})
+                del self._begun[oldest]
+        runtime = self._omega[bucket].runtime.options(trusted=self._trusted)
+        begun = Begun(call(runtime), head, datetime.now(timezone.utc))
+        with self._lock:
+            self._begun[begun.handle.id] = begun
+        return begun
+
+    def find(self, task: str) -> Begun:
+        """A task that was begun.
+
+        Raises:
+            NotFoundError: There is none, or it is too long ago.
+        """
+        with self._lock:
+            found = self._begun.get(task)
+        if found is None:
+            raise NotFoundError(what="task", name=task[:100])
+        return found
+
+    def awaited(self, begun: Begun) -> dict[str, Any]:
+        """The answer of a task whose client waits for it.
+
+        Raises:
+            Problem: 504: it took too long, and was ended. Others: it failed.
+        """
+        try:
+            response = _response(begun, begun.handle.get(self._timeout_s))
+        except TaskTimeoutError as exc:
+            if not exc.goes_on:
+                raise _failure(exc) from exc
+            begun.handle.cancel()
+            hint = "Hint: the header 'async: true' gives a task to come back for."
+            raise Problem(
+                504, f"{begun.handle.call} took longer than {self._timeout_s:g} s. {hint}"
+            ) from None
+        except KindlerError as exc:
+            raise as_problem(exc) or _failure(exc) from exc
+        ended = datetime.now(timezone.utc)
+        runtimes = (ended - begun.started).total_seconds()
+        return {**response, "runtimes": runtimes, "ended": ended.isoformat()}
+
+    def load(self) -> dict[str, Any]:
+        """What the runtime has to do; or why that cannot be said."""
+        try:
+            return asdict(self._omega.runtime.load())
+        except KindlerError as exc:
+            return {"problem": str(exc).splitlines()[0]}
+
+
+def wants_later(headers: Mapping[str, str], query: bytes) -> bool:
+    """Whether a request is to be answered with a task's id: by a header, or in its URL.
+
+    >>> wants_later({"async": "true"}, b""), wants_later({}, b"x=1&async=1"), wants_later({}, b"")
+    (True, True, False)
+    """
+    said = headers.get("async")
+    if said is None and b"async" in query:
+        said = dict(parse_qsl(query.decode("latin-1"))).get("async")
+    return said is not None and said.strip().lower() in _YES
+
+
+def _later(
+    by_header: Annotated[bool, Header(alias="async", description="Answer with a task's id")] = False,
+    by_query: Annotated[bool, Query(alias="async", description="The same")] = False,
+) -> bool:
+    return by_header or by_query
+
+
+Later = Annotated[bool, Depends(_later)]
 
 
 def task_routes(tasks: Tasks) -> APIRouter:
     """The routes."""
-    routes = APIRouter(prefix="/api/v1", tags=["tasks"])
+    routes = APIRouter(prefix="/api/v1")
+    told: dict[str, Any] = {
+        "responses": {
+            202: {"description": "It was begun: a task's id"},
+            429: {"description": "Too many tasks"},
+            504: {"description": "It took too long"},
+        }
+    }
 
-    @routes.put("/model/{name:path}/{action}", status_code=202)
-    def submit(
+    @routes.put(
+        "/model/{name:path}/{action}", tags=["models"], openapi_extra={"requestBody": _MAYBE_JSON}, **told
+    )
+    async def model(
         request: Request,
         name: str,
         action: str,
-        datax: str,
+        bucket: Bucket,
+        later: Later,
+        datax: str | None = None,
         datay: str | None = None,
-        bucket: str = "default",
-    ) -> JSONResponse:
-        """Train or score a stored model on stored datasets."""
-        if action not in _ACTIONS:
-            raise Problem(404, f"there is no action {action!r}; there are {', '.join(_ACTIONS)}.")
-        task = tasks.submit(bucket, name, action, datax, datay)
-        told = {"task_id": task, "resource_uri": request.url.path}
-        return JSONResponse(told, 202, {"location": f"/api/v1/task/{task}/result"})
+    ) -> Json:
+        """Train or score a stored model on stored datasets; or predict, if nobody waits for it."""
+        data = await _data(request, name, action, datax, datay)
+        head = {"model": name}
 
-    @routes.get("/task/{task}/status")
+        def work() -> Json:
+            begun = tasks.begin(bucket, head, lambda runtime: getattr(runtime.model(name), action)(*data))
+            return _answered(tasks, begun, request, later=later)
+
+        return await run_in_threadpool(work)
+
+    @routes.post(
+        "/script/{name:path}/run", tags=["scripts"], openapi_extra={"requestBody": _ANY_JSON}, **told
+    )
+    async def script(request: Request, name: str, bucket: Bucket, later: Later) -> Json:
+        """Run a stored function with the body as its argument, if the server trusts its store."""
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            raise Problem(415, "the argument of a script is application/json.")
+        body = await request.body()
+        given = () if not body else (loads(body),)
+        named = {key: value for key, value in request.query_params.items() if key not in _TOLD}
+
+        def work() -> Json:
+            begun = tasks.begin(
+                bucket, {"script": name}, lambda runtime: runtime.script(name).run(*given, **named)
+            )
+            return _answered(tasks, begun, request, later=later)
+
+        return await run_in_threadpool(work)
+
+    @routes.get("/task/{task}/status", tags=["tasks"])
     def status(task: str) -> dict[str, Any]:
-        """How far a task is."""
-        return {"task_id": task, "status": tasks.status(task)}
+        """How far a task is: PENDING, STARTED, SUCCESS, FAILURE or REVOKED."""
+        return {"task_id": task, "status": _WORDS[tasks.find(task).handle.status]}
 
-    @routes.get("/task/{task}/result")
-    def result(task: str) -> dict[str, Any]:
-        """What a task gave."""
-        state = tasks.status(task)
-        if state == "FAILURE":
-            try:
-                tasks.result(task)
-            except Exception as exc:
-                raise Problem(400, f"the task failed: {type(exc).__name__}: {exc}") from exc
-        done = state == "SUCCESS"
-        return {"task_id": task, "status": state, "response": tasks.result(task) if done else None}
+    @routes.get("/task/{task}/result", tags=["tasks"])
+    def result(task: str) -> Json:
+        """What a task gave; 400 and why if it gave nothing."""
+        begun = tasks.find(task)
+        handle = begun.handle
+        if handle.error is not None:
+            raise _failure(handle.error)
+        done = handle.ready()
+        response = _response(begun, handle.get(0) if done else None)
+        return Json({"task_id": task, "status": _WORDS[handle.status], "response": response})
+
+    @routes.delete("/task/{task}", tags=["tasks"])
+    def cancel(task: str) -> dict[str, Any]:
+        """Do not run a task, or end it where it runs; one that has ended stays as it is."""
+        handle = tasks.find(task).handle
+        handle.cancel()
+        return {"task_id": task, "status": _WORDS[handle.status]}
 
     return routes
+
+
+async def _data(
+    request: Request, name: str, action: str, datax: str | None, datay: str | None
+) -> tuple[Any, ...]:
+    """What a verb gets: names of datasets, or what was sent."""
+    if action not in _VERBS:
+        raise Problem(404, f"a model has no {action[:40]!r}; it has {', '.join(_VERBS)}.")
+    if datax is not None:
+        key = request.scope.get("kindler.key")
+        if key is not None and not key.allows("read"):
+            raise Problem(403, f"the key {key.id} is for {', '.join(key.scopes)}, and datasets need read.")
+        return (datax,) if datay is None or action in METHODS else (datax, datay)
+    if action in _DATASET_VERBS:
+        raise Problem(400, f"{action} needs ?datax=, the name of a dataset, and ?datay= for its labels.")
+    sent = Sent(await request.body(), dict(request.headers), dict(request.query_params))
+    decoded = OmegaCodec().decode(sent, Signature((), ()), Target(name, action=action))
+    if not decoded.columns:
+        (array,) = decoded.inputs.values()
+        return (array,)
+    import pandas as pd
+
+    return (pd.DataFrame({name: list(column) for name, column in decoded.inputs.items()}),)
+
+
+def _answered(tasks: Tasks, begun: Begun, request: Request, *, later: bool) -> Json:
+    if not later:
+        return Json(tasks.awaited(begun))
+    task = begun.handle.id
+    told = {**begun.head, "task_id": task, "status": "PENDING", "resource_uri": request.url.path}
+    return Json(told, 202, {"location": f"/api/v1/task/{task}/result"})
+
+
+def _response(begun: Begun, result: Any) -> dict[str, Any]:
+    name, started = next(iter(begun.head.values())), begun.started.isoformat()
+    return {**begun.head, "result": _plain(result), "resource_uri": name, "started": started}
+
+
+def _failure(error: KindlerError) -> Problem:
+    """Why there is no result. Tracebacks, and what was printed, are not for clients."""
+    end = "\n\nraised as " if isinstance(error, WorkerError) else "\n"
+    said = str(error).partition(end)[0]
+    return Problem(400, f"the task failed: {type(error).__name__}: {said[:500]}")
+
+
+def _plain(value: Any) -> Any:
+    """A result as JSON has it; what JSON does not have as text."""
+    if isinstance(value, np.ndarray):
+        return plain(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inside) for key, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inside) for inside in value]
+    for form, made in (("tolist", ()), ("to_pydict", ()), ("to_dict", ("list",))):  # of pandas and Arrow
+        if hasattr(value, form):
+            return _plain(getattr(value, form)(*made))
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    fits = isinstance(value, float | str | None) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 63)
+    return value if fits else str(value)

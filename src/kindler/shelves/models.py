@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from kindler.frameworks.registry import Registry, Spec
 from kindler.shelves.functions import Functions
 from kindler.store import Version
 
 __all__ = ["Models"]
+
+# Forms of others that a model can be written in; their code knows of all kinds and of what serves them.
+_FORMS = Registry(
+    "form", [Spec(name="mlflow", target="kindler.tracking.models:write", package="mlflow", extra="mlflow")]
+)
 
 
 class Models(Functions):
@@ -47,3 +54,25 @@ class Models(Functions):
         """
         obj = Path(obj) if isinstance(obj, str) else obj
         return super().put(obj, name, attributes=attributes, tag=tag, kind=kind, trusted=trusted, **options)
+
+    def export_mlflow(self, name: str, path: str | os.PathLike[str], *, trusted: bool = False) -> Path:
+        """Write a version to a folder that is an MLflow model, with its signature and its requirements.
+
+        `mlflow.pyfunc.load_model` and `mlflow models serve` load it, and predict as the stored model does.
+
+        Args:
+            name: The name, which may say which version.
+            path: The folder, which must not be there.
+            trusted: Allow what runs code when it is loaded. Who loads the folder must too, with
+                `model_config={"trusted": True}`.
+
+        Returns:
+            The path.
+
+        Raises:
+            NotFoundError: There is no such name or version.
+            AlreadyExistsError: The folder is there.
+            MissingExtraError: mlflow is not installed.
+        """
+        written: Path = _FORMS.load("mlflow")(self, name, path, trusted=trusted)
+        return written

@@ -127,7 +127,15 @@ KINDS = Kinds(
             extra="tf-keras",
             suffixes=(".keras",),
         ),
-        _row("torch", "torch:TorchHandler", "models", loaded=("torch",), package="torch", extra="torch"),
+        _row(
+            "torch",
+            "torch:TorchHandler",
+            "models",
+            loaded=("torch",),
+            package="torch",
+            extra="torch",
+            suffixes=(".pt2",),
+        ),
         _row(
             "sklearn",
             "sklearn:SklearnHandler",
@@ -136,7 +144,7 @@ KINDS = Kinds(
         ),
         _row("savedmodel", "saved_model:SavedModelHandler", "models", holds="saved_model.pb"),
         _row("onnx", "onnx:OnnxHandler", "models", loaded=("onnx",), suffixes=(".onnx",)),
-        _row("openvino", "openvino:OpenvinoHandler", "models", suffixes=(".xml",)),
+        _row("openvino", "openvino:OpenvinoHandler", "models", loaded=("openvino",), suffixes=(".xml",)),
         _row(
             "parquet",
             "parquet:ParquetHandler",

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kindler.errors import ConfigError, DamagedError
 from kindler.store.hashing import copy_hashed
@@ -20,7 +20,7 @@ from kindler.store.names import check_name
 from kindler.store.store import Store
 from kindler.store.versions import File, Version, as_json
 
-__all__ = ["Archived", "reading", "write"]
+__all__ = ["Archived", "Stages", "reading", "write"]
 
 _FORMAT = 1
 _TOLD = "kindler.json"
@@ -49,6 +49,13 @@ class Archived:
     files: tuple[File, ...]
 
 
+class Stages(Protocol):
+    """Who has room for the files of an archive; a store has."""
+
+    def stage(self) -> AbstractContextManager[Path]:
+        """An empty folder, gone after the block."""
+
+
 def write(store: Store, version: Version, path: Path) -> None:
     """Write a version to a file, which appears when it is whole."""
     told = {key: getattr(version, key) for key in _KNOWN}
@@ -65,7 +72,7 @@ def write(store: Store, version: Version, path: Path) -> None:
 
 
 @contextmanager
-def reading(store: Store, path: Path) -> Iterator[tuple[Archived, Path]]:
+def reading(store: Stages, path: Path) -> Iterator[tuple[Archived, Path]]:
     """What an archive holds, and its files in a folder, checked.
 
     Raises:

@@ -149,6 +149,7 @@ def test_what_is_no_frame_is_refused(content: Any) -> None:
         {"bucket": "a/b"},
         {"trusted": 1},
         {"timeout_s": None},
+        {"wait_s": "long"},
         {"callback": ".."},
         {"reply_to": 3},
         {"more": 1},
@@ -162,7 +163,9 @@ def test_a_task_that_cannot_be_one_is_refused(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"label": "a b"}, {"timeout_s": float("inf")}, {"max_retries": -1}, {"callback": 3}], ids=str
+    "wrong",
+    [{"label": "a b"}, {"timeout_s": float("inf")}, {"wait_s": 0}, {"max_retries": -1}, {"callback": 3}],
+    ids=str,
 )
 def test_settings_are_checked_when_they_are_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from kindler import omega
 from kindler.runtime.runtime import Runtime
 from kindler.shelves import datasets, models, scripts
+from kindler.shelves.shelf import Shelf
 from kindler.store import Store, Version
 
 __all__ = ["Datasets", "Models", "Omega", "Scripts", "virtualobj"]
@@ -82,8 +83,8 @@ class Omega:
         self._omega.close()
 
 
-class Models(models.Models):
-    """Models with omega|ml's version numbers: -1 is the newest, -2 the one before."""
+class _Trusting(Shelf):
+    """A shelf with omega|ml's version numbers (-1 is the newest, -2 the one before), and trust said once."""
 
     def __init__(self, opened: omega.Omega, trusted: bool) -> None:
         super().__init__(opened.store, opened.bucket)
@@ -92,19 +93,19 @@ class Models(models.Models):
     def get(
         self, name: str, *, version: int | str | None = None, trusted: bool = False, **options: Any
     ) -> Any:
-        """A model; see `kindler.shelves.shelf.Shelf.get`."""
+        """What has that name; see the shelf of the same name in `kindler.shelves`."""
         name, version = _version(name, version)
         return super().get(name, version=version, trusted=trusted or self._trusted, **options)
 
 
-class Datasets(datasets.Datasets):
+class Models(_Trusting, models.Models):
+    """Models."""
+
+
+class Datasets(_Trusting, datasets.Datasets):
     """Datasets, to which tables are appended unless `append=False`."""
 
-    def __init__(self, opened: omega.Omega, trusted: bool) -> None:
-        super().__init__(opened.store, opened.bucket)
-        self._trusted = trusted
-
-    def put(self, obj: Any, name: str, *, append: bool | None = None, **options: Any) -> Version:  # type: ignore[override]
+    def put(self, obj: Any, name: str, *, append: bool | None = None, **options: Any) -> Version:
         """Store a dataset.
 
         Args:
@@ -120,27 +121,9 @@ class Datasets(datasets.Datasets):
         mode = options.pop("mode", "append" if append else "replace")
         return super().put(obj, name, mode=mode, **options)
 
-    def get(
-        self, name: str, *, version: int | str | None = None, trusted: bool = False, **options: Any
-    ) -> Any:
-        """A dataset; see `kindler.shelves.datasets.Datasets.get`."""
-        name, version = _version(name, version)
-        return super().get(name, version=version, trusted=trusted or self._trusted, **options)
 
-
-class Scripts(scripts.Scripts):
+class Scripts(_Trusting, scripts.Scripts):
     """Functions."""
-
-    def __init__(self, opened: omega.Omega, trusted: bool) -> None:
-        super().__init__(opened.store, opened.bucket)
-        self._trusted = trusted
-
-    def get(
-        self, name: str, *, version: int | str | None = None, trusted: bool = False, **options: Any
-    ) -> Any:
-        """A function; see `kindler.shelves.shelf.Shelf.get`."""
-        name, version = _version(name, version)
-        return super().get(name, version=version, trusted=trusted or self._trusted, **options)
 
 
 def _version(name: str, version: int | str | None) -> tuple[str, int | str | None]:

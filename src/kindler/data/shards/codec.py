@@ -25,6 +25,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
+from kindler.data.arrow import stream, write_rows
 from kindler.data.columns import Array
 from kindler.data.shards import nests
 from kindler.errors import DataError
@@ -39,7 +40,6 @@ __all__ = [
     "leaves",
     "pack",
     "read",
-    "stream",
     "table_to_pandas",
     "to_chunks",
     "unpack",
@@ -210,7 +210,7 @@ def write(packed: Packed, path: str | os.PathLike[str]) -> None:
     if packed.info.kind == "arrays":
         table = table.combine_chunks()  # an array in one piece is a view of the file
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        _write_rows(writer, table)
+        write_rows(writer, table)
 
 
 def read(info: Info, path: str | os.PathLike[str]) -> Packed:
@@ -235,25 +235,6 @@ def _pickled(thing: Any) -> Packed:
         name=type(thing).__name__,
     )
     return Packed(info, data=cloudpickle.dumps(thing, protocol=5))
-
-
-def stream(table: pa.Table) -> bytes:
-    """A table as an Arrow stream."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        _write_rows(writer, table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def _write_rows(writer: Any, table: pa.Table) -> None:
-    table = table.unify_dictionaries()
-    if table.num_rows:
-        writer.write_table(table)
-        return
-    # Categories travel with rows, so a table without any is written as a batch without any.
-    columns = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns]
-    writer.write_batch(pa.RecordBatch.from_arrays([c.slice(0, 0) for c in columns], schema=table.schema))
 
 
 def _meta(schema: pa.Schema) -> dict[str, Any]:

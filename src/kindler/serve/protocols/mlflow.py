@@ -18,7 +18,7 @@ from kindler.serve.protocols.tables import (
     to_arrow,
 )
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
-from kindler.serve.requests import Answer, InferRequest, Reply, Target
+from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
 from kindler.serve.signature import Signature
 
 __all__ = ["Mlflow"]
@@ -73,6 +73,8 @@ class Mlflow:
         request = _request(given[0], body[given[0]])
         if isinstance(body.get("params"), dict):
             request.params = body["params"]
+            # As with a model that `om.models.export_mlflow` wrote.
+            request.method = _method(body["params"])
         return request
 
     def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
@@ -89,6 +91,13 @@ class Mlflow:
             return Reply(message.encode(), "text/plain", status=status)
         code = _CODES.get(status, "BAD_REQUEST" if status < 500 else "INTERNAL_ERROR")
         return Reply(dumps({"error_code": code, "message": message}, tokens=False), status=status)
+
+
+def _method(params: dict[str, Any]) -> str:
+    method = params.get("method", "predict")
+    if method not in METHODS:
+        raise Problem(400, f"'method' is one of {', '.join(METHODS)}; it is {str(method)[:80]!r}.")
+    return str(method)
 
 
 def _request(field: str, value: Any) -> InferRequest:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 
+from kindler.data.arrow import stream
 from kindler.serve.problems import Problem
+from kindler.serve.protocols.arrow import first_line, is_text, read_arrow, read_parquet
 from kindler.serve.protocols.values import as_tensor
 from kindler.serve.requests import Answer
 from kindler.serve.signature import Array
@@ -59,26 +60,17 @@ def from_csv(body: bytes) -> dict[str, Array]:
     try:
         return table_columns(pyarrow.csv.read_csv(io.BytesIO(body)))
     except (pa.ArrowException, ValueError) as exc:
-        raise Problem(400, f"the body is no CSV: {_first(exc)}.") from exc
+        raise Problem(400, f"the body is no CSV: {first_line(exc)}.") from exc
 
 
 def from_parquet(body: bytes) -> dict[str, Array]:
     """A Parquet file."""
-    try:
-        return table_columns(pq.read_table(io.BytesIO(body)))
-    except (pa.ArrowException, OSError, ValueError) as exc:
-        raise Problem(400, f"the body is no Parquet file: {_first(exc)}.") from exc
+    return table_columns(read_parquet(body, share_texts=True))
 
 
 def from_arrow(body: bytes) -> dict[str, Array]:
     """A stream of Arrow record batches."""
-    try:
-        with pa.ipc.open_stream(body) as stream:
-            table = stream.read_all()
-        table.validate(full=True)
-        return table_columns(table)
-    except (pa.ArrowException, OSError, ValueError) as exc:
-        raise Problem(400, f"the body is no Arrow stream: {_first(exc)}.") from exc
+    return table_columns(read_arrow(body))
 
 
 def to_arrow(answer: Answer) -> bytes:
@@ -89,12 +81,7 @@ def to_arrow(answer: Answer) -> bytes:
             raise Problem(400, f"the output {name!r} does not have one row for each row of the request.")
         names.append(name)
         arrays.append(_arrow(array))
-    table = pa.Table.from_arrays(arrays, names=names)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return stream(pa.Table.from_arrays(arrays, names=names))
 
 
 def _arrow(array: Array) -> pa.Array:
@@ -109,7 +96,10 @@ def table_columns(table: pa.Table) -> dict[str, Array]:
     """The columns of an Arrow table."""
     if len(set(table.column_names)) != table.num_columns:
         raise Problem(400, "the table has columns with the same name.")
-    return {name: _values(table.column(name).combine_chunks(), name) for name in table.column_names}
+    try:
+        return {name: _values(table.column(name).combine_chunks(), name) for name in table.column_names}
+    except (pa.ArrowException, ValueError) as exc:
+        raise Problem(400, f"the table cannot be read: {first_line(exc)}.") from exc
 
 
 def _values(column: Any, name: str) -> Array:
@@ -133,26 +123,34 @@ def _values(column: Any, name: str) -> Array:
             raise Problem(400, f"the rows of the column {name!r} differ in length.")
         dims.append(int(next(iter(lengths), 0)))
         column = column.flatten()
-    kind = column.type
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        if column.null_count and not pa.types.is_floating(kind):
-            raise Problem(400, f"the column {name!r} has nulls.")
-        array = column.to_numpy(zero_copy_only=False)
-    elif pa.types.is_decimal(kind):
-        array = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    elif pa.types.is_nested(kind):
-        raise Problem(400, f"the column {name!r} is of type {kind}, which no model takes.")
-    else:
-        array = np.array(column.to_pylist(), dtype=object)
+    array = _flat(column, name)
     if shape is not None:
         dims = [dims[0], *shape]
     made: Array = array.reshape(dims)
     return made
 
 
+def _flat(column: Any, name: str) -> Array:
+    if isinstance(column, pa.DictionaryArray):
+        if is_text(column.type.value_type):
+            texts = np.array([*column.dictionary.to_pylist(), None], dtype=object)
+            found: Array = texts[column.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)]
+            return found
+        column = column.dictionary_decode()
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        if column.null_count and not pa.types.is_floating(kind):
+            raise Problem(400, f"the column {name!r} has nulls.")
+        numbers: Array = column.to_numpy(zero_copy_only=False)
+        return numbers
+    if pa.types.is_decimal(kind):
+        decimals: Array = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return decimals
+    if is_text(kind) or pa.types.is_temporal(kind):
+        return np.array(column.to_pylist(), dtype=object)
+    told = "has nulls only" if pa.types.is_null(kind) else f"is of type {kind}, which no model takes"
+    raise Problem(400, f"the column {name!r} {told}.")
+
+
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def _first(exc: BaseException) -> str:
-    return next(iter(str(exc).splitlines()), type(exc).__name__)[:300]

@@ -34,6 +34,7 @@ _DTYPES = {
     "BYTES": "object",
 }
 _DATATYPES = {dtype: name for name, dtype in _DTYPES.items()}
+_DATATYPES_OF = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}  # a dtype's own name takes long
 
 
 class V2:
@@ -114,7 +115,7 @@ class V2:
 
 def datatype_of(array: Array) -> str:
     """The protocol's name of an array's dtype."""
-    return _DATATYPES.get(array.dtype.name, "BYTES")
+    return _DATATYPES_OF.get(array.dtype, "BYTES")
 
 
 def described(spec: TensorSpec) -> dict[str, Any]:
@@ -172,6 +173,8 @@ def _tensor(entry: Any, rest: _Rest) -> tuple[str, Array]:
 
 def _numbers(array: Array, datatype: str, name: str) -> Array:
     target = np.dtype(_DTYPES[datatype])
+    if array.dtype == target:
+        return array
     whole = array.dtype.kind in "biu"
     if array.dtype.kind == "O" or (target.kind in "biu" and not whole and array.size):
         raise Problem(400, f"the input {name!r} has values that are not of the datatype {datatype}.")
@@ -235,7 +238,7 @@ def _unpacked(content: memoryview, datatype: str, shape: tuple[int, ...], name: 
 
 
 def _packed(array: Array) -> bytes:
-    if array.dtype.name in _DATATYPES and array.dtype.kind != "O":
+    if array.dtype.kind != "O" and datatype_of(array) != "BYTES":
         return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     found: list[bytes] = []
     for item in array.ravel().tolist():

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from kindler.errors import ConfigError
 from kindler.serve.signature import Arrays, Signature
+from kindler.shelves.kinds.function import FunctionHandler, restored
 from kindler.shelves.models import Models
+from kindler.shelves.registry import KINDS as STORED
 from kindler.store import Version
 
-__all__ = ["KINDS", "Servable", "load", "wrap"]
+__all__ = ["KINDS", "Servable", "load", "load_files", "wrap"]
 
 
 class Servable(Protocol):
@@ -59,6 +62,16 @@ def load(models: Models, version: Version, *, trusted: bool) -> Servable:
             made: Servable = _class(_FILES[version.kind])(folder / str(version.meta["file"]))
             return made
     return wrap(models.get(str(version), trusted=trusted), version.kind)
+
+
+def load_files(kind: str, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Servable:
+    """The same of the files of a version that lie in a folder, outside of any store."""
+    if kind in _FILES:
+        made: Servable = _class(_FILES[kind])(folder / str(meta["file"]))
+        return made
+    if kind == FunctionHandler.kind:
+        return wrap(restored(folder, meta, trusted=trusted), kind)
+    return wrap(STORED.handler(kind).read(folder, meta, trusted=trusted), kind)
 
 
 def wrap(model: Any, kind: str | None = None) -> Servable:

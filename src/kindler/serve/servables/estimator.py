@@ -15,7 +15,8 @@ def from_estimator(estimator: Any) -> Servable:
     """A servable of an estimator's model."""
     inner = wrap(estimator.get_model())
     told = estimator.signature
-    features = [str(name) for name in told["feature_cols"] or ()]
+    named = told["feature_cols"] or ()
+    features = [named] if isinstance(named, str) else [str(name) for name in named]
     layout = told["layout"] or {}
     if told["stack_features"] and len(features) > 1 and len(inner.signature.inputs) == 1:
         return _Renamed(inner, replace(inner.signature, columns=tuple(features)))

@@ -1,13 +1,15 @@
 """Keras models, called through their backend's compiled function and not through `predict`.
 
-On TensorFlow that is one graph for any number of rows, on JAX one program for each power of two, to which
-rows are filled up; PyTorch runs as it is.
+On TensorFlow that is one graph for any number of rows, with the weights as constants of it where that can be,
+so that TensorFlow joins operations that it would not otherwise; on JAX one program for each power of two, to
+which rows are filled up; PyTorch runs as it is.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +17,12 @@ import numpy as np
 
 from kindler.frameworks.keras import library
 from kindler.serve.servables.outputs import named
-from kindler.serve.signature import Array, Arrays, Signature, TensorSpec
+from kindler.serve.signature import Array, Arrays, Signature, TensorSpec, example
 
 __all__ = ["KerasServable"]
+
+_log = logging.getLogger("kindler.serve")
+_MOST_CONSTANTS = 1 << 30  # bytes; a graph is a message of at most twice that
 
 
 class KerasServable:
@@ -26,7 +31,6 @@ class KerasServable:
     methods = ("predict",)
 
     def __init__(self, model: Any) -> None:
-        self._model = model
         self.signature = _signature(model)
         self.size = int(sum(int(np.prod(w.shape)) * 4 for w in model.weights))
         backend = library.backend_of(model, None)
@@ -90,21 +94,43 @@ def _on_tensorflow(model: Any, signature: Signature) -> Callable[[list[Array]], 
         for spec in signature.inputs
     ]
 
-    @tf.function(input_signature=[specs], autograph=False)  # type: ignore[untyped-decorator]
-    def forward(values: list[Any]) -> Any:
-        return model(_shaped(model, values), training=False)
-
-    # Looked up once: `forward` itself checks its arguments against the signature on every call.
-    concrete = forward.get_concrete_function()
-    structure = concrete.structured_outputs
     dtypes = [spec.dtype for spec in specs]
 
-    def call(arrays: list[Array]) -> Any:
-        given = [tf.constant(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
-        flat = tf.nest.flatten(concrete(*given))
-        return tf.nest.pack_sequence_as(structure, [tensor.numpy() for tensor in flat])
+    def traced() -> Any:
+        @tf.function(input_signature=[specs], autograph=False)  # type: ignore[untyped-decorator]
+        def forward(values: list[Any]) -> Any:
+            return model(_shaped(model, values), training=False)
 
-    return call
+        # Looked up once: `forward` itself checks its arguments against the signature on every call.
+        return forward.get_concrete_function()
+
+    def caller(function: Any, structure: Any, kept: Any) -> Callable[[list[Array]], Any]:
+        def call(arrays: list[Array], kept: Any = kept) -> Any:
+            given = [tf.constant(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+            flat = tf.nest.flatten(function(*given))
+            return tf.nest.pack_sequence_as(structure, [tensor.numpy() for tensor in flat])
+
+        return call
+
+    concrete = traced()
+    structure = tf.nest.map_structure(lambda _: None, concrete.structured_outputs)
+    plain = caller(concrete, structure, model)  # the function does not keep its variables by itself
+    given = example(signature, rows=2)
+    size = sum(int(np.prod(w.shape)) * 4 for w in model.weights)
+    if given is None or size > _MOST_CONSTANTS:
+        return plain
+    arrays = [given[spec.name] for spec in signature.inputs]
+    try:
+        wanted = tf.nest.flatten(plain(arrays))
+        freeze = importlib.import_module("tensorflow.python.framework.convert_to_constants")
+        quick = caller(freeze.convert_variables_to_constants_v2(concrete), structure, None)
+        found = tf.nest.flatten(quick(arrays))
+        if all(np.allclose(a, b, 1e-4, 1e-5, equal_nan=True) for a, b in zip(wanted, found, strict=True)):
+            return quick
+        _log.info("the weights stay variables: as constants they give other outputs")
+    except Exception as exc:  # noqa: BLE001 - it is an optimization of TensorFlow's, with errors of its own
+        _log.info("the weights stay variables: %s", exc)
+    return caller(traced(), structure, model)  # what was tried may have taken parts of the first away
 
 
 def _on_jax(model: Any, signature: Signature) -> Callable[[list[Array]], Any]:

@@ -6,7 +6,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from kindler.errors import MissingExtraError
+from kindler.errors import ConfigError, MissingExtraError
+from kindler.serve.servables.fixed import in_fixed_rows
 from kindler.serve.signature import Arrays, Signature, TensorSpec
 
 __all__ = ["OnnxServable"]
@@ -22,7 +23,7 @@ _DTYPES = {
 
 
 class OnnxServable:
-    """A session of onnxruntime."""
+    """A session of onnxruntime, which any number of threads may use."""
 
     methods = ("predict",)
 
@@ -33,12 +34,23 @@ class OnnxServable:
             if exc.name != "onnxruntime":
                 raise
             raise MissingExtraError(what="an ONNX model", package="onnxruntime", extra="onnx") from exc
-        self._session: Any = runtime.InferenceSession(str(path), providers=runtime.get_available_providers())
-        self.signature = Signature(_specs(self._session.get_inputs()), _specs(self._session.get_outputs()))
+        try:
+            self._session: Any = runtime.InferenceSession(
+                str(path), providers=runtime.get_available_providers()
+            )
+        except Exception as exc:  # its errors have no base of their own
+            raise ConfigError(f"onnxruntime cannot load {path.name}: {_first(exc)}") from exc
+        nodes = self._session.get_inputs()
+        self.signature = Signature(_specs(nodes), _specs(self._session.get_outputs()))
         self.size = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
+        fixed = {node.shape[0] for node in nodes if node.shape and isinstance(node.shape[0], int)}
+        self._rows = fixed.pop() if len(fixed) == 1 else None
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
         """See `Servable`."""
+        return in_fixed_rows(self._run, inputs, self._rows)
+
+    def _run(self, inputs: Arrays) -> Arrays:
         names = [spec.name for spec in self.signature.outputs]
         return dict(zip(names, self._session.run(names, inputs), strict=True))
 
@@ -52,3 +64,7 @@ def _specs(nodes: Any) -> tuple[TensorSpec, ...]:
         )
         for node in nodes
     )
+
+
+def _first(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:300]

@@ -9,10 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from kindler.errors import MissingExtraError
+from kindler.errors import ConfigError, MissingExtraError
+from kindler.serve.servables.fixed import in_fixed_rows
 from kindler.serve.signature import Arrays, Signature, TensorSpec
 
 __all__ = ["OpenvinoServable"]
+
+# Where a processor has them, OpenVINO would compute in 16 bits, and answer otherwise than elsewhere.
+_SETTINGS = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 class OpenvinoServable:
@@ -28,14 +32,23 @@ class OpenvinoServable:
                 raise
             raise MissingExtraError(what="an OpenVINO model", package="openvino", extra="openvino") from exc
         core = openvino.Core()
-        compiled: Any = core.compile_model(core.read_model(str(path)), "CPU")
+        try:
+            compiled: Any = core.compile_model(core.read_model(str(path)), "CPU", _SETTINGS)
+        except RuntimeError as exc:
+            told = _last(exc).replace(str(path), path.name)
+            raise ConfigError(f"OpenVINO cannot load {path.name}: {told}") from exc
         self._request = compiled.create_infer_request()
         self._lock = threading.Lock()
         self.signature = Signature(_specs(compiled.inputs, "input"), _specs(compiled.outputs, "output"))
         self.size = path.with_suffix(".bin").stat().st_size
+        fixed = {_length(port.get_partial_shape()[0]) for port in compiled.inputs if _has_rows(port)}
+        self._rows = fixed.pop() if len(fixed) == 1 else None
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
         """See `Servable`."""
+        return in_fixed_rows(self._run, inputs, self._rows)
+
+    def _run(self, inputs: Arrays) -> Arrays:
         with self._lock:
             found = self._request.infer({i: inputs[s.name] for i, s in enumerate(self.signature.inputs)})
             return {spec.name: np.array(found[i]) for i, spec in enumerate(self.signature.outputs)}
@@ -46,7 +59,22 @@ def _specs(ports: Any, what: str) -> tuple[TensorSpec, ...]:
         TensorSpec(
             next(iter(sorted(port.get_names())), f"{what}_{i}"),
             str(np.dtype(port.get_element_type().to_dtype()).name),
-            tuple(None if d.is_dynamic else int(d.get_length()) for d in port.get_partial_shape()),
+            (None, *map(_length, list(port.get_partial_shape())[1:])) if _has_rows(port) else None,
         )
         for i, port in enumerate(ports)
     )
+
+
+def _has_rows(port: Any) -> bool:
+    shape = port.get_partial_shape()
+    return bool(shape.rank.is_static and len(shape))
+
+
+def _length(dimension: Any) -> int | None:
+    return None if dimension.is_dynamic else int(dimension.get_length())
+
+
+def _last(error: BaseException) -> str:
+    """The cause; the lines before it are places in OpenVINO's source."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,18 +11,26 @@ from kindler.shelves.kinds.files import FileHandler
 
 __all__ = ["OpenvinoHandler"]
 
+_FILE = "model.xml"
+
 
 class OpenvinoHandler(FileHandler):
-    """`.xml` files with their weights."""
+    """`.xml` files with their weights, and `openvino.Model` objects."""
 
     kind: ClassVar[str] = "openvino"
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""
-        return isinstance(obj, Path)
+        return isinstance(obj, Path) or (
+            type(obj).__name__ == "Model" and type(obj).__module__.partition(".")[0] == "openvino"
+        )
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
         """See `Handler`."""
+        if not isinstance(obj, Path):
+            # As it is: by itself, OpenVINO would make 16 bits of its weights.
+            importlib.import_module("openvino").save_model(obj, str(folder / _FILE), compress_to_fp16=False)
+            return {"file": _FILE}
         weights = obj.with_suffix(".bin")
         if not weights.is_file():
             raise ConfigError(f"{obj.name} needs {weights.name!r}, which is not beside it.")

@@ -1,4 +1,8 @@
-"""scikit-learn estimators, by skops: types that it does not know to be harmless are refused."""
+"""scikit-learn estimators, by skops: types that are not known to be harmless are refused.
+
+A type is harmless if a file that lies about its fields gets wrong numbers, and no more. Trees and neighbours
+are not: their compiled code follows what the file says without looking.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,26 @@ from kindler.shelves.handler import Handler, require_trust
 __all__ = ["SklearnHandler"]
 
 _FILE = "model.skops"
+# Beside what skops knows by itself: plain Python with numbers in it, and pure functions.
+_HARMLESS = frozenset(
+    {
+        "numpy.dtype",
+        "numpy.mean",
+        "sklearn._loss.loss.HalfTweedieLossIdentity",
+        "sklearn.calibration._CalibratedClassifier",
+        "sklearn.calibration._SigmoidCalibration",
+        "sklearn.feature_selection._univariate_selection.f_classif",
+        "sklearn.feature_selection._univariate_selection.f_regression",
+        "sklearn.gaussian_process._gpc._BinaryGaussianProcessClassifierLaplace",
+        "sklearn.gaussian_process.kernels.ConstantKernel",
+        "sklearn.gaussian_process.kernels.Product",
+        "sklearn.gaussian_process.kernels.RBF",
+        "sklearn.gaussian_process.kernels.Sum",
+        "sklearn.gaussian_process.kernels.WhiteKernel",
+        "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
+        "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
+    }
+)
 
 
 class SklearnHandler(Handler):
@@ -41,11 +65,11 @@ class SklearnHandler(Handler):
 
 
 def _unknown(path: Path, *, trusted: bool) -> list[str]:
-    found = list(_skops().get_untrusted_types(file=path))
-    if found:
-        shown = ", ".join(found[:5])
+    found = set(_skops().get_untrusted_types(file=path))
+    if strange := sorted(found - _HARMLESS):
+        shown = ", ".join(strange[:5])
         require_trust(trusted, what="the scikit-learn model", reason=f"it has objects of {shown}")
-    return found
+    return sorted(found)
 
 
 def _skops() -> Any:

@@ -7,6 +7,7 @@ An exported program runs code of its file: loading it evaluates text that is in 
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ _HINT = (
 
 
 class TorchHandler(Handler):
-    """`nn.Module` objects.
+    """`nn.Module` objects, and `.pt2` files of `torch.export`.
 
     `init` are the arguments its class is made with, as JSON has them. `example` is a tuple of inputs, with
     which `torch.export` makes a program that needs no class.
@@ -40,7 +41,7 @@ class TorchHandler(Handler):
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""
-        return isinstance(obj, torch.nn.Module)
+        return isinstance(obj, torch.nn.Module | Path)
 
     def write(
         self,
@@ -53,10 +54,14 @@ class TorchHandler(Handler):
         **options: Any,
     ) -> dict[str, Any]:
         """See `Handler`."""
-        if example is not None:
+        if isinstance(obj, Path) or example is not None:
             require_trust(
                 trusted, what="an exported program", reason="loading it evaluates text that is in it"
             )
+        if isinstance(obj, Path):
+            shutil.copyfile(obj, folder / _PROGRAM)
+            return {"form": "program"}
+        if example is not None:
             torch.export.save(torch.export.export(obj, tuple(example)), folder / _PROGRAM)
             return {"form": "program"}
         told = _how_to_make(obj, init)

@@ -1,0 +1,264 @@
+"""Files of data by what their names end in: tables, arrays, values, and the rows of a prediction."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from kindler.errors import ConfigError, DataError
+
+__all__ = ["FORMATS", "Rows", "as_columns", "read_rows", "to_store", "write"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FORMATS = ("csv", "json", "jsonl", "parquet", "npy", "npz")
+_TABLES = ("csv", "jsonl", "parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a model is to predict.
+
+    Attributes:
+        arrays: Arrays by name; one without a name has the name "".
+        table: The table that they are columns of, if they are.
+    """
+
+    arrays: Mapping[str, Array]
+    table: pa.Table | None = None
+
+
+def to_store(path: Path) -> Any:
+    """What a dataset is put as: the path where the store knows its kind, else what is in the file."""
+    if not path.exists():
+        raise ConfigError(f"there is nothing at {str(path)!r}.")
+    kind = path.suffix.lower().removeprefix(".")
+    if kind in ("csv", "jsonl"):
+        return _table(path.read_bytes(), kind, str(path))
+    return _arrays(path.read_bytes(), str(path)) if kind == "npz" else path
+
+
+def read_rows(path: str, kind: str | None) -> Rows:
+    """The rows in a file, or in what comes by standard input if the path is "-".
+
+    Args:
+        path: The file.
+        kind: One of `FORMATS`; None goes by the name, or by how the input begins.
+
+    Raises:
+        DataError: They are none.
+    """
+    content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    shown = "the input" if path == "-" else path
+    found = kind or _kind(Path(path), content)
+    if found in _TABLES:
+        return _columns(_table(content, found, shown))
+    if found == "npz":
+        return Rows(_arrays(content, shown))
+    if found == "npy":
+        return Rows({"": _array(content, shown)})
+    return _from_json(content, shown)
+
+
+def as_columns(arrays: Mapping[str, Array]) -> pa.Table:
+    """A table of arrays: rows of several numbers as tensors of fixed shape."""
+    return pa.table({name: _column(array, name) for name, array in arrays.items()})
+
+
+def write(value: Any, path: Path | None) -> None:
+    """Write a value to a file, in the form that its name says; without a path, print it.
+
+    Raises:
+        ConfigError: A file of that name cannot have such a value.
+    """
+    kind = path.suffix.lower().removeprefix(".") if path is not None else _printed(value)
+    make = _WRITERS.get(kind)
+    if make is None:
+        raise ConfigError(f"{path} ends in none of {', '.join('.' + name for name in FORMATS)}.")
+    content = make(value)
+    if path is None:
+        sys.stdout.write(content.decode())
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def _printed(value: Any) -> str:
+    return "csv" if isinstance(value, pa.Table) else "json"
+
+
+def _kind(path: Path, content: bytes) -> str:
+    suffix = path.suffix.lower().removeprefix(".")
+    if suffix in FORMATS:
+        return suffix
+    if str(path) != "-":
+        raise ConfigError(
+            f"{path} ends in none of {', '.join('.' + name for name in FORMATS)}.\n"
+            "Hint: --format says what it is."
+        )
+    return "json" if content.lstrip()[:1] in (b"[", b"{") else "csv"
+
+
+def _table(content: bytes, kind: str, shown: str) -> pa.Table:
+    try:
+        if kind == "csv":
+            return pa.csv.read_csv(io.BytesIO(content))
+        if kind == "jsonl":
+            return pa.json.read_json(io.BytesIO(content))
+        return pq.read_table(io.BytesIO(content))
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise DataError(f"{shown} is no {kind} file: {_first(exc)}.") from exc
+
+
+def _array(content: bytes, shown: str) -> Array:
+    try:
+        array: Array = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as exc:
+        raise DataError(f"{shown} is no array that can be read without a pickle: {_first(exc)}.") from exc
+    return array
+
+
+def _arrays(content: bytes, shown: str) -> dict[str, Array]:
+    loaded: Any = _array(content, shown)
+    if isinstance(loaded, np.ndarray):
+        raise DataError(f"{shown} is one array, and no .npz file of several.")
+    return {name: loaded[name] for name in loaded.files}
+
+
+def _from_json(content: bytes, shown: str) -> Rows:
+    try:
+        value = json.loads(content)
+    except ValueError as exc:
+        raise DataError(f"{shown} is no JSON: {exc}.") from exc
+    try:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return _columns(pa.Table.from_pylist(value))
+        if isinstance(value, dict):
+            return _columns(pa.table({name: pa.array(items) for name, items in value.items()}))
+        array = np.array(value)
+    except (pa.ArrowException, ValueError, TypeError) as exc:
+        raise DataError(f"{shown} has no rows: {_first(exc)}.") from exc
+    if not isinstance(value, list) or not value or array.dtype.kind not in "biufU":
+        raise DataError(f"{shown} must be a list of rows, a list of objects, or an object of lists.")
+    return Rows({"": array})
+
+
+def _columns(table: pa.Table) -> Rows:
+    from kindler.serve.problems import Problem
+    from kindler.serve.protocols.tables import table_columns
+
+    try:
+        return Rows(table_columns(table), table)
+    except Problem as exc:
+        raise DataError(exc.message) from exc
+
+
+def _column(array: Array, name: str) -> Any:
+    if not array.ndim:
+        raise DataError(f"{name or 'the array'} is one value, and no rows.")
+    if array.ndim == 1 or array.dtype.kind in "ObUS" or 0 in array.shape:
+        return pa.array(array.tolist() if array.ndim > 1 or array.dtype.kind in "OUS" else array)
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
+
+
+def _csv(value: Any) -> bytes:
+    sink = io.BytesIO()
+    try:
+        pa.csv.write_csv(_flat(_as_table(value, "csv")), sink)
+    except pa.ArrowException as exc:
+        raise ConfigError(f"CSV cannot have this table: {_first(exc)}.\nHint: .parquet can.") from exc
+    return sink.getvalue()
+
+
+def _parquet(value: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(_as_table(value, "parquet"), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(_plain(value)) + "\n").encode()
+
+
+def _jsonl(value: Any) -> bytes:
+    return "".join(
+        json.dumps(row, default=str) + "\n" for row in _as_table(value, "jsonl").to_pylist()
+    ).encode()
+
+
+def _npy(value: Any) -> bytes:
+    if not isinstance(value, np.ndarray):
+        raise ConfigError(f"a .npy file is one array, and this is a {_title(value)}.")
+    sink = io.BytesIO()
+    np.save(sink, value, allow_pickle=False)
+    return sink.getvalue()
+
+
+def _npz(value: Any) -> bytes:
+    arrays = {str(i): one for i, one in enumerate(value)} if isinstance(value, tuple) else value
+    if not isinstance(arrays, Mapping) or not all(isinstance(one, np.ndarray) for one in arrays.values()):
+        raise ConfigError(f"a .npz file is several arrays, and this is a {_title(value)}.")
+    sink = io.BytesIO()
+    np.savez(sink, **{str(name): one for name, one in arrays.items()})
+    return sink.getvalue()
+
+
+_WRITERS = {"csv": _csv, "json": _json, "jsonl": _jsonl, "parquet": _parquet, "npy": _npy, "npz": _npz}
+
+
+def _as_table(value: Any, kind: str) -> pa.Table:
+    if isinstance(value, pa.Table):
+        return value
+    if type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "columns"):
+        return pa.Table.from_pandas(value, preserve_index=False)
+    if isinstance(value, np.ndarray) and value.ndim in (1, 2):
+        columns = value[:, None] if value.ndim == 1 else value
+        return pa.table({str(i): columns[:, i] for i in range(columns.shape[1])})
+    raise ConfigError(f"a .{kind} file is a table, and this is a {_title(value)}.")
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    """Columns of lists of one length as columns of numbers: CSV has no lists."""
+    found: dict[str, Any] = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        lists = column.storage if isinstance(column, pa.ExtensionArray) else column
+        if isinstance(lists, pa.FixedSizeListArray):
+            width, values = lists.type.list_size, lists.flatten()
+            found |= {
+                f"{name}_{i}": values.take(pa.array(range(i, len(values), width))) for i in range(width)
+            }
+        else:
+            found[name] = column
+    return pa.table(found)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, pa.Table):
+        return json.loads(json.dumps(value.to_pylist(), default=str))
+    if type(value).__module__.partition(".")[0] == "pandas":
+        return _plain(_as_table(value, "json"))
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inside) for name, inside in value.items()}
+    return [_plain(inside) for inside in value] if isinstance(value, list | tuple) else value
+
+
+def _title(value: Any) -> str:
+    return "table" if isinstance(value, pa.Table) else type(value).__qualname__
+
+
+def _first(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:300].rstrip(".")

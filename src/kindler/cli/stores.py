@@ -1,0 +1,84 @@
+"""The store that a command works on, and what it shows of versions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kindler.omega import Omega
+    from kindler.store import Version
+
+__all__ = ["add_store", "aligned", "as_json", "as_table", "opened"]
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which store, and which bucket of it."""
+    parser.add_argument("--store", metavar="URL", help="the store (default: KINDLER_STORE, or your own)")
+    parser.add_argument(
+        "--bucket", default="default", metavar="NAME", help="the bucket in it (default: %(default)s)"
+    )
+
+
+def opened(chosen: argparse.Namespace) -> Omega:
+    """The shelves of the bucket."""
+    from kindler.omega import Omega
+
+    return Omega(chosen.store, bucket=chosen.bucket)
+
+
+def as_json(versions: Sequence[Version], tags: Mapping[tuple[str, int], Sequence[str]]) -> str:
+    """A list of objects, with sizes in bytes and times in full."""
+    told = [
+        {
+            "name": v.name,
+            "version": v.number,
+            "kind": v.kind,
+            "size": v.size,
+            "created": v.created.isoformat(),
+            "tags": list(tags.get((v.name, v.number), ())),
+            "attributes": dict(v.attributes),
+        }
+        for v in versions
+    ]
+    return json.dumps(told, indent=2)
+
+
+def as_table(versions: Sequence[Version], tags: Mapping[tuple[str, int], Sequence[str]]) -> str:
+    """A line each, aligned, below a line of headings."""
+    rows: list[tuple[str, ...]] = [("NAME", "VERSION", "KIND", "SIZE", "CREATED", "TAGS")]
+    for v in versions:
+        found = " ".join(tags.get((v.name, v.number), ()))
+        rows.append((v.name, str(v.number), v.kind, _size(v.size), _time(v.created), found))
+    return aligned(rows, right=(1, 3))
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Columns of equal width, two blanks apart; those of `right` with their ends below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _size(size: int) -> str:
+    value: float = size
+    for unit in _UNITS[:-1]:
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} {_UNITS[-1]}"
+
+
+def _time(created: datetime) -> str:
+    return f"{created.astimezone():%Y-%m-%d %H:%M}"

@@ -1,0 +1,90 @@
+"""The web page: a few static files, and the routes that hand them out.
+
+What it shows it asks of the API, with the key of whoever looks at it: the files themselves are nothing secret
+and need no key. They are kept in memory, so that no path of a request ever meets the disk.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from kindler.serve.problems import Problem
+
+__all__ = ["page_routes"]
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# Nothing from elsewhere, nothing inline, in nobody's frame, and no text that becomes HTML by mistake.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+    " require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",  # asked for again each time, and mostly answered with 304
+    "vary": "accept-encoding",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    packed: bytes
+    kind: str
+    etag: str
+
+    def reply(self, request: Request) -> Response:
+        headers = {**_HEADERS, "etag": self.etag}
+        if self.etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(self.packed, 200, {**headers, "content-encoding": "gzip"}, self.kind)
+        return Response(self.content, 200, headers, self.kind)
+
+
+def page_routes() -> APIRouter:
+    """The page at `/`, and what belongs to it below `/static/`."""
+    routes = APIRouter(include_in_schema=False)
+    files = _files()
+
+    @routes.api_route("/", methods=["GET", "HEAD"])
+    async def index(request: Request) -> Response:
+        return files["index.html"].reply(request)
+
+    @routes.api_route("/favicon.ico", methods=["GET", "HEAD"])
+    async def icon(request: Request) -> Response:
+        return files["favicon.svg"].reply(request)
+
+    @routes.api_route("/static/{name:path}", methods=["GET", "HEAD"])
+    async def static(request: Request, name: str) -> Response:
+        if name not in files:
+            raise Problem(404, f"the page has no file {name[:80]!r}.")
+        return files[name].reply(request)
+
+    return routes
+
+
+def _files() -> dict[str, _File]:
+    found = {}
+    for entry in (resources.files(__package__) / "files").iterdir():
+        suffix = "." + entry.name.rpartition(".")[2]
+        if suffix in _TYPES:
+            content = entry.read_bytes()
+            etag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
+            found[entry.name] = _File(content, gzip.compress(content, mtime=0), _TYPES[suffix], etag)
+    return found

@@ -1,0 +1,151 @@
+// A model: its versions and aliases, what it takes and gives, how it was trained, and a form to try it.
+
+import { ApiError, api, part } from "./api.js";
+import { lineChart } from "./chart.js";
+import { about, card, cell, chip, h, short, size, table, toast, when } from "./dom.js";
+import { shown } from "./tensors.js";
+import { tryIt } from "./tryit.js";
+
+const SMALL = 64 * 2 ** 20; // bytes: a model up to this is loaded to be looked at
+const FEW = 8; // versions that are shown at once
+const NO_CURVE = new Set(["epoch", "step", "steps", "num_samples", "val_num_samples", "seconds", "rows_per_s"]);
+
+export async function model({ bucket, name, version, may, signal, again }) {
+  const ref = version ? `${name}@${version}` : name;
+  const { result: told } = await api(`model/${part(ref)}`, { query: { bucket }, signal });
+  const place = { bucket, name, version, signal, again };
+  const known = h("div");
+  const form = h("div");
+  const load = async () => {
+    try {
+      const served = await api(`model/${part(`${name}@${told.version}`)}/signature`, { query: { bucket }, signal });
+      known.replaceChildren(signature(served));
+      form.replaceChildren(tryIt(place, told, served, may("predict")));
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      known.replaceChildren(signature(told.signature), h("p.said", error.message));
+      form.replaceChildren(h("p.said", error.message));
+    }
+  };
+  if (told.loaded || told.size <= SMALL) {
+    known.append(h("p.note", "Loading…"));
+    form.append(h("p.note", "Loading…"));
+    load();
+  } else {
+    const button = () => h("button", { onclick: load }, `Load it (${size(told.size)})`);
+    known.append(signature(told.signature), button());
+    form.append(h("p.note", "The form is made from what the loaded model takes. "), button());
+  }
+  const facts = [["Kind", told.kind], ["Version", `${told.version} of ${told.newest}`], ["Size", size(told.size)],
+    ["Stored", when(told.created)],
+    ["Digest", h("code", { title: told.digest }, told.digest.slice(0, 12)), "wide"]];
+  const curves = history(told.history);
+  const said = [card("Signature", "", known), attributes(told)];
+  const beside = curves && curves.querySelectorAll(".chart").length <= 2;
+  return h("div",
+    about(bucket, "Models", name, [told.aliases.map(chip), told.version === told.newest ? "" : h("span.hint",
+      `version ${told.version}; `, h("a", { href: address(bucket, name) }, `the newest is ${told.newest}`))], facts),
+    h("div.pair",
+      h("div", versions(place, told), aliases(place, told, may("admin")), beside ? said : ""),
+      h("div", beside ? curves : said)),
+    beside ? "" : curves,
+    card("Try it", "", form));
+}
+
+const address = (bucket, name, version) => `#/b/${bucket}/models/${part(name)}${version ? `/${version}` : ""}`;
+
+function versions({ bucket, name }, told) {
+  const columns = ["Version", "Aliases", ["Size", "right"], ["Kind", "wide"], "Stored"];
+  const body = h("div");
+  const draw = (most) => {
+    const rows = told.versions.slice(0, most).map((one) => [
+      h("a", { href: address(bucket, name, one.version), "aria-current": String(one.version === told.version) },
+        String(one.version)),
+      one.aliases.map((alias) => [chip(alias), " "]), size(one.size), h("span.quiet", one.kind), when(one.created)]);
+    const more = told.versions.length - rows.length;
+    body.replaceChildren(table("Versions", columns, rows),
+      more ? h("button.plain.more", { onclick: () => draw(Infinity) }, `Show ${more} more`) : "");
+  };
+  draw(FEW);
+  return card("Versions", ".flush", body);
+}
+
+function aliases({ bucket, name, again }, told, may) {
+  if (!may) return ""; // the versions tell which aliases there are
+  const said = h("p.said", { role: "alert" });
+  const act = async (doing, sentence) => {
+    said.textContent = "";
+    try {
+      await doing();
+      toast(sentence);
+      await again();
+      document.querySelector(".aliases select")?.focus();
+    } catch (error) {
+      said.textContent = error instanceof ApiError ? error.message : String(error);
+    }
+  };
+  const path = (alias) => `model/${part(name)}/aliases/${part(alias)}`;
+  const move = (event, alias, version) => {
+    event.preventDefault();
+    const body = JSON.stringify({ version: Number(version) });
+    const sent = () => api(path(alias), { method: "PUT", query: { bucket }, body });
+    return act(sent, `${alias} now serves version ${version}.`);
+  };
+  const choice = (label, chosen) => h("select", { "aria-label": label },
+    told.versions.map(({ version }) => h("option", { value: version, selected: version === chosen }, `version ${version}`)));
+  const rows = Object.entries(told.tags).sort().map(([alias, at]) => {
+    const target = choice(`Version for ${alias}`, at);
+    const remove = () => {
+      if (!confirm(`Take the alias ${alias} away? Those who ask for ${name}@${alias} will get 404.`)) return;
+      act(() => api(path(alias), { method: "DELETE", query: { bucket } }), `${alias} is gone.`);
+    };
+    return h("li", h("form.line", { onsubmit: (event) => move(event, alias, target.value) },
+      chip(alias), target, h("button", "Move"),
+      h("button.plain.bad", { type: "button", "aria-label": `Remove ${alias}`, title: "Remove", onclick: remove }, "✕")));
+  });
+  const fresh = h("input", { "aria-label": "New alias", placeholder: "new alias", required: true,
+    pattern: "[A-Za-z][A-Za-z0-9._\\-]{0,99}",
+    title: "A letter, then letters, digits, dots, dashes or underscores", autocomplete: "off", spellcheck: "false" });
+  const target = choice("Version for the new alias", told.version);
+  return card("Aliases", ".aliases", h("ul.plain", rows),
+    h("form.line", { onsubmit: (event) => move(event, fresh.value, target.value) }, fresh, target, h("button", "Add")), said);
+}
+
+function signature(told) {
+  if (!told) return h("p.note", "The store does not know it; the model does, once it is loaded.");
+  const rows = (specs, side) => specs.map((one) => [
+    h("span.quiet", side), h("code", one.name), one.dtype || "any", h("code", shown(one.shape))]);
+  const all = [...rows(told.inputs, "in"), ...rows(told.outputs, "out")];
+  return h("div", table("Signature", ["", "Name", "Type", "Shape"], all),
+    told.columns ? h("p.hint", "Columns: ", told.columns.map((name) => [h("code", name), " "])) : "");
+}
+
+function attributes(told) {
+  const known = Object.entries(told.attributes).filter(([name]) => name !== "history");
+  if (!known.length) return "";
+  return card("Attributes", "", h("dl.pairs", known.map(([name, value]) => [h("dt", name), h("dd", cell(value))])));
+}
+
+function history(epochs) {
+  const rows = epochs.filter((row) => row && typeof row === "object");
+  if (!rows.length) return "";
+  const names = [...new Set(rows.flatMap(Object.keys))]
+    .filter((name) => rows.some((row) => Number.isFinite(row[name])));
+  const x = rows.map((row, i) => (Number.isFinite(row.epoch) ? row.epoch : i + 1));
+  const values = (name) => rows.map((row) => (typeof row[name] === "number" ? row[name] : null));
+  const main = names
+    .filter((name) => !NO_CURVE.has(name) && !(name.startsWith("val_") && names.includes(name.slice(4))));
+  main.sort((a, b) => (b === "loss") - (a === "loss"));
+  const plots = main.map((name) => {
+    const plot = lineChart(name, { height: 210 });
+    const series = [{ name: "training", values: values(name) }];
+    if (names.includes(`val_${name}`)) series.push({ name: "validation", values: values(`val_${name}`), second: true });
+    plot.update({ x, xName: "epoch", series });
+    return plot;
+  });
+  return card("Training history", "",
+    h("div.plots", plots),
+    h("details", h("summary", `All figures of ${rows.length} ${rows.length === 1 ? "epoch" : "epochs"}`),
+      table("Training history", names.map((name) => [name, "right"]),
+        rows.map((row) => names.map((name) => (row[name] == null ? "" : short(row[name])))))));
+}

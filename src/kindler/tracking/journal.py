@@ -1,0 +1,76 @@
+"""What is said of a run, written in order by a thread of its own: whoever says it never waits.
+
+Where nobody can be reached it is kept, tried again with what is said next, and warned of once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+__all__ = ["Journal"]
+
+Entry = Callable[[], None]
+
+_log = logging.getLogger(__name__)
+
+
+class Journal:
+    """A queue of things to write.
+
+    Args:
+        name: Where they are written to, for the warning.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._entries: deque[Entry] = deque()
+        self._wake = threading.Condition()
+        self._news = self._closing = self._warned = False
+        self._thread = threading.Thread(target=self._run, name="kindler-journal", daemon=True)
+        self._thread.start()
+
+    def add(self, entry: Entry) -> None:
+        """Write this after all that came before."""
+        with self._wake:
+            self._entries.append(entry)
+            self._news = True
+            self._wake.notify()
+
+    def close(self, timeout_s: float) -> int:
+        """Wait until all is written, or the time is over; how many were not."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(timeout_s)
+        with self._wake:
+            return len(self._entries)
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            with self._wake:
+                # After a failure not before something new is said: trying all the time would help nobody.
+                self._wake.wait_for(lambda: self._news or self._closing)
+                self._news, last = False, self._closing
+                waiting = list(self._entries)
+            self._write(waiting)
+
+    def _write(self, waiting: list[Entry]) -> None:
+        for entry in waiting:
+            try:
+                entry()
+            except Exception as exc:  # noqa: BLE001  whatever it is, the run must go on
+                self._warn(exc)
+                return
+            with self._wake:
+                self._entries.popleft()
+
+    def _warn(self, error: Exception) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        _log.warning("%s cannot be written to; training goes on: %s", self._name, first[:300])

@@ -1,0 +1,281 @@
+"""`MLflowLogger`: a run of `fit` as a run of MLflow. It stays on the driver; see `train/watching.py`.
+
+A server that cannot be used is an error before workers start. Later nothing that goes wrong with it stops the
+training: figures are written by a thread of their own (`journal.py`), and what could not be is warned of.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from kindler.errors import MissingExtraError, TrackingError
+from kindler.tracking.journal import Journal
+from kindler.tracking.run import TrackedRun
+from kindler.train.watching import Ending, Watcher
+
+__all__ = ["MLflowLogger"]
+
+_STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+_LONGEST_TAG = 5000
+_PATIENCE_S = {"finished": 30.0, "failed": 10.0, "killed": 5.0}
+# Unless the user has said so: MLflow would try for minutes whether a server is there.
+_HASTE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+
+
+class MLflowLogger(Watcher):
+    """Logs a run to MLflow: what it was told, its figures after each epoch, how it ended, and the model.
+
+    Goes among the `callbacks` of `fit`, for PyTorch and Keras alike. A run that loses workers goes on as the
+    same run of MLflow, and no figure is logged twice.
+
+    Args:
+        tracking_uri: The tracking server (`http://host:5000`), or what else MLflow takes; None is MLflow's
+            own choice, as `MLFLOW_TRACKING_URI`.
+        experiment: The experiment's name, which is made if it is not there; None is MLflow's own choice, as
+            `MLFLOW_EXPERIMENT_NAME`.
+        run_name: What to call the run; None lets MLflow choose.
+        run_id: A run to go on with, as after `fit(resume=True)`; epochs that it has are not logged again.
+            None makes a new one, or takes the one that `mlflow.start_run` has opened here and leaves it
+            open.
+        tags: Tags of the run.
+        log_model: Log the trained model as an MLflow model, with its signature, when the run has finished.
+        model_name: What to call the model in the run.
+        registered_model: A name in MLflow's registry, of which the model becomes the newest version.
+        model_options: What `om.models.put` needs to store the model: `{"init": {...}}` for a PyTorch class of
+            yours, `{"trusted": True}`.
+
+    Attributes:
+        run_id: The run of MLflow; None before the first `fit`.
+        model_uri: Where the model was logged, as `mlflow.pyfunc.load_model` takes it, or None.
+    """
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str | None = None,
+        run_name: str | None = None,
+        *,
+        run_id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        log_model: bool = True,
+        model_name: str = "model",
+        registered_model: str | None = None,
+        model_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tracking_uri = tracking_uri
+        self.experiment = experiment
+        self.run_name = run_name
+        self.run_id = run_id
+        self.tags = dict(tags or {})
+        self.log_model = log_model or registered_model is not None
+        self.model_name = model_name
+        self.registered_model = registered_model
+        self.model_options = dict(model_options or {})
+        self.model_uri: str | None = None
+        self._given_run = run_id
+        self._run: TrackedRun | None = None
+        self._refused: str | None = None
+
+    def run_begins(self, facts: Mapping[str, Any]) -> None:
+        """Open the run and log what it was told.
+
+        Raises:
+            MissingExtraError: mlflow is not installed.
+            TrackingError: The server cannot be used.
+        """
+        mlflow = _library()
+        uri = self.tracking_uri or mlflow.get_tracking_uri()
+        self.model_uri = None
+        try:
+            with _in_haste():
+                self._run = self._opened(mlflow, uri)
+                self._run.log_params(facts)
+                self._run.set_tags({**_system(facts), **self.tags})
+        except (mlflow.exceptions.MlflowException, OSError, ImportError) as exc:
+            self._abandon()
+            hint = "is the tracking server up, and tracking_uri (or MLFLOW_TRACKING_URI) right?"
+            if isinstance(exc, ImportError):
+                hint = "a database or a folder as tracking_uri needs the whole package: pip install mlflow."
+            told = _first(exc).replace(uri, _bare(uri))
+            raise TrackingError(
+                f"MLflow at {_bare(uri)} cannot be used: {told}\nHint: {hint}", uri=_bare(uri)
+            ) from exc
+        self.run_id = self._run.id
+        self._joined, self._refused = 0, None
+        self._journal = Journal(f"MLflow at {_bare(uri)}")
+
+    def workers_join(self, workers: int) -> None:
+        """Log how many there are; and later, how often they were started again."""
+        run = self._run
+        if run is None:
+            return
+        restarts, self._joined = self._joined, self._joined + 1
+        if not restarts:
+            self._write(lambda: run.log_params({"workers": workers}))
+        else:
+            self._write(lambda: run.set_tags({"kindler.restarts": str(restarts)}))
+
+    def epoch_ends(self, row: Mapping[str, Any]) -> None:
+        """Log its figures."""
+        run, now = self._run, int(time.time() * 1000)
+        if run is not None:
+            self._write(lambda: run.log_metrics(row, now))
+
+    def run_ends(self, ending: Ending, error: BaseException | None, estimator: Any) -> None:
+        """Log how it ended, the history, and the model if it is wanted."""
+        run, self._run = self._run, None
+        if run is None:
+            return
+        unwritten = self._journal.close(_PATIENCE_S[ending])
+        if unwritten:
+            warnings.warn(
+                f"MLflow could not be reached: run {run.id} lacks its last {unwritten} entries and its end.",
+                stacklevel=2,
+            )
+            return
+        if self._refused is not None:
+            warnings.warn(f"run {run.id} of MLflow lacks what was refused: {self._refused}", stacklevel=2)
+        try:
+            self._complete(run, ending, error, estimator)
+        except Exception as exc:  # noqa: BLE001  the model is trained, and must not be lost for this
+            warnings.warn(f"run {run.id} of MLflow is incomplete: {_first(exc)}", stacklevel=2)
+
+    def _write(self, entry: Callable[[], None]) -> None:
+        """In the journal; what the server refuses is refused again the next time, and left out."""
+
+        def unless_refused() -> None:
+            try:
+                entry()
+            except _library().exceptions.MlflowException as exc:
+                if not 400 <= exc.get_http_status_code() < 429:
+                    raise
+                self._refused = self._refused or _first(exc)
+
+        self._journal.add(unless_refused)
+
+    def _abandon(self) -> None:
+        """Nothing will come of the run that was just opened, if it was."""
+        run, self._run = self._run, None
+        if run is not None:
+            with suppress(Exception):
+                run.end("FAILED")
+
+    def _complete(self, run: TrackedRun, ending: Ending, error: BaseException | None, estimator: Any) -> None:
+        with _in_haste():
+            try:
+                if error is not None:
+                    told = str(error) or type(error).__qualname__
+                    run.set_tags({"kindler.error": told[:_LONGEST_TAG]})
+                if ending == "finished":
+                    run.log_history(estimator.history)
+                    if self.log_model:
+                        self.model_uri = self._logged(run, estimator)
+            finally:
+                run.end(_STATUS[ending])
+
+    def _logged(self, run: TrackedRun, estimator: Any) -> str:
+        from kindler.shelves.models import Models
+        from kindler.store import Store
+        from kindler.tracking import models
+
+        options = dict(self.model_options)
+        with tempfile.TemporaryDirectory(prefix="kindler-mlflow-") as folder:
+            store = Store.open(Path(folder) / "store")
+            try:
+                shelf = Models(store)
+                shelf.put(estimator, "model", **options)
+                trusted = options.get("trusted") is True
+
+                def write(**fields: Any) -> Path:
+                    return models.write(shelf, "model", Path(folder) / "model", trusted=trusted, **fields)
+
+                return run.log_model(self.model_name, write, self.registered_model)
+            finally:
+                store.close()
+
+    def _opened(self, mlflow: Any, uri: str) -> TrackedRun:
+        client = mlflow.MlflowClient(tracking_uri=uri)
+        active = mlflow.active_run() if self._given_run is None and self.tracking_uri is None else None
+        known = self._given_run or (active.info.run_id if active is not None else None)
+        if known is not None:
+            run = TrackedRun(client, client.get_run(known), owned=active is None)
+            if run.owned:
+                client.update_run(known, status="RUNNING")
+            return run
+        made = client.create_run(self._experiment_id(client), tags=_context(), run_name=self.run_name)
+        return TrackedRun(client, made, owned=True)
+
+    def _experiment_id(self, client: Any) -> str:
+        name = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        if name is None:
+            return os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
+        found = client.get_experiment_by_name(name)
+        return str(client.create_experiment(name) if found is None else found.experiment_id)
+
+
+def _library() -> Any:
+    try:
+        import_module("mlflow.exceptions")
+        return import_module("mlflow")
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "mlflow":
+            raise
+        raise MissingExtraError(what="MLflowLogger", package="mlflow", extra="mlflow") from exc
+
+
+@contextmanager
+def _in_haste() -> Iterator[None]:
+    """MLflow's own settings for requests, which it reads from the environment each time."""
+    ours = {name: value for name, value in _HASTE.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+def _context() -> dict[str, str]:
+    """Who runs what from where, as MLflow's own runs tell it."""
+    found: dict[str, str] = import_module("mlflow.tracking.context.registry").resolve_tags()
+    return found
+
+
+def _system(facts: Mapping[str, Any]) -> dict[str, str]:
+    packages = {"kindler", str(facts.get("framework", "")), str(facts.get("backend", ""))} - {""}
+    versions = {f"kindler.version.{name}": _version(name) for name in sorted(packages)}
+    return {
+        "kindler.host": socket.gethostname(),
+        "kindler.platform": platform.platform(),
+        "kindler.python": sys.version.split()[0],
+        "kindler.cpus": str(os.cpu_count()),
+        **{name: version for name, version in versions.items() if version},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _bare(uri: str) -> str:
+    """The URI without a password in it."""
+    scheme, parted, rest = uri.partition("://")
+    return f"{scheme}{parted}{rest.rpartition('@')[2]}" if parted else uri
+
+
+def _first(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:500]

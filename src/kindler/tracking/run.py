@@ -1,0 +1,111 @@
+"""One run of MLflow, written to by MLflow's own client. When and what is for `logger.py` to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+__all__ = ["TrackedRun"]
+
+_NO_METRICS = {"epoch", "steps", "num_samples", "val_num_samples"}
+_PARAMS_AT_ONCE = 100
+_LONGEST_PARAM = 500
+
+
+class TrackedRun:
+    """One run.
+
+    Args:
+        client: MLflow's client.
+        run: MLflow's run.
+        owned: Whether its end is ours to tell.
+    """
+
+    def __init__(self, client: Any, run: Any, *, owned: bool) -> None:
+        self._client = client
+        self._entities = import_module("mlflow.entities")
+        self.id = str(run.info.run_id)
+        self.owned = owned
+        self._experiment_id = run.info.experiment_id
+        self._params = set(run.data.params)
+        self._epoch = self._last_epoch() if run.data.metrics else 0
+
+    def log_params(self, facts: Mapping[str, Any]) -> None:
+        """What was not said before: MLflow lets nobody say it anew."""
+        new = [
+            self._entities.Param(_key(name), str(value)[:_LONGEST_PARAM])
+            for name, value in facts.items()
+            if name not in self._params
+        ]
+        for first in range(0, len(new), _PARAMS_AT_ONCE):
+            self._client.log_batch(self.id, params=new[first : first + _PARAMS_AT_ONCE])
+        self._params |= set(facts)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Tags, of which each may be set again."""
+        found = [self._entities.RunTag(_key(name), str(value)) for name, value in tags.items()]
+        self._client.log_batch(self.id, tags=found)
+
+    def log_metrics(self, row: Mapping[str, Any], timestamp: int) -> None:
+        """The figures of an epoch, which is the step; once."""
+        epoch = int(row["epoch"])
+        if epoch <= self._epoch:
+            return
+        figures = [
+            self._entities.Metric(_key(name), float(value), timestamp, epoch)
+            for name, value in row.items()
+            if name not in _NO_METRICS and isinstance(value, int | float)
+        ]
+        self._client.log_batch(self.id, metrics=figures)
+        self._epoch = epoch
+
+    def log_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The history as a file."""
+        self._client.log_dict(self.id, {"epochs": [dict(row) for row in rows]}, "history.json")
+
+    def log_model(self, name: str, write: Callable[..., Path], registered: str | None) -> str:
+        """The model as one of MLflow's.
+
+        Args:
+            name: What to call it.
+            write: Writes it to a folder, with the fields of the `MLmodel` file that are given.
+            registered: The name in the registry of which it becomes the newest version.
+
+        Returns:
+            Its URI.
+        """
+        client = self._client
+        made = client.create_logged_model(self._experiment_id, name=name, source_run_id=self.id)
+        try:
+            folder = write(run_id=self.id, model_id=made.model_id)
+            client.log_model_artifacts(made.model_id, str(folder))
+        except BaseException:
+            client.finalize_logged_model(made.model_id, "FAILED")
+            raise
+        client.finalize_logged_model(made.model_id, "READY")
+        client.log_outputs(self.id, [self._entities.LoggedModelOutput(made.model_id, step=self._epoch)])
+        uri = f"models:/{made.model_id}"
+        if registered is not None:
+            self._register(registered, uri, made.model_id)
+        return uri
+
+    def end(self, status: str) -> None:
+        """How it ended, where that is ours to tell."""
+        if self.owned:
+            self._client.set_terminated(self.id, status)
+
+    def _register(self, name: str, uri: str, model_id: str) -> None:
+        client = self._client
+        if not client.search_registered_models(f"name = '{name}'"):
+            client.create_registered_model(name)
+        client.create_model_version(name, uri, run_id=self.id, model_id=model_id)
+
+    def _last_epoch(self) -> int:
+        return max((metric.step for metric in self._client.get_metric_history(self.id, "loss")), default=0)
+
+
+def _key(name: str) -> str:
+    """A name that MLflow takes: letters, digits, `_ - . : /` and blanks."""
+    return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in name)[:250]

@@ -1,0 +1,115 @@
+"""The programs of omega|ml's page on TensorFlow, with a small MobileNetV2: equal predictions everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import flavour
+import numpy as np
+import pytest
+import requests
+from matplotlib import pyplot as plt
+from stored_functions import IMAGES, SHAPE, classify, flowers
+
+import kindler.compat.omegaml as om
+from kindler.engine import nursery
+from tests.docs.pages import blocks
+from tests.serve.served import serving
+
+pytestmark = pytest.mark.skipif(flavour.FLAVOUR != "tensorflow", reason="programs of TensorFlow's")
+WAIT_S = 240
+IMPORT, TRAIN, PUT, HERE, RUNTIME, REST = (
+    block.code for block in blocks((Path(__file__).parent / "programs" / "omegaml.md").read_text())
+)
+LABELS = ["daisy", "dandelion", "rose", "sunflower", "tulip"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Runs a program after those before it; gives its names. "tfkeras-flower" is in the store."""
+    import tensorflow as tf
+
+    folder = tmp_path_factory.mktemp("programs")
+    image = folder / "image.png"
+    pixels = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
+    tf.io.write_file(str(image), tf.io.encode_png(pixels))
+    rows = tf.data.Dataset.from_tensor_slices((IMAGES, np.arange(len(IMAGES)) % len(LABELS)))
+    names = {
+        "tf": tf, "np": np, "plt": plt, "requests": requests,
+        "label_names": LABELS, "ds": rows.repeat().batch(2), "store": str(folder / "store"),
+    }  # fmt: skip
+    differs = {
+        "(...)": "",
+        "192, 192": f"{SHAPE[0]}, {SHAPE[1]}",
+        "include_top=False": "include_top=False, weights=None, alpha=0.35",  # nothing is downloaded
+        "/path/to/image": str(image),
+    }
+
+    def execute(program: str) -> dict[str, Any]:
+        for there, here in differs.items():
+            program = program.replace(there, here)
+        exec(program, names)
+        return names
+
+    om.setup(names["store"], broker="local://?workers=1", trusted=True)
+    for program in (IMPORT, TRAIN, PUT):
+        execute(program)
+    yield execute
+    om.setup()
+    nursery.close()
+
+
+@pytest.fixture(scope="module")
+def model(run: Any) -> Any:
+    return run("")["model"]
+
+
+def same(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_gets_the_same_prediction_here_on_the_runtime_and_over_http(run: Any, model: Any) -> None:
+    here = run(HERE)
+    expected = model.predict(np.array([here["img"]]), verbose=0)
+    assert expected.shape == (1, len(LABELS))
+    same(here["result"], expected)
+
+    same(run(RUNTIME)["result"].get(WAIT_S), expected)
+
+    with serving(run("")["store"]) as served:
+        run(f"predict_url = {served.url!r} + '/api/v1/model/tfkeras-flower/predict'")
+        same(run(REST)["prediction"], expected)
+
+
+def test_a_virtual_dataset_of_tf_data_feeds_models_and_model_functions(model: Any) -> None:
+    expected = model.predict(IMAGES, verbose=0)
+    om.datasets.put(flowers, "flowers")
+    om.models.put(classify, "classifier")
+
+    same(model.predict(om.datasets.get("flowers"), verbose=0), expected)
+    same(om.runtime.model("tfkeras-flower").predict("flowers").get(WAIT_S), expected)
+    same(om.runtime.model("classifier").predict("flowers").get(WAIT_S), expected)
+
+
+def test_examples_make_the_round_trip_to_a_prediction(model: Any) -> None:
+    import tensorflow as tf
+
+    def example(image: Any) -> Any:
+        values = tf.train.FloatList(value=image.ravel())
+        return tf.train.Example(
+            features=tf.train.Features(feature={"image": tf.train.Feature(float_list=values)})
+        )
+
+    def parse(record: Any) -> Any:
+        return tf.io.parse_single_example(record, {"image": tf.io.FixedLenFeature(SHAPE, tf.float32)})[
+            "image"
+        ]
+
+    examples = [example(image) for image in IMAGES]
+    om.datasets.put(examples, "examples")
+
+    assert om.datasets.get("examples") == examples
+    dataset = om.datasets.get("examples", as_="tf.data").map(parse).batch(2)
+    same(model.predict(dataset, verbose=0), model.predict(IMAGES, verbose=0))

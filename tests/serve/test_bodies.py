@@ -1,0 +1,72 @@
+"""Bodies: how much of them a server holds at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+
+from kindler.serve.bodies import Bodies, ClientGoneError, Receive
+from kindler.serve.problems import Problem
+from kindler.serve.settings import ServeSettings
+
+
+def sending(*parts: bytes, ends: bool = True) -> Receive:
+    """A client that sends these parts, and then nothing more or goes away."""
+    waiting = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    waiting[-1]["more_body"] = not ends
+
+    async def receive() -> MutableMapping[str, Any]:
+        return waiting.pop(0) if waiting else {"type": "http.disconnect"}
+
+    return receive
+
+
+def test_what_is_held_is_counted_until_it_is_let_go_however_it_ends() -> None:
+    async def play() -> None:
+        bodies = Bodies(ServeSettings(body_bytes=100, queue_bytes=100))
+        first = await bodies.read(sending(b"x" * 40, b"x" * 40), {})
+        assert bodies.held_bytes == 80
+        with pytest.raises(Problem) as caught:
+            await bodies.read(sending(b"x" * 10, b"x" * 20), {})
+        assert caught.value.status == 503
+        assert "retry-after" in caught.value.headers
+        with pytest.raises(ClientGoneError):
+            await bodies.read(sending(b"x" * 10, ends=False), {})
+        assert bodies.held_bytes == 80
+        bodies.let_go(first)
+        assert (
+            len(await bodies.read(sending(b"x" * 100), {})) == 100
+        )  # one alone may always be as large as it may
+        assert bodies.held_bytes == 100
+
+    asyncio.run(play())
+
+
+def test_what_is_decompressed_counts_as_what_it_became() -> None:
+    async def play() -> None:
+        bodies = Bodies(ServeSettings(body_bytes=1000))
+        content = await bodies.read(sending(gzip.compress(b" " * 900)), {"content-encoding": "gzip"})
+        assert bodies.held_bytes == len(content) == 900
+        with pytest.raises(Problem) as caught:
+            await bodies.read(sending(b"no gzip"), {"content-encoding": "gzip"})
+        assert (caught.value.status, bodies.held_bytes) == (400, 900)
+
+    asyncio.run(play())
+
+
+def test_a_body_that_stops_coming_is_given_up() -> None:
+    async def never() -> MutableMapping[str, Any]:
+        return await asyncio.get_running_loop().create_future()
+
+    async def play() -> None:
+        bodies = Bodies(ServeSettings(timeout_s=0.01))
+        with pytest.raises(Problem) as caught:
+            await bodies.read(never, {})
+        assert (caught.value.status, caught.value.headers["connection"]) == (408, "close")
+        assert bodies.held_bytes == 0
+
+    asyncio.run(play())

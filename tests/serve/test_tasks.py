@@ -1,0 +1,238 @@
+"""Work that a server hands to the store's runtime, over HTTP: tasks, scripts, training."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from kindler import Omega
+from kindler.engine import nursery
+from kindler.errors import NotFoundError
+from kindler.serve.problems import Problem
+from kindler.serve.tasks import Begun, Tasks
+from tests.conftest import eventually_none
+from tests.serve.served import NAMES, X, command, expected, linear, serving
+
+ROWS = [[1.0, 2.0, 3.0], [0.0, 1.0, 0.0]]
+LATER = {"async": "true"}
+
+
+def shout(text, times="1"):  # type: ignore[no-untyped-def]
+    if not text:
+        raise ValueError("there is nothing to shout")
+    return {"text": text.upper() * int(times), "numbers": [1.5, None]}
+
+
+def odd(nothing):  # type: ignore[no-untyped-def]
+    import numpy
+    import pandas
+
+    days = pandas.to_datetime(["2026-01-02"])
+    numbers = {
+        "nan": float("nan"),
+        "large": 1 << 70,
+        "scalar": numpy.float32(0.5),
+        "bytes": b"b",
+        "pair": (1, 2),
+    }
+    return {"frame": pandas.DataFrame({"day": days, "x": [1.5]}), "array": numpy.eye(2), **numbers}
+
+
+def knock(port):  # type: ignore[no-untyped-def]
+    """Says that it runs, and never comes back by itself."""
+    import socket
+
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"here")
+        connection.recv(1)
+
+
+def die(nothing):  # type: ignore[no-untyped-def]
+    import os
+
+    os.kill(os.getpid(), 9)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks") / "store"
+    om = Omega(folder)
+    om.models.put(linear(), "net")
+    om.datasets.put(X, "x")
+    om.datasets.put(X @ [3.0, 2.0, 1.0], "y")
+    for function in (shout, odd, knock, die):
+        om.scripts.put(function, function.__name__)
+    om.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def asked(filled: Path) -> Iterator[httpx.Client]:
+    with (
+        serving(filled, "--trusted", "--timeout-s", "30") as served,
+        httpx.Client(base_url=served.url, timeout=60) as client,
+    ):
+        yield client
+        pids = [child.pid for child in psutil.Process(served.process.pid).children(recursive=True)]
+        assert pids  # the runtime's processes
+        assert served.stop() == 0
+    assert not eventually_none(lambda: [pid for pid in pids if psutil.pid_exists(pid)])
+
+
+def ended(client: httpx.Client, task: str) -> str:
+    """The status of a task that is no longer on its way."""
+    look = {"status": ""}
+
+    def on_its_way() -> bool:
+        look.update(client.get(f"/api/v1/task/{task}/status").raise_for_status().json())
+        return look["status"] in ("PENDING", "STARTED")
+
+    assert not eventually_none(on_its_way, 60)
+    return look["status"]
+
+
+def begun(reply: httpx.Response) -> str:
+    assert reply.status_code == 202, reply.text
+    task: str = reply.json()["task_id"]
+    assert reply.headers["location"] == f"/api/v1/task/{task}/result"
+    return task
+
+
+def test_a_prediction_that_nobody_waits_for_is_fetched_later(asked: httpx.Client) -> None:
+    now = asked.put("/api/v1/model/net/predict", json={"data": ROWS}).json()["result"]
+    columns = {"columns": NAMES, "data": [dict(zip(NAMES, row, strict=True)) for row in ROWS]}
+    flat = {"columns": ["x"], "data": [{"x": row} for row in ROWS], "shape": [3]}
+    for body in ({"data": ROWS}, columns, flat):
+        reply = asked.put("/api/v1/model/net/predict", json=body, headers=LATER)
+        task = begun(reply)
+        assert reply.json()["resource_uri"] == "/api/v1/model/net/predict"
+        assert ended(asked, task) == "SUCCESS"
+        fetched = asked.get(reply.headers["location"]).json()
+        assert (fetched["task_id"], fetched["status"]) == (task, "SUCCESS")
+        assert fetched["response"]["model"] == "net"
+        np.testing.assert_allclose(fetched["response"]["result"], now)
+        np.testing.assert_allclose(now, expected(ROWS))
+    stored = begun(asked.put("/api/v1/model/net/predict?datax=x&async=1"))
+    assert ended(asked, stored) == "SUCCESS"
+    found = asked.get(f"/api/v1/task/{stored}/result").json()["response"]["result"]
+    np.testing.assert_allclose(found, expected(X))
+
+
+def test_training_and_scoring_use_stored_datasets_and_serve_the_new_version(asked: httpx.Client) -> None:
+    reply = asked.put("/api/v1/model/net/fit", params={"datax": "x", "datay": "y"})
+    assert (reply.status_code, reply.json()["result"]) == (200, "net@2")
+    score = asked.put("/api/v1/model/net@2/score", params={"datax": "x", "datay": "y"}).json()["result"]
+    assert score == pytest.approx(1.0)
+    served = asked.put("/api/v1/model/net@2/predict", json={"data": ROWS}).json()["result"]
+    np.testing.assert_allclose(served, np.asarray(ROWS) @ [3.0, 2.0, 1.0])
+    assert asked.put("/api/v1/model/net/fit").status_code == 400
+
+
+def test_a_script_answers_at_once_or_later(asked: httpx.Client) -> None:
+    now = asked.post("/api/v1/script/shout/run?times=2", json="ha").json()
+    assert now["result"] == {"text": "HAHA", "numbers": [1.5, None]}
+    assert (now["script"], now["resource_uri"]) == ("shout", "shout")
+    assert asked.post("/api/v1/script/odd/run", json=0).json()["result"] == {
+        "frame": {"day": ["2026-01-02 00:00:00"], "x": [1.5]},
+        "array": [[1.0, 0.0], [0.0, 1.0]],
+        "nan": None,
+        "large": str(1 << 70),
+        "scalar": 0.5,
+        "bytes": "b",
+        "pair": [1, 2],
+    }
+    task = begun(asked.post("/api/v1/script/shout/run", json="ho", headers=LATER))
+    assert ended(asked, task) == "SUCCESS"
+    assert asked.get(f"/api/v1/task/{task}/result").json()["response"]["result"]["text"] == "HO"
+
+
+def test_what_failed_says_why_and_no_more(asked: httpx.Client) -> None:
+    reply = asked.post("/api/v1/script/shout/run", json="")
+    assert reply.status_code == 400
+    assert reply.json()["message"] == "the task failed: ValueError: there is nothing to shout"
+
+    task = begun(asked.post("/api/v1/script/die/run", json="", headers=LATER))
+    assert ended(asked, task) == "FAILURE"
+    reply = asked.get(f"/api/v1/task/{task}/result")
+    assert reply.status_code == 400
+    assert "WorkerLost: lost a worker" in reply.json()["message"]
+    assert "SIGKILL" in reply.json()["message"]
+
+    assert asked.put("/api/v1/model/nothing/predict", json={"data": ROWS}, headers=LATER).status_code == 404
+    assert asked.put("/api/v1/model/net/score?datax=nothing").status_code == 404
+    assert asked.put("/api/v1/model/net/dance?datax=x").status_code == 404
+    assert asked.put("/api/v1/model/net/predict", json={"data": "?"}, headers=LATER).status_code == 400
+    for path in ("status", "result"):
+        assert asked.get(f"/api/v1/task/nothing/{path}").status_code == 404
+
+
+def test_a_task_that_runs_is_shown_and_can_be_cancelled(asked: httpx.Client, meeting: Any) -> None:
+    task = begun(asked.post("/api/v1/script/knock/run", json=meeting.getsockname()[1], headers=LATER))
+    connection, _ = meeting.accept()
+    with connection:
+        assert connection.recv(4) == b"here"
+        assert asked.get(f"/api/v1/task/{task}/status").json()["status"] == "STARTED"
+        assert asked.get(f"/api/v1/task/{task}/result").json()["response"]["result"] is None
+        runtime = asked.get("/api/v1/stats").json()["runtime"]
+        assert (runtime["engine"], runtime["busy"], runtime["waiting"]) == ("local", 1, 0)
+        assert runtime["workers"] >= 1
+
+        assert asked.delete(f"/api/v1/task/{task}").json() == {"task_id": task, "status": "REVOKED"}
+        assert connection.recv(1) == b""  # its process is gone
+    reply = asked.get(f"/api/v1/task/{task}/result")
+    assert (reply.status_code, "was cancelled" in reply.json()["message"]) == (400, True)
+    assert asked.get("/api/v1/stats").json()["runtime"]["busy"] == 0
+
+
+@pytest.fixture
+def meeting() -> Iterator[Any]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        yield listener
+
+
+def test_tasks_need_the_scope_of_what_they_do_and_code_a_server_that_trusts(filled: Path) -> None:
+    def key(*scopes: str) -> dict[str, str]:
+        given = [part for scope in scopes for part in ("--scope", scope)]
+        made = command("keys", "add", "--store", str(filled), *given)
+        return {"authorization": f"Bearer {made.stdout.strip()}"}
+
+    predict, write = key("predict"), key("predict", "read", "write")
+    with serving(filled) as served, httpx.Client(base_url=served.url, timeout=60) as client:
+        assert client.put("/api/v1/model/net/predict", json={"data": ROWS}, headers=LATER).status_code == 401
+        task = begun(client.put("/api/v1/model/net/predict", json={"data": ROWS}, headers=predict | LATER))
+        assert client.get(f"/api/v1/task/{task}/result").status_code == 401
+        assert client.get(f"/api/v1/task/{task}/result", headers=predict).status_code == 200
+        assert client.delete(f"/api/v1/task/{task}", headers=predict).status_code == 200
+        for path in ("predict?datax=x&async=1", "score?datax=x&datay=y", "fit?datax=x&datay=y"):
+            assert client.put(f"/api/v1/model/net/{path}", headers=predict).status_code == 403
+        refused = client.post("/api/v1/script/shout/run", json="ha", headers=write)
+        assert (refused.status_code, "trusted" in refused.json()["message"]) == (403, True)
+
+
+def test_no_more_tasks_are_begun_than_can_be_remembered(tmp_path: Path, meeting: Any) -> None:
+    om = Omega(tmp_path / "store", broker="local://?workers=1")
+    om.scripts.put(knock, "knock")
+    tasks = Tasks(om, trusted=True, timeout_s=60, keep=1)
+
+    def begin() -> Begun:
+        port = meeting.getsockname()[1]
+        return tasks.begin("default", {"script": "knock"}, lambda runtime: runtime.script("knock").run(port))
+
+    first = begin()
+    with pytest.raises(Problem, match="1 tasks have not ended") as caught:
+        begin()
+    assert caught.value.status == 429
+    assert first.handle.cancel()
+    assert tasks.find(begin().handle.id) is not first
+    with pytest.raises(NotFoundError):
+        tasks.find(first.handle.id)
+    om.close()
+    nursery.close()

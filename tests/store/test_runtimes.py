@@ -1,0 +1,119 @@
+"""ONNX and OpenVINO models: put, got, served, exported; they answer as numpy does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kindler import Omega
+from kindler.errors import ConfigError
+from kindler.serve.servables import load
+
+X = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
+W = np.arange(6, dtype="float32").reshape(3, 2) - 2
+EXPECTED = np.maximum(X @ W, 0)
+
+
+@pytest.fixture
+def om(tmp_path: Path) -> Iterator[Omega]:
+    omega = Omega(tmp_path / "store")
+    yield omega
+    omega.close()
+
+
+def onnx_model(rows: int | str = "rows") -> Any:
+    """A layer with a ReLU, for any number of rows or for one."""
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])],
+        "layer",
+        [helper.make_tensor_value_info("x", kind, [rows, 3])],
+        [helper.make_tensor_value_info("y", kind, [rows, 2])],
+        [onnx.numpy_helper.from_array(W, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def openvino_model(rows: int = -1) -> Any:
+    ov = pytest.importorskip("openvino")
+    ops = pytest.importorskip("openvino.opset13")
+    x = ops.parameter([rows, 3], np.float32, name="x")
+    x.output(0).tensor.names = {"x"}
+    layer = ops.relu(ops.matmul(x, ops.constant(W), False, False))
+    layer.output(0).tensor.names = {"y"}
+    return ov.Model([layer], [x], "layer")
+
+
+MODELS = [onnx_model, openvino_model]
+
+
+def answered(om: Omega, name: str) -> Any:
+    servable = load(om.models, om.models.metadata(name), trusted=False)
+    (spec,) = servable.signature.inputs
+    assert (spec.name, spec.dtype, spec.shape) == ("x", "float32", (None, 3))
+    return servable.call({"x": X}, "predict")["y"]
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_a_stored_model_answers_as_numpy_does(om: Omega, make: Any) -> None:
+    om.models.put(make(), "net")
+
+    np.testing.assert_allclose(answered(om, "net"), EXPECTED, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_a_model_for_a_fixed_number_of_rows_takes_any_number(om: Omega, make: Any, rows: int) -> None:
+    om.models.put(make(rows), "net")
+
+    np.testing.assert_allclose(answered(om, "net"), EXPECTED, rtol=1e-6)
+
+
+def test_files_come_back_as_they_were_with_those_beside_them(om: Omega, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "net.onnx"
+    onnx.save_model(onnx_model(), path, save_as_external_data=True, location="net.weights", size_threshold=0)
+    om.models.put(path, "net")
+
+    np.testing.assert_allclose(answered(om, "net"), EXPECTED, rtol=1e-6)
+    folder = om.models.get("net", local=tmp_path / "got")
+    for name in ("net.onnx", "net.weights"):
+        assert (folder / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_openvino_files_are_served(om: Omega, tmp_path: Path) -> None:
+    ov = pytest.importorskip("openvino")
+    ov.save_model(openvino_model(), tmp_path / "net.xml", compress_to_fp16=False)
+    om.models.put(tmp_path / "net.xml", "net")
+
+    np.testing.assert_allclose(answered(om, "net"), EXPECTED, rtol=1e-6)
+    (tmp_path / "net.bin").unlink()
+    with pytest.raises(ConfigError, match="is not beside it"):
+        om.models.put(tmp_path / "net.xml", "net")
+
+
+def test_a_file_that_its_runtime_cannot_load_is_named(om: Omega, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    (tmp_path / "net.xml").write_text("<net>")
+    (tmp_path / "net.bin").write_bytes(b"")
+    om.models.put(tmp_path / "net.xml", "net")
+
+    with pytest.raises(ConfigError, match=r"OpenVINO cannot load net\.xml"):
+        answered(om, "net")
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_mlflow_loads_what_was_exported(om: Omega, tmp_path: Path, make: Any) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    om.models.put(make(), "net")
+
+    loaded = mlflow.pyfunc.load_model(str(om.models.export_mlflow("net", tmp_path / "model")))
+
+    np.testing.assert_allclose(loaded.predict(X), EXPECTED, rtol=1e-6)
+    assert loaded.metadata.signature.outputs.to_dict()[0]["tensor-spec"]["shape"] == (-1, 2)

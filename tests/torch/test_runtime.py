@@ -1,0 +1,65 @@
+"""Stored PyTorch models on the runtime, as a worker runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kindler import Estimator, Omega
+from kindler.runtime import values
+from kindler.runtime.executor import Executor
+from kindler.runtime.messages import Task
+
+X = np.random.default_rng(0).random((6, 3))
+
+
+def run(executor: Executor, name: str, verb: str, *args: Any, **options: Any) -> Any:
+    arguments, buffers = values.encode([list(args), options])
+    task = Task(
+        id="t",
+        shelf="models",
+        bucket="default",
+        name=name,
+        verb=verb,
+        arguments=arguments,
+        buffers=tuple(buffers),
+        trusted=True,
+    )
+    return executor.run(task)
+
+
+def test_models_predict_what_they_do_here_whatever_the_numbers_are_sent_as(tmp_path: Path) -> None:
+    om, executor = Omega(tmp_path / "store"), Executor(str(tmp_path / "store"))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout(0.5))
+    model.eval()
+    expected = model(torch.from_numpy(X).float()).detach().numpy()
+    om.models.put(model, "layers")
+    om.models.put(model, "exported", example=(torch.zeros(6, 3),), trusted=True)
+    om.models.put(Estimator.from_torch(model=model), "estimator")
+
+    for name in ("layers", "exported", "estimator"):
+        for data in (X, X.astype(np.float32), X.tolist()):
+            given = np.asarray(data, np.float32) if name == "estimator" else data
+            np.testing.assert_allclose(run(executor, name, "predict", given), expected, rtol=1e-5, atol=1e-6)
+    om.close()
+
+
+def test_fit_trains_with_the_names_of_pytorchs_classes(tmp_path: Path) -> None:
+    om, executor = Omega(tmp_path / "store"), Executor(str(tmp_path / "store"))
+    om.models.put(torch.nn.Sequential(torch.nn.Linear(3, 1)), "line")
+    x = X.astype(np.float32)
+    y = (x @ np.array([[1.0], [2.0], [3.0]], np.float32)).astype(np.float32)
+
+    version = run(
+        executor, "line", "fit", x, y, optimizer="SGD", lr=0.1, loss="MSELoss", epochs=3, batch_size=6
+    )
+
+    assert str(version) == "line@2"
+    losses = [row["loss"] for row in version.attributes["history"]]
+    assert losses == sorted(losses, reverse=True)
+    assert len(losses) == 3
+    assert not torch.equal(om.models.get("line")[0].weight, om.models.get("line@1")[0].weight)
+    om.close()
