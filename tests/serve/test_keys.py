@@ -52,6 +52,14 @@ REQUESTS = {
 }
 
 
+def test_a_key_is_good_from_the_moment_it_is_made(client: httpx.Client, store: str) -> None:
+    keys = Keys(store)
+    for _ in range(5):  # within the time for which a server keeps those it knows
+        _, token = keys.add(["read"])
+        assert client.get("/api/v1/models", headers={"x-api-key": token}).status_code == 200
+    keys.close()
+
+
 @pytest.mark.parametrize("scope", REQUESTS)
 def test_a_request_needs_a_key_with_its_scope(
     client: httpx.Client, tokens: dict[str, str], scope: str

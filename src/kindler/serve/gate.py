@@ -97,9 +97,7 @@ class Gate:
         if scope is None:
             return None
         if self._clock() - self._read_at > _FRESH_S:
-            if self._reading is None:
-                self._reading = asyncio.create_task(self._read())
-            await asyncio.shield(self._reading)
+            await self._look()
         if self._local and not self._known:
             _check_host(headers.get("host", ""))
             if "origin" in headers:
@@ -110,7 +108,11 @@ class Gate:
             raise Problem(
                 401, "a key is needed, as 'Authorization: Bearer <key>'.", {"www-authenticate": "Bearer"}
             )
-        key = self._known.get(id_of(token))
+        name = id_of(token)
+        for _ in range(2):  # made just now, perhaps; a look that others have begun may be older than that
+            if name and name not in self._known:
+                await self._look()
+        key = self._known.get(name)
         if key is None or not key.is_of(token) or key.is_over():
             raise Problem(401, "the key is not known, or its time is over.", {"www-authenticate": "Bearer"})
         if not key.allows(scope):
@@ -121,6 +123,12 @@ class Gate:
     def is_open(self) -> bool:
         """Whether no key is needed."""
         return self._local and not self._known
+
+    async def _look(self) -> None:
+        """Read the keys; one time for all who ask for it meanwhile."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.shield(self._reading)
 
     async def _read(self) -> None:
         try:
