@@ -59,6 +59,7 @@ __all__ = [
     "UntrustedError",
     "WorkerError",
     "WorkerLost",
+    "first_line",
     "revive",
     "worker_error",
 ]
@@ -363,6 +364,11 @@ def worker_error(
     error.__dict__["_origin"] = (tuple(types), message, traceback, rank, host, shard)
     made: WorkerError = error
     return made
+
+
+def first_line(error: BaseException, most: int = 300) -> str:
+    """What an error says, without what follows; its name if it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)[:most]
 
 
 def _combined(types: Sequence[str]) -> tuple[type, ...]:

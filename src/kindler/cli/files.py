@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from kindler.errors import ConfigError, DataError
+from kindler.errors import ConfigError, DataError, first_line
 
 __all__ = ["FORMATS", "Rows", "as_columns", "read_rows", "to_store", "write"]
 
@@ -261,4 +261,4 @@ def _title(value: Any) -> str:
 
 
 def _first(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:300].rstrip(".")
+    return first_line(error).rstrip(".")

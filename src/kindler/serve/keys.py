@@ -83,9 +83,7 @@ class Keys:
             made = sa.inspect(connection).has_table(_keys.name)
         if not made:
             with self._database.writing() as connection:
-                if self._database.dialect == "postgresql":
-                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))
-                _tables.create_all(connection)
+                self._database.make(connection, _tables, _LOCK_KEY)
 
     def add(self, scopes: Sequence[str], *, note: str = "", days: float | None = None) -> tuple[Key, str]:
         """Make a key.

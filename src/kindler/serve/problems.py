@@ -16,7 +16,7 @@ from kindler.errors import (
     UntrustedError,
 )
 
-__all__ = ["Problem", "as_problem"]
+__all__ = ["Problem", "as_problem", "require_post"]
 
 _STATUS: tuple[tuple[type[KindlerError], int], ...] = (
     (NotFoundError, 404),
@@ -44,6 +44,16 @@ class Problem(Exception):
         self.message = message
         self.headers = dict(headers or {})
         super().__init__(message)
+
+
+def require_post(method: str) -> None:
+    """Refuse other methods.
+
+    Raises:
+        Problem: 405.
+    """
+    if method != "POST":
+        raise Problem(405, f"{method} is not for this; POST is.", {"allow": "POST"})
 
 
 def as_problem(error: BaseException) -> Problem | None:

@@ -317,9 +317,7 @@ class Catalog:
                 "Hint: add ?blobs=s3://bucket/prefix or ?blobs=file:///folder."
             )
         with self._database.writing() as connection:
-            if self._database.dialect == "postgresql":
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))
-            _tables.create_all(connection)
+            self._database.make(connection, _tables, _LOCK_KEY)
             first = self._insert(_state).values(id=1, format=FORMAT, blobs=without_secrets(blobs))
             connection.execute(first.on_conflict_do_nothing())
             return connection.execute(sa.select(_state)).one()

@@ -65,6 +65,18 @@ class Database:
         with self._transaction(writes=True) as connection:
             yield connection
 
+    def make(self, connection: sa.Connection, tables: sa.MetaData, lock: int) -> None:
+        """Make tables that are not there, in a transaction that writes.
+
+        Args:
+            connection: The transaction.
+            tables: Which.
+            lock: A number of theirs, under which PostgreSQL lets one process at a time do so.
+        """
+        if self.dialect == "postgresql":
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(lock)))
+        tables.create_all(connection)
+
     def close(self) -> None:
         """Close the connections."""
         self._engine.dispose()

@@ -10,6 +10,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from kindler.errors import first_line
+
 __all__ = ["Journal"]
 
 Entry = Callable[[], None]
@@ -72,5 +74,4 @@ class Journal:
         if self._warned:
             return
         self._warned = True
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        _log.warning("%s cannot be written to; training goes on: %s", self._name, first[:300])
+        _log.warning("%s cannot be written to; training goes on: %s", self._name, first_line(error))

@@ -19,7 +19,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from kindler.errors import MissingExtraError, TrackingError
+from kindler.errors import MissingExtraError, TrackingError, first_line
 from kindler.tracking.journal import Journal
 from kindler.tracking.run import TrackedRun
 from kindler.train.watching import Ending, Watcher
@@ -278,4 +278,4 @@ def _bare(uri: str) -> str:
 
 
 def _first(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:500]
+    return first_line(error, 500)

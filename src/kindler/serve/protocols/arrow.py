@@ -12,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kindler.errors import first_line
 from kindler.serve.problems import Problem
 
-__all__ = ["first_line", "is_text", "read_arrow", "read_parquet"]
+__all__ = ["is_text", "read_arrow", "read_parquet"]
 
 _VALUES_PER_BYTE = 8  # booleans
 _GROWTH = 16  # how much larger than the body a Parquet file may say that it is
@@ -122,8 +123,3 @@ def _follow(told: bytes, table: int, number: int) -> int:
 def is_text(kind: pa.DataType) -> bool:
     """Whether values are texts or bytes."""
     return str(kind).partition("[")[0] in _TEXTS
-
-
-def first_line(exc: BaseException) -> str:
-    """What an error says, without what follows."""
-    return next(iter(str(exc).splitlines()), type(exc).__name__)[:300]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from kindler.serve.problems import Problem
+from kindler.serve.problems import Problem, require_post
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.tables import (
     ARROW,
@@ -43,8 +43,7 @@ class Mlflow:
         found = _PATH.fullmatch(path)
         if found is None:
             return None
-        if method != "POST":
-            raise Problem(405, f"{method} is not for this; POST is.", {"allow": "POST"})
+        require_post(method)
         return Target(found["name"] or "")
 
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.csv
 
 from kindler.data.arrow import stream
+from kindler.errors import first_line
 from kindler.serve.problems import Problem
-from kindler.serve.protocols.arrow import first_line, is_text, read_arrow, read_parquet
+from kindler.serve.protocols.arrow import is_text, read_arrow, read_parquet
 from kindler.serve.protocols.values import as_tensor
 from kindler.serve.requests import Answer
 from kindler.serve.signature import Array

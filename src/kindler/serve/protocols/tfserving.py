@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kindler.serve.problems import Problem
+from kindler.serve.problems import Problem, require_post
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain, with_bytes
 from kindler.serve.requests import Answer, InferRequest, Reply, Target
@@ -34,8 +34,7 @@ class TfServing:
         found = _PATH.fullmatch(path)
         if found is None:
             return None
-        if method != "POST":
-            raise Problem(405, f"{method} is not for this; POST is.", {"allow": "POST"})
+        require_post(method)
         if found["verb"].lower() != "predict":
             raise Problem(404, f":{found['verb']} is not served; :predict is.")
         return Target(found["name"], found["version"] or found["label"])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kindler.serve.problems import Problem
+from kindler.serve.problems import Problem, require_post
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
 from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
@@ -47,8 +47,7 @@ class V2:
         found = _PATH.fullmatch(path)
         if found is None:
             return None
-        if method != "POST":
-            raise Problem(405, f"{method} is not for this; POST is.", {"allow": "POST"})
+        require_post(method)
         return Target(found["name"], found["version"])
 
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from kindler.errors import ConfigError, MissingExtraError
+from kindler.errors import ConfigError, MissingExtraError, first_line
 from kindler.serve.servables.fixed import in_fixed_rows
 from kindler.serve.signature import Arrays, Signature, TensorSpec
 
@@ -39,7 +39,7 @@ class OnnxServable:
                 str(path), providers=runtime.get_available_providers()
             )
         except Exception as exc:  # its errors have no base of their own
-            raise ConfigError(f"onnxruntime cannot load {path.name}: {_first(exc)}") from exc
+            raise ConfigError(f"onnxruntime cannot load {path.name}: {first_line(exc)}") from exc
         nodes = self._session.get_inputs()
         self.signature = Signature(_specs(nodes), _specs(self._session.get_outputs()))
         self.size = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
@@ -64,7 +64,3 @@ def _specs(nodes: Any) -> tuple[TensorSpec, ...]:
         )
         for node in nodes
     )
-
-
-def _first(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:300]
