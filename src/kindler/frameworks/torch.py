@@ -29,6 +29,7 @@ from kindler.frameworks.torch_state import (
     changes,
     dump,
     fork_seed,
+    load_merged,
     merge_buffers,
     parse,
     parse_weights,
@@ -268,6 +269,20 @@ class TorchReplica:
         self.counter.restore(fields["tallies"])
         self._epoch_rows, self._changed = fields["rows"], fields["changed"]
         self._load_rng(fields["rng"])
+
+    def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
+        """Go on from the states of other ranks than there are now, in the epoch that has just begun."""
+        fields = [parse(data) for data in states]
+        rows = [part["rows"] for part in fields]
+        load_merged(self.model, [part["buffers"] for part in fields], rows)
+        if self.rank == 0:
+            self.counter.restore_all([part["tallies"] for part in fields])
+        self._epoch_rows = sum(rows) // size
+        if self._sync is not None:
+            # One rank alone had no reason to look which buffers it changes.
+            told = [part["changed"] for part in fields if part["changed"]] or [[True] * len(self._changed)]
+            self._changed = [any(flags) for flags in zip(*told, strict=True)]
+        torch.manual_seed(fork_seed(self.seed, self.epoch, self.rank, self.step))
 
     def trained_model(self) -> torch.nn.Module:
         """The model itself, ready to predict."""
