@@ -55,6 +55,7 @@ class Model:
         spec: What the user handed in.
         pack: Makes bytes of the spec, for the workers.
         lacking: What the spec lacks of the things named, as complaints.
+        against_several: What speaks against training it with several workers, as complaints.
         entry: What its workers run.
         extra_preload: What its workers import ahead of need, besides the framework.
         environment: Variables that must be set before the framework is imported.
@@ -64,6 +65,7 @@ class Model:
     spec: Any
     pack: Callable[[Any], bytes]
     lacking: Callable[..., list[str]]
+    against_several: Callable[[Any], list[str]]
     entry: str = "kindler.train.loop:run"
     extra_preload: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
@@ -170,6 +172,8 @@ def run(plan: Plan) -> Results:
             def launch(checkpoints: Sequence[Found]) -> list[Outcome]:
                 nonlocal workers
                 workers = _workers(plan, spark, before=workers)
+                if workers > 1 and task.epochs:
+                    _refuse_several(plan.model)
                 dealing = _dealing(workers, plan.seed, [found.header for found in checkpoints])
                 told = cloudpickle.dumps(replace(task, dealing=dealing))
                 buffers = (told, spec, plan.state, *(found.data for found in checkpoints))
@@ -291,6 +295,12 @@ def _workers(plan: Plan, spark: SparkSession | None, *, before: int) -> int:
     if before:
         return remaining_workers(spark, before, plan.settings)
     return resolve_workers(spark, plan.workers, plan.settings)
+
+
+def _refuse_several(model: Model) -> None:
+    complaints = model.against_several(model.spec)
+    if complaints:
+        raise ConfigError("\n".join(complaints))
 
 
 def _dealing(workers: int, seed: int, headers: Sequence[Header]) -> Dealing:

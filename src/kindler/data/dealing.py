@@ -1,9 +1,9 @@
-"""Which worker gets which row, and in which order an epoch takes them: rules that every worker computes alike.
+"""Which worker gets which row, and in which order an epoch takes them: rules, computed alike by all workers.
 
-Rows are dealt to *lanes*, of which there are more than workers; worker r of W has the lanes l with l % W == r.
-An epoch goes round the lanes and takes one row of each in turn, and this sequence is cut into the steps. All
-of it follows from the seed, the lanes and the rows, and nothing from W: any number of workers makes the same
-global batches of the same rows.
+Rows are dealt to *lanes*, more than there are workers; worker r of W has the lanes l with l % W == r. An
+epoch goes round the lanes, takes one row of each in turn, and this sequence is cut into the steps. All of it
+follows from the seed, the lanes and the rows, and nothing from W: any number of workers makes the same global
+batches of the same rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kindler.data.columns import Array
 
 __all__ = ["Dealing", "Rounds", "generator", "joined_counts"]
 
-# Twelve is divided by 1, 2, 3, 4 and 6; with ten times as many lanes 5, 8 and 10 workers have even shares too.
+# 1, 2, 3, 4 and 6 divide twelve; of ten times as many lanes 5, 8 and 10 workers have even shares too.
 _BASE = 12
 _LEAST_LANES = 120
 _LANES_PER_WORKER = 8  # so that after the loss of a worker the others have nearly even shares
@@ -81,11 +81,11 @@ class Dealing:
         lanes, first = self.lanes_for(rows), 0
         numbers, found = [], []
         for dealt in self._dealt(rows):
-            joined = dealt % lanes
+            joined = dealt.reshape(-1) % lanes
             mine = np.flatnonzero(joined % size == rank)
             numbers.append(mine + first)
             found.append(joined[mine])
-            first += len(dealt)
+            first += len(joined)
         return np.concatenate(numbers), np.concatenate(found)
 
     def drawn_blocks(self, count: int) -> Array:
@@ -108,7 +108,7 @@ class Dealing:
         return (high * self.base + lane).astype(np.int32)
 
     def _dealt(self, rows: int) -> Iterator[Array]:
-        """The lane of every row, in pieces."""
+        """The lane of every row, in pieces of any shape."""
         random = generator(self.seed, _DEALING)
         whole, rest = divmod(rows, self.lanes)
         drawn = _blocks(random, min(whole, _BLOCKS), self.lanes)
@@ -116,11 +116,11 @@ class Dealing:
         for start in range(0, whole, most):
             stop = min(start + most, whole)
             # A draw among drawn blocks is far cheaper than drawing a new one.
-            picked = np.arange(start, stop) if whole <= _BLOCKS else random.integers(_BLOCKS, size=stop - start)
-            yield drawn[picked].reshape(-1)
+            few = whole <= _BLOCKS
+            yield drawn[start:stop] if few else drawn[random.integers(_BLOCKS, size=stop - start)]
         # What is left goes to the first lanes, so that the next workers in turn have a row more.
         groups, few = divmod(rest, _BASE)
-        yield _blocks(random, 1, groups * _BASE).reshape(-1)
+        yield _blocks(random, 1, groups * _BASE)
         yield (groups * _BASE + random.permutation(few)).astype(np.int32)
 
 
@@ -149,8 +149,8 @@ def joined_counts(by_rank: Sequence[Sequence[int]], lanes: int, joined: int) -> 
 class Rounds:
     """The order of an epoch: round by round, a row of every lane that has one left.
 
-    As long as all lanes have rows, each epoch goes round them in another order, one in which neighbours belong
-    to different workers; the rest, when some lanes have run out, goes by their numbers.
+    As long as all lanes have rows, each epoch goes round them in another order, in which neighbours belong to
+    different workers; the rest, when some lanes have run out, goes by their numbers.
 
     Args:
         counts: The rows of every lane.
@@ -175,7 +175,8 @@ class Rounds:
         turn, lane = np.divmod(np.minimum(place, self._even * self._lanes), max(1, self._lanes))
         even = turn * len(self.own) + self._mine_before(epoch)[lane]
         beyond: Array = np.maximum(place - self._even * self._lanes, 0)
-        return even + self._rest_before[beyond]
+        before: Array = even + self._rest_before[beyond]
+        return before
 
     def order(self, epoch: int) -> Array:
         """This worker's rows in the order of their turns, as places in its rows sorted by lane."""
@@ -217,7 +218,8 @@ class Rounds:
         random = generator(self._seed, epoch, self._lanes)
         widths = [w for w in range(1, self._lanes) if math.gcd(w, self._lanes) == 1]
         width, start = widths[random.integers(len(widths))], random.integers(self._lanes)
-        return (start + width * np.arange(self._lanes)) % self._lanes
+        order: Array = (start + width * np.arange(self._lanes)) % self._lanes
+        return order
 
     def _mine_before(self, epoch: int) -> Array:
         """How many of this worker's lanes are among the first of a round; the last epoch's is kept."""

@@ -71,7 +71,11 @@ def _meet(worker: Member) -> tuple[Path, int, int]:
     here = [rank for rank, host in enumerate(worker.hosts) if host == worker.hosts[worker.rank]]
     folder = Path(worker.all_gather(str(mine).encode())[here[0]].decode())
     # Containers may have the name of a host in common, and no folder.
-    seen = worker.all_gather(b"1" if folder.is_dir() else b"")
+    seen = worker.all_gather(b"1" if _visible(folder) else b"")
     if all(seen[rank] for rank in here):
         return folder, here.index(worker.rank), len(here)
     return mine, 0, 1
+
+
+def _visible(folder: Path) -> bool:
+    return folder.is_dir()

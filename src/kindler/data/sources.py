@@ -72,7 +72,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ParquetSource:
-    """Parquet files: every host reads all of them, or of vast data the row groups that its workers were dealt."""
+    """Parquet files: every host reads all, or of vast data the row groups that its workers were dealt."""
 
     files: ParquetFiles
     columns: Columns
@@ -88,7 +88,7 @@ class ParquetSource:
         """Nothing was made."""
 
     def _is_vast(self, dealing: Dealing) -> bool:
-        """Whether no host should have to hold it all; a matter of the data alone, so that its order is too."""
+        """Whether no host should have to hold it all: decided by the data, so that its order is too."""
         groups = sum(map(len, self.files.row_groups))
         return self.files.nbytes >= _VAST_BYTES and groups >= _GROUPS_PER_LANE * dealing.base
 
@@ -169,7 +169,8 @@ def _numbers(worker: Member, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     longest = np.zeros(max(len(part) for part in told) + 1, np.int64)
     for part in told:
         longest[1 : len(part) + 1] = np.maximum(longest[1 : len(part) + 1], part)
-    return np.cumsum(longest)[partitions] + places
+    numbers: np.ndarray[Any, Any] = np.cumsum(longest)[partitions] + places
+    return numbers
 
 
 def parquet_source(files: ParquetFiles, options: ColumnOptions | None = None) -> ParquetSource:

@@ -3,7 +3,7 @@
 One file a column (not one Arrow file for all) because shuffled batches are gathers, and a gather
 wants its column as one contiguous array. It is page cache, not heap, so it may be bigger than memory.
 
-    spool.json      written last, so a spool without it is not whole: {"format", "rows", "columns", "order", ...}
+    spool.json      written last, so a spool without it is not whole: {"format", "rows", "columns", ...}
     000.bin, ...    the values of column 0, ... in C order
     order.bin       int64 positions, only when rows did not arrive in their order
     numbers.bin     int64 ids of the rows and
@@ -107,7 +107,7 @@ class Spool:
         Args:
             numbers: The rows' numbers among the rows of all workers, ascending.
             lanes: The lane of each.
-            only_own: Whether this spool has nothing but those rows, in their order; otherwise it has all rows.
+            only_own: Whether this spool has nothing but those rows, in their order; otherwise it has all.
         """
         if only_own or len(numbers) == self.rows:
             order = self.order
@@ -160,7 +160,7 @@ class Spool:
 
         Args:
             rows: Their places in the natural order.
-            parts: Into how many such lists the rows of all workers are divided; of more there is less to read.
+            parts: How many such lists the rows of all workers make; of each of many, less is read.
         """
         width = sum(array[:1].nbytes for array in self.arrays.values())
         most = max(_MARK_ROWS_MIN, min(_MARK_ROWS, _MARK_BYTES // max(1, width)))
@@ -229,7 +229,7 @@ def _mapped_file(file: BinaryIO, rows: int, dtype: str | None, shape: Sequence[i
     found = os.fstat(file.fileno()).st_size
     if found != expected:  # reading past the end of a mapped file kills the process
         raise DataError(f"{file.name} has {found} bytes where {expected} were written: the spool is damaged.")
-    return np.asarray(np.memmap(file, dtype=np.dtype(dtype), mode="r", shape=want))  # type: ignore[call-overload]
+    return np.asarray(np.memmap(file, dtype=np.dtype(dtype), mode="r", shape=want))
 
 
 class SpoolWriter:

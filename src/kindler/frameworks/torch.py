@@ -21,7 +21,15 @@ from kindler.frameworks.torch_device import arrays, preload, resolve_device, ten
 from kindler.frameworks.torch_loss import Judged, LossRule
 from kindler.frameworks.torch_metrics import Counter, named_metrics
 from kindler.frameworks.torch_optim import build_optimizer, build_scheduler, step_scheduler
-from kindler.frameworks.torch_spec import TorchSpec, build_loss, build_model, check, dumps, loads
+from kindler.frameworks.torch_spec import (
+    TorchSpec,
+    build_loss,
+    build_model,
+    check,
+    dumps,
+    loads,
+    synchronized,
+)
 from kindler.frameworks.torch_state import (
     Collective,
     Freezer,
@@ -133,6 +141,8 @@ class TorchReplica:
         self._group = group
         if group.size == 1:
             return
+        if complaints := synchronized(self.model):
+            raise ConfigError(complaints[0])
         state = share_bytes(group, self.state() if group.rank == 0 else b"", self.device)
         if group.rank != 0:
             self.load_state(state)

@@ -276,7 +276,9 @@ def merge_buffers(group: Collective, model: torch.nn.Module, changed: Sequence[b
     _maximum(group, [b for b in moved if not b.is_floating_point() and not b.is_complex()])
 
 
-def load_merged(model: torch.nn.Module, ranks: Sequence[Mapping[int, torch.Tensor]], rows: Sequence[int]) -> None:
+def load_merged(
+    model: torch.nn.Module, ranks: Sequence[Mapping[int, torch.Tensor]], rows: Sequence[int]
+) -> None:
     """Load the buffers that several ranks had, by their places, merged as `merge_buffers` does."""
     means_of = _variances(model)
     buffers = list(model.buffers())
@@ -300,7 +302,8 @@ def load_merged(model: torch.nn.Module, ranks: Sequence[Mapping[int, torch.Tenso
 
 
 def _weighted(values: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    return torch.tensordot(shares / shares.sum(), values, dims=1)
+    merged: torch.Tensor = torch.tensordot(shares / shares.sum(), values, dims=1)
+    return merged
 
 
 def _variances(model: torch.nn.Module) -> dict[int, torch.Tensor]:
@@ -308,7 +311,7 @@ def _variances(model: torch.nn.Module) -> dict[int, torch.Tensor]:
     found = {}
     for module in model.modules():
         mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
-        if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor) and mean.shape == variance.shape:
+        if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
             found[id(variance)] = mean
     return found
 

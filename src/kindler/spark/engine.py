@@ -254,13 +254,18 @@ def _spool(
                 part = batch if (feed == number).all() else batch.filter(pa.array(feed == number))
                 if part.num_rows:
                     ids, lanes = part.column(ROW).to_numpy(), part.column(LANE).to_numpy()
-                    if (lanes % size != rank).any():
-                        raise TrainingError(
-                            f"Spark brought rows of lane {lanes[lanes % size != rank][0]} to partition {rank} of"
-                            f" {size}, where they do not belong: its hash partitioning is not the one known."
-                        )
+                    _check_lanes(lanes, rank, size)
                     writer.append(part, where=Where(ids))
                     writer.append_order(ids, lanes)
+
+
+def _check_lanes(lanes: Any, rank: int, size: int) -> None:
+    """That Spark has sent rows where they belong is known from its source alone; better to look."""
+    strays = lanes[lanes % size != rank]
+    if len(strays):
+        raise TrainingError(
+            f"Spark brought a row of lane {strays[0]} to partition {rank} of {size}; it belongs elsewhere."
+        )
 
 
 def _local_folder(rank: int) -> Path | None:

@@ -119,9 +119,7 @@ def feed_frame(feeds: Sequence[Feed], workers: int, dealing: Dealing) -> DataFra
             *[F.col(f"`{name}`").alias(f"c{i}") for i, name in enumerate(feed.columns.names)],
             F.monotonically_increasing_id().alias(ROW),
             F.lit(number).alias(FEED),
-        ).select(
-            *[f"c{i}" for i in range(len(feed.columns.names))], ROW, _lane(dealing).alias(LANE), FEED
-        )
+        ).select(*[f"c{i}" for i in range(len(feed.columns.names))], ROW, _lane(dealing).alias(LANE), FEED)
         for number, feed in enumerate(feeds)
     ]
     whole = tagged[0]
