@@ -18,10 +18,10 @@ import numpy as np
 
 from kindler.data.columns import Array
 
-__all__ = ["Dealing", "Rounds", "generator", "joined_counts"]
+__all__ = ["BASE", "Dealing", "Rounds", "generator", "joined_counts"]
 
 # 1, 2, 3, 4 and 6 divide twelve; of ten times as many lanes 5, 8 and 10 workers have even shares too.
-_BASE = 12
+BASE = 12
 _LEAST_LANES = 120
 _LANES_PER_WORKER = 8  # so that after the loss of a worker the others have nearly even shares
 _ROWS_PER_LANE, _ROWS_PER_LANE_MIN = 8, 4  # lanes of fewer rows are joined, or there is little to shuffle
@@ -54,14 +54,14 @@ class Dealing:
     @staticmethod
     def between(workers: int, *, seed: int) -> Dealing:
         """The dealing of a run that begins with so many workers."""
-        base = math.lcm(workers, _BASE)
+        base = math.lcm(workers, BASE)
         least = max(_LEAST_LANES, _LANES_PER_WORKER * workers)
         return Dealing(seed=seed, lanes=-(-least // base) * base, workers=workers)
 
     @property
     def base(self) -> int:
         """The least number of lanes that every usual number of workers shares evenly."""
-        return math.lcm(self.workers, _BASE)
+        return math.lcm(self.workers, BASE)
 
     @property
     def known_lanes(self) -> int:
@@ -88,9 +88,12 @@ class Dealing:
             first += len(joined)
         return np.concatenate(numbers), np.concatenate(found)
 
-    def drawn_blocks(self, count: int) -> Array:
-        """Random orders of all lanes, one a line, for whoever deals rows elsewhere."""
-        return _blocks(generator(self.seed, _DEALING), count, self.lanes)
+    def drawn(self, orders: int, width: int) -> list[int]:
+        """So many random orders of the numbers below `width`, for whoever deals rows elsewhere."""
+        found: list[int] = (
+            _permuted(generator(self.seed, _DEALING, width), orders, width).reshape(-1).tolist()
+        )
+        return found
 
     def of_groups(self, sizes: Sequence[int]) -> Array:
         """For groups of so many rows, what their rows' lanes are modulo `base`: balanced, in random order."""
@@ -119,17 +122,17 @@ class Dealing:
             few = whole <= _BLOCKS
             yield drawn[start:stop] if few else drawn[random.integers(_BLOCKS, size=stop - start)]
         # What is left goes to the first lanes, so that the next workers in turn have a row more.
-        groups, few = divmod(rest, _BASE)
-        yield _blocks(random, 1, groups * _BASE)
-        yield (groups * _BASE + random.permutation(few)).astype(np.int32)
+        groups, few = divmod(rest, BASE)
+        yield _blocks(random, 1, groups * BASE)
+        yield (groups * BASE + random.permutation(few)).astype(np.int32)
 
 
 def _blocks(random: np.random.Generator, count: int, lanes: int) -> Array:
     """Random orders of all lanes, one a line, in which twelve neighbours always differ modulo twelve."""
-    groups = lanes // _BASE
-    low = _permuted(random, count * groups, _BASE).reshape(count, groups, _BASE)
-    high = _permuted(random, count * _BASE, groups).reshape(count, _BASE, groups)
-    dealt: Array = np.take_along_axis(high.transpose(0, 2, 1), low, axis=2) * _BASE + low
+    groups = lanes // BASE
+    low = _permuted(random, count * groups, BASE).reshape(count, groups, BASE)
+    high = _permuted(random, count * BASE, groups).reshape(count, BASE, groups)
+    dealt: Array = np.take_along_axis(high.transpose(0, 2, 1), low, axis=2) * BASE + low
     return dealt.reshape(count, lanes)
 
 

@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, TimestampType, UserDefinedType
 
 from kindler.data import parquet
 from kindler.data.columns import Columns
-from kindler.data.dealing import Dealing
+from kindler.data.dealing import BASE, Dealing
 from kindler.data.sources import ROW_BITS
 from kindler.errors import ConfigError, KindlerError
 from kindler.spark.session import is_connect
@@ -41,7 +41,7 @@ __all__ = [
 LANE = "_kindler_lane"  # which of the lanes it was dealt to
 ROW = "_kindler_row"  # where a row stood in the frame, so that its order survives the shuffle
 UNNUMBERED = -1  # what ROW holds in a stream, whose rows Spark cannot number
-_ORDERS = 64  # of the lanes, of which each stretch of rows takes one
+_LOW_ORDERS, _HIGH_ORDERS = 64, 32  # of which each stretch of rows takes one
 _WORD = 0xFFFFFFFF
 _PACKED_BYTES = 64 << 20
 FEED = "_kindler_feed"  # which of several frames a row belongs to
@@ -130,17 +130,29 @@ def feed_frame(feeds: Sequence[Feed], workers: int, dealing: Dealing) -> DataFra
 
 
 def _lane(dealing: Dealing) -> Column:
-    """The lane of a row, from where it stands: of so many neighbours each has another one.
+    """The lane of a row, from where it stands.
 
-    Every stretch of a partition takes one of a few random orders of the lanes, which travel with the plan.
+    As where rows are dealt without Spark: twelve neighbours differ modulo twelve, and as many as there are
+    lanes have one each. Each stretch takes one of a few random orders, which travel with the plan.
     """
-    row = F.col(ROW)
-    place = row.bitwiseAND(F.lit((1 << ROW_BITS) - 1))
-    stretch = F.floor(place / dealing.lanes)
-    drawn = F.pmod(F.xxhash64(F.shiftright(row, ROW_BITS), stretch, F.lit(dealing.seed)), F.lit(_ORDERS))
-    orders = _constants(dealing.drawn_blocks(_ORDERS).reshape(-1).tolist())
-    found = F.element_at(orders, (drawn * dealing.lanes + place % dealing.lanes + 1).cast("int"))
-    return (found % dealing.known_lanes).cast("int")
+    groups = dealing.lanes // BASE
+    place = F.col(ROW).bitwiseAND(F.lit((1 << ROW_BITS) - 1))
+    low = _drawn(dealing, _LOW_ORDERS, BASE, place % BASE, _whole(place, BASE))
+    high = _drawn(
+        dealing, _HIGH_ORDERS, groups, _whole(place, BASE) % groups, _whole(place, dealing.lanes), low
+    )
+    return ((high * BASE + low) % dealing.known_lanes).cast("int")
+
+
+def _drawn(dealing: Dealing, orders: int, width: int, place: Column, *stretch: Column) -> Column:
+    """The number at a place of one of the random orders; which of them, the stretch decides."""
+    hashed = F.xxhash64(F.shiftright(F.col(ROW), ROW_BITS), *stretch, F.lit(dealing.seed))
+    first = F.pmod(hashed, F.lit(orders)) * width
+    return F.element_at(_constants(dealing.drawn(orders, width)), (first + place + 1).cast("int"))
+
+
+def _whole(number: Column, divisor: int) -> Column:
+    return F.floor(number / divisor)
 
 
 def _constants(numbers: Sequence[int]) -> Column:
