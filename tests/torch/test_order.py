@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from interrupted import await_file
 from torch import nn
 
 from kindler import Callback, Estimator, SeveralIteration
@@ -74,7 +73,7 @@ class Breaks(Callback):
 
     def on_step_end(self, run: Any) -> None:
         if run.step == self.step and run.rank == 1:
-            await_file(Path(self.folder), f"checkpoint-*-step-{self.kept:09d}.kindler")
+            exact.await_file(Path(self.folder), f"checkpoint-*-step-{self.kept:09d}.kindler")
             raise RuntimeError("the power is gone")
 
 
