@@ -41,7 +41,7 @@ __all__ = [
 LANE = "_kindler_lane"  # which of the lanes it was dealt to
 ROW = "_kindler_row"  # where a row stood in the frame, so that its order survives the shuffle
 UNNUMBERED = -1  # what ROW holds in a stream, whose rows Spark cannot number
-_LOW_ORDERS, _HIGH_ORDERS = 64, 32  # of which each stretch of rows takes one
+_LOW_ORDERS, _HIGH_ORDERS = 32, 32  # of which each stretch of rows takes one
 _WORD = 0xFFFFFFFF
 _PACKED_BYTES = 64 << 20
 FEED = "_kindler_feed"  # which of several frames a row belongs to
@@ -145,10 +145,12 @@ def _lane(dealing: Dealing) -> Column:
 
 
 def _drawn(dealing: Dealing, orders: int, width: int, place: Column, *stretch: Column) -> Column:
-    """The number at a place of one of the random orders; which of them, the stretch decides."""
+    """The number at a place of one of the random orders, shifted; which and how far, the stretch decides."""
     hashed = F.xxhash64(F.shiftright(F.col(ROW), ROW_BITS), *stretch, F.lit(dealing.seed))
-    first = F.pmod(hashed, F.lit(orders)) * width
-    return F.element_at(_constants(dealing.drawn(orders, width)), (first + place + 1).cast("int"))
+    choice = F.pmod(hashed, F.lit(orders * width))
+    shift = choice % width
+    numbers = _constants(dealing.drawn(orders, width))
+    return (F.element_at(numbers, (choice - shift + place + 1).cast("int")) + shift) % width
 
 
 def _whole(number: Column, divisor: int) -> Column:
