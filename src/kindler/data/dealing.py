@@ -116,13 +116,12 @@ class Dealing:
         whole, rest = divmod(rows, self.lanes)
         drawn = _blocks(random, min(whole, _BLOCKS), self.lanes)
         most = max(1, _CHUNK_ROWS // self.lanes)
-        for start in range(0, whole, most) if whole > _BLOCKS else ():
+        yield drawn
+        for start in range(len(drawn), whole, most):
             count = min(most, whole - start)
             # A drawn block shifted by some lanes is far cheaper than a new one, and as good.
             shift = random.integers(self.lanes, size=(count, 1), dtype=np.int32)
             yield (drawn[random.integers(_BLOCKS, size=count)] + shift) % self.lanes
-        if whole <= _BLOCKS:
-            yield drawn
         # What is left goes to the first lanes, so that the next workers in turn have a row more.
         groups, few = divmod(rest, BASE)
         yield _blocks(random, 1, groups * BASE)

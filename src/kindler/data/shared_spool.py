@@ -6,6 +6,7 @@ Which of the rows are a worker's own is decided by `dealing`; reading them is sh
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,4 +79,4 @@ def _meet(worker: Member) -> tuple[Path, int, int]:
 
 
 def _visible(folder: Path) -> bool:
-    return folder.is_dir()
+    return os.access(folder, os.R_OK | os.W_OK | os.X_OK)
