@@ -152,11 +152,7 @@ class Batches:
     def may_idle(self) -> bool:
         """Whether this worker may have steps without a row in some pass."""
         if self._shuffle:
-            # With so many rows a step every worker has some as long as all lanes do, in whichever order they
-            # come; what follows is the same in each pass.
-            even = len(self.counts) % self._size == 0
-            if not even or self._rows // self.steps < 2 * self._size:
-                return self._size > 1
+            return self._rounds.may_miss(self._bounds())
         return bool((self._own_sizes() == 0).any())
 
     def rows_of(self, first: int, last: int) -> tuple[int, int]:
@@ -207,8 +203,10 @@ class Batches:
         return self._rounds.own_before(row, epoch)
 
     def _own_sizes(self) -> Array:
-        bounds = np.array([self._bound(step) for step in range(self.steps + 1)])
-        return np.diff(self._own_before(bounds, 1))
+        return np.diff(self._own_before(self._bounds(), 1))
+
+    def _bounds(self) -> Array:
+        return np.array([self._bound(step) for step in range(self.steps + 1)])
 
     def _own_until(self, step: int) -> int:
         number, inside = divmod(step, self.steps)

@@ -182,6 +182,19 @@ class Rounds:
         before: Array = even + self._rest_before[beyond]
         return before
 
+    def may_miss(self, bounds: Array) -> bool:
+        """Whether in some epoch one of the stretches between these places may have no row of this worker.
+
+        While all lanes have rows, as many neighbours as there are workers belong to one each, if all workers
+        have equally many lanes; what follows is the same in each epoch.
+        """
+        if self._lanes % self._size:
+            return True
+        edge = self._even * self._lanes
+        in_turn = np.diff(np.minimum(bounds, edge))
+        later = np.diff(self._rest_before[np.maximum(bounds - edge, 0)])
+        return bool(((in_turn < self._size) & (later == 0)).any())
+
     def order(self, epoch: int) -> Array:
         """This worker's rows in the order of their turns, as places in its rows sorted by lane."""
         ends = np.cumsum(self._counts[self.own])
@@ -227,10 +240,11 @@ class Rounds:
 
     def _mine_before(self, epoch: int) -> Array:
         """How many of this worker's lanes are among the first of a round; the last epoch's is kept."""
-        if self._epoch is None or self._epoch[0] != epoch:
+        kept = self._epoch  # another thread may ask for another epoch
+        if kept is None or kept[0] != epoch:
             mine = self._lane_order(epoch) % self._size == self._rank
-            self._epoch = (epoch, np.concatenate([[0], np.cumsum(mine)]))
-        return self._epoch[1]
+            kept = self._epoch = (epoch, np.concatenate([[0], np.cumsum(mine)]))
+        return kept[1]
 
     def _ranked(self, epoch: int) -> Array:
         """For each of this worker's lanes, which of them it is in a round."""

@@ -213,6 +213,7 @@ def test_what_is_said_of_steps_ahead_is_what_they_are(
             ahead = [sum(counts) for counts in zip(*made[first:last], strict=True)] or [0, 0]
             assert list(rank.rows_of(first, last)) == ahead
         assert rank.may_idle or all(own for own, _ in made)
+        assert not rank.may_idle or size > 1
         own = [step for step, (count, _) in enumerate(made[: rank.steps]) if count]
         assert rank.own_steps() == own
 
