@@ -62,6 +62,7 @@ def main() -> None:
 
 def through_spark(spark: Any, frame: Any, ingest: Any) -> tuple[float, float]:
     """Seconds until two workers of a Spark gang have their tensors, and of it those in the workers."""
+    from kindler.data.dealing import Dealing
     from kindler.inputs import ColumnOptions, prepare
     from kindler.spark import engine
 
@@ -78,7 +79,13 @@ def through_spark(spark: Any, frame: Any, ingest: Any) -> tuple[float, float]:
                 scratch=Path(folder),
             )
         feeds = [feed] if feed is not None else []
-        outcomes = engine.run(_job(source, CORES), spark=spark, feeds=feeds, listener=lambda event: None)
+        outcomes = engine.run(
+            _job(source, CORES),
+            spark=spark,
+            feeds=feeds,
+            dealing=Dealing.between(CORES, seed=0),
+            listener=lambda event: None,
+        )
     told = [json.loads(outcome.buffers[0]) for outcome in outcomes]
     return max(t["ready"] for t in told) - started, max(t["seconds"] for t in told)
 
@@ -140,10 +147,23 @@ def work(worker: Any, source_bytes: bytes, options_bytes: bytes) -> list[bytes]:
         _import_for_plain_read()
         spent = seconds(partial(_read_plainly, path, threads))
     elif source is not None:
-        spent = seconds(lambda: _read(source.open(worker.rank, worker.size, worker.scratch).arrays.values()))
+        spent = seconds(lambda: _read(_part(source, worker)))
     else:
         spent = 0.0
     return [json.dumps({"ready": time.time(), "seconds": spent}).encode()]
+
+
+def _part(source: Any, worker: Any) -> list[Any]:
+    """The arrays of this worker's spool; of one that has the rows of all workers, an even part."""
+    from kindler.data.dealing import Dealing
+
+    spool = source.open(worker, Dealing.between(worker.size, seed=0))
+    parts = []
+    for array in spool.arrays.values():
+        whole = len(array) > spool.rows
+        start, stop = (len(array) * (worker.rank + i) // worker.size for i in (0, 1))
+        parts.append(array[start:stop] if whole else array)
+    return parts
 
 
 def _import_for_plain_read() -> None:

@@ -7,6 +7,7 @@ one plain torch model on the union of all ranks' rows, step by step.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,14 @@ def estimator(**options: Any) -> Estimator:
         metrics=metrics(),
         **options,
     )
+
+
+def await_file(folder: Path, pattern: str, timeout_s: float = 60) -> None:
+    """Until a file of that name is there; nothing else says that it was written."""
+    deadline = time.monotonic() + timeout_s
+    while not list(folder.glob(pattern)):
+        assert time.monotonic() < deadline, f"no {pattern} in {folder}"
+        time.sleep(0.01)
 
 
 def steps(folder: Path) -> dict[tuple[int, int], list[int]]:

@@ -141,7 +141,7 @@ class Estimator:
             log_dir: Where event files for TensorBoard are written, by the driver.
         """
         FRAMEWORKS.load("torch")
-        from kindler.frameworks.torch_spec import TorchSpec, check, dumps
+        from kindler.frameworks.torch_spec import TorchSpec, against_several, check, dumps
 
         spec = TorchSpec(
             model=model,
@@ -169,6 +169,7 @@ class Estimator:
                 spec=spec,
                 pack=dumps,
                 lacking=needs,
+                against_several=against_several,
                 extra_preload=("torchmetrics",) if uses_torchmetrics else (),
             ),
             workers=workers,
@@ -219,7 +220,7 @@ class Estimator:
             settings: Time limits, threads, shared memory.
         """
         from kindler.frameworks.keras import library
-        from kindler.frameworks.keras.spec import KerasSpec, check, dumps, lacking
+        from kindler.frameworks.keras.spec import KerasSpec, against_several, check, dumps, lacking
 
         given = KerasSpec(
             model=model,
@@ -237,6 +238,7 @@ class Estimator:
                 spec=replace(given, backend=chosen),
                 pack=dumps,
                 lacking=lacking,
+                against_several=against_several,
                 entry="kindler.train.keras_loop:run",
                 environment=library.environment(chosen),
             ),

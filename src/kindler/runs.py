@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cloudpickle
 
 from kindler.config import RunSettings
+from kindler.data.dealing import Dealing
 from kindler.data.plan import ColumnOptions
 from kindler.engine import local
 from kindler.engine.gang import new_run_id, new_secret
@@ -54,6 +55,7 @@ class Model:
         spec: What the user handed in.
         pack: Makes bytes of the spec, for the workers.
         lacking: What the spec lacks of the things named, as complaints.
+        against_several: What speaks against training it with several workers, as complaints.
         entry: What its workers run.
         extra_preload: What its workers import ahead of need, besides the framework.
         environment: Variables that must be set before the framework is imported.
@@ -63,6 +65,7 @@ class Model:
     spec: Any
     pack: Callable[[Any], bytes]
     lacking: Callable[..., list[str]]
+    against_several: Callable[[Any], list[str]]
     entry: str = "kindler.train.loop:run"
     extra_preload: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
@@ -162,14 +165,19 @@ def run(plan: Plan) -> Results:
             run_id=new_run_id(),
             **plan.task,
         )
-        buffers = (cloudpickle.dumps(task), plan.model.pack(plan.model.spec), plan.state)
+        spec = plan.model.pack(plan.model.spec)
         with Progress(verbose=plan.verbose, what=plan.what) as progress:
             hear, workers = _listener(progress, plan.hear), 0
 
-            def launch(checkpoints: Sequence[bytes]) -> list[Outcome]:
+            def launch(checkpoints: Sequence[Found]) -> list[Outcome]:
                 nonlocal workers
                 workers = _workers(plan, spark, before=workers)
-                return _launch(plan, (*buffers, *checkpoints), spark, feeds, hear, folder, workers)
+                if workers > 1 and task.epochs:
+                    _refuse_several(plan.model)
+                dealing = _dealing(workers, plan.seed, [found.header for found in checkpoints])
+                told = cloudpickle.dumps(replace(task, dealing=dealing))
+                buffers = (told, spec, plan.state, *(found.data for found in checkpoints))
+                return _launch(plan, buffers, spark, feeds, hear, folder, workers, dealing)
 
             outcomes = _Attempts(plan, task, launch, progress.note).run()
     told = json.loads(outcomes[0].buffers[0])
@@ -222,7 +230,7 @@ class _Attempts:
         self,
         plan: Plan,
         task: Task,
-        launch: Callable[[Sequence[bytes]], list[Outcome]],
+        launch: Callable[[Sequence[Found]], list[Outcome]],
         say: Callable[[str], None],
     ) -> None:
         self._plan, self._task, self._launch, self._say = plan, task, launch, say
@@ -235,7 +243,7 @@ class _Attempts:
         found = earlier
         while True:
             try:
-                return self._launch([checkpoint.data for checkpoint in found])
+                return self._launch(found)
             except KindlerError as error:
                 wait_s = self._wait_or_raise(error)
                 # Of this run only: another one's may lie in the same folder.
@@ -289,6 +297,27 @@ def _workers(plan: Plan, spark: SparkSession | None, *, before: int) -> int:
     return resolve_workers(spark, plan.workers, plan.settings)
 
 
+def _refuse_several(model: Model) -> None:
+    complaints = model.against_several(model.spec)
+    if complaints:
+        raise ConfigError("\n".join(complaints))
+
+
+def _dealing(workers: int, seed: int, headers: Sequence[Header]) -> Dealing:
+    """How rows are dealt to so many workers: as in the run that goes on, if each can have a lane of it.
+
+    Args:
+        workers: How many there are now.
+        seed: The run's.
+        headers: Checkpoints that the run may go on from, best first.
+    """
+    for header in headers:
+        if header.lanes and header.seed == seed and workers <= len(header.counts):
+            lanes = len(header.counts)
+            return Dealing(seed=seed, lanes=header.lanes, workers=header.workers, joined=lanes)
+    return Dealing.between(workers, seed=seed)
+
+
 def _launch(
     plan: Plan,
     buffers: tuple[bytes, ...],
@@ -297,6 +326,7 @@ def _launch(
     listener: Callable[[Event], None],
     folder: str,
     workers: int,
+    dealing: Dealing,
 ) -> list[Outcome]:
     target = plan.model.entry
     if spark is None:
@@ -307,7 +337,7 @@ def _launch(
 
     threads = task_threads(spark, workers)
     job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers, threads=threads)
-    return engine.run(job, spark=spark, feeds=feeds, listener=listener)
+    return engine.run(job, spark=spark, feeds=feeds, dealing=dealing, listener=listener)
 
 
 def _listener(progress: Progress, also: Callable[[Mapping[str, Any]], None]) -> Callable[[Event], None]:

@@ -89,7 +89,10 @@ class Uneven:
     columns: Columns
     cuts: tuple[int, ...]
 
-    def open(self, rank: int, size: int, scratch: Path) -> Spool:
+    def open(self, worker: Any, dealing: Any = None, *, in_order: bool = False) -> Spool:
+        return self.of_rank(worker.rank)
+
+    def of_rank(self, rank: int) -> Spool:
         whole = Spool.open(self.folder)
         start = sum(self.cuts[:rank])
         part = slice(start, start + self.cuts[rank])
@@ -122,7 +125,7 @@ def global_batches(
     uneven = Uneven(source.folder, source.columns, tuple(cuts))
     ranks = [
         Batches(
-            uneven.open(rank, len(cuts), folder),
+            uneven.of_rank(rank),
             source.columns,
             counts=cuts,
             rank=rank,

@@ -13,6 +13,7 @@ from flavour import one_is_enough
 
 from kindler import Estimator, RunSettings
 from kindler.data.plan import ColumnOptions
+from kindler.errors import ConfigError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 
@@ -95,7 +96,7 @@ def test_a_worker_without_rows_in_a_step_changes_nothing(
         assert history[name] == pytest.approx(told[name], abs=1e-5), name
 
 
-def test_statistics_of_batchnorm_are_the_mean_over_the_rows_of_all_ranks(
+def test_statistics_of_batchnorm_are_those_of_the_rows_of_all_ranks(
     flavour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuts = (93, 37)
@@ -112,8 +113,45 @@ def test_statistics_of_batchnorm_are_the_mean_over_the_rows_of_all_ranks(
 
     assert identical(noted("after", 0), noted("after", 1))
     assert not identical(noted("before", 0), noted("before", 1))
-    for merged, one, two in zip(noted("after", 0), noted("before", 0), noted("before", 1), strict=True):
-        assert merged == pytest.approx((93 * one + 37 * two) / 130, rel=1e-5)
+    shares = np.array([93, 37]) / 130
+    (means, variances), (mean, variance) = (
+        zip(noted("before", 0), noted("before", 1), strict=True),
+        noted("after", 0),
+    )
+    assert mean == pytest.approx(shares @ np.stack(means), rel=1e-5)
+    spread = shares @ (np.stack(means) - shares @ np.stack(means)) ** 2
+    assert spread.min() > 0
+    assert variance == pytest.approx(shares @ np.stack(variances) + spread, rel=1e-5)
+
+
+def test_one_and_two_workers_end_with_the_same_weights(flavour: str) -> None:
+    data, trained = problems.problem(130), []
+    for workers in (1, 2):
+        est = Estimator.from_keras(
+            model_creator=problems.classifier, config={"flavour": flavour}, workers=workers, engine="local"
+        )
+        est.fit(data, epochs=2, batch_size=26, verbose=0, **COLUMNS)
+        trained.append(est.get_model().get_weights())
+
+    assert problems.largest_difference(*trained) < 1e-5
+
+
+def synchronised(config: dict[str, Any]) -> Any:
+    keras = problems.library(config)
+    layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(synchronized=True, name="norm")]
+    model = keras.Sequential([keras.Input((problems.WIDTH,)), *layers, keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    return model
+
+
+@pytest.mark.parametrize("given", ["creator", "instance"])
+def test_synchronised_batchnorm_is_refused_for_several_workers(keras: Any, flavour: str, given: str) -> None:
+    config = {"flavour": flavour}
+    model = {"model": synchronised(config)} if given == "instance" else {"model_creator": synchronised}
+    est = Estimator.from_keras(**model, config=config, workers=2, engine="local")
+
+    with pytest.raises(ConfigError, match=r"synchronized=True \('norm'\)(?s:.*)Hint: leave out synchronized"):
+        est.fit(problems.problem(20), verbose=0, **COLUMNS)
 
 
 def test_a_second_fit_goes_on_as_if_there_had_been_one(flavour: str) -> None:

@@ -122,6 +122,41 @@ def test_one_worker_goes_on_with_a_run_of_two(tmp_path: Path, aborted: Path, who
 
 
 @one_is_enough
+@pytest.mark.parametrize("workers", [1, 3])
+def test_another_number_of_workers_goes_on_in_mid_epoch_to_the_same_weights(
+    tmp_path: Path, workers: int
+) -> None:
+    def plain(workers: int, model_dir: Path | None = None) -> Estimator:
+        return Estimator.from_keras(
+            model_creator=problems.classifier,
+            config={"flavour": FLAVOUR},
+            workers=workers,
+            engine="local",
+            model_dir=model_dir,
+        )
+
+    options = {"epochs": 3, "batch_size": 12, "feature_cols": "x", "label_cols": "y", "verbose": 0}
+    saved = {"checkpoint_trigger": SeveralIteration(3), **options}
+    alone = plain(2)
+    expected = alone.fit(DATA, **options)
+    with pytest.raises(ValueError, match="boom"):
+        plain(2, tmp_path / "run").fit(
+            DATA, callbacks=[watchers.Falls(tmp_path, "raise", epoch=1, batch=4)], **saved
+        )
+    written = max(path.name for path in (tmp_path / "run").iterdir())
+    again = plain(workers, tmp_path / "run")
+
+    history = again.fit(DATA, resume=True, **saved)
+
+    assert "epoch-00002-step-000000009" in written or "epoch-00002-step-000000006" in written
+    assert (
+        problems.largest_difference(again.get_model().get_weights(), alone.get_model().get_weights()) < 1e-5
+    )
+    assert history["loss"] == pytest.approx(expected["loss"], abs=1e-5), "the part before counts once"
+    assert history["num_samples"] == [60] * 3
+
+
+@one_is_enough
 def test_a_run_that_stopped_early_is_not_taken_up_again(tmp_path: Path, aborted: Path, whole: Any) -> None:
     folder = copied(aborted, tmp_path / "run")
     fit(estimator(folder), resume=True)

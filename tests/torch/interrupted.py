@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import torchmetrics
 from torch import nn
 
 from kindler import Callback, Estimator, RunSettings, SeveralIteration
-from tests.exact import CLASSES, WIDTH, Note, problem
+from tests.exact import CLASSES, WIDTH, Note, await_file, problem
 
 ROWS, BATCH, EPOCHS = 50, 8, 3
 STEPS = 7  # of an epoch
@@ -115,13 +114,6 @@ class Falls(Callback):
     def kill_driver(self) -> None:
         os.kill(self.driver, signal.SIGKILL)
         threading.Event().wait()  # this process ends with its driver
-
-
-def await_file(folder: Path, pattern: str, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not list(folder.glob(pattern)):
-        assert time.monotonic() < deadline, f"no {pattern} in {folder}"
-        time.sleep(0.01)
 
 
 def attempts(folder: Path) -> list[int]:

@@ -227,12 +227,17 @@ def _normalised(worker: GangWorker, counts: Sequence[int]) -> tuple[Weights, Wei
 
 
 @pytest.mark.parametrize("counts", CUTS)
-def test_running_statistics_become_their_mean_by_rows(counts: Sequence[int]) -> None:
+def test_running_statistics_become_those_of_the_rows_of_all_ranks(counts: Sequence[int]) -> None:
     (first, merged), (second, other) = run_ranks(2, _normalised, counts)
 
-    for name in ("norm.running_mean", "norm.running_var"):
-        expected = (first[name] * counts[0] + second[name] * counts[1]) / 16
-        torch.testing.assert_close(merged[name], expected)
+    def by_rows(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+        return (one * counts[0] + two * counts[1]) / 16
+
+    means, variances = ((first[name], second[name]) for name in ("norm.running_mean", "norm.running_var"))
+    mean = by_rows(*means)
+    torch.testing.assert_close(merged["norm.running_mean"], mean)
+    spread = by_rows(*((own - mean) ** 2 for own in means))
+    torch.testing.assert_close(merged["norm.running_var"], by_rows(*variances) + spread)
     assert merged["norm.num_batches_tracked"].item() == STEPS
     assert merged["mask"].tolist() == [0.0, float("-inf"), 1.0]
     for name, value in merged.items():

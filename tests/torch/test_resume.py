@@ -103,18 +103,21 @@ def test_a_run_whose_driver_was_killed_goes_on_in_another_process(tmp_path: Path
     assert_same(again, whole[1])
 
 
-def test_with_another_worker_count_the_epoch_begins_again_and_has_each_row_once(tmp_path: Path) -> None:
+def test_another_worker_count_goes_on_in_the_middle_of_the_epoch_with_the_rows_that_are_left(
+    tmp_path: Path, whole: Any
+) -> None:
+    fit(shaky(), notes(tmp_path / "whole"))
     folder = interrupted(tmp_path)
     again = shaky(folder, workers=1)
 
     history = fit(again, notes(tmp_path / "rows"), resume=True)
 
-    trained = steps(tmp_path / "rows")
-    assert [key for key in trained if key[0] == 1] == []
-    for epoch in (2, 3):
-        assert sorted(i for key, ids in trained.items() if key[0] == epoch for i in ids) == list(range(ROWS))
+    trained, expected = ({k: sorted(v) for k, v in steps(tmp_path / n).items()} for n in ("rows", "whole"))
+    assert trained == {key: ids for key, ids in expected.items() if key[1] > KEPT}
     assert history["epoch"] == [1, 2, 3]
     assert history["num_samples"] == [ROWS] * 3
+    assert history["loss"][0] == whole[0][0]["loss"]
+    assert history["loss"][1] == pytest.approx(whole[0][1]["loss"], abs=0.2), "only dropout draws otherwise"
 
 
 def test_with_rows_dealt_otherwise_the_epoch_begins_again_and_has_each_row_once(tmp_path: Path) -> None:

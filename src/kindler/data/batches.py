@@ -1,6 +1,6 @@
 """A worker's share of every step, as numpy arrays that belong to whoever receives them.
 
-Which rows make a step is decided by `steps`; what happens with them is the replica's business.
+Which rows make a step is decided by `steps` and `dealing`; what happens with them is the replica's business.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import math
 import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
 from kindler.data import steps as rules
 from kindler.data.ahead import ahead
 from kindler.data.columns import Array, Column, Columns
+from kindler.data.dealing import Rounds
 from kindler.data.spool import Layout, Spool
 from kindler.errors import ConfigError
 
@@ -55,18 +55,21 @@ class Batches:
         features: Names of the inputs.
         labels: Names of the targets, without the weight.
         by_name: False: whether the model is called with names is its own affair.
-        counts: The rows of every worker, by rank.
-        marks: What tells the rows of every worker from others; see `Spool.mark`.
+        counts: The rows of every lane.
+        marks: What tells the rows of every lane from others; see `Spool.mark`.
 
     Args:
-        spool: The worker's rows; an empty one needs the others' layout (`Spool.with_layout`).
+        spool: The worker's rows; an empty one needs the others' layout (`Spool.with_layout`). Without lanes
+            they are the worker's only one.
         columns: Which columns are features and labels.
-        counts: The rows of every worker, by rank.
+        counts: The rows of every lane.
         rank: This worker.
-        marks: The marks of every worker's rows, if anybody will ask.
+        size: How many workers share the lanes; None where each has one.
+        marks: The marks of every lane's rows, if anybody will ask.
         batch_size: Rows of one step over all workers.
-        seed: With the epoch and the rank, fixes the order.
-        shuffle: Take the rows in a new order in each pass; otherwise in their own.
+        seed: With the epoch, fixes the order.
+        shuffle: Take the rows in a new order in each pass; otherwise in that of their numbers, or where they
+            have none, a row of each lane in turn.
         prefetch: How many batches are made ahead, by a thread; 0 makes them when asked; None does that
             for data that fits in memory, where taking a batch is quicker than handing it over.
         weighted: Whether the last label column is a weight per row.
@@ -81,6 +84,7 @@ class Batches:
         *,
         counts: Sequence[int],
         rank: int,
+        size: int | None = None,
         batch_size: int,
         seed: int = 0,
         shuffle: bool = True,
@@ -88,24 +92,26 @@ class Batches:
         marks: Sequence[str] = (),
         weighted: bool = False,
     ) -> None:
-        if counts[rank] != spool.rows:
+        self._size = len(counts) if size is None else size
+        self._rounds = Rounds(counts, rank=rank, size=self._size, seed=seed if shuffle else None)
+        if self._rounds.rows != spool.rows:
             raise ValueError(f"rank {rank} has {spool.rows} rows, but counts say {list(counts)}.")
-        self.steps = self.expected = rules.steps(sum(counts), batch_size)
+        self._rows = self._rounds.total
+        self.steps = self.expected = rules.steps(self._rows, batch_size)
         self.features = tuple(column.name for column in columns.features)
         labels = tuple(column.name for column in columns.labels)
         self.labels = labels[:-1] if weighted else labels
         self._spool = spool
         self._columns = columns
-        self.counts = tuple(counts)
+        self.counts = tuple(int(count) for count in counts)
         self.marks = tuple(marks)
-        self._rank = rank
-        self._seed = seed
         self._shuffle = shuffle
+        self._numbers = None if shuffle else spool.numbers
+        self._by_lane = None if self._numbers is not None else _by_lane(spool)
         self._prefetch = _ahead_for(spool) if prefetch is None else prefetch
         self._features = [spool.arrays[column.name] for column in columns.features]
         self._labels = [(column, spool.arrays[column.name]) for column in columns.labels]
         self._following: tuple[int, Generator[Batch, None, None]] | None = None
-        self._sizes: list[tuple[int, int]] | None = None
         if columns.stack_features:
             _check_stackable(columns.features, self._features)
 
@@ -138,30 +144,24 @@ class Batches:
         """A batch that has the shapes of all."""
         return self.batch(0)
 
-    def sizes(self) -> list[tuple[int, int]]:
-        """For each step of a pass, this worker's rows and those of all workers."""
-        if self._sizes is None:
-            shares = rules.shares(self.counts, self.steps)
-            self._sizes = [(int(s[self._rank]), int(s.sum())) for s in shares]
-        return self._sizes
-
     def own_steps(self) -> Sequence[int]:
-        """The steps of a pass in which this worker has rows."""
-        return [step for step, (rows, _) in enumerate(self.sizes()) if rows]
+        """The steps of the first pass in which this worker has rows; without shuffling, of any."""
+        return [int(step) for step in np.flatnonzero(self._own_sizes())]
 
     @property
     def may_idle(self) -> bool:
-        """Whether this worker has steps without a row."""
-        return len(self.own_steps()) < self.steps
+        """Whether this worker may have steps without a row in some pass."""
+        if self._shuffle:
+            return self._rounds.may_miss(self._bounds())
+        return bool((self._own_sizes() == 0).any())
 
     def rows_of(self, first: int, last: int) -> tuple[int, int]:
         """Rows of this worker and of all in the steps [first, last) of the stream."""
-        taken = [self.sizes()[step % self.steps] for step in range(first, last)]
-        return sum(own for own, _ in taken), sum(everybody for _, everybody in taken)
+        return self._own_until(last) - self._own_until(first), self._until(last) - self._until(first)
 
     def rows_of_all(self, first: int, last: int) -> int:
         """Rows of all workers in these steps."""
-        return self.rows_of(first, last)[1]
+        return self._until(last) - self._until(first)
 
     def close(self) -> None:
         """Nothing is open but files."""
@@ -176,26 +176,49 @@ class Batches:
     def _pass(self, epoch: int, first: int, last: int) -> Generator[Batch, None, None]:
         """The steps [first, last) of one pass."""
         picked = self._order(epoch)
-        stop = 0
-        for step, shares in enumerate(islice(rules.shares(self.counts, self.steps), last)):
-            count = int(shares[self._rank])
-            start, stop = stop, stop + count
-            if step < first:
-                continue
+        for step in range(first, last):
+            low, high = self._bound(step), self._bound(step + 1)
+            start, stop = int(self._own_before(low, epoch)), int(self._own_before(high, epoch))
             rows = slice(start, stop) if picked is None else picked[start:stop]
             yield Batch(
                 features=inputs(self._columns, [_taken(array, rows) for array in self._features]),
                 labels=tuple(_label(_taken(array, rows), column) for column, array in self._labels),
-                rows=count,
-                global_rows=int(shares.sum()),
+                rows=stop - start,
+                global_rows=high - low,
             )
 
     def _order(self, epoch: int) -> Array | None:
-        natural = self._spool.order
-        if not self._shuffle:
-            return natural
-        shuffled = rules.order(self._spool.rows, seed=self._seed, epoch=epoch, rank=self._rank)
-        return shuffled if natural is None else natural[shuffled]
+        """The places of this worker's rows in the order of a pass; None where they lie in it."""
+        if self._numbers is not None:
+            return self._spool.order
+        if not self._shuffle and self._by_lane is None and len(self._rounds.own) <= 1:
+            return None
+        turns = self._rounds.order(epoch)
+        return turns if self._by_lane is None else self._by_lane[turns]
+
+    def _own_before(self, row: Array | int, epoch: int) -> Array:
+        """How many of the first `row` rows of a pass are this worker's."""
+        if self._numbers is not None:
+            return np.searchsorted(self._numbers, row)
+        return self._rounds.own_before(row, epoch)
+
+    def _own_sizes(self) -> Array:
+        return np.diff(self._own_before(self._bounds(), 1))
+
+    def _bounds(self) -> Array:
+        return np.array([self._bound(step) for step in range(self.steps + 1)])
+
+    def _own_until(self, step: int) -> int:
+        number, inside = divmod(step, self.steps)
+        return number * self._spool.rows + int(self._own_before(self._bound(inside), number + 1))
+
+    def _until(self, step: int) -> int:
+        number, inside = divmod(step, self.steps)
+        return number * self._rows + self._bound(inside)
+
+    def _bound(self, step: int) -> int:
+        """The first row of a step, counted from the first of its pass."""
+        return rules.bound(step, self._rows, self.steps)
 
     @property
     def layout(self) -> Layout:
@@ -211,6 +234,14 @@ def inputs(columns: Columns, arrays: Sequence[Array]) -> tuple[Array, ...]:
     # Not reshape(rows, -1): a step without rows has no width to be inferred.
     matrices = [a.reshape(len(a), math.prod(a.shape[1:])).astype(np.float32, copy=False) for a in arrays]
     return (np.concatenate(matrices, axis=1),)
+
+
+def _by_lane(spool: Spool) -> Array | None:
+    """The places of the rows, those of a lane together; None where they lie like that."""
+    if spool.lanes is None:
+        return spool.order
+    sorted_rows = np.argsort(spool.lanes, kind="stable")
+    return sorted_rows if spool.order is None else spool.order[sorted_rows]
 
 
 def _ahead_for(spool: Spool) -> int:

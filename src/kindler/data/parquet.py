@@ -1,6 +1,6 @@
 """Direct scan: rows of Parquet files by number, read with pyarrow and without Spark.
 
-`inspect` finds the files and counts their rows (on the driver), `share` says which rows are whose,
+`inspect` finds the files and counts their rows (on the driver), `share` divides them evenly among readers,
 `scan` reads a range of them in file order. Values stay Arrow here; `columns` turns them into arrays.
 """
 
@@ -41,12 +41,14 @@ class ParquetFiles:
         files: Absolute paths, or URIs of other file systems.
         row_groups: For each file, the rows of its row groups.
         rows: The rows of all files.
+        nbytes: About the size of all their columns when they are decoded.
         schemas: The schema of each file; files that agree share one.
     """
 
     files: tuple[str, ...]
     row_groups: tuple[tuple[int, ...], ...]
     rows: int
+    nbytes: int
     schemas: tuple[pa.Schema, ...]
 
     def locate(self, row: int) -> str:
@@ -75,11 +77,12 @@ def inspect(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
         raise ConfigError(f"no Parquet file in {[os.fspath(path) for path in given]}.")
     with ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), "kindler-footers") as pool:
         footers = list(pool.map(_footer, files))
-    groups = tuple(rows for rows, _ in footers)
+    groups = tuple(rows for rows, _, _ in footers)
     total = sum(map(sum, groups))
     if not total:
         raise DataError(f"the Parquet files in {[os.fspath(path) for path in given]} have no rows.")
-    return ParquetFiles(tuple(files), groups, total, _shared([found for _, found in footers]))
+    nbytes = sum(size for _, size, _ in footers)
+    return ParquetFiles(tuple(files), groups, total, nbytes, _shared([found for _, _, found in footers]))
 
 
 def schema(files: ParquetFiles, names: Sequence[str] = ()) -> pa.Schema:
@@ -227,11 +230,11 @@ def _shared(schemas: Sequence[pa.Schema]) -> tuple[pa.Schema, ...]:
     return tuple(seen.setdefault(found, found) for found in plain)
 
 
-def _footer(file: str) -> tuple[tuple[int, ...], pa.Schema]:
+def _footer(file: str) -> tuple[tuple[int, ...], int, pa.Schema]:
     with _open(file) as opened:
-        metadata = opened.metadata
-        rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-        return rows, opened.schema_arrow
+        groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
+        nbytes = sum(group.total_byte_size for group in groups)
+        return tuple(group.num_rows for group in groups), nbytes, opened.schema_arrow
 
 
 def _open(file: str) -> pq.ParquetFile:

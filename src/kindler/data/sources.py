@@ -1,30 +1,34 @@
 """What the user handed in, as a value that travels to the workers and opens there as a spool.
 
 The driver makes a source (`ParquetSource` for files, `arrow_source` for data in memory, and the
-Spark side a `DeliveredSource`), every worker opens its own share of it, the driver closes it.
+Spark side a `DeliveredSource`), every worker opens its own rows of it, the driver closes it. Which rows those
+are is decided by `dealing`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from kindler.data.ahead import ahead
 from kindler.data.arrays import is_local_data, kind, named, values
 from kindler.data.columns import Columns
-from kindler.data.parquet import ParquetFiles, scan, schema, share
+from kindler.data.dealing import Dealing
+from kindler.data.parquet import ParquetFiles, scan, schema
 from kindler.data.plan import ColumnOptions
+from kindler.data.shared_spool import Member, fresh_folder, shared_spool
 from kindler.data.spool import Spool, SpoolWriter
 from kindler.errors import ConfigError, DataError
 
 __all__ = [
+    "ROW_BITS",
     "DeliveredSource",
     "FolderSource",
     "ParquetSource",
@@ -35,8 +39,11 @@ __all__ = [
     "parquet_source",
 ]
 
+ROW_BITS = 33  # as in Spark's monotonically_increasing_id
+
 _CHUNK_BYTES = 8 << 20
 _SCAN_AHEAD = 4
+_VAST_BYTES, _GROUPS_PER_LANE = 8 << 30, 8
 
 
 class Source(Protocol):
@@ -46,8 +53,18 @@ class Source(Protocol):
     def columns(self) -> Columns:
         """What is read of each row."""
 
-    def open(self, rank: int, size: int, scratch: Path) -> Spool:
-        """The rows of `rank` out of `size` workers; what must be written goes below `scratch`."""
+    def open(self, worker: Member, dealing: Dealing, *, in_order: bool = False) -> Spool:
+        """The rows of `worker`; all workers call it together, and may meet in it.
+
+        The lanes of the spool say how rows were dealt. Without lanes a worker's rows are a lane of their own,
+        and the order of an epoch depends on how many workers there are. What must be written goes below the
+        worker's scratch folder.
+
+        Args:
+            worker: Who asks.
+            dealing: Which rows belong to whom.
+            in_order: Whether the spool must have the numbers of its rows: they will be taken in that order.
+        """
 
     def close(self) -> None:
         """On the driver, when the workers are done: leave nothing behind. May be called again."""
@@ -55,37 +72,69 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ParquetSource:
-    """Parquet files: each worker reads its own range of rows."""
+    """Parquet files: every host reads all, or of vast data the row groups that its workers were dealt."""
 
     files: ParquetFiles
     columns: Columns
 
-    def open(self, rank: int, size: int, scratch: Path) -> Spool:
-        start, stop = share(self.files.rows, size, rank)
-        writer = SpoolWriter(_fresh_folder(scratch), self.columns.all, rows=stop - start)
-        batches = scan(self.files, self.columns.names, start, stop)
-        # One thread decodes while this one checks and writes.
-        decoded = ahead(batches, depth=_SCAN_AHEAD, name="kindler-scan")
-        with writer, contextlib.closing(decoded):
-            for batch in decoded:
-                first = start + writer.rows
-                writer.append(batch, lambda i, first=first: self.files.locate(first + i))  # type: ignore[misc]
-        return writer.close()
+    def open(self, worker: Member, dealing: Dealing, *, in_order: bool = False) -> Spool:
+        if self._is_vast(dealing):
+            return self._own_groups(worker, dealing)
+        rows = self.files.rows
+        whole = shared_spool(worker, self.columns.all, rows, self._write)
+        return whole.dealt(*dealing.of_rank(rows, worker.rank, worker.size))
 
     def close(self) -> None:
         """Nothing was made."""
 
+    def _is_vast(self, dealing: Dealing) -> bool:
+        """Whether no host should have to hold it all: decided by the data, so that its order is too."""
+        groups = sum(map(len, self.files.row_groups))
+        return self.files.nbytes >= _VAST_BYTES and groups >= _GROUPS_PER_LANE * dealing.base
+
+    def _own_groups(self, worker: Member, dealing: Dealing) -> Spool:
+        """Whole row groups are dealt, and their rows among the lanes that belong together."""
+        sizes = [rows for groups in self.files.row_groups for rows in groups]
+        starts = np.cumsum([0, *sizes])
+        numbers, lanes = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+        joined = dealing.lanes_for(self.files.rows)
+        with SpoolWriter(fresh_folder(worker.scratch), self.columns.all) as writer:
+            for group, lane in enumerate(dealing.of_groups(sizes)):
+                dealt = dealing.within_group(group, int(lane), sizes[group]) % joined
+                mine = dealt % worker.size == worker.rank
+                if mine.any():
+                    first, last = int(starts[group]), int(starts[group + 1])
+                    self._write(writer, first, last, None if mine.all() else mine)
+                    numbers.append(first + np.flatnonzero(mine))
+                    lanes.append(dealt[mine])
+        spool = writer.close()
+        return spool.dealt(np.concatenate(numbers), np.concatenate(lanes), only_own=True)
+
+    def _write(
+        self, writer: SpoolWriter, start: int, stop: int, only: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        batches = scan(self.files, self.columns.names, start, stop)
+        # One thread decodes while this one checks and writes.
+        with contextlib.closing(ahead(batches, depth=_SCAN_AHEAD, name="kindler-scan")) as decoded:
+            for batch in decoded:
+                places = np.arange(start, start + len(batch))
+                start += len(batch)
+                if only is not None:
+                    kept, only = only[: len(batch)], only[len(batch) :]
+                    places, batch = places[kept], batch.filter(pa.array(kept))
+                writer.append(batch, lambda i, places=places: self.files.locate(int(places[i])))  # type: ignore[misc]
+
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """One spool that the driver wrote: workers on its machine map their range of it."""
+    """One spool that the driver wrote: workers on its machine map all of it."""
 
     folder: str
     columns: Columns
 
-    def open(self, rank: int, size: int, scratch: Path) -> Spool:
-        spool = Spool.open(self.folder)
-        return spool.slice(*share(spool.rows, size, rank))
+    def open(self, worker: Member, dealing: Dealing, *, in_order: bool = False) -> Spool:
+        whole = Spool.open(self.folder)
+        return whole.dealt(*dealing.of_rank(whole.rows, worker.rank, worker.size))
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -93,16 +142,35 @@ class FolderSource:
 
 @dataclass(frozen=True, slots=True)
 class DeliveredSource:
-    """Rows that someone else writes into each worker's scratch, as a spool of this name."""
+    """Rows that someone else deals, and writes into each worker's scratch as a spool of this name.
+
+    Their ids say where they stood: the partition above, the row in it in the lower `ROW_BITS` bits.
+    """
 
     columns: Columns
     name: str
 
-    def open(self, rank: int, size: int, scratch: Path) -> Spool:
-        return Spool.open(scratch / self.name)
+    def open(self, worker: Member, dealing: Dealing, *, in_order: bool = False) -> Spool:
+        spool = Spool.open(worker.scratch / self.name)
+        ids = np.empty(0, np.int64) if spool.numbers is None else spool.numbers
+        spool.numbers = _numbers(worker, ids) if in_order else None
+        return spool
 
     def close(self) -> None:
         """What was written goes with the worker's scratch."""
+
+
+def _numbers(worker: Member, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The places of rows among all rows: workers tell each other how long the partitions are."""
+    partitions, places = ids >> ROW_BITS, ids & ((1 << ROW_BITS) - 1)
+    lengths = np.zeros(int(partitions.max(initial=-1)) + 1, np.int64)
+    np.maximum.at(lengths, partitions, places + 1)
+    told = [np.frombuffer(part, np.int64) for part in worker.all_gather(lengths.tobytes())]
+    longest = np.zeros(max(len(part) for part in told) + 1, np.int64)
+    for part in told:
+        longest[1 : len(part) + 1] = np.maximum(longest[1 : len(part) + 1], part)
+    numbers: np.ndarray[Any, Any] = np.cumsum(longest)[partitions] + places
+    return numbers
 
 
 def parquet_source(files: ParquetFiles, options: ColumnOptions | None = None) -> ParquetSource:
@@ -135,7 +203,7 @@ def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Pa
     rows = _one_length({name: len(array) for name, array in arrays.items()})
     if not rows:
         raise DataError(f"{kind(data)} has no rows.")
-    folder = _fresh_folder(scratch)
+    folder = fresh_folder(scratch)
     try:
         _write(folder, columns, arrays, rows)
     except BaseException:
@@ -166,8 +234,3 @@ def _one_length(lengths: Mapping[str, int]) -> int:
                 f"columns {first!r} and {name!r} have different lengths: {lengths[first]} and {length}."
             )
     return lengths[first]
-
-
-def _fresh_folder(scratch: Path) -> Path:
-    scratch.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix="spool-", dir=scratch))

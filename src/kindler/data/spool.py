@@ -3,9 +3,11 @@
 One file a column (not one Arrow file for all) because shuffled batches are gathers, and a gather
 wants its column as one contiguous array. It is page cache, not heap, so it may be bigger than memory.
 
-    spool.json      written last, so a spool without it is not whole: {"format", "rows", "columns", "order"}
+    spool.json      written last, so a spool without it is not whole: {"format", "rows", "columns", ...}
     000.bin, ...    the values of column 0, ... in C order
     order.bin       int64 positions, only when rows did not arrive in their order
+    numbers.bin     int64 ids of the rows and
+    lanes.bin       int32 lanes of them, in their order; only where rows came with both
 
 Files are written, not mapped, while they grow: it is faster (0.05 against 0.08 s for 188 MB), and a
 full disk is an OSError instead of a SIGBUS. Values are checked by `columns`.
@@ -36,9 +38,10 @@ Layout: TypeAlias = dict[str, list[Any]]
 
 _FORMAT = 1
 _MANIFEST = "spool.json"
-_ORDER = "order.bin"
+_ORDER, _NUMBERS, _LANES = "order.bin", "numbers.bin", "lanes.bin"
 _BUFFER_BYTES = 1 << 17
-_MARK_ROWS, _MARK_ROWS_MIN, _MARK_BYTES = 4096, 64, 16 << 20
+_MARK_ROWS, _MARK_ROWS_MIN, _MARK_ROWS_LEAST, _MARK_BYTES = 4096, 64, 8, 16 << 20
+_MARK_DIGITS = 16
 
 
 class Spool:
@@ -51,6 +54,9 @@ class Spool:
         arrays: For each column an array of shape (rows, *shape of a row); longer than `rows` only
             where `order` picks from it.
         order: Positions of the rows in their natural order, or None when they lie in it.
+        numbers: The number of each row, in that order: its place among the rows of all workers. None where
+            nobody knows it.
+        lanes: The lane of each row, in that order (see `dealing`); None for rows that were not dealt.
     """
 
     def __init__(
@@ -59,11 +65,15 @@ class Spool:
         rows: int,
         arrays: Mapping[str, Array],
         order: Array | None = None,
+        numbers: Array | None = None,
+        lanes: Array | None = None,
         layout: Layout | None = None,
     ) -> None:
         self.rows = rows
         self.arrays = dict(arrays)
         self.order = order
+        self.numbers = numbers
+        self.lanes = lanes
         self._layout = layout or {
             name: [array.dtype.name, list(array.shape[1:])] for name, array in arrays.items()
         }
@@ -85,33 +95,82 @@ class Spool:
         arrays = {
             c["name"]: _mapped(folder / c["file"], rows, c["dtype"], c["shape"]) for c in manifest["columns"]
         }
-        order = _mapped(folder / manifest["order"], rows, "int64", []) if manifest["order"] else None
-        return Spool(rows=rows, arrays=arrays, order=order, layout=layout)
+        of_rows = {
+            name: _mapped(folder / manifest[name], rows, kind, []) if manifest.get(name) else None
+            for name, kind in (("order", "int64"), ("numbers", "int64"), ("lanes", "int32"))
+        }
+        return Spool(rows=rows, arrays=arrays, layout=layout, **of_rows)
 
-    def slice(self, start: int, stop: int) -> Spool:
-        """The rows [start, stop) as views; nothing is copied."""
-        if not 0 <= start <= stop <= self.rows:
-            raise ValueError(f"slice({start}, {stop}) of a spool of {self.rows} rows.")
-        if self.order is not None:
-            return Spool(
-                rows=stop - start, arrays=self.arrays, order=self.order[start:stop], layout=self._layout
-            )
-        arrays = {name: array[start:stop] for name, array in self.arrays.items()}
-        return Spool(rows=stop - start, arrays=arrays, layout=self._layout)
+    def dealt(self, numbers: Array, lanes: Array, *, only_own: bool = False) -> Spool:
+        """One worker's rows; nothing is copied.
 
-    def mark(self) -> str:
+        Args:
+            numbers: The rows' numbers among the rows of all workers, ascending.
+            lanes: The lane of each.
+            only_own: Whether this spool has nothing but those rows, in their order; otherwise it has all.
+        """
+        if only_own or len(numbers) == self.rows:
+            order = self.order
+        else:
+            order = numbers if self.order is None else self.order[numbers]
+        return Spool(
+            rows=len(numbers),
+            arrays=self.arrays,
+            order=order,
+            numbers=numbers,
+            lanes=lanes,
+            layout=self._layout,
+        )
+
+    def lane_counts(self, lanes: int) -> list[int]:
+        """How many rows each of `lanes` lanes has here; nothing for rows that were not dealt."""
+        if self.lanes is None:
+            return []
+        counts: list[int] = np.bincount(self.lanes, minlength=lanes).tolist()
+        return counts
+
+    def with_lanes(self, lanes: int) -> Spool:
+        """This spool, with its lanes joined to so many."""
+        found = self.lanes if self.lanes is not None else np.empty(0, np.int32)
+        return Spool(
+            rows=self.rows,
+            arrays=self.arrays,
+            order=self.order,
+            numbers=self.numbers,
+            lanes=found % lanes,
+            layout=self._layout,
+        )
+
+    def by_lane(self, otherwise: int) -> dict[int, Array]:
+        """For each lane that has rows here, their places in the natural order.
+
+        Args:
+            otherwise: What to call the only lane of rows that were not dealt.
+        """
+        if self.lanes is None:
+            return {otherwise: np.arange(self.rows)} if self.rows else {}
+        together, counts = np.argsort(self.lanes, kind="stable"), np.bincount(self.lanes)
+        pieces = np.split(together, np.cumsum(counts)[:-1])
+        return {lane: rows for lane, rows in enumerate(pieces) if len(rows)}
+
+    def mark(self, rows: Array, *, parts: int = 1) -> str:
         """What tells these rows in this order from others: a hash of some of them, spread over all.
 
-        Two spools of the same rows dealt out otherwise have different marks, for all practical purposes.
+        Two lists of the same rows in another order have different marks, for all practical purposes.
+
+        Args:
+            rows: Their places in the natural order.
+            parts: How many such lists the rows of all workers make; of each of many, less is read.
         """
         width = sum(array[:1].nbytes for array in self.arrays.values())
-        count = min(self.rows, max(_MARK_ROWS_MIN, min(_MARK_ROWS, _MARK_BYTES // max(1, width))))
-        rows = np.linspace(0, self.rows - 1, count).astype(np.int64) if count else np.empty(0, np.int64)
-        rows = rows if self.order is None else self.order[rows]
-        digest = hashlib.sha256(str(self.rows).encode())
+        most = max(_MARK_ROWS_MIN, min(_MARK_ROWS, _MARK_BYTES // max(1, width)))
+        count = min(len(rows), max(_MARK_ROWS_LEAST, most // parts))
+        some = rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)] if count else rows[:0]
+        places = some if self.order is None else self.order[some]
+        digest = hashlib.sha256(str(len(rows)).encode())
         for name in sorted(self.arrays):
-            digest.update(np.ascontiguousarray(self.arrays[name][rows]).tobytes())
-        return digest.hexdigest()
+            digest.update(np.ascontiguousarray(self.arrays[name][places]).tobytes())
+        return digest.hexdigest()[:_MARK_DIGITS]
 
     def layout(self) -> Layout:
         """dtype and row shape of each column, as JSON can carry it; see `agreed`."""
@@ -120,9 +179,15 @@ class Spool:
     def with_layout(self, layout: Layout) -> Spool:
         """This spool, with what it does not know (because it is empty) filled from `layout`."""
         merged = agreed([layout, self.layout()])
-        if self.rows:
-            return Spool(rows=self.rows, arrays=self.arrays, order=self.order, layout=merged)
-        return Spool(rows=0, arrays={name: _empty(*entry) for name, entry in merged.items()}, layout=merged)
+        arrays = self.arrays if self.rows else {name: _empty(*entry) for name, entry in merged.items()}
+        return Spool(
+            rows=self.rows,
+            arrays=arrays,
+            order=self.order,
+            numbers=self.numbers,
+            lanes=self.lanes,
+            layout=merged,
+        )
 
 
 def agreed(layouts: Sequence[Layout]) -> Layout:
@@ -151,15 +216,20 @@ def _empty(dtype: str | None, shape: Sequence[int] | None) -> Array:
 
 
 def _mapped(path: Path, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Array:
+    with path.open("rb") as file:
+        return _mapped_file(file, rows, dtype, shape)
+
+
+def _mapped_file(file: BinaryIO, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Array:
     want = (rows, *(shape or ()))
     expected = math.prod(want) * np.dtype(dtype).itemsize if rows else 0
     if not expected:
         empty = _empty(dtype, shape)
         return empty if not rows else np.empty(want, dtype)
-    found = path.stat().st_size
+    found = os.fstat(file.fileno()).st_size
     if found != expected:  # reading past the end of a mapped file kills the process
-        raise DataError(f"{path} has {found} bytes where {expected} were written: the spool is damaged.")
-    return np.asarray(np.memmap(path, dtype=np.dtype(dtype), mode="r", shape=want))
+        raise DataError(f"{file.name} has {found} bytes where {expected} were written: the spool is damaged.")
+    return np.asarray(np.memmap(file, dtype=np.dtype(dtype), mode="r", shape=want))
 
 
 class SpoolWriter:
@@ -172,16 +242,23 @@ class SpoolWriter:
         folder: Where to write; made if need be.
         columns: What to keep of each batch.
         rows: How many rows there will be, if that is known: fewer or more is then an error.
+        first: The place of the first of them in files that several writers fill; `whole` gives that Spool.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], columns: Sequence[Column], *, rows: int | None = None
+        self,
+        folder: str | os.PathLike[str],
+        columns: Sequence[Column],
+        *,
+        rows: int | None = None,
+        first: int = 0,
     ) -> None:
         self.folder = Path(folder)
         self.rows = 0
         self._expected = rows
-        self._files = [_ColumnFile(column, f"{i:03d}.bin") for i, column in enumerate(columns)]
-        self._order: list[Array] = []
+        self._files = [_ColumnFile(column, f"{i:03d}.bin", first=first) for i, column in enumerate(columns)]
+        self._ids: list[Array] = []
+        self._lanes: list[Array] = []
         self._spool: Spool | None = None
 
     def __enter__(self) -> SpoolWriter:
@@ -230,43 +307,82 @@ class SpoolWriter:
             file.write(array)
         self.rows += rows
 
-    def append_order(self, ids: Array) -> None:
-        """Row ids of rows appended, as they arrive; the spool's natural order is by ascending id."""
-        self._order.append(np.array(ids, dtype=np.int64))
+    def append_order(self, ids: Array, lanes: Array | None = None) -> None:
+        """Row ids of rows appended, as they arrive; the spool's natural order is by ascending id.
+
+        With them may come the rows' lanes; then the spool has both.
+        """
+        self._ids.append(np.array(ids, dtype=np.int64))
+        if lanes is not None:
+            self._lanes.append(np.array(lanes, dtype=np.int32))
 
     def close(self) -> Spool:
         """Finish the files and open the spool; again and again the same one."""
         if self._spool is None:
             self._release()
-            if self._expected is not None and self.rows != self._expected:
-                raise DataError(
-                    f"{self._expected} rows were announced and {self.rows} came: did the data change?"
-                )
+            self._check_count()
             self._finish(self._write_order())
             self._spool = Spool.open(self.folder)
         return self._spool
+
+    def layout(self) -> Layout:
+        """dtype and row shape of each column, as far as the rows written here say."""
+        self._check_count()
+        return {file.column.name: [file.dtype, file.manifest()["shape"]] for file in self._files}
+
+    def whole(self, rows: int, layout: Layout) -> Spool:
+        """The spool of all `rows` rows, once every writer has called `flush`; inside the `with` block.
+
+        Mapped through the files that are open, so that the folder may go away at any time.
+        """
+        arrays = {
+            file.column.name: _mapped_file(file.opened(), rows, *layout[file.column.name])
+            for file in self._files
+        }
+        self._spool = Spool(rows=rows, arrays=arrays, layout=layout)
+        self._release()
+        return self._spool
+
+    def flush(self) -> None:
+        """Hand what was written to the system, so that others see it."""
+        for file in self._files:
+            file.opened().flush()
+
+    def _check_count(self) -> None:
+        if self._expected is not None and self.rows != self._expected:
+            raise DataError(
+                f"{self._expected} rows were announced and {self.rows} came: did the data change?"
+            )
 
     def _release(self) -> None:
         for file in self._files:
             file.close()
 
-    def _write_order(self) -> str | None:
-        if not self._order:
-            return None
-        ids = np.concatenate(self._order)
+    def _write_order(self) -> dict[str, str | None]:
+        if not self._ids:
+            return {"order": None}
+        ids = np.concatenate(self._ids)
         if len(ids) != self.rows:
             raise ValueError(f"{len(ids)} row ids for {self.rows} rows.")
-        if (ids[1:] >= ids[:-1]).all():
-            return None
-        np.argsort(ids, kind="stable").astype(np.int64, copy=False).tofile(self.folder / _ORDER)
-        return _ORDER
+        arrived = bool((ids[1:] >= ids[:-1]).all())
+        order = None if arrived else np.argsort(ids, kind="stable").astype(np.int64, copy=False)
+        written: dict[str, str | None] = {"order": None}
+        if order is not None:
+            order.tofile(self.folder / _ORDER)
+            written["order"] = _ORDER
+        if self._lanes:
+            lanes = np.concatenate(self._lanes)
+            (ids if order is None else ids[order]).tofile(self.folder / _NUMBERS)
+            (lanes if order is None else lanes[order]).tofile(self.folder / _LANES)
+            written |= {"numbers": _NUMBERS, "lanes": _LANES}
+        return written
 
-    def _finish(self, order: str | None) -> None:
+    def _finish(self, order: Mapping[str, str | None]) -> None:
         manifest = {
             "format": _FORMAT,
             "rows": self.rows,
             "columns": [file.manifest() for file in self._files],
-            "order": order,
+            **order,
         }
         beside = self.folder / f"{_MANIFEST}.part"
         beside.write_text(json.dumps(manifest, indent=1))
@@ -285,9 +401,11 @@ class _ColumnFile:
 
     column: Column
     name: str
+    first: int = 0
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
     file: BinaryIO | None = None
+    path: str = ""
 
     def __post_init__(self) -> None:
         asked = self.column.dtype
@@ -295,7 +413,15 @@ class _ColumnFile:
         self.shape = self.column.shape
 
     def open(self, folder: Path) -> None:
-        self.file = open(folder / self.name, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115 (closed by close)
+        self.path = str(folder / self.name)
+        # Not "wb": it would cut off what another writer has written.
+        number = os.open(folder / self.name, os.O_RDWR | os.O_CREAT, 0o600)
+        self.file = open(number, "r+b", buffering=_BUFFER_BYTES)  # noqa: SIM115 (closed by close)
+
+    def opened(self) -> BinaryIO:
+        if self.file is None:
+            raise ValueError("a SpoolWriter is used outside its `with` block.")
+        return self.file
 
     def match(self, array: Array, where: Where) -> None:
         """The first rows set dtype and width; later ones must agree."""
@@ -310,14 +436,16 @@ class _ColumnFile:
         self.dtype, self.shape = dtype, shape
 
     def write(self, array: Array) -> None:
-        if self.file is None:
-            raise ValueError("write to a SpoolWriter outside its `with` block.")
+        file = self.opened()
         if not array.nbytes:
             return
+        if self.first:
+            file.seek(self.first * (array.nbytes // len(array)))
+            self.first = 0
         try:
-            self.file.write(array.reshape(-1).view(np.uint8).data)
+            file.write(array.reshape(-1).view(np.uint8).data)
         except OSError as exc:  # a full disk, which does not say where
-            raise OSError(exc.errno, exc.strerror, self.file.name) from exc
+            raise OSError(exc.errno, exc.strerror, self.path) from exc
 
     def close(self) -> None:
         if self.file is not None:

@@ -110,6 +110,12 @@ class Keeps(Protocol):
     def load_local_state(self, data: bytes) -> None:
         """Go on from `local_state` of the same rank, in the epoch that has just begun."""
 
+    def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
+        """The same where other ranks were there: `states` are theirs, `size` is how many ranks there are now.
+
+        Tallies of all count once, buffers are merged, and randomness begins anew.
+        """
+
 
 class Replica(Steps, Tallies, Keeps, Protocol):
     """One rank's copy of the model, with all that trains it.

@@ -21,7 +21,15 @@ from kindler.frameworks.torch_device import arrays, preload, resolve_device, ten
 from kindler.frameworks.torch_loss import Judged, LossRule
 from kindler.frameworks.torch_metrics import Counter, named_metrics
 from kindler.frameworks.torch_optim import build_optimizer, build_scheduler, step_scheduler
-from kindler.frameworks.torch_spec import TorchSpec, build_loss, build_model, check, dumps, loads
+from kindler.frameworks.torch_spec import (
+    TorchSpec,
+    build_loss,
+    build_model,
+    check,
+    dumps,
+    loads,
+    synchronized,
+)
 from kindler.frameworks.torch_state import (
     Collective,
     Freezer,
@@ -29,6 +37,7 @@ from kindler.frameworks.torch_state import (
     changes,
     dump,
     fork_seed,
+    load_merged,
     merge_buffers,
     parse,
     parse_weights,
@@ -132,6 +141,8 @@ class TorchReplica:
         self._group = group
         if group.size == 1:
             return
+        if complaints := synchronized(self.model):
+            raise ConfigError(complaints[0])
         state = share_bytes(group, self.state() if group.rank == 0 else b"", self.device)
         if group.rank != 0:
             self.load_state(state)
@@ -268,6 +279,20 @@ class TorchReplica:
         self.counter.restore(fields["tallies"])
         self._epoch_rows, self._changed = fields["rows"], fields["changed"]
         self._load_rng(fields["rng"])
+
+    def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
+        """Go on from the states of other ranks than there are now, in the epoch that has just begun."""
+        fields = [parse(data) for data in states]
+        rows = [part["rows"] for part in fields]
+        load_merged(self.model, [part["buffers"] for part in fields], rows)
+        if self.rank == 0:
+            self.counter.restore_all([part["tallies"] for part in fields])
+        self._epoch_rows = sum(rows) // size
+        if self._sync is not None:
+            # One rank alone had no reason to look which buffers it changes.
+            told = [part["changed"] for part in fields if part["changed"]] or [[True] * len(self._changed)]
+            self._changed = [any(flags) for flags in zip(*told, strict=True)]
+        torch.manual_seed(fork_seed(self.seed, self.epoch, self.rank, self.step))
 
     def trained_model(self) -> torch.nn.Module:
         """The model itself, ready to predict."""

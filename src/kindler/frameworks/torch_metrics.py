@@ -105,6 +105,22 @@ class Counter:
                 part._update_count = kept["updates"]
                 part._computed = None
 
+    def restore_all(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        """Go on counting from what `keep` gave on several ranks, taken together."""
+        means, states = parts[0]["means"].keys(), parts[0]["states"].keys()
+        self.restore(
+            {
+                "loss": sum(part["loss"].cpu() for part in parts),
+                "weight": sum(_moved(part["weight"], torch.device("cpu")) for part in parts),
+                "rows": sum(part["rows"] for part in parts),
+                "means": {name: sum(part["means"][name] for part in parts) for name in means},
+                "states": {
+                    name: _joined_states(self._states[name], [part["states"][name] for part in parts])
+                    for name in states & self._states.keys()
+                },
+            }
+        )
+
     def merge(self, tallies: Sequence[bytes]) -> dict[str, float]:
         """All ranks' tallies as numbers."""
         parts = [torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) for data in tallies]
@@ -291,6 +307,20 @@ def _computed(template: Any, ranks: Sequence[Mapping[str, Any]]) -> Any:
         part._computed = None
         updated = updated or bool(seen)
     return metric.compute() if updated else math.nan
+
+
+def _joined_states(metric: Any, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The states of several ranks as those of one that saw all their rows, so that it can go on."""
+    joined: dict[str, Any] = {}
+    for path, part in _parts(metric):
+        seen = [rank[path] for rank in ranks if rank[path]["updates"]] or [ranks[0][path]]
+        state = {}
+        for name, reduce in part._reductions.items():
+            values = [rank["state"][name] for rank in seen]
+            lists = not isinstance(values[0], torch.Tensor)
+            state[name] = [one for value in values for one in value] if lists else _reduced(values, reduce)
+        joined[path] = {"updates": sum(rank["updates"] for rank in seen), "state": state}
+    return joined
 
 
 def _reduced(states: Sequence[Any], reduce: Callable[[Any], Any] | None) -> Any:

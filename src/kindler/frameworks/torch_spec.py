@@ -17,7 +17,17 @@ import torch
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, positional, title
 
-__all__ = ["TorchSpec", "build_loss", "build_model", "check", "dumps", "is_creator", "loads"]
+__all__ = [
+    "TorchSpec",
+    "against_several",
+    "build_loss",
+    "build_model",
+    "check",
+    "dumps",
+    "is_creator",
+    "loads",
+    "synchronized",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +83,25 @@ def loads(data: bytes) -> TorchSpec:
 def check(spec: TorchSpec) -> list[str]:
     """All that can be said against the spec without running a creator; empty when there is nothing."""
     return [*_model_complaints(spec), *_optimizer_complaints(spec), *_other_complaints(spec)]
+
+
+def against_several(spec: TorchSpec) -> list[str]:
+    """What speaks against training by several workers, as far as it is known without running a creator."""
+    return synchronized(spec.model) if isinstance(spec.model, torch.nn.Module) else []
+
+
+def synchronized(model: torch.nn.Module) -> list[str]:
+    """A complaint about layers that would have to see the rows of all workers at once; empty without any."""
+    found = [name for name, part in model.named_modules() if isinstance(part, torch.nn.SyncBatchNorm)]
+    if not found:
+        return []
+    complaint = (
+        f"the model has SyncBatchNorm ({', '.join(map(repr, found[:3]))}), whose statistics would have to be"
+        " those of all workers' rows in every step; workers exchange gradients alone.\n"
+        "Hint: use BatchNorm, which normalises by each worker's own rows of the step (a random sample of"
+        " all), a layer that needs no statistics of the batch, such as GroupNorm or LayerNorm, or workers=1."
+    )
+    return [complaint]
 
 
 def is_creator(given: Any) -> bool:

@@ -21,6 +21,7 @@ __all__ = [
     "changes",
     "dump",
     "fork_seed",
+    "load_merged",
     "merge_buffers",
     "parse",
     "parse_weights",
@@ -250,8 +251,10 @@ def changes(model: torch.nn.Module, before: Sequence[torch.Tensor]) -> list[bool
 def merge_buffers(group: Collective, model: torch.nn.Module, changed: Sequence[bool], rows: int) -> None:
     """Make the buffers that changed on some rank the same on all.
 
-    Running statistics become the mean weighted by rows; counters become the largest. Buffers that
-    no rank changed (masks, tables) are left alone, bit by bit.
+    Floating point becomes the mean weighted by rows; counters become the largest. The variances of a layer
+    that keeps means and variances (BatchNorm) become what all ranks' rows have: with w the share of rows,
+    m = sum(w_r m_r) and v = sum(w_r (v_r + (m_r - m)^2)). Buffers that no rank changed (masks, tables) are
+    left alone, bit by bit.
     """
     buffers = list(model.buffers())
     if not buffers:
@@ -259,20 +262,71 @@ def merge_buffers(group: Collective, model: torch.nn.Module, changed: Sequence[b
     flags = torch.tensor([int(flag) for flag in changed], dtype=torch.int64, device=buffers[0].device)
     group.all_reduce(flags).wait()
     moved = [buffer for buffer, flag in zip(buffers, flags.tolist(), strict=True) if flag]
-    _mean(group, [buffer for buffer in moved if buffer.is_floating_point()], rows)
+    means_of = _variances(model)
+    floats = [buffer for buffer in moved if buffer.is_floating_point()]
+    variances = [buffer for buffer in floats if id(buffer) in means_of]
+    before = [means_of[id(variance)].detach().double().clone() for variance in variances]
+    _mean(group, [(b, b.detach().double()) for b in floats if id(b) not in means_of], rows)
+    # The means are those of all ranks now.
+    spread = [
+        variance.detach().double() + (mean - means_of[id(variance)].double()).square()
+        for variance, mean in zip(variances, before, strict=True)
+    ]
+    _mean(group, list(zip(variances, spread, strict=True)), rows)
     _maximum(group, [b for b in moved if not b.is_floating_point() and not b.is_complex()])
 
 
-def _mean(group: Collective, buffers: list[torch.Tensor], rows: int) -> None:
-    if not buffers:
+def load_merged(
+    model: torch.nn.Module, ranks: Sequence[Mapping[int, torch.Tensor]], rows: Sequence[int]
+) -> None:
+    """Load the buffers that several ranks had, by their places, merged as `merge_buffers` does."""
+    means_of = _variances(model)
+    buffers = list(model.buffers())
+    places = {id(buffer): place for place, buffer in enumerate(buffers)}
+    with torch.no_grad():
+        for place, buffer in enumerate(buffers):
+            told = [(rank, count) for rank, count in zip(ranks, rows, strict=True) if place in rank and count]
+            if not told:
+                continue
+            values = torch.stack([rank[place] for rank, _ in told])
+            if not buffer.is_floating_point():
+                buffer.copy_(values.amax(dim=0))
+                continue
+            shares = torch.tensor([count for _, count in told], dtype=torch.float64)
+            merged = _weighted(values.double(), shares)
+            mean = means_of.get(id(buffer))
+            if mean is not None and all(places[id(mean)] in rank for rank, _ in told):
+                means = torch.stack([rank[places[id(mean)]] for rank, _ in told]).double()
+                merged += _weighted((means - _weighted(means, shares)).square(), shares)
+            buffer.copy_(merged)
+
+
+def _weighted(values: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    merged: torch.Tensor = torch.tensordot(shares / shares.sum(), values, dims=1)
+    return merged
+
+
+def _variances(model: torch.nn.Module) -> dict[int, torch.Tensor]:
+    """For each running variance, by its id, the running mean that goes with it."""
+    found = {}
+    for module in model.modules():
+        mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+        if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
+            found[id(variance)] = mean
+    return found
+
+
+def _mean(group: Collective, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: int) -> None:
+    """Write into the first of each pair the mean of the second over the rows of all ranks."""
+    if not pairs:
         return
-    flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in buffers])
+    flat = torch.cat([value.reshape(-1) for _, value in pairs])
     # A rank without rows adds nothing, whatever its buffers hold: 0 * inf would be NaN.
     flat = flat * rows if rows else torch.zeros_like(flat)
     weighted = torch.cat([flat, flat.new_tensor([float(rows)])])
     group.all_reduce(weighted).wait()
     if weighted[-1] > 0:
-        _write(buffers, weighted[:-1] / weighted[-1])
+        _write([buffer for buffer, _ in pairs], weighted[:-1] / weighted[-1])
 
 
 def _maximum(group: Collective, buffers: list[torch.Tensor]) -> None:

@@ -23,6 +23,7 @@ from pyspark import BarrierTaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from kindler.data.columns import Columns
+from kindler.data.dealing import Dealing
 from kindler.data.spool import SpoolWriter
 from kindler.engine import nursery
 from kindler.engine.channel import Address
@@ -32,7 +33,7 @@ from kindler.engine.outcome import Outcome, pack, unpack
 from kindler.engine.supervisor import Aborted, Job, Supervisor
 from kindler.engine.worker import describe
 from kindler.errors import DataError, KindlerError, TrainingError, WorkerLost
-from kindler.spark.frames import FEED, ROW, Feed, Where, feed_frame
+from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, feed_frame
 from kindler.spark.session import is_connect
 
 __all__ = ["run"]
@@ -42,16 +43,19 @@ _BATCH_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
 _BATCH_BYTES = 4 << 20  # small enough to stay in cache on its way, large enough to amortise the call
 
 
-def run(job: Job, *, spark: SparkSession, feeds: Sequence[Feed], listener: Listener) -> list[Outcome]:
+def run(
+    job: Job, *, spark: SparkSession, feeds: Sequence[Feed], dealing: Dealing, listener: Listener
+) -> list[Outcome]:
     """Run `job` on `job.size` barrier tasks; results in the order of ranks.
 
     Args:
         job: What to run.
         spark: The session.
         feeds: Frames whose rows each worker finds spooled in its scratch folder.
+        dealing: Which of the rows are whose.
         listener: Called on this thread with what workers print and report.
     """
-    frame = feed_frame(feeds, job.size) if feeds else spark.range(0, job.size, 1, job.size)
+    frame = feed_frame(feeds, job.size, dealing) if feeds else spark.range(0, job.size, 1, job.size)
     at_driver = _meets_at_driver(spark, job)
     here = _driver_host(spark) if at_driver else "127.0.0.1"
     with Hub(size=job.size, secret=job.secret, settings=job.settings, host=here) as hub:
@@ -170,7 +174,7 @@ class _Task:
         with Supervisor(self.job, rank, hub=hub, owner=owner, base=_local_folder(rank)) as supervisor:
             supervisor.start()
             try:
-                _spool(supervisor, self.feeds, batches)
+                _spool(supervisor, self.feeds, batches, rank=rank, size=self.job.size)
             except KindlerError as exc:
                 return supervisor.failed(exc)
             return supervisor.run()
@@ -228,7 +232,12 @@ class _Watcher(threading.Thread):
 
 
 def _spool(
-    supervisor: Supervisor, feeds: Sequence[tuple[str, Columns]], batches: Iterator[pa.RecordBatch]
+    supervisor: Supervisor,
+    feeds: Sequence[tuple[str, Columns]],
+    batches: Iterator[pa.RecordBatch],
+    *,
+    rank: int,
+    size: int,
 ) -> None:
     with ExitStack() as stack:
         writers = [
@@ -239,14 +248,24 @@ def _spool(
             supervisor.check()
             if not writers:
                 continue  # the rows only make Spark start the task
-            batch = batch.rename_columns([*feeds[0][1].names, ROW, FEED])
+            batch = batch.rename_columns([*feeds[0][1].names, ROW, LANE, FEED])
             feed = batch.column(FEED).to_numpy()
             for number, writer in enumerate(writers):
                 part = batch if (feed == number).all() else batch.filter(pa.array(feed == number))
                 if part.num_rows:
-                    ids = part.column(ROW).to_numpy()
+                    ids, lanes = part.column(ROW).to_numpy(), part.column(LANE).to_numpy()
+                    _check_lanes(lanes, rank, size)
                     writer.append(part, where=Where(ids))
-                    writer.append_order(ids)
+                    writer.append_order(ids, lanes)
+
+
+def _check_lanes(lanes: Any, rank: int, size: int) -> None:
+    """That Spark has sent rows where they belong is known from its source alone; better to look."""
+    strays = lanes[lanes % size != rank]
+    if len(strays):
+        raise TrainingError(
+            f"Spark brought a row of lane {strays[0]} to partition {rank} of {size}; it belongs elsewhere."
+        )
 
 
 def _local_folder(rank: int) -> Path | None:

@@ -12,18 +12,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, TimestampType, UserDefinedType
 
 from kindler.data import parquet
 from kindler.data.columns import Columns
+from kindler.data.dealing import BASE, Dealing
+from kindler.data.sources import ROW_BITS
 from kindler.errors import ConfigError, KindlerError
 from kindler.spark.session import is_connect
 
 __all__ = [
     "FEED",
+    "LANE",
     "ROW",
     "UNNUMBERED",
     "Feed",
@@ -31,12 +34,15 @@ __all__ = [
     "arrow_types",
     "feed_frame",
     "packed_frame",
+    "partition_keys",
     "plain_parquet",
 ]
 
+LANE = "_kindler_lane"  # which of the lanes it was dealt to
 ROW = "_kindler_row"  # where a row stood in the frame, so that its order survives the shuffle
 UNNUMBERED = -1  # what ROW holds in a stream, whose rows Spark cannot number
-_PARTITION_SHIFT = 33  # monotonically_increasing_id: the partition above, the row in it below
+_LOW_ORDERS, _HIGH_ORDERS = 32, 32  # of which each stretch of rows takes one
+_WORD = 0xFFFFFFFF
 _PACKED_BYTES = 64 << 20
 FEED = "_kindler_feed"  # which of several frames a row belongs to
 
@@ -68,7 +74,7 @@ class Where:
         row_id = int(self._ids[index])
         if row_id == UNNUMBERED:
             return f"{index} of its batch"
-        return f"{row_id & ((1 << _PARTITION_SHIFT) - 1)} of partition {row_id >> _PARTITION_SHIFT}"
+        return f"{row_id & ((1 << ROW_BITS) - 1)} of partition {row_id >> ROW_BITS}"
 
 
 def arrow_types(frame: DataFrame) -> dict[str, pa.DataType | None]:
@@ -102,10 +108,10 @@ def plain_parquet(
         return None
 
 
-def feed_frame(feeds: Sequence[Feed], workers: int) -> DataFrame:
-    """One frame with the rows of all feeds, dealt evenly to `workers` partitions.
+def feed_frame(feeds: Sequence[Feed], workers: int, dealing: Dealing) -> DataFrame:
+    """One frame with the rows of all feeds, dealt to `workers` partitions: partition r has worker r's rows.
 
-    Its columns are the feeds' in their order, then `ROW` and `FEED`.
+    Its columns are the feeds' in their order, then `ROW`, `LANE` and `FEED`.
     """
     # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field: so none has a name.
     tagged = [
@@ -113,13 +119,77 @@ def feed_frame(feeds: Sequence[Feed], workers: int) -> DataFrame:
             *[F.col(f"`{name}`").alias(f"c{i}") for i, name in enumerate(feed.columns.names)],
             F.monotonically_increasing_id().alias(ROW),
             F.lit(number).alias(FEED),
-        )
+        ).select(*[f"c{i}" for i in range(len(feed.columns.names))], ROW, _lane(dealing).alias(LANE), FEED)
         for number, feed in enumerate(feeds)
     ]
     whole = tagged[0]
     for more in tagged[1:]:
         whole = whole.union(more)
-    return whole.repartition(workers)
+    keys = _constants(partition_keys(workers))
+    return whole.repartition(workers, F.element_at(keys, F.col(LANE) % workers + 1))
+
+
+def _lane(dealing: Dealing) -> Column:
+    """The lane of a row, from where it stands.
+
+    As where rows are dealt without Spark: twelve neighbours differ modulo twelve, and as many as there are
+    lanes have one each. Each stretch takes one of a few random orders, which travel with the plan.
+    """
+    groups = dealing.lanes // BASE
+    place = F.col(ROW).bitwiseAND(F.lit((1 << ROW_BITS) - 1))
+    low = _drawn(dealing, _LOW_ORDERS, BASE, place % BASE, _whole(place, BASE))
+    high = _drawn(
+        dealing, _HIGH_ORDERS, groups, _whole(place, BASE) % groups, _whole(place, dealing.lanes), low
+    )
+    return ((high * BASE + low) % dealing.known_lanes).cast("int")
+
+
+def _drawn(dealing: Dealing, orders: int, width: int, place: Column, *stretch: Column) -> Column:
+    """The number at a place of one of the random orders, shifted; which and how far, the stretch decides."""
+    hashed = F.xxhash64(F.shiftright(F.col(ROW), ROW_BITS), *stretch, F.lit(dealing.seed))
+    choice = F.pmod(hashed, F.lit(orders * width))
+    shift = choice % width
+    numbers = _constants(dealing.drawn(orders, width))
+    return (F.element_at(numbers, (choice - shift + place + 1).cast("int")) + shift) % width
+
+
+def _whole(number: Column, divisor: int) -> Column:
+    return F.floor(number / divisor)
+
+
+def _constants(numbers: Sequence[int]) -> Column:
+    """Numbers as one constant of the plan; each on its own would be a call to the JVM."""
+    return F.split(F.lit(",".join(map(str, numbers))), ",").cast("array<int>")
+
+
+def partition_keys(partitions: int) -> list[int]:
+    """For each partition an integer that Spark's hash partitioning sends there.
+
+    >>> partition_keys(3)
+    [2, 0, 1]
+    """
+    found: dict[int, int] = {}
+    key = 0
+    while len(found) < partitions:
+        found.setdefault(_murmur3(key) % partitions, key)
+        key += 1
+    return [found[partition] for partition in range(partitions)]
+
+
+def _murmur3(number: int) -> int:
+    """Spark's hash of an integer: Murmur3 of its four bytes with the seed 42, as a signed number."""
+    mixed = number * 0xCC9E2D51 & _WORD
+    mixed = _rotated(mixed, 15) * 0x1B873593 & _WORD
+    state = (_rotated(42 ^ mixed, 13) * 5 + 0xE6546B64) & _WORD
+    state ^= 4
+    state = (state ^ state >> 16) * 0x85EBCA6B & _WORD
+    state = (state ^ state >> 13) * 0xC2B2AE35 & _WORD
+    state ^= state >> 16
+    return state - (1 << 32) if state >> 31 else state
+
+
+def _rotated(word: int, bits: int) -> int:
+    return (word << bits | word >> (32 - bits)) & _WORD
 
 
 class _NotPlain(Exception):

@@ -62,8 +62,10 @@ class Header:
         run: The run that wrote it.
         first_epoch: Epochs that were over when the run began.
         first_step: Steps that had been made by then.
-        counts: Rows of each rank.
+        counts: Rows of each lane.
         marks: What tells them from other rows.
+        lanes: How many lanes rows were dealt to, before small ones were joined; 0 where they were not.
+        workers: How many ranks there were when rows were first dealt like that.
         batch_size: Rows of one step over all ranks.
         steps_per_epoch: Steps of an epoch; None is one pass.
         seed: Decides the order of rows, and dropout.
@@ -83,6 +85,8 @@ class Header:
     first_step: int = 0
     counts: tuple[int, ...] = ()
     marks: tuple[str, ...] = ()
+    lanes: int = 0
+    workers: int = 0
     batch_size: int = 0
     steps_per_epoch: int | None = None
     seed: int = 0
@@ -91,11 +95,6 @@ class Header:
     rows: tuple[Mapping[str, Any], ...] = ()
     stopped: str | None = None
     callbacks: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def size(self) -> int:
-        """How many ranks there were."""
-        return len(self.counts)
 
     @property
     def ends_epoch(self) -> bool:

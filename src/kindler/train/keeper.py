@@ -41,7 +41,7 @@ class Keeper:
     Args:
         worker: This worker.
         task: The run; without a `model_dir` nothing is ever written.
-        counts: Rows of every worker.
+        counts: Rows of every lane.
         marks: What tells those rows from others (`Batches.marks`).
         start: Where the run began.
         callbacks: Those whose states are kept; `state_dict` is called on the first worker.
@@ -75,6 +75,8 @@ class Keeper:
             first_step=start.first_step,
             counts=tuple(counts),
             marks=tuple(marks),
+            lanes=task.dealing.lanes if task.dealing is not None else 0,
+            workers=task.dealing.workers if task.dealing is not None else 0,
             batch_size=task.batch_size,
             steps_per_epoch=task.steps_per_epoch,
             seed=task.seed,

@@ -21,7 +21,7 @@ from kindler.frameworks.keras.hooks import make_hooks, writes
 from kindler.frameworks.keras.metrics import plain
 from kindler.frameworks.keras.replica import KerasReplica
 from kindler.train.keeper import Keeper, restore_callbacks
-from kindler.train.opening import Numbered, Start, Worker, begin, open_numbered
+from kindler.train.opening import Numbered, Start, Worker, begin, load_local_states, open_numbered
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.syncs import SYNCS
 from kindler.train.task import Task
@@ -229,7 +229,7 @@ class _Follower:
         self._began = time.perf_counter()
         self._replica.begin_epoch(epoch + 1)
         if goes_on:
-            self._replica.load_local_state(start.local_state)
+            load_local_states(self._replica, start.local_states, self._worker)
         self._mean = self._replica.tallies.figures().get("loss", 0.0) if goes_on else 0.0
         self._reporter.begin(epoch=epoch + 1, epochs=self._last, steps=self._steps, step=self._done)
 

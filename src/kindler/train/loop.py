@@ -21,7 +21,7 @@ from kindler.frameworks.registry import FRAMEWORKS
 from kindler.frameworks.replica import Replica
 from kindler.train.callbacks import Callback, Run
 from kindler.train.keeper import Keeper, restore_callbacks
-from kindler.train.opening import Start, Stretches, Worker, begin, open_stretches
+from kindler.train.opening import Start, Stretches, Worker, begin, load_local_states, open_stretches
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.syncs import SYNCS
 from kindler.train.task import ENDLESS, Task
@@ -144,7 +144,7 @@ class _Fit:
         started = time.perf_counter() - (self._start.seconds if done else 0.0)
         replica.begin_epoch(epoch)
         if done:
-            replica.load_local_state(self._start.local_state)
+            load_local_states(replica, self._start.local_states, self._worker)
         self._each("on_epoch_begin")
         epochs = self._last_epoch if self._task.epochs < ENDLESS else None
         self._progress.begin(epoch=epoch, epochs=epochs, steps=self._expected, step=done)

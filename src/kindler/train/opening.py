@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kindler.data.batches import Batch, Batches
+from kindler.data.dealing import Dealing, joined_counts
 from kindler.data.sources import Source
-from kindler.data.spool import Layout, agreed
+from kindler.data.spool import Layout, Spool, agreed
 from kindler.errors import DataError
 from kindler.train.checkpoint import Checkpoint, CheckpointWarning, Header, parse
 from kindler.train.stream_steps import AgreedSteps, NumberedSteps
@@ -29,6 +30,7 @@ __all__ = [
     "Stretches",
     "Worker",
     "begin",
+    "load_local_states",
     "open_batches",
     "open_numbered",
     "open_stretches",
@@ -41,6 +43,7 @@ class Worker(Protocol):
 
     rank: int
     size: int
+    hosts: tuple[str, ...]
     local_rank: int
     threads: int
     scratch: Path
@@ -60,7 +63,7 @@ class Known(Protocol):
         by_name: Whether the model is to be called with names, because its inputs came so.
         steps: Steps of one pass; None where that shows only at its end.
         expected: About how many there are, for whoever watches.
-        counts: Rows of every worker; empty where nobody has counted them.
+        counts: Rows of every lane; empty where nobody has counted them.
         marks: What tells those rows from others.
     """
 
@@ -121,6 +124,13 @@ class Loads(Protocol):
     def load_state(self, data: bytes) -> None: ...
 
 
+class LoadsLocal(Protocol):
+    """What goes on in the middle of an epoch."""
+
+    def load_local_state(self, data: bytes) -> None: ...
+    def join_local_states(self, states: Sequence[bytes], *, size: int) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """Where a run stands when its first step is made; the replica has loaded the state already.
@@ -130,7 +140,8 @@ class Start:
             otherwise this one goes on.
         step: Optimizer steps since the model was new.
         step_in_epoch: Steps made of the epoch that goes on; 0 begins a new one.
-        local_state: This rank's own state, to be loaded after `begin_epoch(epoch)`; empty between epochs.
+        local_states: The states of all ranks there were, to be loaded after `begin_epoch(epoch)`; empty
+            between epochs.
         first_epoch: Epochs that were over when the run began; its last one is `first_epoch + task.epochs`.
         first_step: Steps that had been made by then.
         seconds: How long the epoch that goes on has taken so far.
@@ -142,7 +153,7 @@ class Start:
     epoch: int
     step: int
     step_in_epoch: int = 0
-    local_state: bytes = b""
+    local_states: tuple[bytes, ...] = ()
     first_epoch: int = 0
     first_step: int = 0
     seconds: float = 0.0
@@ -156,7 +167,7 @@ def open_stretches(
 ) -> Stretches:
     """This worker's part of the data, for a loop that takes batches as they come; all call it together."""
     if not isinstance(source, StreamSource):
-        return open_batches(worker, task, source, what, shuffle=task.shuffle and trains)
+        return open_batches(worker, task, source, what, trains=trains)
     bounded = trains and task.steps_per_epoch is not None
     reader = _reader(worker, task, source, what, trains)
     return AgreedSteps(worker, reader, what=what, bounded=bounded, number=1 if trains else 0)
@@ -167,7 +178,7 @@ def open_numbered(
 ) -> Numbered:
     """The same for a loop that asks for batches by number."""
     if not isinstance(source, StreamSource):
-        return open_batches(worker, task, source, what, shuffle=task.shuffle and trains)
+        return open_batches(worker, task, source, what, trains=trains)
     bounded = task.steps_per_epoch if trains else None
     reader = _reader(worker, task, source, what, trains)
     return NumberedSteps(worker, reader, what=what, trains=trains, bounded=bounded)
@@ -177,27 +188,54 @@ def _reader(worker: Worker, task: Task, source: StreamSource, what: str, trains:
     return Reader(worker, source, batch_size=task.batch_size, seed=task.seed, what=what, trains=trains)
 
 
-def open_batches(worker: Worker, task: Task, source: Source, what: str, *, shuffle: bool) -> Batches:
+def open_batches(worker: Worker, task: Task, source: Source, what: str, *, trains: bool) -> Batches:
     """This worker's part of a source, cut into as many steps as every other's; all call it together."""
-    spool = source.open(worker.rank, worker.size, worker.scratch)
-    # A checkpoint of the middle of an epoch is of use only to the same rows.
-    mark = spool.mark() if task.model_dir is not None else ""
-    mine = {"rows": spool.rows, "layout": spool.layout(), "mark": mark}
-    told = [json.loads(part) for part in worker.all_gather(json.dumps(mine).encode())]
-    counts = [part["rows"] for part in told]
-    if not sum(counts):
+    dealing = task.dealing or Dealing.between(worker.size, seed=task.seed)
+    shuffle = task.shuffle and trains
+    spool = source.open(worker, dealing, in_order=trains and not shuffle)
+    told = _gathered(
+        worker,
+        {
+            "rows": spool.rows,
+            "layout": spool.layout(),
+            "lanes": spool.lane_counts(dealing.known_lanes)[worker.rank :: worker.size],
+        },
+    )
+    rows = sum(part["rows"] for part in told)
+    if not rows:
         raise DataError(f"{what} has no rows.")
+    spool = spool.with_layout(agreed([part["layout"] for part in told]))
+    if any(part["lanes"] for part in told):
+        by_rank = [part["lanes"] for part in told]
+        counts = joined_counts(by_rank, dealing.known_lanes, dealing.lanes_for(rows))
+        spool = spool.with_lanes(len(counts))
+    else:
+        counts = [part["rows"] for part in told]
+    # A checkpoint of the middle of an epoch is of use only to the same rows.
+    marked = task.model_dir is not None and trains
     return Batches(
-        spool.with_layout(agreed([part["layout"] for part in told])),
+        spool,
         source.columns,
         counts=counts,
         rank=worker.rank,
+        size=worker.size,
         batch_size=task.batch_size,
         seed=task.seed,
         shuffle=shuffle,
-        marks=[part["mark"] for part in told],
+        marks=_marks(worker, spool, len(counts)) if marked else (),
         weighted=task.weighted,
     )
+
+
+def _gathered(worker: Worker, mine: Any) -> list[Any]:
+    return [json.loads(part) for part in worker.all_gather(json.dumps(mine).encode())]
+
+
+def _marks(worker: Worker, spool: Spool, lanes: int) -> list[str]:
+    """What tells the rows of each lane from others."""
+    own = {lane: spool.mark(rows, parts=lanes) for lane, rows in spool.by_lane(worker.rank).items()}
+    told = {int(lane): mark for part in _gathered(worker, own) for lane, mark in part.items()}
+    return [told.get(lane, "") for lane in range(lanes)]
 
 
 def begin(
@@ -216,7 +254,7 @@ def begin(
         task: The run.
         states: The model's state (empty for a new one), then the files of checkpoints, best first.
         rank: This worker.
-        counts: Rows of every worker.
+        counts: Rows of every lane.
         marks: What tells those rows from others (`Batches.marks`).
     """
     candidates = [_parsed(data) for data in states[1:]]
@@ -224,7 +262,7 @@ def begin(
     if candidates and found is not candidates[0] and rank == 0:
         where = f"the end of epoch {found.header.epoch}" if found else "the beginning"
         warnings.warn(
-            "the newest checkpoint is of the middle of an epoch, and rows are dealt in another way now;"
+            "the newest checkpoint is of the middle of an epoch, and the rows or their order are others now;"
             f" going on from {where}, so that every row is used once per epoch.",
             CheckpointWarning,
             stacklevel=2,
@@ -243,7 +281,7 @@ def begin(
         epoch=header.epoch,
         step=header.step,
         step_in_epoch=header.step_in_epoch,
-        local_state=b"" if header.ends_epoch else found.local_states[rank],
+        local_states=() if header.ends_epoch else found.local_states,
         first_epoch=header.first_epoch,
         first_step=header.first_step,
         seconds=header.seconds,
@@ -253,11 +291,19 @@ def begin(
     )
 
 
+def load_local_states(replica: LoadsLocal, states: Sequence[bytes], worker: Worker) -> None:
+    """Let a replica go on in the middle of an epoch, from the states of the ranks that were there."""
+    if len(states) == worker.size:
+        replica.load_local_state(states[worker.rank])
+    else:
+        replica.join_local_states(states, size=worker.size)
+
+
 def usable(header: Header, task: Task, counts: Sequence[int], marks: Sequence[str] = ()) -> bool:
     """Whether training can go on from there without missing a row or taking one twice.
 
-    Between epochs it always can. Within one, every worker must have the rows it had, in the same order; of
-    data whose rows nobody has counted that is not known.
+    Between epochs it always can. Within one, every lane must have the rows it had, in the same order, whoever
+    has the lane; of data whose rows nobody has counted that is not known.
     """
     return header.ends_epoch or (
         len(counts) > 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kindler.config import RunSettings
+from kindler.data.dealing import Dealing
 from kindler.data.sources import Source
 from kindler.train.streams import StreamSource
 from kindler.train.triggers import Trigger
@@ -27,6 +28,7 @@ class Task:
         epochs: How many epochs to train; 0 evaluates `data` instead.
         max_steps: Optimizer steps after which training ends, whatever the epochs say.
         shuffle: Whether rows are reordered each epoch.
+        dealing: How rows are dealt to workers; None is as for a run that begins with these workers.
         seed: Decides initial weights, order and dropout.
         device: "auto", "cpu", "cuda" or "cuda:N".
         callbacks: Hooks of the user's.
@@ -53,6 +55,7 @@ class Task:
     epochs: int = 0
     max_steps: int | None = None
     shuffle: bool = True
+    dealing: Dealing | None = None
     seed: int = 0
     device: str = "auto"
     callbacks: tuple[Any, ...] = ()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kindler.data.batches import Batch, Batches
 from kindler.data.columns import Array, Column, Columns
+from kindler.data.dealing import Dealing
 from kindler.data.spool import Spool
 from kindler.errors import ConfigError
 
@@ -156,6 +157,82 @@ def test_a_label_that_is_also_a_feature_is_int64_as_a_label() -> None:
 def test_counts_that_do_not_fit_the_spool_are_refused() -> None:
     with pytest.raises(ValueError, match=r"rank 1 has 3 rows, but counts say \[3, 4\]"):
         Batches(spool(3), COLUMNS, counts=[3, 4], rank=1, batch_size=2)
+
+
+def lanes_of(rows: int, size: int, workers: int = 1) -> list[Spool]:
+    """The spools of `size` workers that share one, as a run begun by `workers` deals them."""
+    whole, dealing = spool(rows), Dealing.between(workers, seed=5)
+    return [whole.dealt(*dealing.of_rank(rows, rank, size)) for rank in range(size)]
+
+
+def gang(rows: int, size: int, *, workers: int = 1, batch_size: int = 16, **options: Any) -> list[Batches]:
+    lanes = Dealing.between(workers, seed=5).lanes_for(rows)
+    spools = lanes_of(rows, size, workers)
+    counts = np.sum([part.lane_counts(lanes) for part in spools], axis=0)
+    return [
+        Batches(part, COLUMNS, counts=counts, rank=rank, size=size, batch_size=batch_size, seed=5, **options)
+        for rank, part in enumerate(spools)
+    ]
+
+
+def global_batches(ranks: list[Batches], epoch: int) -> list[list[int]]:
+    steps = zip(*(rank.epoch(epoch) for rank in ranks), strict=True)
+    return [sorted(int(y) for batch in step for y in batch.labels[0]) for step in steps]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(1, 1500),
+    st.integers(1, 70),
+    st.sampled_from([1, 2, 3, 5, 8]),
+    st.integers(1, 9),
+    st.booleans(),
+    st.integers(1, 5),
+)
+def test_any_number_of_workers_makes_the_same_global_batches(
+    rows: int, batch_size: int, workers: int, size: int, shuffle: bool, epoch: int
+) -> None:
+    options = {"workers": workers, "batch_size": batch_size, "shuffle": shuffle}
+    alone = global_batches(gang(rows, 1, **options), epoch)
+
+    assert sorted(y for batch in alone for y in batch) == list(range(rows))
+    assert {len(batch) for batch in alone} <= {rows // len(alone), -(-rows // len(alone))}
+    assert global_batches(gang(rows, size, **options), epoch) == alone
+    if not shuffle:
+        assert [y for batch in alone for y in batch] == list(range(rows)), "consecutive rows"
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 1500), st.integers(1, 70), st.sampled_from([1, 2, 3, 5]), st.booleans())
+def test_what_is_said_of_steps_ahead_is_what_they_are(
+    rows: int, batch_size: int, size: int, shuffle: bool
+) -> None:
+    for rank in gang(rows, size, workers=size, batch_size=batch_size, shuffle=shuffle):
+        made = [(batch.rows, batch.global_rows) for batch in rank.span(0, 3 * rank.steps)]
+        for first, last in ((0, 1), (rank.steps - 1, rank.steps + 1), (1, 3 * rank.steps)):
+            ahead = [sum(counts) for counts in zip(*made[first:last], strict=True)] or [0, 0]
+            assert list(rank.rows_of(first, last)) == ahead
+        assert rank.may_idle or all(own for own, _ in made)
+        assert not rank.may_idle or size > 1
+        own = [step for step, (count, _) in enumerate(made[: rank.steps]) if count]
+        assert rank.own_steps() == own
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 8, 10, 12])
+def test_workers_have_even_shares_of_every_step_and_none_idles(size: int) -> None:
+    for rank in gang(6007, size, workers=size, batch_size=60):
+        counts = {batch.rows for batch in rank.span(0, 4 * rank.steps)}
+        assert counts <= set(range(60 // size - 2, 60 // size + 3))
+        assert not rank.may_idle
+
+
+def test_rows_meet_other_rows_in_each_epoch() -> None:
+    (batches,) = gang(1200, 1, batch_size=4)
+    partners = [
+        {y for batch in seen(batches.epoch(epoch)) if 7 in batch for y in batch} for epoch in range(1, 9)
+    ]
+
+    assert len(set.union(*partners)) > 20
 
 
 def test_no_thread_is_left_when_an_epoch_is_given_up() -> None:

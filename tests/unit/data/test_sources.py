@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import gangs
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -14,9 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from kindler.data.columns import Column, Columns
-from kindler.data.parquet import inspect
+from kindler.data.dealing import Dealing
+from kindler.data.parquet import inspect, scan
 from kindler.data.plan import ColumnOptions
 from kindler.data.sources import (
+    ROW_BITS,
     DeliveredSource,
     FolderSource,
     Source,
@@ -25,7 +28,7 @@ from kindler.data.sources import (
     kind,
     parquet_source,
 )
-from kindler.data.spool import SpoolWriter
+from kindler.data.spool import Spool, SpoolWriter
 from kindler.errors import ConfigError, DataError
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -33,12 +36,21 @@ Y = np.arange(6)
 
 
 def opened(data: Any, scratch: Path, **options: Any) -> dict[str, np.ndarray[Any, Any]]:
-    return arrow_source(data, ColumnOptions(**options), scratch=scratch).open(0, 1, scratch).arrays
+    source = arrow_source(data, ColumnOptions(**options), scratch=scratch)
+    return gangs.opened(source, 1, scratch)[0].arrays
 
 
-def gathered(source: Source, size: int, scratch: Path, name: str = "y") -> list[Any]:
-    source = pickle.loads(pickle.dumps(source))
-    return [v for rank in range(size) for v in source.open(rank, size, scratch).arrays[name].tolist()]
+def own(spool: Spool, name: str = "y") -> np.ndarray[Any, Any]:
+    """A worker's own rows, in their order."""
+    return spool.arrays[name] if spool.order is None else spool.arrays[name][spool.order]
+
+
+def gathered(source: Source, size: int, scratch: Path, name: str = "y", **options: Any) -> list[Any]:
+    """The rows of all workers, by their numbers."""
+    spools = gangs.opened(pickle.loads(pickle.dumps(source)), size, scratch, **options)
+    numbers = np.concatenate([spool.numbers for spool in spools if spool.numbers is not None])
+    assert sorted(numbers.tolist()) == list(range(len(numbers)))
+    return np.concatenate([own(spool, name) for spool in spools if spool.rows])[np.argsort(numbers)].tolist()
 
 
 @pytest.mark.parametrize(
@@ -173,19 +185,76 @@ def test_workers_share_a_folder_and_close_removes_it(size: int, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("size", [1, 3, 9])
-def test_workers_read_their_own_rows_of_parquet_files(size: int, tmp_path: Path) -> None:
+def two_files(folder: Path) -> Source:
     for i in range(2):
         part = slice(3 * i, 3 * i + 3)
         pq.write_table(
-            pa.table({"x": list(X[part]), "y": Y[part]}), tmp_path / f"{i}.parquet", row_group_size=2
+            pa.table({"x": list(X[part]), "y": Y[part]}), folder / f"{i}.parquet", row_group_size=2
         )
-    source = parquet_source(inspect(tmp_path))
+    return parquet_source(inspect(folder))
+
+
+@pytest.mark.parametrize("hosts", [["a"], ["a"] * 3, ["a", "b", "a"], ["a"] * 9, ["a", "b", "c"]])
+def test_each_row_of_parquet_files_belongs_to_one_worker(hosts: list[str], tmp_path: Path) -> None:
+    source = two_files(tmp_path)
     scratch = tmp_path / "scratch"
 
-    assert gathered(source, size, scratch) == Y.tolist()
-    assert gathered(source, size, scratch, "x") == X.tolist()
+    assert gathered(source, len(hosts), scratch, hosts=hosts) == Y.tolist()
+    assert gathered(source, len(hosts), scratch, "x", hosts=hosts) == X.tolist()
     source.close()
+
+
+def test_workers_of_a_host_decode_each_row_once_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = []
+
+    def noted(files: Any, names: Any, start: int, stop: int) -> Any:
+        decoded.append((start, stop))
+        return scan(files, names, start, stop)
+
+    monkeypatch.setattr("kindler.data.sources.scan", noted)
+    gangs.opened(two_files(tmp_path), 3, tmp_path / "scratch", hosts=["a", "b", "a"])
+
+    assert sorted(decoded) == [(0, 3), (0, 6), (3, 6)]
+
+
+def test_hosts_of_one_name_that_share_no_folder_read_for_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kindler.data.shared_spool._visible", lambda folder: False)
+
+    assert gathered(two_files(tmp_path), 2, tmp_path / "scratch") == Y.tolist()
+
+
+def test_files_of_different_widths_are_told_though_different_workers_read_them(tmp_path: Path) -> None:
+    for width in (2, 3):
+        pq.write_table(pa.table({"x": [[1.0] * width] * 4, "y": [0] * 4}), tmp_path / f"{width}.parquet")
+    with pytest.raises(DataError, match=r"column 'x': some rows have shape \[2\] and others \[3\]"):
+        gangs.opened(parquet_source(inspect(tmp_path)), 2, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_of_vast_data_each_worker_reads_the_row_groups_it_was_dealt(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    y = np.arange(1000)
+    pq.write_table(pa.table({"x": y * 2.0, "y": y}), tmp_path / "0.parquet", row_group_size=10)
+    source = parquet_source(inspect(tmp_path))
+    dealing = Dealing.between(2, seed=0)
+    plain = gangs.opened(source, 1, tmp_path / "scratch", dealing=dealing)
+    monkeypatch.setattr("kindler.data.sources._VAST_BYTES", 0)
+
+    spools = gangs.opened(source, size, tmp_path / "scratch", dealing=dealing)
+
+    assert gathered(source, size, tmp_path / "scratch", dealing=dealing) == y.tolist()
+    assert gathered(source, size, tmp_path / "scratch", "x", dealing=dealing) == (y * 2.0).tolist()
+    counts = np.bincount(np.concatenate([spool.lanes for spool in spools]), minlength=120)
+    assert (counts.min(), counts.max()) == (8, 9)
+    if size == 2:
+        assert all(len(spool.arrays["y"]) == spool.rows == 500 for spool in spools)
+        assert [len(set((own(spool) // 10).tolist())) for spool in spools] == [50, 50], "whole groups"
+    assert plain[0].rows == 1000
 
 
 def test_a_bad_row_of_a_parquet_file_is_named_with_its_file(tmp_path: Path) -> None:
@@ -194,7 +263,7 @@ def test_a_bad_row_of_a_parquet_file_is_named_with_its_file(tmp_path: Path) -> N
     source = parquet_source(inspect(tmp_path))
 
     with pytest.raises(DataError, match=r"column 'x', row 3 \(row 1 of .*1\.parquet\): is null"):
-        source.open(0, 1, tmp_path / "scratch")
+        gangs.opened(source, 1, tmp_path / "scratch")
 
 
 def test_parquet_columns_are_checked_before_anything_is_read(tmp_path: Path) -> None:
@@ -205,10 +274,25 @@ def test_parquet_columns_are_checked_before_anything_is_read(tmp_path: Path) -> 
 
 def test_delivered_rows_are_opened_by_name(tmp_path: Path) -> None:
     columns = Columns(features=(Column(name="y", role="feature"),), labels=())
-    with SpoolWriter(tmp_path / "train", columns.all) as writer:
+    with SpoolWriter(tmp_path / "rank-0" / "train", columns.all) as writer:
         writer.append_arrays({"y": Y})
 
-    assert gathered(DeliveredSource(columns, "train"), 1, tmp_path) == Y.tolist()
+    (spool,) = gangs.opened(DeliveredSource(columns, "train"), 1, tmp_path)
+    assert own(spool).tolist() == Y.tolist()
+
+
+def test_delivered_rows_are_numbered_where_their_order_counts(tmp_path: Path) -> None:
+    columns = Columns(features=(Column(name="y", role="feature"),), labels=())
+    ids = np.array([0, 1, 2, (3 << ROW_BITS) + 0, (3 << ROW_BITS) + 1, (5 << ROW_BITS) + 0])
+    for rank, mine in enumerate(([4, 0], [], [5, 1, 3, 2])):
+        with SpoolWriter(tmp_path / f"rank-{rank}" / "train", columns.all) as writer:
+            if mine:
+                writer.append_arrays({"y": Y[mine]})
+                writer.append_order(ids[mine], np.array(mine))
+    source = DeliveredSource(columns, "train")
+
+    assert gathered(source, 3, tmp_path, in_order=True) == Y.tolist()
+    assert [spool.numbers for spool in gangs.opened(source, 3, tmp_path)] == [None] * 3
 
 
 def test_sources_are_values() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +68,15 @@ def test_arrays_of_any_dtype_and_shape_round_trip(
         assert spool.layout() == {"x": [dtype, list(shape)]}
 
 
-def test_slices_are_views(tmp_path: Path) -> None:
+def test_dealt_rows_are_picked_and_not_copied(tmp_path: Path) -> None:
     spool = written(tmp_path, table(5))
-    part = spool.slice(1, 3)
+    mine = spool.dealt(np.array([1, 4]), np.array([7, 7]))
 
-    assert part.rows == 2
-    assert part.arrays["y"].tolist() == [1, 2]
-    assert np.shares_memory(part.arrays["x"], spool.arrays["x"])
-    with pytest.raises(ValueError, match=r"slice\(3, 9\) of a spool of 5 rows"):
-        spool.slice(3, 9)
+    assert (mine.rows, mine.lane_counts(8)) == (2, [0] * 7 + [2])
+    assert mine.order is not None
+    assert mine.arrays["y"][mine.order].tolist() == [1, 4]
+    assert np.shares_memory(mine.arrays["x"], spool.arrays["x"])
+    assert spool.dealt(np.arange(5), np.zeros(5, int)).order is None, "all of them lie in their order"
 
 
 def test_rows_that_arrive_out_of_order_get_an_order(tmp_path: Path) -> None:
@@ -83,9 +84,41 @@ def test_rows_that_arrive_out_of_order_get_an_order(tmp_path: Path) -> None:
 
     assert spool.order is not None
     assert spool.arrays["y"][spool.order].tolist() == [1, 3, 0, 2]
-    part = spool.slice(1, 3)
+    part = spool.dealt(np.array([1, 2]), np.array([0, 1]))
     assert part.order is not None
     assert (part.rows, part.arrays["y"][part.order].tolist()) == (2, [3, 0])
+
+
+def test_rows_may_come_with_their_lanes(tmp_path: Path) -> None:
+    with SpoolWriter(tmp_path, [X, Y]) as writer:
+        writer.append(table(3))
+        writer.append_order(np.array([30, 10, 20]), np.array([3, 1, 2]))
+    spool = writer.close()
+
+    assert np.array_equal(spool.numbers, [10, 20, 30])
+    assert np.array_equal(spool.lanes, [1, 2, 3])
+    joined = spool.with_lanes(2)
+    assert {lane: rows.tolist() for lane, rows in joined.by_lane(0).items()} == {0: [1], 1: [0, 2]}
+
+
+def test_several_writers_fill_one_spool(tmp_path: Path) -> None:
+    whole = table(7)
+    writers = [
+        SpoolWriter(tmp_path, [X, Y], rows=stop - start, first=start)
+        for start, stop in ((0, 3), (3, 3), (3, 7))
+    ]
+    for writer, (start, stop) in reversed(list(zip(writers, ((0, 3), (3, 3), (3, 7)), strict=True))):
+        writer.__enter__()
+        if stop > start:
+            writer.append(whole.slice(start, stop - start))
+        writer.flush()
+    layout = agreed([writer.layout() for writer in writers])
+    shutil.rmtree(tmp_path)
+
+    for writer in writers:
+        spool = writer.whole(7, layout)
+        assert spool.arrays["y"].tolist() == list(range(7))
+        np.testing.assert_array_equal(spool.arrays["x"], np.stack(whole.column("x").to_pylist()))
 
 
 def test_rows_that_arrive_in_order_need_none(tmp_path: Path) -> None:
@@ -174,13 +207,17 @@ def test_a_mark_tells_rows_and_their_order_from_others() -> None:
     backwards = np.arange(10_000)[::-1]
     whole = Spool(rows=10_000, arrays={"x": x, "y": y})
 
-    assert whole.mark() == Spool(rows=10_000, arrays={"y": y.copy(), "x": x.copy()}).mark()
+    every = np.arange(10_000)
+
+    assert whole.mark(every) == Spool(rows=10_000, arrays={"y": y.copy(), "x": x.copy()}).mark(every)
     arrived = Spool(rows=10_000, arrays={"x": x[::-1], "y": y[::-1]}, order=backwards)
-    assert arrived.mark() == whole.mark(), "rows that arrived in another order are in their own"
+    assert arrived.mark(every) == whole.mark(every), "rows that arrived in another order are in their own"
     others = [
-        Spool(rows=10_000, arrays={"x": x, "y": y}, order=backwards),
-        whole.slice(0, 9_999),
-        Spool(rows=10_000, arrays={"x": np.roll(x, 1, axis=0), "y": y}),
-        whole.slice(0, 0),
+        Spool(rows=10_000, arrays={"x": x, "y": y}, order=backwards).mark(every),
+        whole.mark(every[:-1]),
+        Spool(rows=10_000, arrays={"x": np.roll(x, 1, axis=0), "y": y}).mark(every),
+        whole.mark(every[:0]),
+        whole.mark(every[::2], parts=2),
+        whole.mark(every[1::2], parts=2),
     ]
-    assert len({whole.mark(), *(other.mark() for other in others)}) == 5
+    assert len({whole.mark(every), *others}) == 7

@@ -71,7 +71,7 @@ def test_the_same_rows_go_on_in_the_middle_of_the_epoch() -> None:
 
     assert replica.loaded == b"state of 9"
     assert (start.epoch, start.step, start.step_in_epoch, start.seconds) == (2, 9, 2, 1.5)
-    assert start.local_state == b"mine of 1"
+    assert start.local_states == (b"mine of 0", b"mine of 1")
     assert start.rows == ({"epoch": 1},)
 
 
@@ -92,7 +92,7 @@ def test_other_rows_go_on_from_the_end_of_an_epoch(task: dict[str, Any], facts: 
     replica, start = begun(file(MIDDLE), file(END), task=replace(TASK, **task), **facts)
 
     assert replica.loaded == b"state of 7"
-    assert (start.epoch, start.step_in_epoch, start.local_state) == (1, 0, b"")
+    assert (start.epoch, start.step_in_epoch, start.local_states) == (1, 0, ())
 
 
 def test_without_an_end_of_an_epoch_other_rows_begin_anew() -> None:

@@ -58,6 +58,11 @@ class Tallies:
         }
         return {name: figure for name, figure in self.figures().items() if name not in idle}
 
+    def load_sum(self, parts: Sequence[Sequence[Array]]) -> None:
+        """Hold what several ranks counted, given as the values of `variables` on each."""
+        for number, (variable, blank) in enumerate(zip(self.variables, self._blank, strict=True)):
+            variable.assign(blank + sum(arrays[number] - blank for arrays in parts))
+
     def figures(self) -> dict[str, float]:
         """The metrics' present results, as plain numbers."""
         return {name: plain(value) for name, value in self._results().items()}

@@ -19,8 +19,8 @@ from kindler.frameworks.keras import library
 from kindler.frameworks.keras.exchange import Exchange, Group, install
 from kindler.frameworks.keras.feed import Arranged, Feed, Remembering, dataset
 from kindler.frameworks.keras.metrics import Tallies
-from kindler.frameworks.keras.spec import KerasSpec, build_model, custom_objects, dumps, loads
-from kindler.frameworks.keras.state import Variables, fork_seeds, pack, seed_of, unpack
+from kindler.frameworks.keras.spec import KerasSpec, build_model, custom_objects, dumps, loads, synchronized
+from kindler.frameworks.keras.state import Variables, fork_seeds, pack, seed_of, unpack, variances
 from kindler.frameworks.packed import Buffer
 
 __all__ = ["KerasReplica", "dumps", "loads", "preload"]
@@ -134,6 +134,8 @@ class KerasReplica:
         self._group = group
         if group.size == 1:
             return
+        if complaints := synchronized(self.model):
+            raise ConfigError(complaints[0])
         variables = self.variables
         variables.assign(group.broadcast(variables.read()))
         if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
@@ -200,16 +202,37 @@ class KerasReplica:
             self._drawn = []
 
     def merge_buffers(self, rows: int) -> None:
-        """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks."""
+        """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks.
+
+        Floating point becomes the mean by rows. The variances of a layer that keeps means and variances
+        become those of all rows: with w the share of rows, m = sum(w_r m_r) and
+        v = sum(w_r (v_r + (m_r - m)^2)).
+        """
         if self._group is None or self._group.size == 1:
             return
-        variables = self.variables
-        floats, others = variables.buffers()
-        merged = self._group.mean([variables.value(v) for v in floats], float(rows)) if floats else []
+        value = self.variables.value
+        floats, others = self.variables.buffers()
+        means_of = variances(self.model)
+        own_means = {id(v): value(means_of[id(v)]) for v in floats if id(v) in means_of}
+        self._assign_means([(v, value(v)) for v in floats if id(v) not in means_of], rows)
+        # The means are those of all ranks now.
+        spread = [
+            (v, value(v) + np.square(own_means[id(v)] - value(means_of[id(v)])))
+            for v in floats
+            if id(v) in means_of
+        ]
+        self._assign_means(spread, rows)
         # Counters and the like cannot be averaged: rank 0's are everybody's.
-        taken = self._group.broadcast([variables.value(v) for v in others]) if others else []
-        for variable, value in zip([*floats, *others], [*merged, *taken], strict=True):
-            variable.assign(value)
+        taken = self._group.broadcast([value(v) for v in others]) if others else []
+        for variable, everybodys in zip(others, taken, strict=True):
+            variable.assign(everybodys)
+
+    def _assign_means(self, pairs: Sequence[tuple[Any, Array]], rows: int) -> None:
+        """Assign to variables the means of these values over the rows of all ranks."""
+        if self._group is not None and pairs:
+            merged = self._group.mean([value for _, value in pairs], float(rows))
+            for (variable, _), mean in zip(pairs, merged, strict=True):
+                variable.assign(mean)
 
     def learning_rate(self) -> float:
         """The rate of the next step."""
@@ -264,6 +287,31 @@ class KerasReplica:
         for variable, array in zip(variables, arrays[: len(variables)], strict=True):
             variable.assign(array)
         self._drawn = arrays[len(variables) :]
+
+    def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
+        """The same from the states of other ranks than there are now, which had even shares of the rows."""
+        variables = self.variables
+        floats, others = variables.buffers()
+        known = {
+            id(v): place for place, v in enumerate(p for part in variables.buffers(seeds=True) for p in part)
+        }
+        told = [unpack(data)[1] for data in states]
+        means_of = variances(self.model)
+        for variable in floats:
+            values = np.stack([arrays[known[id(variable)]] for arrays in told])
+            merged = values.mean(axis=0, dtype=np.float64)
+            if id(variable) in means_of:
+                place = known[id(means_of[id(variable)])]
+                merged += np.stack([arrays[place] for arrays in told]).var(axis=0, dtype=np.float64)
+            variable.assign(merged.astype(values.dtype))
+        for variable in others:
+            variable.assign(told[0][known[id(variable)]])
+        if self.rank == 0:
+            self.tallies.load_sum([arrays[len(known) :] for arrays in told])
+        if size > 1:
+            fork_seeds(self.model, self.seed, self.epoch, self.rank, self.step)
+        if self.spec.backend == "torch":
+            self._on_torch.reseed(seed_of(self.seed, self.epoch, self.rank, self.step))
 
     def save(self, path: str) -> None:
         """Write the model as Keras does: `.keras`, `.weights.h5`, or a folder for serving."""

@@ -20,7 +20,18 @@ from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, positional, title
 from kindler.frameworks.keras.library import flavour_of, is_compiled, load
 
-__all__ = ["Archive", "KerasSpec", "build_model", "check", "custom_objects", "dumps", "lacking", "loads"]
+__all__ = [
+    "Archive",
+    "KerasSpec",
+    "against_several",
+    "build_model",
+    "check",
+    "custom_objects",
+    "dumps",
+    "lacking",
+    "loads",
+    "synchronized",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,30 @@ def lacking(spec: KerasSpec, *names: str) -> list[str]:
         return []
     hint = "call model.compile(optimizer=..., loss=...), or pass compile_args_creator=... to from_keras"
     return [f"the model is not compiled; {hint}."]
+
+
+def against_several(spec: KerasSpec) -> list[str]:
+    """What speaks against training by several workers, as far as it is known without running a creator."""
+    return [] if spec.model is None or isinstance(spec.model, Archive) else synchronized(spec.model)
+
+
+def synchronized(model: Any) -> list[str]:
+    """A complaint about layers that would have to see the rows of all workers at once; empty without any."""
+    found = [
+        layer.name
+        for layer in model._flatten_layers()
+        if getattr(layer, "synchronized", False) or type(layer).__name__ == "SyncBatchNormalization"
+    ]
+    if not found:
+        return []
+    complaint = (
+        f"the model has BatchNormalization with synchronized=True ({', '.join(map(repr, found[:3]))}), whose"
+        " statistics would have to be those of all workers' rows in every step; workers exchange gradients"
+        " alone.\nHint: leave out synchronized=True, so that it normalises by each worker's own rows of the"
+        " step (a random sample of all), use a layer that needs no statistics of the batch, such as"
+        " LayerNormalization or GroupNormalization, or workers=1."
+    )
+    return [complaint]
 
 
 def build_model(spec: KerasSpec) -> Any:

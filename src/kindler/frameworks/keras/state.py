@@ -14,7 +14,7 @@ from safetensors.numpy import load, save
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.exchange import optimizers
 
-__all__ = ["Variables", "fork_seeds", "pack", "seed_of", "unpack", "value_of"]
+__all__ = ["Variables", "fork_seeds", "pack", "seed_of", "unpack", "value_of", "variances"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -98,10 +98,20 @@ def seed_states(model: Any) -> list[Any]:
     return _once(found)
 
 
-def fork_seeds(model: Any, seed: int, epoch: int, rank: int) -> None:
-    """Give the random layers of one rank in one epoch seeds of their own."""
+def variances(model: Any) -> dict[int, Any]:
+    """For each moving variance, by its id, the moving mean that goes with it."""
+    found = {}
+    for layer in model._flatten_layers():
+        mean, variance = getattr(layer, "moving_mean", None), getattr(layer, "moving_variance", None)
+        if mean is not None and variance is not None:
+            found[id(variance)] = mean
+    return found
+
+
+def fork_seeds(model: Any, seed: int, epoch: int, rank: int, *place: int) -> None:
+    """Give the random layers of one rank in one epoch (at one place of it) seeds of their own."""
     for number, state in enumerate(seed_states(model)):
-        state.assign(np.array([seed_of(seed, epoch, rank, number), 0], np.uint32))
+        state.assign(np.array([seed_of(seed, epoch, rank, number, *place), 0], np.uint32))
 
 
 def seed_of(seed: int, *place: int) -> int:

@@ -1,0 +1,269 @@
+"""Which worker gets which row, and in which order an epoch takes them: rules, computed alike by all workers.
+
+Rows are dealt to *lanes*, more than there are workers; worker r of W has the lanes l with l % W == r. An
+epoch goes round the lanes, takes one row of each in turn, and this sequence is cut into the steps. All of it
+follows from the seed, the lanes and the rows, and nothing from W: any number of workers makes the same global
+batches of the same rows.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from kindler.data.columns import Array
+
+__all__ = ["BASE", "Dealing", "Rounds", "generator", "joined_counts"]
+
+# 1, 2, 3, 4 and 6 divide twelve; of ten times as many lanes 5, 8 and 10 workers have even shares too.
+BASE = 12
+_LEAST_LANES = 120
+_LANES_PER_WORKER = 8  # so that after the loss of a worker the others have nearly even shares
+_ROWS_PER_LANE, _ROWS_PER_LANE_MIN = 8, 4  # lanes of fewer rows are joined, or there is little to shuffle
+_CHUNK_ROWS = 1 << 20
+_BLOCKS = 256
+_DEALING = 0x6465616C  # what sets the dealing's randomness apart from an epoch's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealing:
+    """How the rows of a run are dealt.
+
+    Attributes:
+        seed: Decides where each row goes.
+        lanes: How many lanes rows are dealt to.
+        workers: How many workers there were when the run began.
+        joined: How many lanes are left once small ones are joined; None lets the number of rows decide.
+
+    >>> [Dealing.between(workers, seed=0).lanes for workers in (1, 2, 5, 7, 12, 64)]
+    [120, 120, 120, 168, 120, 576]
+    >>> Dealing.between(2, seed=0).lanes_for(10_000), Dealing.between(2, seed=0).lanes_for(20)
+    (120, 2)
+    """
+
+    seed: int
+    lanes: int
+    workers: int
+    joined: int | None = None
+
+    @staticmethod
+    def between(workers: int, *, seed: int) -> Dealing:
+        """The dealing of a run that begins with so many workers."""
+        base = math.lcm(workers, BASE)
+        least = max(_LEAST_LANES, _LANES_PER_WORKER * workers)
+        return Dealing(seed=seed, lanes=-(-least // base) * base, workers=workers)
+
+    @property
+    def base(self) -> int:
+        """The least number of lanes that every usual number of workers shares evenly."""
+        return math.lcm(self.workers, BASE)
+
+    @property
+    def known_lanes(self) -> int:
+        """How many lanes there are as long as nobody has counted the rows."""
+        return self.joined or self.lanes
+
+    def lanes_for(self, rows: int) -> int:
+        """How many lanes so many rows have; lane l becomes l modulo this."""
+        if self.joined is not None:
+            return self.joined
+        if rows >= _ROWS_PER_LANE * self.lanes:
+            return self.lanes
+        return self.base if rows >= _ROWS_PER_LANE_MIN * self.base else self.workers
+
+    def of_rank(self, rows: int, rank: int, size: int) -> tuple[Array, Array]:
+        """The numbers of the rows that are `rank`'s, ascending, and the lane of each."""
+        lanes, first = self.lanes_for(rows), 0
+        numbers, found = [], []
+        for dealt in self._dealt(rows):
+            joined = dealt.reshape(-1) % lanes
+            mine = np.flatnonzero(joined % size == rank)
+            numbers.append(mine + first)
+            found.append(joined[mine])
+            first += len(joined)
+        return np.concatenate(numbers), np.concatenate(found)
+
+    def drawn(self, orders: int, width: int) -> list[int]:
+        """So many random orders of the numbers below `width`, for whoever deals rows elsewhere."""
+        found: list[int] = (
+            _permuted(generator(self.seed, _DEALING, width), orders, width).reshape(-1).tolist()
+        )
+        return found
+
+    def of_groups(self, sizes: Sequence[int]) -> Array:
+        """For groups of so many rows, what their rows' lanes are modulo `base`: balanced, in random order."""
+        have = [(0, lane) for lane in range(self.base)]
+        dealt = np.empty(len(sizes), np.int32)
+        for group in generator(self.seed, _DEALING).permutation(len(sizes)):
+            rows, lane = have[0]
+            dealt[group] = lane
+            heapq.heapreplace(have, (rows + sizes[group], lane))
+        return dealt
+
+    def within_group(self, group: int, lane: int, rows: int) -> Array:
+        """The lanes of one group's rows: those that are `lane` modulo `base`, evenly."""
+        high = generator(self.seed, _DEALING, group).permutation(rows) % (self.lanes // self.base)
+        return (high * self.base + lane).astype(np.int32)
+
+    def _dealt(self, rows: int) -> Iterator[Array]:
+        """The lane of every row, in pieces of any shape."""
+        random = generator(self.seed, _DEALING)
+        whole, rest = divmod(rows, self.lanes)
+        drawn = _blocks(random, min(whole, _BLOCKS), self.lanes)
+        most = max(1, _CHUNK_ROWS // self.lanes)
+        yield drawn
+        for start in range(len(drawn), whole, most):
+            count = min(most, whole - start)
+            # A drawn block shifted by some lanes is far cheaper than a new one, and as good.
+            shift = random.integers(self.lanes, size=(count, 1), dtype=np.int32)
+            yield (drawn[random.integers(_BLOCKS, size=count)] + shift) % self.lanes
+        # What is left goes to the first lanes, so that the next workers in turn have a row more.
+        groups, few = divmod(rest, BASE)
+        yield _blocks(random, 1, groups * BASE)
+        yield (groups * BASE + random.permutation(few)).astype(np.int32)
+
+
+def _blocks(random: np.random.Generator, count: int, lanes: int) -> Array:
+    """Random orders of all lanes, one a line, in which twelve neighbours always differ modulo twelve."""
+    groups = lanes // BASE
+    low = _permuted(random, count * groups, BASE).reshape(count, groups, BASE)
+    high = _permuted(random, count * BASE, groups).reshape(count, BASE, groups)
+    dealt: Array = np.take_along_axis(high.transpose(0, 2, 1), low, axis=2) * BASE + low
+    return dealt.reshape(count, lanes)
+
+
+def joined_counts(by_rank: Sequence[Sequence[int]], lanes: int, joined: int) -> list[int]:
+    """The rows of every lane once `lanes` of them are joined, from what each rank has of its own lanes.
+
+    >>> joined_counts([[5, 6], [7, 8]], 4, 2)
+    [11, 15]
+    """
+    counts = np.zeros(lanes, np.int64)
+    for rank, own in enumerate(by_rank):
+        if own:
+            counts[rank :: len(by_rank)] = own
+    return [int(counts[lane::joined].sum()) for lane in range(joined)]
+
+
+class Rounds:
+    """The order of an epoch: round by round, a row of every lane that has one left.
+
+    As long as all lanes have rows, each epoch goes round them in another order, in which neighbours belong to
+    different workers; the rest, when some lanes have run out, goes by their numbers.
+
+    Args:
+        counts: The rows of every lane.
+        rank: Whose rows are asked for.
+        size: How many workers share the lanes.
+        seed: With the epoch, decides the order; None takes lanes and rows as they are.
+    """
+
+    def __init__(self, counts: Sequence[int], *, rank: int, size: int, seed: int | None) -> None:
+        self._counts = np.asarray(counts, np.int64)
+        self._rank, self._size, self._seed = rank, size, seed
+        self._lanes = len(counts)
+        self._even = int(self._counts.min()) if self._lanes else 0
+        self.own = np.arange(rank, self._lanes, size)
+        self.rows = int(self._counts[self.own].sum())
+        self.total = int(self._counts.sum())
+        self._epoch: tuple[int, Array] | None = None
+
+    def own_before(self, place: Array | int, epoch: int) -> Array:
+        """How many of this worker's rows are among the first `place` rows of the epoch's sequence."""
+        place = np.asarray(place)
+        turn, lane = np.divmod(np.minimum(place, self._even * self._lanes), max(1, self._lanes))
+        even = turn * len(self.own) + self._mine_before(epoch)[lane]
+        beyond: Array = np.maximum(place - self._even * self._lanes, 0)
+        before: Array = even + self._rest_before[beyond]
+        return before
+
+    def may_miss(self, bounds: Array) -> bool:
+        """Whether in some epoch one of the stretches between these places may have no row of this worker.
+
+        While all lanes have rows, as many neighbours as there are workers belong to one each, if all workers
+        have equally many lanes; what follows is the same in each epoch.
+        """
+        if self._lanes % self._size:
+            return True
+        edge = self._even * self._lanes
+        in_turn = np.diff(np.minimum(bounds, edge))
+        later = np.diff(self._rest_before[np.maximum(bounds - edge, 0)])
+        return bool(((in_turn < self._size) & (later == 0)).any())
+
+    def order(self, epoch: int) -> Array:
+        """This worker's rows in the order of their turns, as places in its rows sorted by lane."""
+        ends = np.cumsum(self._counts[self.own])
+        firsts = ends - self._counts[self.own]
+        turns = np.empty((self._even, len(self.own)), np.int64)
+        rests = []
+        for i, place in enumerate(self._ranked(epoch)):
+            taken = firsts[i] + self._within(int(self.own[i]), epoch)
+            turns[:, place] = taken[: self._even]
+            rests.append(taken[self._even :])
+        mine = self._rest[self._rest % self._size == self._rank]
+        rest = np.empty(len(mine), np.int64)
+        if len(mine):
+            rest[np.argsort(mine, kind="stable")] = np.concatenate(rests)
+        return np.concatenate([turns.reshape(-1), rest])
+
+    @cached_property
+    def _rest(self) -> Array:
+        """The lanes of the last rounds, in which some have run out."""
+        extra = self._counts - self._even
+        lane = np.repeat(np.arange(self._lanes), extra)
+        turn = np.arange(len(lane)) - np.repeat(np.cumsum(extra) - extra, extra)
+        rest: Array = lane[np.lexsort((lane, turn))]
+        return rest
+
+    @cached_property
+    def _rest_before(self) -> Array:
+        return np.concatenate([[0], np.cumsum(self._rest % self._size == self._rank)])
+
+    def _lane_order(self, epoch: int) -> Array:
+        """The order in which a round takes the lanes.
+
+        Steps of a width that has no common divisor with the number of lanes: like counting up, they meet
+        every worker equally often on any stretch, and each epoch other lanes are neighbours.
+        """
+        if self._seed is None or self._lanes < 2:
+            return np.arange(self._lanes)
+        random = generator(self._seed, epoch, self._lanes)
+        widths = [w for w in range(1, self._lanes) if math.gcd(w, self._lanes) == 1]
+        width, start = widths[random.integers(len(widths))], random.integers(self._lanes)
+        order: Array = (start + width * np.arange(self._lanes)) % self._lanes
+        return order
+
+    def _mine_before(self, epoch: int) -> Array:
+        """How many of this worker's lanes are among the first of a round; the last epoch's is kept."""
+        kept = self._epoch  # another thread may ask for another epoch
+        if kept is None or kept[0] != epoch:
+            mine = self._lane_order(epoch) % self._size == self._rank
+            kept = self._epoch = (epoch, np.concatenate([[0], np.cumsum(mine)]))
+        return kept[1]
+
+    def _ranked(self, epoch: int) -> Array:
+        """For each of this worker's lanes, which of them it is in a round."""
+        order = self._lane_order(epoch)
+        mine = order[order % self._size == self._rank]
+        return np.argsort(mine, kind="stable")
+
+    def _within(self, lane: int, epoch: int) -> Array:
+        """The order in which the rows of one lane come."""
+        rows = int(self._counts[lane])
+        if self._seed is None:
+            return np.arange(rows)
+        return generator(self._seed, epoch, lane).permutation(rows)
+
+
+def generator(seed: int, *path: int) -> np.random.Generator:
+    """Randomness of this place alone: the same for the same numbers."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed & (2**63 - 1), *path])))
+
+
+def _permuted(random: np.random.Generator, lines: int, width: int) -> Array:
+    return random.permuted(np.tile(np.arange(width, dtype=np.int32), (lines, 1)), axis=1)

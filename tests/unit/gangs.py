@@ -1,0 +1,104 @@
+"""Several workers of one process, as threads, for tests of what they open together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from kindler.data.dealing import Dealing
+from kindler.data.sources import Source
+from kindler.data.spool import Spool
+
+T = TypeVar("T")
+
+
+@dataclass
+class Meeting:
+    """Where workers exchange bytes."""
+
+    size: int
+    barrier: threading.Barrier = field(init=False)
+    told: list[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.barrier = threading.Barrier(self.size)
+        self.told = [b""] * self.size
+
+    def gather(self, rank: int, data: bytes) -> list[bytes]:
+        self.told[rank] = data
+        self.barrier.wait(60)
+        told = list(self.told)
+        self.barrier.wait(60)
+        return told
+
+
+@dataclass
+class ThreadWorker:
+    """One of them."""
+
+    rank: int
+    size: int
+    hosts: Sequence[str]
+    scratch: Path
+    meeting: Meeting
+    local_rank: int = 0
+    threads: int = 1
+    gathers: int = 0
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        self.gathers += 1
+        return self.meeting.gather(self.rank, data)
+
+    def barrier(self) -> None:
+        self.all_gather(b"")
+
+    def report(self, kind: str, **fields: object) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+
+def together(
+    size: int, call: Callable[[ThreadWorker], T], scratch: Path, hosts: Sequence[str] | None = None
+) -> list[T]:
+    """What `call(worker)` returns for each of `size` workers; the first error is raised."""
+    meeting = Meeting(size)
+    workers = [
+        ThreadWorker(rank, size, tuple(hosts or ["here"] * size), scratch / f"rank-{rank}", meeting)
+        for rank in range(size)
+    ]
+
+    def run(worker: ThreadWorker) -> T:
+        try:
+            return call(worker)
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        calls = [pool.submit(run, worker) for worker in workers]
+    errors = [made.exception() for made in calls]
+    for error in sorted(
+        filter(None, errors), key=lambda error: isinstance(error, threading.BrokenBarrierError)
+    ):
+        raise error
+    return [made.result() for made in calls]
+
+
+def opened(
+    source: Source,
+    size: int,
+    scratch: Path,
+    *,
+    hosts: Sequence[str] | None = None,
+    dealing: Dealing | None = None,
+    in_order: bool = False,
+) -> list[Spool]:
+    """A source as each of `size` workers opens it."""
+    how = dealing or Dealing.between(size, seed=0)
+    return together(size, lambda worker: source.open(worker, how, in_order=in_order), scratch, hosts)
