@@ -108,7 +108,6 @@ def _class_complaint(value: Any, classes: int, ignored: int) -> str:
         else "Hint: number the classes from 0, and give the model's last layer one output a class."
     )
     return (
-        f"is {value}, but the model's output has {classes} classes: labels must be from 0 to {classes -"
-        f" 1}{kept}."
-        f"\n{hint}"
+        f"is {value}, but the model's output has {classes} classes:"
+        f" labels must be from 0 to {classes - 1}{kept}.\n{hint}"
     )

@@ -210,7 +210,7 @@ class _Fit:
         replica.train_step(batch)
         loss_now, weight_now = replica.loss_sums()
         mean = (loss_now - loss) / (weight_now - weight) if weight_now > weight else 0.0
-        self._step_log.step(replica.step, loss=mean, rows=batch.rows, lr=rate)
+        self._step_log.step(replica.step, loss=mean, rows=weight_now - weight, lr=rate)
 
     def _running(self) -> tuple[float, Mapping[str, float]]:
         return self._replica.running_loss(), self._replica.running_metrics()
