@@ -28,6 +28,7 @@ from kindler.frameworks.torch_optim import (
     build_optimizer,
     build_scheduler,
     refuse_several,
+    step_optimizer,
     step_scheduler,
 )
 from kindler.frameworks.torch_parameters import (
@@ -208,7 +209,7 @@ class TorchReplica:
             self._take_in(fresh)
         self._clip()
         self._freezer.settle()
-        optimizer.step()
+        step_optimizer(optimizer)
         if self._scheduler is not None and self.spec.scheduler_step == "step":
             self._scheduler.step()
         self.step += 1

@@ -19,7 +19,7 @@ from kindler.frameworks.torch_spec import (
     needs_closure,
 )
 
-__all__ = ["build_optimizer", "build_scheduler", "refuse_several", "step_scheduler"]
+__all__ = ["build_optimizer", "build_scheduler", "refuse_several", "step_optimizer", "step_scheduler"]
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _FUSED_DTYPES = (torch.float32, torch.float64)
@@ -79,6 +79,21 @@ def _refuse_blind(scheduler: Any, moves: str) -> None:
             " epoch.\nHint: leave mode='min'; a callback can follow another figure, and lower the rate in"
             " run.optimizer.param_groups."
         )
+
+
+def step_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer move the parameters that have a gradient."""
+    if type(optimizer) is torch.optim.SGD:
+        for group in optimizer.param_groups:
+            if group["fused"] and group["momentum"] and _some_are_new(group, optimizer.state):
+                group["fused"] = None
+    optimizer.step()
+
+
+def _some_are_new(group: Mapping[str, Any], state: Mapping[Any, Any]) -> bool:
+    """Whether only a part of those that move have a momentum: torch's fused SGD takes all or none."""
+    have = ["momentum_buffer" in state.get(p, ()) for p in group["params"] if p.grad is not None]
+    return any(have) and not all(have)
 
 
 def step_scheduler(scheduler: Any, logs: Mapping[str, float] | None) -> None:

@@ -67,26 +67,34 @@ def agree_on(group: Collective, parameters: Sequence[nn.Parameter], device: torc
     """Make sure that all ranks are about to take in the same parameters, with the same values.
 
     Raises:
-        ConfigError: On a rank that differs from the first.
+        ConfigError: On all of them, if one differs from the first.
     """
-    mine = json.dumps([[list(p.shape), str(p.dtype)] for p in parameters])
-    theirs = share_bytes(group, mine.encode() if group.rank == 0 else b"", device).decode()
-    if theirs != mine:
+    kinds = json.dumps([[list(p.shape), str(p.dtype)] for p in parameters])
+    told = share_bytes(group, kinds.encode() if group.rank == 0 else b"", device).decode()
+    if _any(group, told != kinds, device):
         raise ConfigError(
-            f"this worker has begun to train parameters of (shape, dtype) {mine}, and the first worker"
-            f" {theirs}.\nHint: {_EVERY_WORKER}"
+            "workers have begun to train different parameters: the first one those of (shape, dtype)"
+            f" {told}, this one {kinds}.\nHint: {_EVERY_WORKER}"
         )
-    for parameter in parameters:
-        value = parameter.detach().clone(memory_format=torch.contiguous_format)
-        group.broadcast(torch.view_as_real(value) if value.is_complex() else value)
-        if not torch.equal(value, parameter):
-            raise ConfigError(
-                f"a parameter of shape {tuple(parameter.shape)} that came in while training ran has other"
-                f" values"
-                " on this worker than on the first.\n"
-                "Hint: make it with the same random numbers everywhere: torch.manual_seed(run.epoch)"
-                " before it."
-            )
+    same = [_same_everywhere(group, p) for p in parameters]
+    if _any(group, not all(same), device):
+        raise ConfigError(
+            "a parameter that came in while training ran has other values on one worker than on another.\n"
+            "Hint: make it with the same random numbers everywhere: torch.manual_seed(run.epoch) before it."
+        )
+
+
+def _same_everywhere(group: Collective, parameter: nn.Parameter) -> bool:
+    """Whether this rank's values are the first one's; all ranks call it."""
+    value = parameter.detach().clone(memory_format=torch.contiguous_format)
+    group.broadcast(torch.view_as_real(value) if value.is_complex() else value)
+    return torch.equal(value, parameter)
+
+
+def _any(group: Collective, flag: bool, device: torch.device) -> bool:
+    count = torch.tensor([int(flag)], dtype=torch.int64, device=device)
+    group.all_reduce(count).wait()
+    return bool(count.item())
 
 
 def lone_change() -> ConfigError:
@@ -135,9 +143,9 @@ def load_optimizer(
         _load(optimizer, state)
         return
     built = optimizer.param_groups[:]
-    members = [group["params"] for group in built]
-    then = {name for group in groups for name in group}
-    known = {id(named[name]) for name in then if name is not None}
+    then = {id(named[name]) for group in groups for name in group if name is not None}
+    later = [[p for p in group["params"] if id(p) not in then] for group in built]
+    fresh = {p: optimizer.state[p] for params in later for p in params if p in optimizer.state}
     optimizer.param_groups[len(groups) :] = []
     for place, names in enumerate(groups):
         params = [named[name] for name in names if name is not None]
@@ -146,12 +154,12 @@ def load_optimizer(
         else:
             optimizer.add_param_group({"params": params})
     _load(optimizer, state)
-    for place, params in enumerate(members):
-        later = [p for p in params if id(p) not in known]
+    optimizer.state.update(fresh)
+    for place, params in enumerate(later):
         if place < len(groups):
-            optimizer.param_groups[place]["params"] += later
-        elif later:
-            optimizer.param_groups.append({**built[place], "params": later})
+            optimizer.param_groups[place]["params"] += params
+        elif params:
+            optimizer.param_groups.append({**built[place], "params": params})
 
 
 def _load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
