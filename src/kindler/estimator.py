@@ -158,7 +158,7 @@ class Estimator:
             inputs=inputs,
         )
         refuse(
-            *check(spec),
+            *check(spec, workers if isinstance(workers, int) else None),
             *engine_complaints(workers, engine),
             *backend_complaints(backend),
         )

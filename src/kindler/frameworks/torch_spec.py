@@ -104,9 +104,17 @@ def loads(data: bytes) -> TorchSpec:
     return spec
 
 
-def check(spec: TorchSpec) -> list[str]:
-    """All that can be said against the spec without running a creator; empty when there is nothing."""
-    return [*_model_complaints(spec), *_optimizer_complaints(spec), *_other_complaints(spec)]
+def check(spec: TorchSpec, workers: int | None = None) -> list[str]:
+    """All that can be said against the spec without running a creator; empty when there is nothing.
+
+    Args:
+        spec: What the user handed in.
+        workers: How many will train it, if that is known.
+    """
+    complaints = [*_model_complaints(spec), *_optimizer_complaints(spec), *_other_complaints(spec)]
+    if (workers or 1) > 1 and issubclass(_optimizer_kind(spec.optimizer), torch.optim.SparseAdam):
+        complaints.append(SPARSE)
+    return complaints
 
 
 def is_creator(given: Any) -> bool:
@@ -136,6 +144,12 @@ def _inner(given: Any) -> Any:
     while isinstance(given, functools.partial):
         given = given.func
     return given
+
+
+def _optimizer_kind(given: Any) -> type:
+    """The class of an optimizer: its own, or the one that it is."""
+    inner = _inner(given)
+    return inner if isinstance(inner, type) else type(given)
 
 
 def _is_lazy(module: torch.nn.Module) -> bool:
@@ -186,7 +200,7 @@ def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
         )
     elif isinstance(_inner(optimizer), type):
         yield from _class_complaints(optimizer)
-    kind = _inner(optimizer) if isinstance(_inner(optimizer), type) else type(optimizer)
+    kind = _optimizer_kind(optimizer)
     if issubclass(kind, torch.optim.Optimizer) and needs_closure(kind):
         yield CLOSURE.format(name=kind.__name__)
     if spec.scheduler_creator is not None and optimizer is None:
