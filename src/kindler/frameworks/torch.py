@@ -18,7 +18,7 @@ import torch
 from kindler.errors import ConfigError
 from kindler.frameworks.packed import Buffer
 from kindler.frameworks.replica import Array, Batch
-from kindler.frameworks.torch_buffers import Buffers
+from kindler.frameworks.torch_buffers import Tracked
 from kindler.frameworks.torch_device import arrays, preload, resolve_device, tensors
 from kindler.frameworks.torch_labels import LabelSource
 from kindler.frameworks.torch_loss import Judged, LossRule
@@ -45,12 +45,15 @@ from kindler.frameworks.torch_state import (
     Collective,
     Freezer,
     Gradients,
+    changes,
     dump,
     fork_seed,
+    merge_buffers,
     parse,
     parse_weights,
     save_weights,
     share_bytes,
+    snapshot,
 )
 
 __all__ = ["TorchReplica", "TorchSpec", "check", "dumps", "loads", "preload", "resolve_device"]
@@ -109,8 +112,10 @@ class TorchReplica:
         self._parameters: Parameters | None = None
         self._group: Collective | None = None
         self._sync: Gradients | None = None
-        self._watched: Buffers | None = None
+        self._tracked: Tracked | None = None
         self._looked_at_buffers = False
+        self._buffers: list[torch.Tensor] = []
+        self._changed: list[bool] = []
         self._epoch_rows = 0
         self._freezer = Freezer()
 
@@ -161,6 +166,13 @@ class TorchReplica:
             self._counter = Counter(metrics, self.device)
         return self._counter
 
+    @property
+    def tracked(self) -> Tracked:
+        """The buffers that training may change."""
+        if self._tracked is None:
+            self._tracked = Tracked(*self._modules().values())
+        return self._tracked
+
     def attach(self, group: Collective) -> None:
         """Start from rank 0's state and agree on gradients through `group` from now on."""
         if self._group is not None:
@@ -176,7 +188,7 @@ class TorchReplica:
         wanted = self.parameters.unexchanged()
         self._sync = group.gradients(wanted)
         self.parameters.exchange(wanted)
-        self._buffers.watch()
+        self._watch_buffers()
 
     def as_given(self) -> None:
         """Freeze and unfreeze as the user's own model says, whatever the state that was loaded does."""
@@ -189,14 +201,13 @@ class TorchReplica:
         self.epoch = epoch
         self._epoch_rows = 0
         torch.manual_seed(fork_seed(self.seed, epoch, self.rank))
-        if self._sync is not None:
-            self._buffers.watch()
+        self._watch_buffers()
 
     def train_step(self, batch: Batch) -> None:
         """One optimizer step on the mean over the rows of all ranks."""
         if not batch.global_rows:
             return
-        optimizer, buffers = self.optimizer, self._buffers
+        optimizer, tracked = self.optimizer, self.tracked
         self._modes.train()
         fresh = self._fresh_parameters()
         for parameter in self.parameters.held:
@@ -215,7 +226,7 @@ class TorchReplica:
         self.step += 1
         self._epoch_rows += batch.rows
         if not self._looked_at_buffers and batch.rows:  # soon, and not after an epoch
-            buffers.refuse_new()
+            tracked.refuse_new()
             self._looked_at_buffers = True
 
     def eval_step(self, batch: Batch) -> None:
@@ -233,9 +244,11 @@ class TorchReplica:
 
     def merge_buffers(self) -> None:
         """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks."""
-        self._buffers.refuse_new()
+        self.tracked.refuse_new()
         if self._sync is not None and self._group is not None:
-            self._buffers.merge(self._group, self._epoch_rows)
+            odd = self.tracked.reshaped(self._group, self._buffers)
+            changed = [flag and not other for flag, other in zip(self._buffer_changes(), odd, strict=True)]
+            merge_buffers(self._group, self.tracked, changed, self._epoch_rows)
 
     def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
         """Move a per-epoch schedule."""
@@ -272,7 +285,7 @@ class TorchReplica:
 
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
         """A copy of what `state` has, made now; its bytes are made by the function, on any thread."""
-        return self._freezer.freeze(self._fields(), restless=self._buffers.named().values())
+        return self._freezer.freeze(self._fields(), restless=self.tracked.buffers())
 
     def settle(self) -> None:
         """Wait until what was frozen is copied; only then may others change weights."""
@@ -315,24 +328,29 @@ class TorchReplica:
 
     def local_state(self) -> bytes:
         """What this rank alone has within an epoch: randomness, tallies, and buffers that it changed."""
-        changed = self._buffers.changed() if self._sync is not None else []
-        named = self._buffers.named()
+        changed = self._buffer_changes()
+        buffers = {
+            i: b for i, b in enumerate(self.tracked.buffers()) if self._sync is not None and changed[i]
+        }
         return dump(
             {
                 "rng": self._rng(),
                 "tallies": self.counter.keep(),
                 "rows": self._epoch_rows,
                 "changed": changed,
-                "buffers": {name: named[name] for name in changed if name in named},
+                "buffers": buffers,
             }
         )
 
     def load_local_state(self, data: bytes) -> None:
         """Go on from `local_state` of this rank, in the epoch that has just begun."""
         fields = parse(data)
-        self._buffers.restore(fields["changed"], fields["buffers"])
+        with torch.no_grad():
+            for place, buffer in enumerate(self.tracked.buffers()):
+                if place in fields["buffers"]:
+                    buffer.copy_(fields["buffers"][place])
         self.counter.restore(fields["tallies"])
-        self._epoch_rows = fields["rows"]
+        self._epoch_rows, self._changed = fields["rows"], fields["changed"]
         self._load_rng(fields["rng"])
 
     def trained_model(self) -> torch.nn.Module:
@@ -363,11 +381,17 @@ class TorchReplica:
             outputs = self._forward(self._tensors(features))
         return arrays(outputs)
 
-    @property
-    def _buffers(self) -> Buffers:
-        if self._watched is None:
-            self._watched = Buffers(self._modules())
-        return self._watched
+    def _watch_buffers(self) -> None:
+        """From now on, note which buffers training changes; without other ranks nobody asks."""
+        self._buffers = snapshot(self.tracked) if self._sync is not None else []
+        self._changed = [False] * len(self._buffers)
+
+    def _buffer_changes(self) -> list[bool]:
+        """Which buffers this rank has changed in this epoch, also before it was interrupted."""
+        if self._sync is None:
+            return []
+        now = changes(self.tracked, self._buffers)
+        return [flag or before for flag, before in zip(now, self._changed, strict=True)]
 
     def _learning_loss(self) -> torch.nn.Module | None:
         """The loss, if it is a module of the user's own: it may learn as the model does."""

@@ -15,15 +15,19 @@ from kindler.errors import ConfigError
 from kindler.frameworks.packed import Buffer, is_packed, pack, unpack
 
 __all__ = [
+    "Buffered",
     "Collective",
     "Freezer",
     "Gradients",
+    "changes",
     "dump",
     "fork_seed",
+    "merge_buffers",
     "parse",
     "parse_weights",
     "save_weights",
     "share_bytes",
+    "snapshot",
 ]
 
 _FORMAT = 3
@@ -47,6 +51,14 @@ class Gradients(Protocol):
     def all_announced(self) -> bool: ...
 
     def extend(self, parameters: Any) -> None: ...
+
+
+class Buffered(Protocol):
+    """What has buffers: a module, or several taken together."""
+
+    def buffers(self) -> Iterable[torch.Tensor]: ...
+
+    def modules(self) -> Iterable[torch.nn.Module]: ...
 
 
 class Collective(Protocol):
@@ -238,6 +250,63 @@ def fork_seed(seed: int, *path: int) -> int:
     """A seed for one rank in one epoch, far from those of its neighbours."""
     state = np.random.SeedSequence([seed & (2**63 - 1), *path]).generate_state(2, np.uint32)
     return int(state[0]) << 31 | int(state[1]) >> 1
+
+
+def snapshot(model: Buffered) -> list[torch.Tensor]:
+    """Copies of the model's buffers, to see later which of them training changes."""
+    return [buffer.detach().clone() for buffer in model.buffers()]
+
+
+def changes(model: Buffered, before: Sequence[torch.Tensor]) -> list[bool]:
+    """Which buffers are not what they were when `before` was taken with `snapshot`."""
+    return [not torch.equal(now, then) for now, then in zip(model.buffers(), before, strict=True)]
+
+
+def merge_buffers(group: Collective, model: Buffered, changed: Sequence[bool], rows: int) -> None:
+    """Make the buffers that changed on some rank the same on all.
+
+    Running statistics become the mean weighted by rows; counters become the largest. Buffers that
+    no rank changed (masks, tables) are left alone, bit by bit.
+    """
+    buffers = list(model.buffers())
+    if not buffers:
+        return
+    flags = torch.tensor([int(flag) for flag in changed], dtype=torch.int64, device=buffers[0].device)
+    group.all_reduce(flags).wait()
+    moved = [buffer for buffer, flag in zip(buffers, flags.tolist(), strict=True) if flag]
+    _mean(group, [buffer for buffer in moved if buffer.is_floating_point()], rows)
+    _maximum(group, [b for b in moved if not b.is_floating_point() and not b.is_complex()])
+
+
+def _mean(group: Collective, buffers: list[torch.Tensor], rows: int) -> None:
+    if not buffers:
+        return
+    flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in buffers])
+    # A rank without rows adds nothing, whatever its buffers hold: 0 * inf would be NaN.
+    flat = flat * rows if rows else torch.zeros_like(flat)
+    weighted = torch.cat([flat, flat.new_tensor([float(rows)])])
+    group.all_reduce(weighted).wait()
+    if weighted[-1] > 0:
+        _write(buffers, weighted[:-1] / weighted[-1])
+
+
+def _maximum(group: Collective, buffers: list[torch.Tensor]) -> None:
+    if not buffers:
+        return
+    flat = torch.cat([buffer.detach().reshape(-1).to(torch.int64) for buffer in buffers])
+    # Only sums travel: each rank fills its own line of a table of zeros.
+    table = flat.new_zeros((group.size, flat.numel()))
+    table[group.rank] = flat
+    group.all_reduce(table).wait()
+    _write(buffers, table.amax(dim=0))
+
+
+def _write(buffers: list[torch.Tensor], flat: torch.Tensor) -> None:
+    start = 0
+    for buffer in buffers:
+        part = flat[start : start + buffer.numel()]
+        buffer.detach().copy_(part.reshape(buffer.shape))
+        start += buffer.numel()
 
 
 def _plain(value: Any) -> Any:
