@@ -68,8 +68,8 @@ class Tracked:
         for name, flag in zip(self._names, found, strict=True):
             if flag and name in lasting:
                 raise ConfigError(
-                    f"the buffer {_shown(name)!r} got another shape while the model was trained, so it cannot be"
-                    " made the same on all workers.\n"
+                    f"the buffer {_shown(name)!r} got another shape while the model was trained, so it"
+                    " cannot be made the same on all workers.\n"
                     "Hint: register it with its final shape, or with persistent=False."
                 )
         return found
