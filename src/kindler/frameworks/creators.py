@@ -12,7 +12,7 @@ from typing import Any
 
 from kindler.errors import ConfigError
 
-__all__ = ["call", "positional", "title"]
+__all__ = ["call", "keywords", "lacking", "makes", "positional", "title"]
 
 _ROLES = frozenset({"config", "conf", "cfg", "params", "model", "optimizer", "batch_size"})
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -58,6 +58,38 @@ def positional(creator: Callable[..., Any]) -> int | None:
     if parameters is None:
         return None
     return sum(p.kind in _POSITIONAL and p.default is p.empty for p in parameters)
+
+
+def makes(given: Callable[..., Any]) -> bool:
+    """Whether a function makes a loss or metric, rather than being one: it takes a config at most.
+
+    A function of two arguments is the real one, as is one of any number. Of those with one argument and
+    others that have defaults, the first argument's name tells.
+
+    >>> makes(lambda config: 1), makes(lambda outputs, targets=None: 1), makes(lambda *tensors: 1)
+    (True, False, False)
+    """
+    parameters = _parameters(given)
+    if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return False
+    places = [p for p in parameters if p.kind in _POSITIONAL]
+    required = sum(p.default is p.empty for p in places)
+    return required == 0 or (required == 1 and (len(places) == 1 or places[0].name in _ROLES))
+
+
+def keywords(given: Callable[..., Any]) -> list[str]:
+    """The names of what it can be given by name."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in _parameters(given) or () if p.kind in named]
+
+
+def lacking(given: Callable[..., Any], *names: str) -> list[str]:
+    """What it requires besides these; where it has none of the names, besides its first argument."""
+    parameters = [p for p in _parameters(given) or () if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    rest = [p for p in parameters if p.name not in names]
+    if len(rest) == len(parameters):
+        rest = parameters[1:]
+    return [p.name for p in rest if p.default is p.empty]
 
 
 def title(creator: Any) -> str:

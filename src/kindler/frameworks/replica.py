@@ -44,6 +44,9 @@ class Steps(Protocol):
     def attach(self, group: Any) -> None:
         """Start from rank 0's weights and agree on every gradient from now on; at most once."""
 
+    def as_given(self) -> None:
+        """Take from the user's own model what it says besides weights (what is frozen), not from a state."""
+
     def begin_epoch(self, epoch: int) -> None:
         """Prepare for the epoch of this number: randomness depends on it, so a resumed epoch is the same."""
 

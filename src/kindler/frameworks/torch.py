@@ -1,7 +1,8 @@
 """PyTorch: one replica of the user's model, stepped so that N ranks compute what one process would.
 
 Building from what the user handed in is in `torch_spec.py` and `torch_optim.py`, the rule of each loss in
-`torch_loss.py`, counting in `torch_metrics.py`. How gradients travel is the business of the group that the
+`torch_loss.py`, counting in `torch_metrics.py`; which parameters are trained in `torch_parameters.py`, which
+modules are in training mode in `torch_modes.py`. How gradients travel is the business of the group that the
 replica is attached to; when to step, of the training loop.
 """
 
@@ -17,10 +18,28 @@ import torch
 from kindler.errors import ConfigError
 from kindler.frameworks.packed import Buffer
 from kindler.frameworks.replica import Array, Batch
+from kindler.frameworks.torch_buffers import Tracked
 from kindler.frameworks.torch_device import arrays, preload, resolve_device, tensors
+from kindler.frameworks.torch_labels import LabelSource
 from kindler.frameworks.torch_loss import Judged, LossRule
 from kindler.frameworks.torch_metrics import Counter, named_metrics
-from kindler.frameworks.torch_optim import build_optimizer, build_scheduler, step_scheduler
+from kindler.frameworks.torch_modes import Modes
+from kindler.frameworks.torch_optim import (
+    build_optimizer,
+    build_scheduler,
+    refuse_several,
+    step_optimizer,
+    step_scheduler,
+)
+from kindler.frameworks.torch_parameters import (
+    Parameters,
+    agree_on,
+    group_names,
+    load_optimizer,
+    lone_change,
+    recall_trained,
+    trained,
+)
 from kindler.frameworks.torch_spec import (
     TorchSpec,
     build_loss,
@@ -62,6 +81,10 @@ class TorchReplica:
         seed: Creators see torch seeded with it.
         threads: Threads of torch's own operations; None leaves them as they are.
         feature_names: Names of the features, for `inputs="dict"`.
+        label_names: Names of the labels, for complaints.
+        label_shapes: Where rows of one batch may have another shape than those of another: the shape of a
+        row of
+            each label, in the first batch of all. Otherwise None.
     """
 
     def __init__(
@@ -74,6 +97,8 @@ class TorchReplica:
         seed: int = 0,
         threads: int | None = None,
         feature_names: tuple[str, ...] = (),
+        label_names: tuple[str, ...] = (),
+        label_shapes: Sequence[Sequence[int]] | None = None,
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
@@ -85,15 +110,19 @@ class TorchReplica:
         self.model = build_model(spec).to(self.device)
         torch.manual_seed(seed + rank)
         self.epoch = self.step = 0
-        self._names = feature_names
-        self._training: bool | None = None
+        self._names, self._label_names = feature_names, label_names
+        self._label_shapes = None if label_shapes is None else [tuple(shape) for shape in label_shapes]
+        self._modes = Modes(self.model)
+        self._given = {name: p.requires_grad for name, p in self.model.named_parameters()}
         self._optimizer: torch.optim.Optimizer | None = None
         self._scheduler: Any = None
         self._loss: LossRule | None = None
         self._counter: Counter | None = None
-        self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._parameters: Parameters | None = None
         self._group: Collective | None = None
         self._sync: Gradients | None = None
+        self._tracked: Tracked | None = None
+        self._looked_at_buffers = False
         self._buffers: list[torch.Tensor] = []
         self._changed: list[bool] = []
         self._epoch_rows = 0
@@ -106,13 +135,17 @@ class TorchReplica:
 
     @staticmethod
     def has_instance(spec: TorchSpec) -> bool:
-        """Whether the user handed in a model rather than a way to make one."""
-        return isinstance(spec.model, torch.nn.Module)
+        """Whether the user holds something that training changes, rather than a way to make it."""
+        return isinstance(spec.model, torch.nn.Module) or (
+            isinstance(spec.loss, torch.nn.Module) and any(True for _ in spec.loss.parameters())
+        )
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer, built at first use together with its schedule."""
         if self._optimizer is None:
+            if self.spec.loss is not None:
+                _ = self.loss  # on its device before an optimizer takes its parameters
             self._optimizer = build_optimizer(self.spec, self.model)
             self._scheduler = build_scheduler(self.spec, self._optimizer)
         return self._optimizer
@@ -122,17 +155,32 @@ class TorchReplica:
         """The loss with its rule, built at first use."""
         if self._loss is None:
             loss = build_loss(self.spec)
-            self._loss = LossRule(loss.to(self.device) if isinstance(loss, torch.nn.Module) else loss)
+            loss = loss.to(self.device) if isinstance(loss, torch.nn.Module) else loss
+            self._loss = LossRule(loss, varying=self._label_shapes is not None)
         return self._loss
+
+    @property
+    def parameters(self) -> Parameters:
+        """What training moves."""
+        if self._parameters is None:
+            self._parameters = Parameters(self.model, self.optimizer)
+        return self._parameters
 
     @property
     def counter(self) -> Counter:
         """The tallies, built at first use."""
         if self._counter is None:
-            logits = self.loss.logits if self.spec.loss is not None else False
-            metrics = named_metrics(self.spec.metrics, self.spec.config, logits=logits)
+            loss = self.loss if self.spec.loss is not None else None
+            metrics = named_metrics(self.spec.metrics, self.spec.config, loss)
             self._counter = Counter(metrics, self.device)
         return self._counter
+
+    @property
+    def tracked(self) -> Tracked:
+        """The buffers that training may change."""
+        if self._tracked is None:
+            self._tracked = Tracked(*self._modules().values())
+        return self._tracked
 
     def attach(self, group: Collective) -> None:
         """Start from rank 0's state and agree on gradients through `group` from now on."""
@@ -143,11 +191,21 @@ class TorchReplica:
             return
         if complaints := synchronized(self.model):
             raise ConfigError(complaints[0])
+        refuse_several(self.optimizer)
         state = share_bytes(group, self.state() if group.rank == 0 else b"", self.device)
         if group.rank != 0:
             self.load_state(state)
-        self._sync = group.gradients(self._trained)
+        self.parameters.look()
+        wanted = self.parameters.unexchanged()
+        self._sync = group.gradients(wanted)
+        self.parameters.exchange(wanted)
         self._watch_buffers()
+
+    def as_given(self) -> None:
+        """Freeze and unfreeze as the user's own model says, whatever the state that was loaded does."""
+        if isinstance(self.spec.model, torch.nn.Module):
+            for name, parameter in self.model.named_parameters():
+                parameter.requires_grad_(self._given.get(name, parameter.requires_grad))
 
     def begin_epoch(self, epoch: int) -> None:
         """Seed by epoch and rank, so that a resumed epoch is the same as an uninterrupted one."""
@@ -160,34 +218,48 @@ class TorchReplica:
         """One optimizer step on the mean over the rows of all ranks."""
         if not batch.global_rows:
             return
-        optimizer = self.optimizer
-        self._set_mode(training=True)
-        for parameter in self._trained:
+        optimizer, tracked = self.optimizer, self.tracked
+        self._modes.train()
+        fresh = self._fresh_parameters()
+        for parameter in self.parameters.held:
             parameter.grad = None
         if batch.rows:
             self._backward(batch)
         elif self._sync is not None:
             self._sync.idle(weighted=self.loss.weighted)
+        if fresh:
+            self._take_in(fresh)
         self._clip()
         self._freezer.settle()
-        optimizer.step()
+        step_optimizer(optimizer)
         if self._scheduler is not None and self.spec.scheduler_step == "step":
             self._scheduler.step()
         self.step += 1
         self._epoch_rows += batch.rows
+        if not self._looked_at_buffers and batch.rows:  # soon, and not after an epoch
+            tracked.refuse_new()
+            self._looked_at_buffers = True
 
     def eval_step(self, batch: Batch) -> None:
         """Count loss and metrics of a batch, learning nothing."""
         if not batch.rows:
             return
-        self._set_mode(training=False)
+        self._modes.evaluate()
         with torch.inference_mode():
-            self._judge(self._tensors(batch.features), self._tensors(batch.labels), batch.rows)
+            self._judge(
+                self._tensors(batch.features),
+                self._tensors(batch.labels),
+                batch.rows,
+                self._label_source(batch),
+            )
 
     def merge_buffers(self) -> None:
         """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks."""
+        self.tracked.refuse_new()
         if self._sync is not None and self._group is not None:
-            merge_buffers(self._group, self.model, self._buffer_changes(), self._epoch_rows)
+            odd = self.tracked.reshaped(self._group, self._buffers)
+            changed = [flag and not other for flag, other in zip(self._buffer_changes(), odd, strict=True)]
+            merge_buffers(self._group, self.tracked, changed, self._epoch_rows)
 
     def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
         """Move a per-epoch schedule."""
@@ -224,7 +296,7 @@ class TorchReplica:
 
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
         """A copy of what `state` has, made now; its bytes are made by the function, on any thread."""
-        return self._freezer.freeze(self._fields(), restless=self.model.buffers())
+        return self._freezer.freeze(self._fields(), restless=self.tracked.buffers())
 
     def settle(self) -> None:
         """Wait until what was frozen is copied; only then may others change weights."""
@@ -232,8 +304,13 @@ class TorchReplica:
 
     def _fields(self) -> dict[str, Any]:
         optimizer = self.optimizer if self.spec.optimizer is not None else None
+        loss = self._learning_loss()
         return {
             "model": self.model.state_dict(),
+            "loss": loss.state_dict() if loss is not None else None,
+            "trained": trained(self._modules()),
+            "groups": group_names(optimizer, self._modules()) if optimizer is not None else None,
+            "resting": sorted(self._modes.resting),
             "optimizer": optimizer.state_dict() if optimizer is not None else None,
             "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
             "rng": self._rng(),
@@ -248,8 +325,13 @@ class TorchReplica:
         self.model.load_state_dict(fields["model"])
         if weights_only_model:
             return
+        loss = self._learning_loss()
+        if fields["loss"] is not None and loss is not None:
+            loss.load_state_dict(fields["loss"])
+        self._modes.recall(fields["resting"])
         if fields["optimizer"] is not None and self.spec.optimizer is not None:
-            self.optimizer.load_state_dict(fields["optimizer"])
+            load_optimizer(self.optimizer, fields["optimizer"], fields["groups"], self._modules())
+        recall_trained(fields["trained"], self._modules())
         if fields["scheduler"] is not None and self._scheduler is not None:
             self._scheduler.load_state_dict(fields["scheduler"])
         self.epoch, self.step = fields["epoch"], fields["step"]
@@ -258,7 +340,9 @@ class TorchReplica:
     def local_state(self) -> bytes:
         """What this rank alone has within an epoch: randomness, tallies, and buffers that it changed."""
         changed = self._buffer_changes()
-        buffers = {i: b for i, b in enumerate(self.model.buffers()) if self._sync is not None and changed[i]}
+        buffers = {
+            i: b for i, b in enumerate(self.tracked.buffers()) if self._sync is not None and changed[i]
+        }
         return dump(
             {
                 "rng": self._rng(),
@@ -273,7 +357,7 @@ class TorchReplica:
         """Go on from `local_state` of this rank, in the epoch that has just begun."""
         fields = parse(data)
         with torch.no_grad():
-            for place, buffer in enumerate(self.model.buffers()):
+            for place, buffer in enumerate(self.tracked.buffers()):
                 if place in fields["buffers"]:
                     buffer.copy_(fields["buffers"][place])
         self.counter.restore(fields["tallies"])
@@ -317,22 +401,62 @@ class TorchReplica:
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
         """The outputs for these rows; several outputs in the model's order."""
-        self._set_mode(training=False)
+        self._modes.evaluate()
         with torch.inference_mode(), self._precision():
             outputs = self._forward(self._tensors(features))
         return arrays(outputs)
 
     def _watch_buffers(self) -> None:
         """From now on, note which buffers training changes; without other ranks nobody asks."""
-        self._buffers = snapshot(self.model) if self._sync is not None else []
+        self._buffers = snapshot(self.tracked) if self._sync is not None else []
         self._changed = [False] * len(self._buffers)
 
     def _buffer_changes(self) -> list[bool]:
         """Which buffers this rank has changed in this epoch, also before it was interrupted."""
         if self._sync is None:
             return []
-        now = changes(self.model, self._buffers)
+        now = changes(self.tracked, self._buffers)
         return [flag or before for flag, before in zip(now, self._changed, strict=True)]
+
+    def _learning_loss(self) -> torch.nn.Module | None:
+        """The loss, if it is a module of the user's own: it may learn as the model does."""
+        loss = self.loss.function if self.spec.loss is not None else None
+        own = isinstance(loss, torch.nn.Module) and not type(loss).__module__.startswith("torch.")
+        return loss if own else None
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        """What learns, by a prefix for names."""
+        loss = self._learning_loss()
+        return {"": self.model} if loss is None else {"": self.model, "loss:": loss}
+
+    def _fresh_parameters(self) -> list[torch.nn.Parameter]:
+        """Parameters that are trained from this step on, and were not before; the other ranks hear of it."""
+        if not self.parameters.look() or self._sync is None:
+            return []
+        fresh = self.parameters.unexchanged()
+        if fresh:
+            self._sync.announce()
+        return fresh
+
+    def _take_in(self, fresh: list[torch.nn.Parameter]) -> None:
+        """Exchange these parameters' gradients too, from the step that has just been computed on."""
+        assert self._sync is not None, "without other ranks nothing is fresh"
+        assert self._group is not None, "it made the exchange"
+        if not self._sync.all_announced():
+            raise lone_change()
+        agree_on(self._group, fresh, self.device)
+        self._sync.extend(fresh)
+        self.parameters.exchange(fresh)
+
+    def _label_source(self, batch: Batch) -> LabelSource:
+        where = getattr(batch, "where", None)
+        if where is None:
+            number, rows = self.step + 1, batch.rows
+
+            def where(row: int) -> str:
+                return f"{row} of the {rows} that worker {self.rank} has in step {number}"
+
+        return LabelSource(batch.labels, self._label_names, where)
 
     def _rng(self) -> dict[str, Any]:
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
@@ -347,29 +471,47 @@ class TorchReplica:
             torch.cuda.set_rng_state(rng["cuda"], self.device)
 
     def _backward(self, batch: Batch) -> None:
-        """All micro-batches of one step; afterwards `grad` holds the mean over the rows of all ranks."""
+        """All micro-batches of one step; afterwards `grad` holds the mean over all ranks."""
         features, labels = self._tensors(batch.features), self._tensors(batch.labels)
+        source = self._label_source(batch)
         passes = min(self.spec.accumulation_steps, batch.rows)
         weight: float | torch.Tensor = 0.0
+        unit = 1.0
         for number, (start, stop) in enumerate(_cuts(batch.rows, passes), start=1):
             if passes == 1:
-                judged = self._judge(features, labels, batch.rows)
+                judged = self._judge(features, labels, batch.rows, source)
             else:
                 parts = [tuple(t[start:stop] for t in tensors) for tensors in (features, labels)]
-                judged = self._judge(parts[0], parts[1], stop - start)
+                judged = self._judge(parts[0], parts[1], stop - start, source.part(start, stop))
+            if judged.opaque and self._sync is not None:
+                self._refuse_other_shapes(batch)
+            # Where all rows have one shape it is enough to count rows: the others need not be divided.
+            unit = batch.global_rows * (judged.per_row if self._label_shapes is None else 1.0)
             weight = weight + judged.weight
-            share = 1.0 if self.loss.sums else judged.rows_scale / batch.global_rows
+            share = 1.0 if self.loss.sums else judged.scale / unit
             loss = judged.loss if share == 1.0 else judged.loss * share
-            with self._collecting(last=number == passes, weight=weight, rows=batch.global_rows):
+            with self._collecting(last=number == passes, weight=weight / unit):
                 loss.backward()  # type: ignore[no-untyped-call]
         if self._sync is not None:
             self._sync.finish()
         elif self.loss.weighted:
-            self._divide(weight / batch.global_rows)
+            self._divide(weight / unit)
 
-    def _collecting(
-        self, *, last: bool, weight: float | torch.Tensor, rows: int
-    ) -> AbstractContextManager[Any]:
+    def _refuse_other_shapes(self, batch: Batch) -> None:
+        """A mean that the loss took itself: over what, only rows of one shape leave no doubt."""
+        for place, (label, shape) in enumerate(zip(batch.labels, self._label_shapes or (), strict=False)):
+            if label.shape[1:] != shape:
+                raise ConfigError(
+                    f"rows of {self._label_names[place]!r} have shape {label.shape[1:]} in this batch and"
+                    f" {shape}"
+                    " in the first one, and the loss returns a mean: whether it is one over rows, over"
+                    " all values"
+                    " or over those that are not padding is not known, so workers cannot weigh theirs.\n"
+                    "Hint: let the loss return one loss for each row or value, not reduced; or use"
+                    " CrossEntropyLoss(ignore_index=...); or pad all batches to one length."
+                )
+
+    def _collecting(self, *, last: bool, weight: float | torch.Tensor) -> AbstractContextManager[Any]:
         """Around one backward: only the last of a step lets gradients travel."""
         if self._sync is None:
             return nullcontext()
@@ -377,7 +519,7 @@ class TorchReplica:
             paused: AbstractContextManager[Any] = self._sync.paused()
             return paused
         if self.loss.weighted:
-            self._sync.weigh(weight / rows)
+            self._sync.weigh(weight)
         return nullcontext()
 
     def _divide(self, divisor: float | torch.Tensor) -> None:
@@ -386,15 +528,19 @@ class TorchReplica:
             if divisor == 1.0:
                 return
             divisor = divisor or 1.0  # nothing weighs anything, so all gradients are zero
-        grads = [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        grads = [parameter.grad for parameter in self.parameters.held if parameter.grad is not None]
         torch._foreach_div_(grads, divisor)
 
     def _judge(
-        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
+        self,
+        features: tuple[torch.Tensor, ...],
+        labels: tuple[torch.Tensor, ...],
+        rows: int,
+        source: LabelSource,
     ) -> Judged:
         with self._precision():
             outputs = self._forward(features)
-            judged = self.loss(outputs, labels, rows)
+            judged = self.loss(outputs, labels, rows, source)
         self.counter.add(judged, outputs, labels, rows)
         return judged
 
@@ -410,14 +556,9 @@ class TorchReplica:
 
     def _clip(self) -> None:
         if self.spec.clip_value is not None:
-            torch.nn.utils.clip_grad_value_(self._trained, self.spec.clip_value)
+            torch.nn.utils.clip_grad_value_(self.parameters.held, self.spec.clip_value)
         if self.spec.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._trained, self.spec.clip_norm)
-
-    def _set_mode(self, *, training: bool) -> None:
-        if self._training is not training:  # walking all modules is not free
-            self.model.train(training)
-            self._training = training
+            torch.nn.utils.clip_grad_norm_(self.parameters.held, self.spec.clip_norm)
 
     def _tensors(self, columns: tuple[Array, ...]) -> tuple[torch.Tensor, ...]:
         return tensors(columns, self.device)

@@ -1,14 +1,16 @@
 """What a loss needs to be exact over uneven ranks: targets in its own form, and what its mean divides by.
 
 Summing gradients over ranks gives the gradient of one process only if each rank's loss is weighted by its
-share of the divisor. For most losses that is the number of rows; class weights and ignored targets make it
-depend on the targets. `torch.py` runs the loss and `sync/` adds up; here is only the rule.
+share of the divisor: the values of an element-wise loss, the targets of a loss by class that are not
+ignored, times their class weights, or for a loss of the user's own the rows. `torch.py` runs the loss and
+`sync/` adds up; here is only the rule.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +18,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kindler.errors import DataError
+from kindler.errors import ConfigError, DataError
+from kindler.frameworks.creators import title
+from kindler.frameworks.torch_labels import LabelSource, refuse_non_classes, refuse_non_probabilities
 
-__all__ = ["Judged", "LossRule"]
+__all__ = ["Judged", "LossRule", "as_classes"]
 
-_ELEMENT_MODULES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
-_ELEMENT_FUNCTIONS = (
-    F.mse_loss,
-    F.l1_loss,
-    F.smooth_l1_loss,
-    F.huber_loss,
-    F.binary_cross_entropy,
-    F.binary_cross_entropy_with_logits,
-)
+_BINARY_MODULES = (nn.BCELoss, nn.BCEWithLogitsLoss)
+_BINARY_FUNCTIONS = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
+_ELEMENT_MODULES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, *_BINARY_MODULES)
+_ELEMENT_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, *_BINARY_FUNCTIONS)
 _CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss)
 
@@ -39,57 +38,102 @@ class Judged:
 
     Attributes:
         loss: A scalar to differentiate.
-        rows_scale: `loss * rows_scale` is the loss summed over rows.
-        weight: What that sum is divided by to give the mean, in rows.
+        scale: `loss * scale` is the sum over all that the loss is a mean of.
+        weight: What that sum is divided by to give the mean.
+        per_row: How many values a row has in `scale`; the same for all batches whose rows have one shape.
+        opaque: The loss gave a mean of which only its author knows what it is over; it counts as one over
+        rows.
     """
 
     loss: torch.Tensor
-    rows_scale: float
+    scale: float
     weight: float | torch.Tensor
+    per_row: float = 1.0
+    opaque: bool = False
 
     @property
     def total(self) -> torch.Tensor:
-        """The sum over rows, detached."""
-        return self.loss.detach() * self.rows_scale
+        """The sum, detached."""
+        return self.loss.detach() * self.scale
 
 
 class LossRule:
     """A loss with its rule.
 
     Attributes:
+        function: The loss itself.
         sums: The loss adds up over rows: ranks' losses are added as they are.
-        weighted: Its divisor depends on the targets, so ranks must add up their divisors too.
+        weighted: Its divisor depends on the batch, so ranks must add up their divisors too.
+        by_class: Its targets are classes.
+        elementwise: It has one target for each output value.
+        binary: It is element-wise, and targets are probabilities.
         logits: Its outputs are scores around 0, not probabilities.
+        ignored: The class number that stands for none.
+
+    Args:
+        loss: A module or function of (outputs, targets).
+        varying: Whether rows of one batch may have another shape than those of another.
     """
 
-    def __init__(self, loss: Any) -> None:
+    def __init__(self, loss: Any, *, varying: bool = False) -> None:
         function, options = _unwrapped(loss)
-        by_class = _is_plain(loss, _CLASS_MODULES) or function in _CLASS_FUNCTIONS
-        reduction = options.get("reduction", "mean")
-        self.sums = reduction == "sum"
-        self.weighted = by_class and reduction == "mean"
+        self.function = loss
+        self.by_class = isinstance(loss, _CLASS_MODULES) or function in _CLASS_FUNCTIONS
         self.elementwise = isinstance(loss, _ELEMENT_MODULES) or function in _ELEMENT_FUNCTIONS
-        self.by_class = by_class or isinstance(loss, _CLASS_MODULES)
+        self.binary = isinstance(loss, _BINARY_MODULES) or function in _BINARY_FUNCTIONS
         self.logits = isinstance(loss, nn.BCEWithLogitsLoss) or function is F.binary_cross_entropy_with_logits
+        self.ignored: int = options.get("ignore_index", -100)
+        # What a subclass with a forward of its own does with values and divisors is its own affair.
+        self._plain = function is not None or _is_plain(loss, (*_CLASS_MODULES, *_ELEMENT_MODULES))
+        reduction = options.get("reduction", "mean")
+        means = self._plain and reduction == "mean"
+        self.sums = reduction == "sum"
+        self.weighted = not self.sums and (varying or not (self.elementwise and means))
         self._class_weight = options.get("weight")
-        self._ignored: int = options.get("ignore_index", -100)
+        self._by_targets = self.by_class and means
+        self._by_elements = self.elementwise and means
         # The sum is exact where the mean is 0/0: a rank all of whose targets are ignored.
-        self._loss = _summing(loss) if self.weighted else loss
+        self._loss = _summing(loss) if self._by_targets else loss
 
-    def __call__(self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> Judged:
-        """Judge one batch of `rows` rows."""
+    def __call__(
+        self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int, source: LabelSource | None = None
+    ) -> Judged:
+        """Judge one batch of `rows` rows; `source` has the labels as they were, to look at their values."""
         if isinstance(outputs, tuple | list):
             targets = self._fitted_all(outputs, targets)
-            loss = self._loss(*outputs, *targets)
+            arguments = (*outputs, *targets)
         else:
             if len(targets) == 1 and isinstance(outputs, torch.Tensor):
                 targets = (self._fitted(outputs, targets[0]),)
-            loss = self._loss(outputs, *targets)
-        if self.weighted:
+            arguments = (outputs, *targets)
+        if source is not None and len(targets) == 1 and isinstance(arguments[0], torch.Tensor):
+            self._look_at(arguments[0], targets[0], source)
+        loss = self._loss(*arguments)
+        if not isinstance(loss, torch.Tensor):
+            raise ConfigError(
+                f"the loss {title(self.function)} must return a tensor, it returned {type(loss).__name__}.\n"
+                "Hint: a function that makes the loss takes at most one argument, the config; one that takes"
+                " more is the loss itself, and is called with (outputs, targets)."
+            )
+        if self._by_targets:
             return self._weighed(loss, targets[0], rows)
-        if loss.dim():
-            loss = loss.sum() if self.sums else loss.mean()
-        return Judged(loss, 1.0 if self.sums else float(rows), float(rows))
+        return self._averaged(loss, targets, rows)
+
+    def _averaged(self, loss: torch.Tensor, targets: tuple[torch.Tensor, ...], rows: int) -> Judged:
+        if self.sums:
+            return Judged(loss.sum() if loss.dim() else loss, 1.0, float(rows))
+        if loss.dim():  # not reduced: a mean over whatever there is
+            return Judged(loss.mean() if loss.numel() else loss.sum(), *_both(loss.numel()))
+        if self._by_elements:
+            values = targets[0].numel()
+            return Judged(loss, *_both(values), per_row=values / rows)
+        return Judged(loss, *_both(rows), opaque=True)
+
+    def _look_at(self, output: torch.Tensor, target: torch.Tensor, source: LabelSource) -> None:
+        if self.by_class and not target.is_floating_point():
+            refuse_non_classes(source, 0, classes=output.shape[1], ignored=self.ignored)
+        elif self._plain and (self.by_class or self.binary):
+            refuse_non_probabilities(source, 0)
 
     def _fitted_all(
         self, outputs: tuple[Any, ...] | list[Any], targets: tuple[torch.Tensor, ...]
@@ -102,7 +146,7 @@ class LossRule:
 
     def _fitted(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if self.by_class:
-            return _as_classes(output, target)
+            return as_classes(output, target)
         if self.elementwise:
             return _as_elements(output, target)
         if target.shape != output.shape and target.is_floating_point() and target.numel() == output.numel():
@@ -110,20 +154,24 @@ class LossRule:
         return target
 
     def _weighed(self, loss: torch.Tensor, target: torch.Tensor, rows: int) -> Judged:
-        if target.is_floating_point():  # probabilities of classes: a plain mean over rows
-            per_row = target.numel() / rows / target.shape[1]
-            return Judged(loss, 1.0 / per_row, float(rows))
-        per_row = target.numel() / rows
-        return Judged(loss, 1.0 / per_row, self._divisor(target) / per_row)
+        if target.is_floating_point():  # probabilities of classes: a plain mean over all but the classes
+            count = target.numel() / target.shape[1]
+            return Judged(loss, 1.0, count, per_row=count / rows)
+        return Judged(loss, 1.0, self._divisor(target), per_row=target.numel() / rows)
 
     def _divisor(self, target: torch.Tensor) -> float | torch.Tensor:
-        kept = target != self._ignored
+        kept = target != self.ignored
         if self._class_weight is None:
             count = kept.sum()
         else:
             count = self._class_weight[target[kept]].sum()
         # On a GPU reading the number would wait for it.
         return count if count.is_cuda else float(count.item())
+
+
+def _both(count: int) -> tuple[float, float]:
+    """Scale and weight of a loss that is the mean of so many values."""
+    return float(count), float(count)
 
 
 def _unwrapped(loss: Any) -> tuple[Any, dict[str, Any]]:
@@ -152,19 +200,30 @@ def _summing(loss: Any) -> Any:
 def _as_elements(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The target with the output's shape and dtype: nothing is ever broadcast."""
     if target.shape != output.shape:
-        if target.numel() != output.numel() or target.shape[:1] != output.shape[:1]:
+        if not _same_order(tuple(output.shape), tuple(target.shape)):
             raise DataError(
                 f"the model's output has shape {tuple(output.shape)} and the label {tuple(target.shape)}: an"
-                " element-wise loss needs one label value for each output value.\n"
+                " element-wise loss needs one label value for each output value, in the same order.\n"
                 "Hint: give the model's last layer as many outputs as the label has, or choose another loss."
             )
         target = target.reshape(output.shape)
     return target if target.dtype == output.dtype else target.to(output.dtype)
 
 
-def _as_classes(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Class numbers (N, ...) as int64, or class probabilities in the output's own shape."""
-    if target.dim() == output.dim() and target.dim() > 1 and target.shape[1] == 1 != output.shape[1]:
+def _same_order(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    """Whether values of these shapes belong together one by one: axes of length 1 apart, or one is flat."""
+    if math.prod(first) != math.prod(second) or first[:1] != second[:1]:
+        return False
+    slim = [[length for length in shape[1:] if length != 1] for shape in (first, second)]
+    return slim[0] == slim[1] or min(len(part) for part in slim) <= 1
+
+
+def as_classes(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Class numbers (N, ...) as int64, or class probabilities in the output's own shape.
+
+    Values are not looked at here: `torch_labels.py` does.
+    """
+    if target.dim() == output.dim() and target.dim() > 1 and target.shape[1] == 1:
         target = target.squeeze(1)
     if target.shape == output.shape and target.is_floating_point() and target.dim() > 1:
         return target if target.dtype == output.dtype else target.to(output.dtype)

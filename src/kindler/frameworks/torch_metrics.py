@@ -1,7 +1,8 @@
 """What is counted while batches pass: the loss, the rows and the metrics, in a form that merges over ranks.
 
 A metric of torchmetrics is merged by its states and their reductions, so that AUROC or F1 over ranks equals
-the value of one process. A plain function is averaged by rows. Reading the bytes executes nothing.
+the value of one process. A plain function is averaged by rows; those that have a name (`torch_figures.py`)
+say themselves how many values they counted. Reading the bytes executes nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from typing import Any
 
 import torch
 
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, DataError
 from kindler.frameworks.creators import call, title
-from kindler.frameworks.torch_loss import Judged
+from kindler.frameworks.torch_figures import NAMES, Counted, counted
+from kindler.frameworks.torch_loss import Judged, LossRule
 from kindler.frameworks.torch_spec import is_creator
 
 __all__ = ["Counter", "named_metrics"]
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Counter:
@@ -63,7 +65,8 @@ class Counter:
 
     def running_metrics(self) -> dict[str, float]:
         """The metrics that are means of a function so far: those cost nothing to tell."""
-        return {name: float(total) / self._rows for name, total in self._means.items()} if self._rows else {}
+        counts = {name: float(count) for name, count in self._counts.items()}
+        return {name: float(self._means[name]) / count for name, count in counts.items() if count}
 
     def loss_sums(self) -> tuple[float, float]:
         """The summed loss so far, and what it weighs."""
@@ -72,8 +75,11 @@ class Counter:
     def take(self) -> bytes:
         """The tallies as bytes; counting starts anew."""
         loss, weight = self.loss_sums()
-        means = {name: float(total) for name, total in self._means.items()}
-        tallies = {"format": _FORMAT, **self.keep(), "loss": loss, "weight": weight, "means": means}
+        sums = {
+            "means": {name: float(total) for name, total in self._means.items()},
+            "counts": {name: float(count) for name, count in self._counts.items()},
+        }
+        tallies = {"format": _FORMAT, **self.keep(), "loss": loss, "weight": weight, **sums}
         self._clear()
         data = io.BytesIO()
         torch.save(tallies, data)
@@ -86,6 +92,7 @@ class Counter:
             "weight": self._weight,
             "rows": self._rows,
             "means": dict(self._means),
+            "counts": dict(self._counts),
             "states": {name: _states_of(metric) for name, metric in self._states.items()},
         }
 
@@ -97,6 +104,7 @@ class Counter:
         self._rows = tallies["rows"]
         for name in self._means.keys() & tallies["means"].keys():
             self._means[name] = _moved(tallies["means"][name], self._device)
+            self._counts[name] = _moved(tallies["counts"][name], self._device)
         for name in self._states.keys() & tallies["states"].keys():
             for path, part in _parts(self._states[name]):
                 kept = tallies["states"][name][path]
@@ -128,8 +136,8 @@ class Counter:
         weight = sum(part["weight"] for part in parts)
         merged = {"loss": sum(part["loss"] for part in parts) / weight if weight else math.nan}
         for name in self._functions:
-            total = sum(part["means"][name] for part in parts)
-            merged[name] = total / rows if rows else math.nan
+            total, count = (sum(part[kind][name] for part in parts) for kind in ("means", "counts"))
+            merged[name] = total / count if count else math.nan
         for name, metric in self._states.items():
             merged.update(_numbers(name, _computed(metric, [part["states"][name] for part in parts])))
         merged["num_samples"] = rows
@@ -140,6 +148,7 @@ class Counter:
         self._weight = 0.0
         self._rows = 0
         self._means: dict[str, Any] = dict.fromkeys(self._functions, 0.0)
+        self._counts: dict[str, Any] = dict.fromkeys(self._functions, 0.0)
         for metric in self._states.values():
             metric.reset()
 
@@ -147,20 +156,27 @@ class Counter:
         outputs = _plain(outputs)
         target = targets[0] if len(targets) == 1 else targets
         for name, function in self._functions.items():
-            value = function(outputs, target)
-            value = value.detach().double().mean() if isinstance(value, torch.Tensor) else float(value)
-            self._means[name] = self._means[name] + value * rows
+            total: Any
+            count: Any
+            if isinstance(function, Counted):
+                total, count = function(outputs, target)
+            else:
+                value = function(outputs, target)
+                value = value.detach().double().mean() if isinstance(value, torch.Tensor) else float(value)
+                total, count = value * rows, rows
+            self._means[name] = self._means[name] + total
+            self._counts[name] = self._counts[name] + count
         for metric in self._states.values():
             metric.update(*_metric_arguments(metric, outputs, targets))
 
 
-def named_metrics(given: Any, config: Mapping[str, Any], *, logits: bool = False) -> dict[str, Any]:
+def named_metrics(given: Any, config: Mapping[str, Any], loss: LossRule | None = None) -> dict[str, Any]:
     """Metrics by name, from one, a list or a dict; a MetricCollection is taken apart.
 
     Args:
         given: What the user passed.
         config: For metrics given by a creator.
-        logits: Outputs are scores around 0, so "accuracy" of one output cuts there and not at 0.5.
+        loss: What "accuracy" means depends on it.
     """
     if given is None:
         return {}
@@ -171,14 +187,16 @@ def named_metrics(given: Any, config: Mapping[str, Any], *, logits: bool = False
         pairs = [("", metric) for metric in (given if many else [given])]
     named: dict[str, Any] = {}
     for name, metric in pairs:
-        for label, made in _made(name, metric, config, logits):
+        for label, made in _made(name, metric, config, loss):
             named[_free(label, named)] = made
     return named
 
 
-def _made(name: str, given: Any, config: Mapping[str, Any], logits: bool) -> Iterator[tuple[str, Any]]:
+def _made(
+    name: str, given: Any, config: Mapping[str, Any], loss: LossRule | None
+) -> Iterator[tuple[str, Any]]:
     if isinstance(given, str):
-        yield name or given, _by_name(given, logits)
+        yield name or given, counted(given, loss)
         return
     metric = call(given, config) if is_creator(given) else given
     if isinstance(metric, torch.nn.ModuleDict):  # a MetricCollection
@@ -188,7 +206,7 @@ def _made(name: str, given: Any, config: Mapping[str, Any], logits: bool) -> Ite
     else:
         raise ConfigError(
             f"a metric must be a torchmetrics.Metric, a function of (outputs, targets) or one of"
-            f" {', '.join(map(repr, _NAMED))}; received {title(metric)}."
+            f" {', '.join(map(repr, NAMES))}; received {title(metric)}."
         )
 
 
@@ -198,36 +216,6 @@ def _free(name: str, taken: Mapping[str, Any]) -> str:
         number += 1
         label = f"{name}_{number}"
     return label
-
-
-def _accuracy(outputs: torch.Tensor, target: torch.Tensor, *, threshold: float) -> torch.Tensor:
-    if outputs.dim() > 1 and outputs.shape[1] > 1 and target.numel() * outputs.shape[1] == outputs.numel():
-        guess = outputs.argmax(dim=1)
-    elif outputs.dim() > 1 and outputs.shape[1] > 1 and target.is_floating_point():
-        guess, target = outputs.argmax(dim=1), target.argmax(dim=1)  # one-hot labels
-    else:
-        guess = outputs > threshold
-    return (guess.reshape(target.shape) == target).double().mean()
-
-
-def _mse(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (outputs - target.reshape(outputs.shape)).double().square().mean()
-
-
-def _mae(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (outputs - target.reshape(outputs.shape)).double().abs().mean()
-
-
-_NAMED: dict[str, Callable[..., torch.Tensor]] = {"accuracy": _accuracy, "mse": _mse, "mae": _mae}
-
-
-def _by_name(name: str, logits: bool) -> Callable[..., torch.Tensor]:
-    if name not in _NAMED:
-        raise ConfigError(f"unknown metric {name!r}. There are: {', '.join(map(repr, _NAMED))}.")
-    if name != "accuracy":
-        return _NAMED[name]
-    threshold = 0.0 if logits else 0.5
-    return lambda outputs, target: _accuracy(outputs, target, threshold=threshold)
 
 
 def _is_metric(metric: Any) -> bool:
@@ -261,8 +249,19 @@ def _metric_arguments(metric: Any, outputs: Any, targets: tuple[torch.Tensor, ..
     elif target.dim() == output.dim() > 1 and target.shape[1] == 1:
         target = target.squeeze(1)
     if target.is_floating_point() and type(metric).__module__.startswith("torchmetrics.classification"):
-        target = target.to(torch.int64)
+        target = _whole(target, metric)
     return output, target
+
+
+def _whole(target: torch.Tensor, metric: Any) -> torch.Tensor:
+    cut = target.to(torch.int64)
+    if bool((cut != target).any()):
+        raise DataError(
+            f"the metric {type(metric).__name__} needs class numbers, and there are labels that are not whole"
+            f" numbers, as {float(target[cut != target][0])}.\n"
+            "Hint: a function (outputs, targets) can measure labels of any form."
+        )
+    return cut
 
 
 def _parts(metric: Any) -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +9,17 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from kindler.errors import ConfigError
-from kindler.frameworks.creators import call, title
-from kindler.frameworks.torch_spec import TorchSpec
+from kindler.frameworks.creators import call, keywords, title
+from kindler.frameworks.torch_spec import (
+    CLOSURE,
+    PLATEAU_STEP,
+    SPARSE,
+    TorchSpec,
+    is_optimizer_class,
+    needs_closure,
+)
 
-__all__ = ["build_optimizer", "build_scheduler", "step_scheduler"]
+__all__ = ["build_optimizer", "build_scheduler", "refuse_several", "step_optimizer", "step_scheduler"]
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _FUSED_DTYPES = (torch.float32, torch.float64)
@@ -26,12 +32,14 @@ def build_optimizer(spec: TorchSpec, model: torch.nn.Module) -> torch.optim.Opti
         raise ConfigError("training needs an optimizer.\nHint: pass optimizer=torch.optim.Adam, say.")
     if isinstance(given, torch.optim.Optimizer):
         optimizer = given
-    elif _is_class(given):
-        optimizer = given(model.parameters())
+    elif is_optimizer_class(given):
+        optimizer = _made_of_class(given, model)
     else:
         optimizer = call(given, model, spec.config)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"{title(given)} must return a torch.optim.Optimizer, it returned {optimizer!r}.")
+    if needs_closure(type(optimizer)):
+        raise ConfigError(CLOSURE.format(name=type(optimizer).__name__))
     _fuse(optimizer, model)
     if optimizer.state:  # a used instance: its state follows the parameters to their device
         optimizer.load_state_dict(optimizer.state_dict())
@@ -48,7 +56,44 @@ def build_scheduler(spec: TorchSpec, optimizer: torch.optim.Optimizer) -> Any:
             f"{title(spec.scheduler_creator)} must return a learning-rate scheduler,"
             f" it returned {scheduler!r}."
         )
+    _refuse_blind(scheduler, spec.scheduler_step)
     return scheduler
+
+
+def refuse_several(optimizer: torch.optim.Optimizer) -> None:
+    """Complain about an optimizer that could not do on several ranks what it does on one."""
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ConfigError(SPARSE)
+
+
+def _refuse_blind(scheduler: Any, moves: str) -> None:
+    """Complain about a schedule that waits for a figure which it would not be shown."""
+    if not isinstance(scheduler, ReduceLROnPlateau):
+        return
+    if moves == "step":
+        raise ConfigError(PLATEAU_STEP)
+    if scheduler.mode == "max":
+        raise ConfigError(
+            "ReduceLROnPlateau(mode='max') waits for a figure that grows, but is shown the training loss"
+            " of each"
+            " epoch.\nHint: leave mode='min'; a callback can follow another figure, and lower the rate in"
+            " run.optimizer.param_groups."
+        )
+
+
+def step_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer move the parameters that have a gradient."""
+    if type(optimizer) is torch.optim.SGD:
+        for group in optimizer.param_groups:
+            if group["fused"] and group["momentum"] and _some_are_new(group, optimizer.state):
+                group["fused"] = None
+    optimizer.step()
+
+
+def _some_are_new(group: Mapping[str, Any], state: Mapping[Any, Any]) -> bool:
+    """Whether only a part of those that move have a momentum: torch's fused SGD takes all or none."""
+    have = ["momentum_buffer" in state.get(p, ()) for p in group["params"] if p.grad is not None]
+    return any(have) and not all(have)
 
 
 def step_scheduler(scheduler: Any, logs: Mapping[str, float] | None) -> None:
@@ -61,10 +106,10 @@ def step_scheduler(scheduler: Any, logs: Mapping[str, float] | None) -> None:
     scheduler.step(logs["loss"])
 
 
-def _is_class(given: Any) -> bool:
-    while isinstance(given, functools.partial):
-        given = given.func
-    return isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
+def _made_of_class(given: Any, model: torch.nn.Module) -> Any:
+    """An instance over the model's parameters, whatever place the class has for them."""
+    by_name = "params" in keywords(given)
+    return given(params=model.parameters()) if by_name else given(model.parameters())
 
 
 def _fuse(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:

@@ -15,9 +15,12 @@ import cloudpickle
 import torch
 
 from kindler.errors import ConfigError
-from kindler.frameworks.creators import call, positional, title
+from kindler.frameworks.creators import call, lacking, makes, title
 
 __all__ = [
+    "CLOSURE",
+    "PLATEAU_STEP",
+    "SPARSE",
     "TorchSpec",
     "against_several",
     "build_loss",
@@ -25,9 +28,32 @@ __all__ = [
     "check",
     "dumps",
     "is_creator",
+    "is_optimizer_class",
     "loads",
+    "needs_closure",
     "synchronized",
 ]
+
+CLOSURE = (
+    "optimizer {name} evaluates the model several times a step, through a closure; Kindler computes one"
+    " gradient a"
+    " step, over all workers, and cannot train with it.\nHint: use an optimizer of one gradient a step,"
+    " as Adam or SGD."
+)
+SPARSE = (
+    "optimizer SparseAdam moves only the rows of an embedding that a gradient has; over several workers"
+    " gradients are"
+    " dense, and it cannot be used.\nHint: use Adam with Embedding(sparse=False), SGD or Adagrad, or"
+    " workers=1."
+)
+PLATEAU_STEP = (
+    "ReduceLROnPlateau waits for a figure of each epoch, so it cannot move with scheduler_step='step'.\n"
+    "Hint: scheduler_step='epoch' shows it the training loss of each epoch."
+)
+_LAZY = (
+    "the model has lazy layers whose sizes are not known yet.\n"
+    "Hint: call the model once on a sample in its creator, or give the layers their sizes."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +64,8 @@ class TorchSpec:
         model: An nn.Module, or a creator: anything callable that returns one, called with the config.
         optimizer: An Optimizer over the model's parameters; or an Optimizer class or a partial of one, called
             with `model.parameters()`; or a creator, called with (model, config).
-        loss: A module or function of (outputs, targets); a class, or a function of one argument, is a creator
-            and is called with the config.
+        loss: A module or function of (outputs, targets); a class, or a function of at most one argument, is a
+            creator and is called with the config.
         metrics: One, a list, or a dict of name to metric. A metric is a torchmetrics.Metric, a function of
             (outputs, targets), or "accuracy", "mse", "mae".
         scheduler_creator: Called with (optimizer, config); returns a learning-rate scheduler.
@@ -87,7 +113,10 @@ def check(spec: TorchSpec) -> list[str]:
 
 def against_several(spec: TorchSpec) -> list[str]:
     """What speaks against training by several workers, as far as it is known without running a creator."""
-    return synchronized(spec.model) if isinstance(spec.model, torch.nn.Module) else []
+    complaints = synchronized(spec.model) if isinstance(spec.model, torch.nn.Module) else []
+    if issubclass(_optimizer_kind(spec.optimizer), torch.optim.SparseAdam):
+        complaints.append(SPARSE)
+    return complaints
 
 
 def synchronized(model: torch.nn.Module) -> list[str]:
@@ -112,7 +141,36 @@ def is_creator(given: Any) -> bool:
         return False
     if not (inspect.isroutine(given) or isinstance(given, functools.partial)):
         return False
-    return positional(given) in (0, 1)
+    return makes(given)
+
+
+def is_optimizer_class(given: Any) -> bool:
+    """Whether it is a class of optimizers, or a partial of one."""
+    given = _inner(given)
+    return isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
+
+
+def needs_closure(optimizer: type[torch.optim.Optimizer]) -> bool:
+    """Whether its step cannot be made without a function that computes the loss anew."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
+
+
+def _inner(given: Any) -> Any:
+    while isinstance(given, functools.partial):
+        given = given.func
+    return given
+
+
+def _optimizer_kind(given: Any) -> type:
+    """The class of an optimizer: its own, or the one that it is."""
+    inner = _inner(given)
+    return inner if isinstance(inner, type) else type(given)
+
+
+def _is_lazy(module: torch.nn.Module) -> bool:
+    lazy = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
+    return any(isinstance(tensor, lazy) for tensor in (*module.parameters(), *module.buffers()))
 
 
 def build_model(spec: TorchSpec) -> torch.nn.Module:
@@ -123,11 +181,8 @@ def build_model(spec: TorchSpec) -> torch.nn.Module:
         if not isinstance(made, torch.nn.Module):
             raise ConfigError(f"{title(model)} must return a torch.nn.Module, it returned {made!r}.")
         model = made
-    if any(isinstance(p, torch.nn.UninitializedParameter) for p in model.parameters()):
-        raise ConfigError(
-            "the model has lazy layers whose sizes are not known yet.\n"
-            "Hint: call the model once on a sample in its creator, or give the layers their sizes."
-        )
+    if _is_lazy(model):
+        raise ConfigError(_LAZY)
     return model
 
 
@@ -144,6 +199,8 @@ def build_loss(spec: TorchSpec) -> Any:
 def _model_complaints(spec: TorchSpec) -> Iterator[str]:
     if not callable(spec.model):
         yield f"model must be a torch.nn.Module or a function that returns one; received {spec.model!r}."
+    if isinstance(spec.model, torch.nn.Module) and _is_lazy(spec.model):
+        yield _LAZY
     if spec.inputs not in ("positional", "dict"):
         yield f"inputs must be 'positional' or 'dict'; received {spec.inputs!r}."
 
@@ -151,12 +208,17 @@ def _model_complaints(spec: TorchSpec) -> Iterator[str]:
 def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
     optimizer = spec.optimizer
     if isinstance(optimizer, torch.optim.Optimizer):
-        yield from _instance_complaints(spec.model, optimizer)
+        yield from _instance_complaints(spec, optimizer)
     elif optimizer is not None and not callable(optimizer):
         yield (
             "optimizer must be a torch.optim.Optimizer, a class of one, or a function of (model, config);"
             f" received {optimizer!r}."
         )
+    elif isinstance(_inner(optimizer), type):
+        yield from _class_complaints(optimizer)
+    kind = _optimizer_kind(optimizer)
+    if issubclass(kind, torch.optim.Optimizer) and needs_closure(kind):
+        yield CLOSURE.format(name=kind.__name__)
     if spec.scheduler_creator is not None and optimizer is None:
         yield "scheduler_creator needs an optimizer to schedule; none was given."
     if spec.scheduler_creator is not None and not callable(spec.scheduler_creator):
@@ -164,23 +226,48 @@ def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
         yield f"scheduler_creator must be callable with (optimizer, config); received {given!r}."
     if spec.scheduler_step not in ("epoch", "step"):
         yield f"scheduler_step must be 'epoch' or 'step'; received {spec.scheduler_step!r}."
+    if spec.scheduler_step == "step" and _is_plateau(spec.scheduler_creator):
+        yield PLATEAU_STEP
 
 
-def _instance_complaints(model: Any, optimizer: torch.optim.Optimizer) -> Iterator[str]:
-    name = type(optimizer).__name__
+def _is_plateau(given: Any) -> bool:
+    given = _inner(given)
+    return isinstance(given, type) and issubclass(given, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def _class_complaints(given: Any) -> Iterator[str]:
+    """A class is called with the model's parameters alone."""
+    name = _inner(given).__name__
+    if not is_optimizer_class(given):
+        yield (
+            f"optimizer is the class {name}, which is none of torch.optim.Optimizer."
+            " Pass a function of (model, config) that returns an Optimizer."
+        )
+    elif missing := lacking(given, "params"):
+        yield (
+            f"optimizer {name} needs {', '.join(map(repr, missing))} besides the parameters."
+            f" Bind it, as in functools.partial({name}, {missing[0]}=...); or pass a function of (model,"
+            f" config)."
+        )
+
+
+def _instance_complaints(spec: TorchSpec, optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    name, model = type(optimizer).__name__, spec.model
     if not isinstance(model, torch.nn.Module):
         yield (
             f"optimizer is a ready {name}, but the model is made by a creator: it cannot hold its parameters."
             " Pass a function of (model, config) that returns the optimizer."
         )
         return
-    own = {id(parameter) for parameter in model.parameters()}
+    losses = [spec.loss] if isinstance(spec.loss, torch.nn.Module) else []
+    own = {id(parameter) for module in (model, *losses) for parameter in module.parameters()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     foreign = sum(id(parameter) not in own for parameter in held)
     if foreign:
         yield (
             f"optimizer {name} holds {foreign} of {len(held)} parameters that are not the model's."
-            " Build it from model.parameters() of the same model."
+            " Build it from model.parameters() of the same model, and perhaps loss.parameters() of the"
+            " same loss."
         )
 
 

@@ -15,6 +15,7 @@ from kindler.errors import ConfigError
 from kindler.frameworks.packed import Buffer, is_packed, pack, unpack
 
 __all__ = [
+    "Buffered",
     "Collective",
     "Freezer",
     "Gradients",
@@ -30,7 +31,7 @@ __all__ = [
     "snapshot",
 ]
 
-_FORMAT = 2
+_FORMAT = 3
 _TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
 _LARGE_BYTES = 1 << 16
 
@@ -45,6 +46,20 @@ class Gradients(Protocol):
     def finish(self, scale: torch.Tensor | None = None) -> None: ...
 
     def idle(self, *, weighted: bool = False) -> None: ...
+
+    def announce(self) -> None: ...
+
+    def all_announced(self) -> bool: ...
+
+    def extend(self, parameters: Any) -> None: ...
+
+
+class Buffered(Protocol):
+    """What has buffers: a module, or several taken together."""
+
+    def buffers(self) -> Iterable[torch.Tensor]: ...
+
+    def modules(self) -> Iterable[torch.nn.Module]: ...
 
 
 class Collective(Protocol):
@@ -238,17 +253,17 @@ def fork_seed(seed: int, *path: int) -> int:
     return int(state[0]) << 31 | int(state[1]) >> 1
 
 
-def snapshot(model: torch.nn.Module) -> list[torch.Tensor]:
+def snapshot(model: Buffered) -> list[torch.Tensor]:
     """Copies of the model's buffers, to see later which of them training changes."""
     return [buffer.detach().clone() for buffer in model.buffers()]
 
 
-def changes(model: torch.nn.Module, before: Sequence[torch.Tensor]) -> list[bool]:
+def changes(model: Buffered, before: Sequence[torch.Tensor]) -> list[bool]:
     """Which buffers are not what they were when `before` was taken with `snapshot`."""
     return [not torch.equal(now, then) for now, then in zip(model.buffers(), before, strict=True)]
 
 
-def merge_buffers(group: Collective, model: torch.nn.Module, changed: Sequence[bool], rows: int) -> None:
+def merge_buffers(group: Collective, model: Buffered, changed: Sequence[bool], rows: int) -> None:
     """Make the buffers that changed on some rank the same on all.
 
     Floating point becomes the mean weighted by rows; counters become the largest. The variances of a layer

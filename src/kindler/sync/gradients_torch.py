@@ -22,6 +22,7 @@ __all__ = ["BucketGroup", "GradientSync"]
 
 _FIRST_BUCKET_BYTES = 1 << 20
 _BUCKET_BYTES = 25 << 20
+_NUMBERS = 2  # at the end of a load, for the whole step
 
 
 class BucketGroup(Protocol):
@@ -47,7 +48,11 @@ class _Member:
 
 @dataclass(slots=True)
 class _Load:
-    """A bucket with its members: their gradients, then one flag each (has a gradient), then the weight."""
+    """A bucket with its members: their gradients, one flag each (has a gradient), then two numbers.
+
+    The first of these is 1, or 0 where the rank announces parameters of its own (see `announce`); the second
+    is the weight. They count in one load only.
+    """
 
     bucket: Bucket
     flags: slice
@@ -76,6 +81,9 @@ class GradientSync:
     not use counts as zero there. Sparse gradients become dense. Every rank constructs it with the same
     parameters in the same order, and calls `finish` or `idle` once a step.
 
+    Parameters may be added between two steps with `extend`. Since a rank that adds some while another does
+    not would wait for ever, all of them first `announce` it, which costs a step nothing.
+
     Args:
         parameters: Those whose gradients are exchanged; ones that need none are left out.
         group: Where the buckets come from.
@@ -91,24 +99,16 @@ class GradientSync:
         first_bucket_bytes: int = _FIRST_BUCKET_BYTES,
         bucket_bytes: int = _BUCKET_BYTES,
     ) -> None:
-        wanted = [parameter for parameter in parameters if parameter.requires_grad]
-        plan = _plan(wanted, first_bucket_bytes, bucket_bytes)
-        layouts = [(sum(p.numel() for p in part) + len(part) + 1, part[0].dtype) for part in plan]
-        if not any(_carries_weight(dtype) for _, dtype in layouts):
-            plan.append([])
-            layouts.append((1, torch.float32))
-        buckets = group.buckets(layouts)
-        self._loads = [_load(part, bucket) for part, bucket in zip(plan, buckets, strict=True)]
+        self._group, self._bucket_bytes = group, bucket_bytes
+        self._hooks: list[Any] = []
+        self._loads = self._made(parameters, first_bucket_bytes, weigher=True)
         self._weigher = next(load for load in self._loads if _carries_weight(load.bucket.fill.dtype))
         self._weight: float | torch.Tensor | None = None
+        self._factor_used: float | torch.Tensor | None = None
+        self._announcing = False
         self._next = 0
         self._pushed = 0
         self._paused = False
-        self._hooks = [
-            _hook(member.parameter, partial(self._ready, member))
-            for load in self._loads
-            for member in load.members
-        ]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -126,6 +126,14 @@ class GradientSync:
         """
         self._weight = weight
 
+    def announce(self) -> None:
+        """Say, with the exchange of this step, that this rank has parameters to `extend` by."""
+        self._announcing = True
+
+    def all_announced(self) -> bool:
+        """After `finish`: whether every rank has announced parameters in this step."""
+        return bool(self._weigher.bucket.result[-2].item() == 0)
+
     def finish(self, scale: torch.Tensor | None = None) -> None:
         """Send what backward did not, wait for the sums and put them into the parameters' `grad`."""
         for load in self._loads:
@@ -136,13 +144,27 @@ class GradientSync:
             load.bucket.push(block=True)
         for load in self._loads:
             load.bucket.wait()
-        factor = self._factor(scale)
+        self._factor_used = self._factor(scale)
         for load in self._loads:
-            if factor is not None:
-                load.bucket.result[: load.flags.start].mul_(factor)
             self._hand_over(load)
             load.reset()
-        self._next, self._pushed, self._weight = 0, 0, None
+        self._next, self._pushed, self._weight, self._announcing = 0, 0, None, False
+
+    def extend(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Take these in from now on; every rank calls it, after `finish` of a step and with the same ones.
+
+        Gradients that they have of this very step are exchanged at once.
+        """
+        loads = self._made(parameters, self._bucket_bytes)
+        for load in loads:
+            self._complete(load)
+            load.bucket.launch()
+        for load in loads:
+            load.bucket.push(block=True)
+            load.bucket.wait()
+            self._hand_over(load)
+            load.reset()
+        self._loads += loads
 
     def idle(self, *, weighted: bool = False) -> None:
         """Take part in a step for which this rank has no rows; `weighted` where the others `weigh`."""
@@ -155,6 +177,23 @@ class GradientSync:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    def _made(
+        self, parameters: Iterable[torch.nn.Parameter], first_bytes: int, *, weigher: bool = False
+    ) -> list[_Load]:
+        """Loads for these parameters, whose gradients are noticed from now on."""
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        plan = _plan(wanted, first_bytes, self._bucket_bytes)
+        layouts = [_layout(part) for part in plan]
+        if weigher and not any(_carries_weight(dtype) for _, dtype in layouts):
+            plan.append([])
+            layouts.append((_NUMBERS, torch.float32))
+        buckets = self._group.buckets(layouts)
+        loads = [_load(part, bucket) for part, bucket in zip(plan, buckets, strict=True)]
+        self._hooks += [
+            _hook(member.parameter, partial(self._ready, member)) for load in loads for member in load.members
+        ]
+        return loads
 
     def _ready(self, member: _Member, parameter: torch.Tensor) -> None:
         """Autograd's hook: the gradient of one parameter is there."""
@@ -204,6 +243,8 @@ class GradientSync:
             load.begin()
             if load is self._weigher and self._weight is not None:
                 load.bucket.fill[-1] = self._weight
+            if load is self._weigher and self._announcing:
+                load.bucket.fill[-2] = 0.0
             load.bucket.launch()
             load.launched = True
             self._next += 1
@@ -224,6 +265,8 @@ class GradientSync:
         return inverse_there if scale is None else scale * inverse_there
 
     def _hand_over(self, load: _Load) -> None:
+        if self._factor_used is not None:
+            load.bucket.result[: load.flags.start].mul_(self._factor_used)
         flags: list[float] | None = None
         for member in load.members:
             used = member.filled
@@ -250,14 +293,24 @@ def _plan(
     return plan
 
 
+def _layout(parameters: Sequence[torch.nn.Parameter]) -> tuple[int, torch.dtype]:
+    """Elements and dtype of the bucket for these: complex numbers travel as pairs of real ones."""
+    values = sum(_reals(parameter) for parameter in parameters)
+    return values + len(parameters) + _NUMBERS, parameters[0].dtype.to_real()
+
+
+def _reals(parameter: torch.Tensor) -> int:
+    return parameter.numel() * (2 if parameter.is_complex() else 1)
+
+
 def _load(parameters: Sequence[torch.nn.Parameter], bucket: Bucket) -> _Load:
-    ends = sum(parameter.numel() for parameter in parameters)
+    ends = sum(_reals(parameter) for parameter in parameters)
     load = _Load(bucket=bucket, flags=slice(ends, ends + len(parameters)), members=[])
     start = 0
     for place, parameter in enumerate(parameters):
         fill, result = (_shaped(flat, start, parameter) for flat in (bucket.fill, bucket.result))
         load.members.append(_Member(parameter, load, place, fill, result))
-        start += parameter.numel()
+        start += _reals(parameter)
     load.reset()
     return load
 
@@ -268,7 +321,7 @@ def _hook(parameter: Any, ready: Callable[[torch.Tensor], None]) -> Any:
 
 def _shaped(flat: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
     """A view of the flat buffer that is laid out as the parameter is, which fused optimizers rely on."""
-    part = flat[start : start + like.numel()]
+    part = flat[start : start + _reals(like)].view(like.dtype)
     strides = like.stride() if _dense(like) else torch.empty(like.shape, device="meta").stride()
     return part.as_strided(like.shape, strides)
 

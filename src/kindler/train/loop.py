@@ -46,8 +46,12 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
         seed=task.seed,
         threads=worker.threads,
         feature_names=data.features,
+        label_names=data.labels,
+        label_shapes=_varying_shapes(data),
     )
     start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
+    if len(states) == 1:  # a new run: what its user has frozen since the last one counts
+        replica.as_given()
     with closing(data), _attached(worker, task, replica) as group:
         rows = (
             _Fit(worker, task, replica, data, start, group).run()
@@ -58,6 +62,11 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
         return [b"", b""]
     told = json.dumps({"rows": rows, "layout": data.layout}).encode()
     return [told, replica.state() if task.epochs else b""]
+
+
+def _varying_shapes(data: Stretches) -> list[Sequence[int]] | None:
+    """The first batch's shapes of the labels' rows, where other batches may have other ones: in a stream."""
+    return None if data.counts else [data.layout[name][1] for name in data.labels]
 
 
 @contextmanager
@@ -201,7 +210,7 @@ class _Fit:
         replica.train_step(batch)
         loss_now, weight_now = replica.loss_sums()
         mean = (loss_now - loss) / (weight_now - weight) if weight_now > weight else 0.0
-        self._step_log.step(replica.step, loss=mean, rows=batch.rows, lr=rate)
+        self._step_log.step(replica.step, loss=mean, rows=weight_now - weight, lr=rate)
 
     def _running(self) -> tuple[float, Mapping[str, float]]:
         return self._replica.running_loss(), self._replica.running_metrics()

@@ -92,11 +92,14 @@ class StepReporter:
         self._first = 0
         self._told = time.perf_counter()
         self._loss: list[float] = []
-        self._rows: list[int] = []
+        self._rows: list[float] = []
         self._lr: list[float] = []
 
-    def step(self, step: int, *, loss: float, rows: int, lr: float) -> None:
-        """Step number `step` had this mean loss over this rank's `rows` rows."""
+    def step(self, step: int, *, loss: float, rows: float, lr: float) -> None:
+        """Step number `step` had this mean loss on this rank; `rows` is what the mean weighs.
+
+        That is the number of rows, or of whatever else the loss is a mean over.
+        """
         if not self._loss:
             self._first = step
         self._loss.append(loss if rows else 0.0)

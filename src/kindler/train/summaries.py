@@ -44,13 +44,13 @@ class Sink(Protocol):
 @dataclass(slots=True)
 class _Sums:
     loss: float = 0.0
-    rows: int = 0
+    rows: float = 0
     lr: float = math.nan
     ranks: set[int] = field(default_factory=set)
 
 
 class StepMerge:
-    """Makes one loss of what all ranks say of a step: the mean over the rows of all of them."""
+    """Makes one loss of what all ranks say of a step: their mean, weighted by rows or as the loss counts."""
 
     def __init__(self) -> None:
         self._size: int | None = None
@@ -62,7 +62,7 @@ class StepMerge:
         self._open.clear()
 
     def add(
-        self, rank: int, first: int, loss: Sequence[float], rows: Sequence[int], lr: Sequence[float]
+        self, rank: int, first: int, loss: Sequence[float], rows: Sequence[float], lr: Sequence[float]
     ) -> list[tuple[int, float, float]]:
         """What a rank says of the steps from `first` on; (step, loss, lr) of those that are complete now."""
         for offset, (mean, count) in enumerate(zip(loss, rows, strict=True)):
