@@ -27,6 +27,7 @@ from kindler.engine.channel import Channel, ChannelClosed
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _OWNER_CHECK_S = 1.0
+_ACCELERATORS = ("/dev/nvidia-uvm", "/dev/kfd")  # what CUDA and ROCm open when they are first asked anything
 
 
 @dataclass(slots=True)
@@ -43,8 +44,18 @@ class _Leash:
 def main(order: dict[str, Any]) -> None:
     sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
     listener = socket.socket(fileno=order["listener"])
-    failure = _preload(order["preload"])
-    nursery = _Nursery(listener, order["path"], owner=order["owner"], idle_s=order["idle_s"], failure=failure)
+    late = order.get("late", False)
+    failure = None if late else _preload(order["preload"])
+    if not late and holds_accelerator():
+        _begin_again({**order, "late": True})
+    nursery = _Nursery(
+        listener,
+        order["path"],
+        owner=order["owner"],
+        idle_s=order["idle_s"],
+        failure=failure,
+        late=order["preload"] if late else [],
+    )
     try:
         nursery.run()
     finally:
@@ -69,15 +80,40 @@ def _preload(names: list[str]) -> str | None:
     return None
 
 
+def holds_accelerator(devices: tuple[str, ...] = _ACCELERATORS) -> bool:
+    """Whether this process has begun to use a GPU, which then does not work in its forks."""
+    folder = "/proc/self/fd"
+    for fd in os.listdir(folder) if os.path.isdir(folder) else []:
+        try:
+            if os.readlink(f"{folder}/{fd}").startswith(devices):
+                return True
+        except OSError:
+            pass  # the listing's own descriptor, closed since
+    return False
+
+
+def _begin_again(order: dict[str, Any]) -> None:
+    """Become a process that has imported nothing; whatever opened the device is imported in each fork."""
+    os.execv(sys.executable, [sys.executable, "-m", "kindler.engine._nursery_main", json.dumps(order)])
+
+
 class _Nursery:
     def __init__(
-        self, listener: socket.socket, path: str, *, owner: int, idle_s: float, failure: str | None
+        self,
+        listener: socket.socket,
+        path: str,
+        *,
+        owner: int,
+        idle_s: float,
+        failure: str | None,
+        late: list[str],
     ) -> None:
         self._listener = listener
         self._path = path
         self._owner = owner
         self._idle_s = idle_s
         self._failure = failure
+        self._late = late
         self._leashes: dict[int, _Leash] = {}
         self._selector = selectors.DefaultSelector()
         self._ended = False
@@ -204,6 +240,9 @@ class _Nursery:
             os.dup2(output, 2)
             os.close(output)
             os.environ.update(environment)
+
+            if self._late and (failure := _preload(self._late)):
+                raise ImportError(failure)
 
             from kindler.engine.worker import run_child
 

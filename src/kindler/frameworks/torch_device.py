@@ -15,16 +15,17 @@ __all__ = ["arrays", "preload", "resolve_device", "tensors"]
 
 
 def preload() -> None:
-    """Import what the first model and optimizer of a process would; no thread is started, so it can fork."""
+    """Import what the first model and optimizer of a process would; the process can be forked afterwards.
+
+    Nothing is computed here. Even a step of an optimizer on CPU tensors asks CUDA for its devices, and CUDA
+    does not work in the forks of a process that has asked.
+    """
+    import torch._dynamo
     import torch.distributed
 
     # Adam's moments of units that have died decay into denormal numbers, which CPUs compute ten times
     # slower; forks inherit this. It is set in our own processes alone.
     torch.set_flush_denormal(True)
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.Adam([parameter], fused=True)
-    parameter.grad = torch.zeros(1)
-    optimizer.step()
 
 
 def resolve_device(device: str, local_rank: int = 0) -> torch.device:

@@ -8,6 +8,8 @@ import json
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from kindler.errors import ConfigError, MissingExtraError
 
 __all__ = [
     "BACKENDS",
+    "DEVICE_VARIABLE",
     "backend_of",
     "environment",
     "flavour_of",
@@ -25,8 +28,10 @@ __all__ = [
     "require",
     "seed_everything",
     "settle",
+    "without_devices",
 ]
 
+DEVICE_VARIABLE = "KERAS_TORCH_DEVICE"  # where Keras on PyTorch computes, if it is set
 BACKENDS = ("tensorflow", "jax", "torch")
 
 _PACKAGES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch", "keras": "keras"}
@@ -107,6 +112,21 @@ def load(backend: str) -> Any:
             " one.\nHint: start a new session for it."
         )
     return importlib.import_module("keras")
+
+
+@contextmanager
+def without_devices() -> Iterator[None]:
+    """Keep Keras on PyTorch from asking for a GPU while it is imported; `settle` chooses its device later.
+
+    CUDA does not work in the forks of a process that has asked. The other backends ask on their first use.
+    """
+    before = os.environ.get(DEVICE_VARIABLE)
+    os.environ[DEVICE_VARIABLE] = before or "cpu"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[DEVICE_VARIABLE]
 
 
 def settle(backend: str, *, device: str, local_rank: int, threads: int | None) -> None:

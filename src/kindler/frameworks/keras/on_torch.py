@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +11,8 @@ import numpy as np
 import torch
 
 from kindler.frameworks.keras.exchange import Means, Rows, replaced
+from kindler.frameworks.keras.library import DEVICE_VARIABLE
+from kindler.frameworks.torch_device import resolve_device
 
 __all__ = ["idle_step", "randomness", "reseed", "restore_randomness", "settle", "share_gradients", "weigh"]
 
@@ -16,11 +20,31 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
-    """Threads and the one GPU of this rank."""
+    """Threads and the one device of this rank.
+
+    Raises:
+        ConfigError: A GPU was asked for and is not there.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
-    if device != "cpu" and torch.cuda.is_available():
-        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    chosen = _device(device, local_rank)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    # Keras chooses once, when it is imported, which here is before the process was forked.
+    core: Any = importlib.import_module("keras.src.backend.torch.core")
+    core.DEFAULT_DEVICE = "cuda" if chosen.type == "cuda" else str(chosen)
+
+
+def _device(device: str, local_rank: int) -> torch.device:
+    """What was asked for; "auto" is what Keras itself would choose, with one GPU a rank."""
+    if device == "auto" and DEVICE_VARIABLE in os.environ:
+        device = os.environ[DEVICE_VARIABLE]
+    if device == "auto" and torch.backends.mps.is_available():
+        device = "mps"
+    chosen = resolve_device(device, local_rank)
+    if device == "auto" and chosen.type == "cpu" and torch.xpu.is_available():
+        chosen = torch.device("xpu")
+    return chosen
 
 
 def reseed(seed: int) -> None:

@@ -29,8 +29,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def preload() -> None:
-    """Import what is slow to import: Keras and its backend."""
-    import keras  # noqa: F401 - the environment says on which backend
+    """Import what is slow to import: Keras and its backend; the process can be forked afterwards."""
+    with library.without_devices():
+        import keras  # noqa: F401 - the environment says on which backend
 
 
 class KerasReplica:

@@ -1,0 +1,226 @@
+"""Training on a real GPU, with the local engine. Skipped where there is none.
+
+Needs nothing but torch (Keras where it is installed) and what Kindler itself needs. By hand:
+`PYTHONPATH=src python -m pytest tests/gpu`, or without pytest: `PYTHONPATH=src python tests/gpu/test_gpu.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+try:
+    import pytest
+except ModuleNotFoundError:  # run as a program, below
+    pytest = None  # type: ignore[assignment]
+
+ROOT = Path(__file__).parents[2]
+X = np.random.default_rng(0).normal(size=(256, 4)).astype("float32")
+Y = (X @ np.array([1.0, -2.0, 0.5, 3.0], "float32")).reshape(-1, 1)
+
+
+def _has_cuda() -> bool:
+    # Asked in another process: what this one asks, it must not have asked before the first fit.
+    code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+if pytest is not None:
+    pytestmark = [pytest.mark.torch, pytest.mark.skipif(not _has_cuda(), reason="there is no CUDA device")]
+
+
+def estimator(**options: Any) -> Any:
+    import torch
+    from torch import nn
+
+    from kindler import Estimator
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    return Estimator.from_torch(
+        model=model, optimizer=torch.optim.Adam, loss=nn.MSELoss(), **{"workers": 1, **options}
+    )
+
+
+def trained(**options: Any) -> tuple[Any, list[np.ndarray]]:
+    est = estimator(**options)
+    est.fit((X, Y), epochs=2, batch_size=32, verbose=0)
+    return est, [value.cpu().numpy() for value in est.get_model().state_dict().values()]
+
+
+def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_auto_takes_the_gpu_and_ends_with_the_weights_of_the_cpu() -> None:
+    _, expected = trained(device="cpu")
+    for device in ("auto", "cuda", "cuda:0"):
+        _, found = trained(device=device)
+        _assert_close(found, expected)
+
+
+def test_a_second_fit_in_the_same_process_finds_the_gpu_too() -> None:
+    est, _ = trained(device="cuda")
+    est.fit((X, Y), epochs=1, batch_size=32, verbose=0)
+
+
+def test_workers_compute_on_the_gpu() -> None:
+    import torch
+
+    from kindler import Callback
+
+    class Look(Callback):
+        def on_step_end(self, run: Any) -> None:
+            if run.step == 1 and not torch.cuda.memory_allocated():
+                raise RuntimeError("nothing is on the GPU")
+
+    estimator(device="auto").fit((X, Y), epochs=1, batch_size=32, callbacks=[Look()], verbose=0)
+
+
+def test_two_workers_share_one_gpu_and_end_with_the_weights_of_two_on_the_cpu() -> None:
+    _, expected = trained(device="cpu", workers=2)
+    _, found = trained(device="cuda", workers=2)
+    _assert_close(found, expected)
+
+
+def test_evaluate_and_predict_use_the_gpu_after_it_was_trained_there() -> None:
+    est, _ = trained(device="cuda")
+    figures = est.evaluate((X, Y), batch_size=32, verbose=0)
+    predicted = np.asarray(est.predict(X, batch_size=32)).reshape(-1, 1)
+    np.testing.assert_allclose(figures["loss"], np.mean((predicted - Y) ** 2), rtol=1e-3)
+
+
+def test_a_driver_that_has_used_the_gpu_can_train_on_it() -> None:
+    import torch
+
+    torch.zeros(1, device="cuda")
+    trained(device="cuda")
+
+
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    from kindler.errors import ConfigError
+
+    try:
+        trained(device="cuda:77")
+    except ConfigError as error:
+        assert "'cuda:77' was asked for" in str(error)  # noqa: PT017 - this file also runs without pytest
+    else:
+        raise AssertionError("it trained")
+
+
+def test_a_warm_process_of_torch_has_opened_no_device() -> None:
+    _preloaded_without_device("kindler.frameworks.torch:preload", {})
+
+
+def test_keras_on_torch_trains_on_the_gpu_and_its_warm_process_has_opened_none() -> None:
+    _need("keras")
+    _preloaded_without_device("kindler.frameworks.keras.replica:preload", {"KERAS_BACKEND": "torch"})
+    code = """
+        import os
+        os.environ["KERAS_BACKEND"] = "torch"
+        import keras, numpy as np
+        import kindler
+
+        class Look(keras.callbacks.Callback):
+            def __init__(self, wanted):
+                super().__init__()
+                self.wanted = wanted
+
+            def on_train_batch_end(self, batch, logs=None):
+                devices = {variable.value.device.type for variable in self.model.trainable_variables}
+                if devices != {self.wanted}:
+                    raise RuntimeError(f"weights are on {devices}")
+
+        def create(config):
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+            model.compile(optimizer="adam", loss="mse")
+            return model
+
+        x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+        y = x.sum(1, keepdims=True)
+        losses = {}
+        for device, workers in (("cpu", 1), ("auto", 1), ("cpu", 2), ("cuda", 2)):
+            wanted = "cpu" if device == "cpu" else "cuda"
+            est = kindler.Estimator.from_keras(
+                model_creator=create, keras_backend="torch", device=device, workers=workers
+            )
+            history = est.fit((x, y), epochs=2, batch_size=16, callbacks=[Look(wanted)], verbose=0)
+            losses[device, workers] = history["loss"]
+            est.evaluate((x, y), batch_size=16, verbose=0)
+            assert len(est.predict(x, batch_size=16)) == 64
+        for (device, workers), found in losses.items():
+            np.testing.assert_allclose(found, losses["cpu", workers], rtol=1e-3)
+    """
+    _run(textwrap.dedent(code), {})
+
+
+def _preloaded_without_device(preload: str, environment: dict[str, str]) -> None:
+    """The preload leaves CUDA alone: a fork of the process that ran it can use the GPU."""
+    code = f"""
+        import os
+        from kindler.engine import _nursery_main
+        assert _nursery_main._preload([{preload!r}]) is None
+        assert not _nursery_main.holds_accelerator()
+        if os.fork() == 0:
+            import torch
+            torch.zeros(1, device="cuda").item()
+            os._exit(0)
+        assert os.wait()[1] == 0
+    """
+    _run(textwrap.dedent(code), environment)
+
+
+def _run(code: str, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class _Skipped(Exception):
+    pass
+
+
+def _need(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        if pytest is not None:
+            pytest.skip(f"{package} is not installed")
+        raise _Skipped(f"{package} is not installed")
+
+
+def main() -> int:
+    """Run every test of this file, without pytest; the number that failed."""
+    tests: dict[str, Callable[[], None]] = {n: f for n, f in globals().items() if n.startswith("test_")}
+    failed = 0
+    for name, test in tests.items():
+        try:
+            test()
+            said = "passed"
+        except _Skipped as why:
+            said = f"skipped: {why}"
+        except BaseException:  # noqa: BLE001 - the next one runs all the same
+            failed, said = failed + 1, f"FAILED\n{traceback.format_exc()}"
+        sys.stdout.write(f"{name}: {said}\n")
+    return failed
+
+
+if __name__ == "__main__":
+    pytest = None  # type: ignore[assignment]
+    sys.exit(main() if _has_cuda() else "there is no CUDA device")
