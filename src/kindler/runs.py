@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
@@ -26,6 +24,7 @@ from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, KindlerError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inputs import Ingest, choose_engine, prepare, session_for
+from kindler.temporary import Folder
 from kindler.train.checkpoint import Header
 from kindler.train.checkpoints import Checkpoints, Found
 from kindler.train.failure import Raise, decide, explained
@@ -132,7 +131,7 @@ def run(plan: Plan) -> Results:
     """One run, from what the user handed in to what rank 0 returned; it goes on after a lost worker."""
     on_spark = choose_engine(plan.engine, plan.data, plan.validation) == "spark"
     spark = session_for(plan.data, plan.validation) if on_spark else None
-    with tempfile.TemporaryDirectory(prefix="kindler-driver-") as folder:
+    with Folder("kindler-driver-") as folder:
         feeds: list[Feed] = []
         sources: list[Any] = []
         for name, item in (("data", plan.data), ("validation", plan.validation)):
@@ -147,7 +146,7 @@ def run(plan: Plan) -> Results:
                     options=plan.options,
                     spark=spark,
                     ingest=plan.ingest,
-                    scratch=Path(folder),
+                    scratch=folder,
                 )
                 sources.append(source)
                 feeds += [feed] if feed is not None else []
@@ -169,7 +168,7 @@ def run(plan: Plan) -> Results:
             def launch(checkpoints: Sequence[bytes]) -> list[Outcome]:
                 nonlocal workers
                 workers = _workers(plan, spark, before=workers)
-                return _launch(plan, (*buffers, *checkpoints), spark, feeds, hear, folder, workers)
+                return _launch(plan, (*buffers, *checkpoints), spark, feeds, hear, workers)
 
             outcomes = _Attempts(plan, task, launch, progress.note).run()
     told = json.loads(outcomes[0].buffers[0])
@@ -295,13 +294,12 @@ def _launch(
     spark: SparkSession | None,
     feeds: Sequence[Feed],
     listener: Callable[[Event], None],
-    folder: str,
     workers: int,
 ) -> list[Outcome]:
     target = plan.model.entry
     if spark is None:
         job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers)
-        return local.run(replace(job, debris=(folder,)), listener=listener)
+        return local.run(job, listener=listener)
     from kindler.spark import engine
     from kindler.spark.slots import task_threads
 

@@ -31,6 +31,7 @@ from kindler.inference.outputs import arrow_type, like, refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
 from kindler.inference.shards import ShardScorer
 from kindler.inputs import Ingest, choose_engine, is_frame, is_path
+from kindler.temporary import Folder
 from kindler.train.progress import Progress
 from kindler.xshards import XShards, feeding
 
@@ -238,8 +239,8 @@ def _sample(row: pa.Table, columns: Columns) -> list[Any]:
 
 def _in_memory(data: Any, request: Request) -> Any:
     rows = datasets.table(data) if datasets.is_dataset(data) else data
-    with tempfile.TemporaryDirectory(prefix="kindler-driver-") as folder:
-        source = arrow_source(rows, request.options, scratch=Path(folder))
+    with Folder("kindler-driver-") as folder:
+        source = arrow_source(rows, request.options, scratch=folder)
         spool = Spool.open(source.folder)
         columns = source.columns
         arrays = [spool.arrays[column.name] for column in columns.features]

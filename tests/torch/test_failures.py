@@ -191,6 +191,12 @@ PROGRAM = """
 """
 
 
+def left_in(temporary: Path) -> list[Path]:
+    """Files besides the empty ones that processes of this user find each other by."""
+    found = [p for p in temporary.rglob("*") if "owner-" not in str(p)]
+    return [p for p in found if p.is_file() and p.stat().st_size]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupting_or_killing_the_driver_leaves_no_process_and_no_file(
     tmp_path: Path, number: signal.Signals
@@ -214,8 +220,7 @@ def test_interrupting_or_killing_the_driver_leaves_no_process_and_no_file(
 
     assert ("interrupted" in out) == (number is signal.SIGINT)
     assert not eventually_none(lambda: [p for p in mine if p.is_running()])
-    left = [p for p in temporary.rglob("*") if p.is_file() and "owner-" not in str(p)]
-    assert not eventually_none(lambda: [p for p in left if p.exists()])
+    assert not eventually_none(lambda: left_in(temporary))
 
 
 def test_warm_processes_end_when_asked_and_after_their_idle_time() -> None:
