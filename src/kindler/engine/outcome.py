@@ -57,12 +57,12 @@ def failure(outcomes: Iterable[Outcome]) -> KindlerError | None:
 
 
 def _timed_out(bad: Sequence[Outcome]) -> SyncTimeoutError | None:
-    """What the ranks that lost patience say together: one that waited itself is not the one that is missing."""
+    """What the ranks that lost patience say together: one that waited itself is not one that is missing."""
     waited = [o for o in bad if o.fields["types"][0] == _SYNC_TIMEOUT]
     if not waited:
         return None
     own = waited[0].fields["own"]
-    named = set[int].intersection(*(set(o.fields["own"]["missing"]) for o in waited))
+    named = set.intersection(*(set(o.fields["own"]["missing"]) for o in waited))
     missing = sorted(named - {o.rank for o in waited}) or own["missing"]
     return SyncTimeoutError(op=own["op"], missing=missing, size=own["size"], waited_s=own["waited_s"])
 

@@ -88,6 +88,7 @@ class Supervisor:
         self._base = base
         self._host = socket.gethostname()
         self._aborted = threading.Event()
+        self._frozen = False
         self._welcome = threading.Event()
         self._hosts: list[str] = []
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -246,6 +247,8 @@ class Supervisor:
     def _gone(self, child: nursery.Child) -> Outcome:
         """The process closed its end without a result: find out how it ended."""
         code, by_itself = child.wait(self._job.settings.stop_timeout_s)
+        if self._frozen:  # the others gave up because of it
+            return self._lost("its process was stopped, or had ended, when the run was given up", code)
         if not by_itself and self._aborted.is_set():
             return self._ended("aborted")
         return self._lost(_why(code), code)
@@ -280,9 +283,11 @@ class Supervisor:
                     break
         except ChannelClosed:
             pass
-        self._aborted.set()
         if self._child is not None:
+            self._frozen = not can_run(self._child.pid)
+            self._aborted.set()
             self._child.kill()
+        self._aborted.set()
 
     def _beat(self) -> None:
         try:

@@ -19,6 +19,7 @@ import pytest
 from kindler.engine import nursery
 from kindler.engine.nursery import Recipe, start_child
 from kindler.temporary import private_folder
+from tests.conftest import eventually_none
 
 NOBODY = 65534
 
@@ -244,6 +245,32 @@ def test_giving_up_while_a_warm_process_imports_ends_it_at_once(tmp_path: Path) 
 
     assert isinstance(failed[0], nursery.NotWanted)
     assert warm.wait(30) == -9
+
+
+def test_a_driver_that_is_killed_while_its_workers_start_leaves_no_folder(tmp_path: Path) -> None:
+    tmp = tmp_path / "tmp"
+    tmp.mkdir()
+    (tmp_path / "slow.py").write_text(
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "owner = os.getppid()\n"
+        "os.kill(owner, signal.SIGKILL)\n"
+        "while Path(f'/proc/{owner}/stat').exists() and ' Z ' not in Path(f'/proc/{owner}/stat').read_text():\n"
+        "    pass\n"
+    )
+    program = f"""
+import os, sys
+sys.path.insert(0, {str(tmp_path)!r})
+from kindler.engine.nursery import Recipe, start_child
+from kindler.temporary import Folder
+folder = Folder("kindler-scratch-")
+(folder.path / "rows").write_text("rows")
+start_child(Recipe(preload=("slow",)), owner=os.getpid(), timeout_s=60)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(tmp)}, timeout=60)
+
+    assert killed.returncode == -9
+    assert not eventually_none(lambda: list(tmp.glob("kindler-scratch-*")))
 
 
 def test_a_warm_process_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
