@@ -41,6 +41,8 @@ __all__ = ["Engine", "Model", "Plan", "Results", "job_of", "run"]
 
 Engine = Literal["auto", "local", "spark"]
 
+_LOOK_S = 0.2
+_CHECKPOINT_WAIT_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -163,14 +165,15 @@ def run(plan: Plan) -> Results:
         )
         buffers = (cloudpickle.dumps(task), plan.model.pack(plan.model.spec), plan.state)
         with Progress(verbose=plan.verbose, what=plan.what) as progress:
-            hear, workers = _listener(progress, plan.hear), 0
+            crew = _Crew(plan, spark, _teller(plan, progress))
+            returns = _Returns(crew, task)
+            hear = _listener(progress, plan.hear, returns.heard)
 
             def launch(checkpoints: Sequence[bytes]) -> list[Outcome]:
-                nonlocal workers
-                workers = _workers(plan, spark, before=workers)
-                return _launch(plan, (*buffers, *checkpoints), spark, feeds, hear, workers)
+                crew.gather()
+                return _launch(plan, (*buffers, *checkpoints), spark, feeds, hear, crew.size)
 
-            outcomes = _Attempts(plan, task, launch, progress.note).run()
+            outcomes = _Attempts(plan, task, launch, crew.say).run()
     told = json.loads(outcomes[0].buffers[0])
     return Results(told["rows"], told["layout"], outcomes[0].buffers[1])
 
@@ -235,13 +238,20 @@ class _Attempts:
         while True:
             try:
                 return self._launch([checkpoint.data for checkpoint in found])
+            except _ExecutorsAreBack as back:
+                wait_s = 0.0
+                found = self._found(earlier)
+                self._say(f"{back} It goes on from {found[0].path}.")
             except KindlerError as error:
                 wait_s = self._wait_or_raise(error)
-                # Of this run only: another one's may lie in the same folder.
-                mine = self._folder.to_go_on_from(self._is_mine) if self._folder is not None else []
-                found = [*mine, *earlier]
+                found = self._found(earlier)
                 self._tell(error, found)
             time.sleep(wait_s)
+
+    def _found(self, earlier: Sequence[Found]) -> list[Found]:
+        # Of this run only: another one's may lie in the same folder.
+        mine = self._folder.to_go_on_from(self._is_mine) if self._folder is not None else []
+        return [*mine, *earlier]
 
     def _earlier(self) -> list[Found]:
         """What an earlier run has left to go on from, where that is wanted."""
@@ -272,20 +282,90 @@ class _Attempts:
         what = str(error).partition("\n")[0]
         place = found[0].path if found else "the beginning, for there is no checkpoint yet"
         limit = self._plan.settings.max_failures
-        told = f"{what} The run goes on from {place} (failure {self._failures} of at most {limit})."
-        _log.log(logging.INFO if self._plan.verbose else logging.WARNING, told)
-        self._say(told)
+        self._say(f"{what} The run goes on from {place} (failure {self._failures} of at most {limit}).")
 
 
-def _workers(plan: Plan, spark: SparkSession | None, *, before: int) -> int:
-    """How many workers to start; `before` is how many there were, where some were lost."""
-    if spark is None:
-        return plan.workers or local.slots()
-    from kindler.spark.slots import remaining_workers, resolve_workers
+class _Crew:
+    """How many workers an attempt has: as many as the first one, unless executors were lost for good.
 
-    if before:
-        return remaining_workers(spark, before, plan.settings)
-    return resolve_workers(spark, plan.workers, plan.settings)
+    Attributes:
+        full: How many the first attempt had.
+        size: How many this one has.
+        say: Tells whoever watches.
+    """
+
+    def __init__(self, plan: Plan, spark: SparkSession | None, say: Callable[[str], None]) -> None:
+        self._plan, self._spark, self.say = plan, spark, say
+        self.full = self.size = 0
+
+    def gather(self) -> None:
+        """Decide how many workers to start now; waits for executors."""
+        plan, spark = self._plan, self._spark
+        if spark is None:
+            self.full = self.size = plan.workers or local.slots()
+            return
+        from kindler.spark.slots import remaining_workers, resolve_workers
+
+        if self.full:
+            self.size = remaining_workers(spark, self.full, plan.settings, self.say)
+        else:
+            self.full = self.size = resolve_workers(spark, plan.workers, plan.settings)
+
+    @property
+    def could_be_full(self) -> bool:
+        """Whether workers are missing and there is room for them again."""
+        if self._spark is None or self.size == self.full:
+            return False
+        from kindler.spark.slots import slots
+
+        return slots(self._spark) >= self.full
+
+
+class _ExecutorsAreBack(Exception):
+    """A run with fewer workers than at first ends here, to go on with all of them."""
+
+
+class _Returns:
+    """Notices at the end of an epoch that a run which has lost workers can have all of them again."""
+
+    def __init__(self, crew: _Crew, task: Task) -> None:
+        self._crew, self._task = crew, task
+        self._folder = None if task.model_dir is None else Checkpoints(task.model_dir)
+
+    def heard(self, fields: Mapping[str, Any]) -> None:
+        """A worker reported something.
+
+        Raises:
+            _ExecutorsAreBack: The epoch is over and kept, and there is room for all workers.
+        """
+        if fields["name"] != "epoch" or self._folder is None or not self._crew.could_be_full:
+            return
+        epoch, crew = fields["row"]["epoch"], self._crew
+        deadline = time.monotonic() + _CHECKPOINT_WAIT_S
+
+        def is_kept(header: Header) -> bool:
+            return header.run == self._task.run_id and header.ends_epoch and header.epoch >= epoch
+
+        # It is written in the background. What has no checkpoint would have to be trained again.
+        while (kept := self._folder.header(is_kept)) is None:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_LOOK_S)
+        if kept.stopped or kept.epoch >= kept.first_epoch + self._task.epochs:
+            return  # there is nothing left to do for them
+        raise _ExecutorsAreBack(
+            f"the lost executors are back: the run goes on with {crew.full} instead of {crew.size} workers."
+        )
+
+
+def _teller(plan: Plan, progress: Progress) -> Callable[[str], None]:
+    """Tells whoever watches what becomes of the run."""
+
+    def say(line: str) -> None:
+        _log.log(logging.INFO if plan.verbose else logging.WARNING, line)
+        progress.note(line)
+
+    return say
 
 
 def _launch(
@@ -308,12 +388,15 @@ def _launch(
     return engine.run(job, spark=spark, feeds=feeds, listener=listener)
 
 
-def _listener(progress: Progress, also: Callable[[Mapping[str, Any]], None]) -> Callable[[Event], None]:
+def _listener(
+    progress: Progress, *also: Callable[[Mapping[str, Any]], None]
+) -> Callable[[Event], None]:
     def hear(event: Event) -> None:
         if event.kind == "log":
             progress.log(event.rank, event.fields["line"])
         else:
             progress.report(event.fields)
-            also(event.fields)
+            for listener in also:
+                listener(event.fields)
 
     return hear

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -15,7 +16,6 @@ from kindler.spark.session import is_connect
 __all__ = ["remaining_workers", "resolve_workers", "slots", "task_threads"]
 
 _LOOK_AGAIN_S = 0.25
-_COME_BACK_S = 30.0
 
 
 def slots(spark: SparkSession) -> int:
@@ -45,22 +45,41 @@ def resolve_workers(spark: SparkSession, workers: int | None, settings: RunSetti
     return workers or free
 
 
-def remaining_workers(spark: SparkSession, before: int, settings: RunSettings) -> int:
-    """The number of workers to go on with after a loss: as many as before, if executors come back soon.
+def remaining_workers(
+    spark: SparkSession, wanted: int, settings: RunSettings, say: Callable[[str], None]
+) -> int:
+    """The number of workers to go on with after a loss: as many as wanted, if executors come back in time.
+
+    Args:
+        spark: The session.
+        wanted: How many there were at first.
+        settings: How long to wait.
+        say: Told that it waits, and with how many workers the run goes on if it was in vain.
 
     Raises:
         StartTimeoutError: No executor is left, and none came.
     """
     began = time.monotonic()
-    patience = min(_COME_BACK_S, settings.start_timeout_s)
-    while (free := slots(spark)) < before:
+    longest = max(settings.executor_wait_s, settings.start_timeout_s)
+    told = False
+    while (free := slots(spark)) < wanted:
         waited = time.monotonic() - began
-        if free and waited > patience:
+        if not told:
+            say(
+                f"{free} of {wanted} slots are left; waiting up to {settings.executor_wait_s:g} s for the lost"
+                " executor to be replaced (RunSettings(executor_wait_s=...))."
+            )
+            told = True
+        if free and waited > settings.executor_wait_s:
+            say(
+                f"no replacement came in {settings.executor_wait_s:g} s: the run goes on with {free} instead"
+                f" of {wanted} workers, and with all of them from the end of an epoch on once it is back."
+            )
             return free
-        if waited > settings.start_timeout_s:
-            raise StartTimeoutError(f"no executor came back in {settings.start_timeout_s:g} s after a loss.")
+        if waited > longest:
+            raise StartTimeoutError(f"no executor came back in {longest:g} s after a loss.")
         time.sleep(_LOOK_AGAIN_S)
-    return before
+    return wanted
 
 
 def task_threads(spark: SparkSession, workers: int) -> int:
