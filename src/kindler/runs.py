@@ -194,7 +194,7 @@ def job_of(
     target: str,
     buffers: tuple[bytes, ...],
     workers: int,
-    threads: int | None = None,
+    cores: int | None = None,
 ) -> Job:
     """A gang of `workers` that call `target`."""
     return Job(
@@ -206,7 +206,8 @@ def job_of(
         preload=model.preload,
         environment=model.environment,
         settings=settings,
-        threads=settings.threads or threads,
+        threads=settings.threads,
+        cores=cores,
     )
 
 
@@ -381,16 +382,14 @@ def _launch(
         job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers)
         return local.run(job, listener=listener)
     from kindler.spark import engine
-    from kindler.spark.slots import task_threads
+    from kindler.spark.slots import cores_per_host
 
-    threads = task_threads(spark, workers)
-    job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers, threads=threads)
+    cores = cores_per_host(spark)
+    job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers, cores=cores)
     return engine.run(job, spark=spark, feeds=feeds, listener=listener)
 
 
-def _listener(
-    progress: Progress, *also: Callable[[Mapping[str, Any]], None]
-) -> Callable[[Event], None]:
+def _listener(progress: Progress, *also: Callable[[Mapping[str, Any]], None]) -> Callable[[Event], None]:
     def hear(event: Event) -> None:
         if event.kind == "log":
             progress.log(event.rank, event.fields["line"])

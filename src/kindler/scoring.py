@@ -23,6 +23,7 @@ from kindler.data.shards.codec import pack
 from kindler.data.shards.reading import values
 from kindler.data.sources import arrow_source, parquet_source
 from kindler.data.spool import Spool
+from kindler.engine.cores import usable_cores
 from kindler.engine.gang import Listener
 from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, DataError
@@ -133,7 +134,7 @@ def predict_shards(shards: XShards, request: Request, *, job: Job, verbose: int)
     threads = 1
     if shards.home == "local":
         workers = min(job.size, shards.num_partitions())
-        threads = job.threads or max(1, (os.cpu_count() or 1) // workers)
+        threads = job.threads or max(1, usable_cores() // workers)
     scorer = ShardScorer(
         predictor=request.predictor(chosen.columns, threads=threads),
         schema=chosen.schema,

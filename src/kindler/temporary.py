@@ -25,7 +25,7 @@ _NAMES = 10
 
 
 def private_folder(parent: Path | None = None) -> Path:
-    """The one folder in `parent` (default: the system's for temporary files) that all of this user's processes share.
+    """The folder that all processes of this user share, in `parent` or else among the temporary files.
 
     Raises:
         ConfigError: All of its possible names are taken by somebody else.
@@ -37,7 +37,7 @@ def private_folder(parent: Path | None = None) -> Path:
         if _is_mine(path):
             return path
     raise ConfigError(
-        f"{parent / name} and its {_NAMES - 1} substitutes belong to somebody else, or others can write there.\n"
+        f"{parent / name} and {_NAMES - 1} substitutes belong to somebody else or are open to others.\n"
         "Hint: remove them, or set TMPDIR to a folder of your own."
     )
 

@@ -73,7 +73,9 @@ def test_a_run_that_went_on_with_fewer_has_all_workers_again_once_executors_are_
 
     assert grown["attempts"] == [2, 1, 2]
     assert grown["rows"] == [ROWS] * 3
-    assert "the lost executors are back: the run goes on with 2 instead of 1 workers." in " ".join(grown["said"])
+    assert "the lost executors are back: the run goes on with 2 instead of 1 workers." in " ".join(
+        grown["said"]
+    )
     sizes = {epoch: {n["size"] for n in grown["noted"] if n["epoch"] == epoch} for epoch in (1, 3)}
     assert sizes[1] == {2}
     assert 2 in sizes[3], "the last epoch was made by all of them"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -17,7 +16,9 @@ pytestmark = pytest.mark.torch
 
 
 def test_preloading_torch_imports_the_compiler_and_asks_cuda_for_nothing() -> None:
-    asked = preload_watched("torch", ["kindler.frameworks.torch:preload", "torchmetrics"], then="torch._dynamo")
+    asked = preload_watched(
+        "torch", ["kindler.frameworks.torch:preload", "torchmetrics"], then="torch._dynamo"
+    )
 
     assert asked == {"calls": [], "then": True}
 
@@ -72,5 +73,3 @@ def test_what_opens_a_device_when_imported_is_imported_in_each_fork_instead(tmp_
     pids = (tmp_path / "pids").read_text().split()
     assert pids[0] == warm, "it was imported, and found to open the device"
     assert sorted(pids[1:]) == sorted(children.strip("[]").split(", ")), "then once in each fork"
-
-

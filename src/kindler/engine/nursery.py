@@ -56,8 +56,10 @@ _READ_EARLY = (
 )
 # Of those, what libraries set themselves when they are imported, in this process at any time.
 _SET_BY_LIBRARIES = frozenset(
-    ("KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR", "TPU_ML_PLATFORM")
-    + ("TPU_ML_PLATFORM_VERSION", "TF2_BEHAVIOR")
+    (
+        *("KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"),
+        *("TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION"),
+    )
 )
 
 

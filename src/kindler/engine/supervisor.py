@@ -51,6 +51,7 @@ class Job:
         worker_environment: Variables of the workers alone.
         settings: Time limits.
         threads: Compute threads of each worker; None shares the machine's cores among its workers.
+        cores: How many of a machine's cores the run may use; None is all that processes may use there.
         cwd: The driver's folder, for user modules that are found relative to it.
         sys_path: The driver's module search path.
     """
@@ -65,6 +66,7 @@ class Job:
     worker_environment: Mapping[str, str] = field(default_factory=dict)
     settings: RunSettings = field(default_factory=RunSettings)
     threads: int | None = None
+    cores: int | None = None
     cwd: str = field(default_factory=os.getcwd)
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
 
@@ -207,6 +209,7 @@ class Supervisor:
                 run_id=job.run_id,
                 secret=job.secret.hex(),
                 threads=job.threads,
+                cores=job.cores,
                 heartbeat_s=beat_interval(settings.heartbeat_s, settings.stall_timeout_s),
                 sync_timeout_s=settings.sync_timeout_s,
                 sys_path=job.sys_path,

@@ -26,7 +26,7 @@ import kindler
 from kindler.spark.slots import slots
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from cluster import worker  # noqa: E402 - a neighbour, as tests find it
+from cluster import worker
 
 ROWS, BATCH, EPOCHS, STEPS, FALL, KEPT = 50, 8, 3, 7, 12, 9
 

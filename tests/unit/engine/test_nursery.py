@@ -255,7 +255,8 @@ def test_a_driver_that_is_killed_while_its_workers_start_leaves_no_folder(tmp_pa
         "from pathlib import Path\n"
         "owner = os.getppid()\n"
         "os.kill(owner, signal.SIGKILL)\n"
-        "while Path(f'/proc/{owner}/stat').exists() and ' Z ' not in Path(f'/proc/{owner}/stat').read_text():\n"
+        "status = Path(f'/proc/{owner}/stat')\n"
+        "while status.exists() and ' Z ' not in status.read_text():\n"
         "    pass\n"
     )
     program = f"""
@@ -267,7 +268,9 @@ folder = Folder("kindler-scratch-")
 (folder.path / "rows").write_text("rows")
 start_child(Recipe(preload=("slow",)), owner=os.getpid(), timeout_s=60)
 """
-    killed = subprocess.run([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(tmp)}, timeout=60)
+    killed = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(tmp)}, timeout=60
+    )
 
     assert killed.returncode == -9
     assert not eventually_none(lambda: list(tmp.glob("kindler-scratch-*")))

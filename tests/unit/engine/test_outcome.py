@@ -43,9 +43,7 @@ def _impatient(rank: int, missing: list[int]) -> Outcome:
     return Outcome(rank, "error", {**describe(error), "host": "h"})
 
 
-def test_a_wait_that_ended_in_vain_reaches_the_user_as_itself_with_the_ranks_that_none_of_those_who_waited() -> (
-    None
-):
+def test_a_wait_in_vain_reaches_the_user_as_itself_with_the_ranks_that_did_not_wait() -> None:
     error = failure([_impatient(0, [1, 2, 3]), _impatient(1, [0, 2, 3]), Outcome(2, "aborted")])
 
     assert isinstance(error, SyncTimeoutError)
