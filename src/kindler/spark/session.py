@@ -243,11 +243,10 @@ def _start(wanted: Mapping[str, str]) -> _Started:
 @contextlib.contextmanager
 def _noting_processes(launched: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Note the JVM as it is launched: pyspark remembers it only once it has answered."""
-    from pyspark import java_gateway
-
+    java_gateway: Any = importlib.import_module("pyspark.java_gateway")
     launch = java_gateway.Popen
 
-    def noted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+    def noted(*args: Any, **options: Any) -> Any:
         launched.append(launch(*args, **options))
         return launched[-1]
 
