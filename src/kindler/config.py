@@ -24,6 +24,8 @@ class RunSettings:
         stop_timeout_s: Seconds for workers to go away once they were told to.
         max_failures: How often a run that lost a worker starts again from its last checkpoint.
         retry_backoff_s: Seconds before it does so for the first time; twice as long each time, 30 at most.
+        executor_wait_s: Seconds to wait for the replacement of an executor that was lost; after that the run
+            goes on with fewer workers, until it is back.
         idle_s: Seconds that warm processes wait for the next run; 0 keeps none.
         threads: Compute threads per worker; None shares a machine's cores among its workers.
         shared_memory: Whether workers of one machine exchange through shared memory.
@@ -43,6 +45,7 @@ class RunSettings:
     stop_timeout_s: float = 10.0
     max_failures: int = 3
     retry_backoff_s: float = 1.0
+    executor_wait_s: float = 300.0
     idle_s: float = 300.0
     threads: int | None = None
     shared_memory: bool = True

@@ -319,10 +319,14 @@ class SyncTimeoutError(SyncError, TimeoutError):
 
     Attributes:
         missing: The ranks that did not arrive.
+        op: The exchange.
+        size: How many ranks there are.
+        waited_s: How long the others waited.
     """
 
     def __init__(self, *, op: str, missing: Sequence[int], size: int, waited_s: float) -> None:
         self.missing = tuple(missing)
+        self.op, self.size, self.waited_s = op, size, waited_s
         super().__init__(
             f"{op} waited {waited_s:.0f} s for {len(self.missing)} of {size} workers:"
             f" {list(self.missing)} did not arrive.\n"

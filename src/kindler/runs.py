@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
@@ -27,6 +25,7 @@ from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, KindlerError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inputs import Ingest, choose_engine, prepare, session_for
+from kindler.temporary import Folder
 from kindler.train.checkpoint import Header
 from kindler.train.checkpoints import Checkpoints, Found
 from kindler.train.failure import Raise, decide, explained
@@ -43,6 +42,8 @@ __all__ = ["Engine", "Model", "Plan", "Results", "job_of", "run"]
 
 Engine = Literal["auto", "local", "spark"]
 
+_LOOK_S = 0.2
+_CHECKPOINT_WAIT_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -135,7 +136,7 @@ def run(plan: Plan) -> Results:
     """One run, from what the user handed in to what rank 0 returned; it goes on after a lost worker."""
     on_spark = choose_engine(plan.engine, plan.data, plan.validation) == "spark"
     spark = session_for(plan.data, plan.validation) if on_spark else None
-    with tempfile.TemporaryDirectory(prefix="kindler-driver-") as folder:
+    with Folder("kindler-driver-") as folder:
         feeds: list[Feed] = []
         sources: list[Any] = []
         for name, item in (("data", plan.data), ("validation", plan.validation)):
@@ -150,7 +151,7 @@ def run(plan: Plan) -> Results:
                     options=plan.options,
                     spark=spark,
                     ingest=plan.ingest,
-                    scratch=Path(folder),
+                    scratch=folder,
                 )
                 sources.append(source)
                 feeds += [feed] if feed is not None else []
@@ -167,19 +168,20 @@ def run(plan: Plan) -> Results:
         )
         spec = plan.model.pack(plan.model.spec)
         with Progress(verbose=plan.verbose, what=plan.what) as progress:
-            hear, workers = _listener(progress, plan.hear), 0
+            crew = _Crew(plan, spark, _teller(plan, progress))
+            returns = _Returns(crew, task)
+            hear = _listener(progress, plan.hear, returns.heard)
 
             def launch(checkpoints: Sequence[Found]) -> list[Outcome]:
-                nonlocal workers
-                workers = _workers(plan, spark, before=workers)
-                if workers > 1 and task.epochs:
+                crew.gather()
+                if crew.size > 1 and task.epochs:
                     _refuse_several(plan.model)
-                dealing = _dealing(workers, plan.seed, [found.header for found in checkpoints])
+                dealing = _dealing(crew.size, plan.seed, [found.header for found in checkpoints])
                 told = cloudpickle.dumps(replace(task, dealing=dealing))
                 buffers = (told, spec, plan.state, *(found.data for found in checkpoints))
-                return _launch(plan, buffers, spark, feeds, hear, folder, workers, dealing)
+                return _launch(plan, buffers, spark, feeds, hear, crew.size, dealing)
 
-            outcomes = _Attempts(plan, task, launch, progress.note).run()
+            outcomes = _Attempts(plan, task, launch, crew.say).run()
     told = json.loads(outcomes[0].buffers[0])
     return Results(told["rows"], told["layout"], outcomes[0].buffers[1])
 
@@ -200,7 +202,7 @@ def job_of(
     target: str,
     buffers: tuple[bytes, ...],
     workers: int,
-    threads: int | None = None,
+    cores: int | None = None,
 ) -> Job:
     """A gang of `workers` that call `target`."""
     return Job(
@@ -212,7 +214,8 @@ def job_of(
         preload=model.preload,
         environment=model.environment,
         settings=settings,
-        threads=settings.threads or threads,
+        threads=settings.threads,
+        cores=cores,
     )
 
 
@@ -244,13 +247,20 @@ class _Attempts:
         while True:
             try:
                 return self._launch(found)
+            except _ExecutorsAreBack as back:
+                wait_s = 0.0
+                found = self._found(earlier)
+                self._say(f"{back} It goes on from {found[0].path}.")
             except KindlerError as error:
                 wait_s = self._wait_or_raise(error)
-                # Of this run only: another one's may lie in the same folder.
-                mine = self._folder.to_go_on_from(self._is_mine) if self._folder is not None else []
-                found = [*mine, *earlier]
+                found = self._found(earlier)
                 self._tell(error, found)
             time.sleep(wait_s)
+
+    def _found(self, earlier: Sequence[Found]) -> list[Found]:
+        # Of this run only: another one's may lie in the same folder.
+        mine = self._folder.to_go_on_from(self._is_mine) if self._folder is not None else []
+        return [*mine, *earlier]
 
     def _earlier(self) -> list[Found]:
         """What an earlier run has left to go on from, where that is wanted."""
@@ -281,20 +291,90 @@ class _Attempts:
         what = str(error).partition("\n")[0]
         place = found[0].path if found else "the beginning, for there is no checkpoint yet"
         limit = self._plan.settings.max_failures
-        told = f"{what} The run goes on from {place} (failure {self._failures} of at most {limit})."
-        _log.log(logging.INFO if self._plan.verbose else logging.WARNING, told)
-        self._say(told)
+        self._say(f"{what} The run goes on from {place} (failure {self._failures} of at most {limit}).")
 
 
-def _workers(plan: Plan, spark: SparkSession | None, *, before: int) -> int:
-    """How many workers to start; `before` is how many there were, where some were lost."""
-    if spark is None:
-        return plan.workers or local.slots()
-    from kindler.spark.slots import remaining_workers, resolve_workers
+class _Crew:
+    """How many workers an attempt has: as many as the first one, unless executors were lost for good.
 
-    if before:
-        return remaining_workers(spark, before, plan.settings)
-    return resolve_workers(spark, plan.workers, plan.settings)
+    Attributes:
+        full: How many the first attempt had.
+        size: How many this one has.
+        say: Tells whoever watches.
+    """
+
+    def __init__(self, plan: Plan, spark: SparkSession | None, say: Callable[[str], None]) -> None:
+        self._plan, self._spark, self.say = plan, spark, say
+        self.full = self.size = 0
+
+    def gather(self) -> None:
+        """Decide how many workers to start now; waits for executors."""
+        plan, spark = self._plan, self._spark
+        if spark is None:
+            self.full = self.size = plan.workers or local.slots()
+            return
+        from kindler.spark.slots import remaining_workers, resolve_workers
+
+        if self.full:
+            self.size = remaining_workers(spark, self.full, plan.settings, self.say)
+        else:
+            self.full = self.size = resolve_workers(spark, plan.workers, plan.settings)
+
+    @property
+    def could_be_full(self) -> bool:
+        """Whether workers are missing and there is room for them again."""
+        if self._spark is None or self.size == self.full:
+            return False
+        from kindler.spark.slots import slots
+
+        return slots(self._spark) >= self.full
+
+
+class _ExecutorsAreBack(Exception):
+    """A run with fewer workers than at first ends here, to go on with all of them."""
+
+
+class _Returns:
+    """Notices at the end of an epoch that a run which has lost workers can have all of them again."""
+
+    def __init__(self, crew: _Crew, task: Task) -> None:
+        self._crew, self._task = crew, task
+        self._folder = None if task.model_dir is None else Checkpoints(task.model_dir)
+
+    def heard(self, fields: Mapping[str, Any]) -> None:
+        """A worker reported something.
+
+        Raises:
+            _ExecutorsAreBack: The epoch is over and kept, and there is room for all workers.
+        """
+        if fields["name"] != "epoch" or self._folder is None or not self._crew.could_be_full:
+            return
+        epoch, crew = fields["row"]["epoch"], self._crew
+        deadline = time.monotonic() + _CHECKPOINT_WAIT_S
+
+        def is_kept(header: Header) -> bool:
+            return header.run == self._task.run_id and header.ends_epoch and header.epoch >= epoch
+
+        # It is written in the background. What has no checkpoint would have to be trained again.
+        while (kept := self._folder.header(is_kept)) is None:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_LOOK_S)
+        if kept.stopped or kept.epoch >= kept.first_epoch + self._task.epochs:
+            return  # there is nothing left to do for them
+        raise _ExecutorsAreBack(
+            f"the lost executors are back: the run goes on with {crew.full} instead of {crew.size} workers."
+        )
+
+
+def _teller(plan: Plan, progress: Progress) -> Callable[[str], None]:
+    """Tells whoever watches what becomes of the run."""
+
+    def say(line: str) -> None:
+        _log.log(logging.INFO if plan.verbose else logging.WARNING, line)
+        progress.note(line)
+
+    return say
 
 
 def _refuse_several(model: Model) -> None:
@@ -324,28 +404,28 @@ def _launch(
     spark: SparkSession | None,
     feeds: Sequence[Feed],
     listener: Callable[[Event], None],
-    folder: str,
     workers: int,
     dealing: Dealing,
 ) -> list[Outcome]:
     target = plan.model.entry
     if spark is None:
         job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers)
-        return local.run(replace(job, debris=(folder,)), listener=listener)
+        return local.run(job, listener=listener)
     from kindler.spark import engine
-    from kindler.spark.slots import task_threads
+    from kindler.spark.slots import cores_per_host
 
-    threads = task_threads(spark, workers)
-    job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers, threads=threads)
+    cores = cores_per_host(spark)
+    job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers, cores=cores)
     return engine.run(job, spark=spark, feeds=feeds, dealing=dealing, listener=listener)
 
 
-def _listener(progress: Progress, also: Callable[[Mapping[str, Any]], None]) -> Callable[[Event], None]:
+def _listener(progress: Progress, *also: Callable[[Mapping[str, Any]], None]) -> Callable[[Event], None]:
     def hear(event: Event) -> None:
         if event.kind == "log":
             progress.log(event.rank, event.fields["line"])
         else:
             progress.report(event.fields)
-            also(event.fields)
+            for listener in also:
+                listener(event.fields)
 
     return hear

@@ -23,6 +23,7 @@ from kindler.data.shards.codec import pack
 from kindler.data.shards.reading import values
 from kindler.data.sources import arrow_source, parquet_source
 from kindler.data.spool import Spool
+from kindler.engine.cores import usable_cores
 from kindler.engine.gang import Listener
 from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, DataError
@@ -31,6 +32,7 @@ from kindler.inference.outputs import arrow_type, like, refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
 from kindler.inference.shards import ShardScorer
 from kindler.inputs import Ingest, choose_engine, is_frame, is_path
+from kindler.temporary import Folder
 from kindler.train.progress import Progress
 from kindler.xshards import XShards, feeding
 
@@ -132,7 +134,7 @@ def predict_shards(shards: XShards, request: Request, *, job: Job, verbose: int)
     threads = 1
     if shards.home == "local":
         workers = min(job.size, shards.num_partitions())
-        threads = job.threads or max(1, (os.cpu_count() or 1) // workers)
+        threads = job.threads or max(1, usable_cores() // workers)
     scorer = ShardScorer(
         predictor=request.predictor(chosen.columns, threads=threads),
         schema=chosen.schema,
@@ -238,8 +240,8 @@ def _sample(row: pa.Table, columns: Columns) -> list[Any]:
 
 def _in_memory(data: Any, request: Request) -> Any:
     rows = datasets.table(data) if datasets.is_dataset(data) else data
-    with tempfile.TemporaryDirectory(prefix="kindler-driver-") as folder:
-        source = arrow_source(rows, request.options, scratch=Path(folder))
+    with Folder("kindler-driver-") as folder:
+        source = arrow_source(rows, request.options, scratch=folder)
         spool = Spool.open(source.folder)
         columns = source.columns
         arrays = [spool.arrays[column.name] for column in columns.features]

@@ -216,7 +216,7 @@ def main() -> int:
             said = "passed"
         except _Skipped as why:
             said = f"skipped: {why}"
-        except BaseException:  # noqa: BLE001 - the next one runs all the same
+        except BaseException:
             failed, said = failed + 1, f"FAILED\n{traceback.format_exc()}"
         sys.stdout.write(f"{name}: {said}\n")
     return failed

@@ -28,13 +28,19 @@ def standalone(folder: Path, *, workers: int = 2, cores: int = 1, memory: str = 
         stack.enter_context(_daemon("master.Master", any_port, log))
         address = _await(log, _MASTER_ADDRESS, count=1)[0]
         for number in range(workers):
-            place = ["--host", host, "--webui-port", "0", "--work-dir", str(folder / f"work-{number}")]
-            size = ["--cores", str(cores), "--memory", memory]
-            stack.enter_context(
-                _daemon("worker.Worker", [*place, *size, address], folder / f"worker-{number}.log")
-            )
+            stack.enter_context(worker(address, folder / f"work-{number}", cores=cores, memory=memory))
         _await(log, _REGISTERED, count=workers)
         yield address
+
+
+@contextmanager
+def worker(master: str, folder: Path, *, cores: int = 1, memory: str = "1g") -> Iterator[None]:
+    """One more worker of a cluster."""
+    folder.mkdir(exist_ok=True)
+    place = ["--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(folder)]
+    size = ["--cores", str(cores), "--memory", memory]
+    with _daemon("worker.Worker", [*place, *size, master], folder / "worker.log"):
+        yield
 
 
 @contextmanager

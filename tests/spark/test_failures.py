@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from kindler import Callback, Estimator, RunSettings
+from kindler.engine.cores import usable_cores
 from kindler.errors import ConfigError, DataError, WorkerError, WorkerLost
+from kindler.spark.slots import cores_per_host
 from tests.conftest import eventually_none, nurseries, workers
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
@@ -101,6 +103,19 @@ def test_workers_default_to_the_slots_of_the_application(
     regression(workers=None).fit(frame(partitioned), batch_size=16, callbacks=[Size()], verbose=0)
 
     assert (tmp_path / "size").read_text() == "4"
+
+
+def test_workers_share_the_cores_of_their_machine_that_spark_and_the_system_grant(
+    tmp_path: Path, spark: Any, partitioned: Callable[..., Any]
+) -> None:
+    class Threads(Callback):
+        def on_step_end(self, run: Any) -> None:
+            Path(str(tmp_path), f"threads-{run.rank}").write_text(str(torch.get_num_threads()))
+
+    regression(workers=1).fit(frame(partitioned), batch_size=16, callbacks=[Threads()], verbose=0)
+
+    assert cores_per_host(spark) == 4
+    assert (tmp_path / "threads-0").read_text() == str(min(4, usable_cores()))
 
 
 def test_dynamic_allocation_is_refused_with_what_to_do(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:

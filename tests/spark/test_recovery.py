@@ -29,7 +29,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3] / "src")},
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=400,
         )
     assert done.returncode == 0, done.stderr[-6000:]
     runs: dict[str, Any] = json.loads(done.stdout)
@@ -57,7 +57,25 @@ def test_with_fewer_executors_the_run_goes_on_with_those_that_are_left(told: dic
     fewer = told["fewer"]
 
     assert fewer["attempts"] == [2, 1]
+    said = " ".join(fewer["said"])
+    assert "1 of 2 slots are left; waiting up to 2 s for the lost executor to be replaced" in said
+    assert "no replacement came in 2 s: the run goes on with 1 instead of 2 workers" in said
     assert fewer["rows"] == [ROWS] * 3
     for epoch in (2, 3):
         ids = [i for n in fewer["noted"] if n["size"] == 1 and n["epoch"] == epoch for i in n["ids"]]
         assert sorted(ids) == list(range(ROWS)), "every row once in an epoch that began again"
+
+
+def test_a_run_that_went_on_with_fewer_has_all_workers_again_once_executors_are_back(
+    told: dict[str, Any],
+) -> None:
+    grown = told["grown"]
+
+    assert grown["attempts"] == [2, 1, 2]
+    assert grown["rows"] == [ROWS] * 3
+    assert "the lost executors are back: the run goes on with 2 instead of 1 workers." in " ".join(
+        grown["said"]
+    )
+    sizes = {epoch: {n["size"] for n in grown["noted"] if n["epoch"] == epoch} for epoch in (1, 3)}
+    assert sizes[1] == {2}
+    assert 2 in sizes[3], "the last epoch was made by all of them"

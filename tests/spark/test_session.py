@@ -227,6 +227,43 @@ def test_a_spark_that_does_not_start_is_reported_in_one_line_and_undone(run: Run
     assert seen[1:] == [True, 2]
 
 
+def test_ctrl_c_while_spark_starts_leaves_no_java_whenever_it_comes(run: Run) -> None:
+    """Once just after the JVM was launched, once when it has answered; then a third start works."""
+    seen = run(
+        """
+        import signal, threading, time, psutil
+        from pyspark import SparkContext
+        from kindler.spark.session import init
+
+        me = psutil.Process()
+        stages = (
+            lambda: me.children(),
+            lambda: SparkContext._active_spark_context is not None,
+        )
+
+        def interrupt(reached):
+            while not reached():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        seen = []
+        for stage in stages:
+            before = dict(os.environ)
+            watcher = threading.Thread(target=interrupt, args=(stage,), daemon=True)
+            watcher.start()
+            try:
+                init(cores=1)
+            except KeyboardInterrupt:
+                alive = [p for p in me.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+                seen.append([len(alive), dict(os.environ) == before])
+            watcher.join()
+        print(json.dumps([seen, init(cores=1).range(2).count()]))
+        """
+    )
+
+    assert seen == [[[0, True], [0, True]], 2]
+
+
 def test_without_pyspark_the_extra_is_named(run: Run) -> None:
     seen = run(
         """

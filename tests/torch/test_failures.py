@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,14 @@ import torch
 from torch import nn
 
 from kindler import Callback, Estimator, RunSettings
-from kindler.errors import ConfigError, DataError, MissingExtraError, WorkerError, WorkerLost
+from kindler.errors import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    SyncTimeoutError,
+    WorkerError,
+    WorkerLost,
+)
 from tests.conftest import eventually_none, nurseries, workers
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -120,6 +129,64 @@ def test_a_worker_that_gives_no_sign_of_life_is_ended_and_named() -> None:
         est.fit((X, Y), epochs=2, batch_size=4, callbacks=[Stuck()], verbose=0)
 
 
+class Holds(Callback):
+    """Rank 1 is in native code that keeps the interpreter's lock for longer than signs of life may fail."""
+
+    def on_step_end(self, run: Any) -> None:
+        if run.rank == 1 and run.step == 1:
+            ctypes.PyDLL(None).sleep(3)
+
+
+def test_a_worker_whose_native_code_holds_the_interpreter_is_not_lost() -> None:
+    est = regression(settings=RunSettings(heartbeat_s=0.2, heartbeat_timeout_s=1.0))
+
+    history = est.fit((X, Y), epochs=1, batch_size=16, callbacks=[Holds()], verbose=0)
+
+    assert history["steps"] == [2]
+
+
+class Waits(Callback):
+    """Rank 1 never comes to the next exchange; `stopped` like a process that hangs."""
+
+    def __init__(self, folder: Path, *, stopped: bool) -> None:
+        self.folder, self.stopped = str(folder), stopped
+
+    def on_run_begin(self, run: Any) -> None:
+        if run.rank == 0:
+            with Path(self.folder, "attempts").open("a") as file:
+                file.write("1")
+
+    def on_step_end(self, run: Any) -> None:
+        if run.rank != 1 or (self.stopped and len(Path(self.folder, "attempts").read_text()) > 1):
+            return
+        if self.stopped:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        threading.Event().wait()
+
+
+def test_ranks_that_never_come_to_an_exchange_are_named_and_the_run_is_not_tried_again(
+    tmp_path: Path,
+) -> None:
+    settings = RunSettings(sync_timeout_s=2.0, retry_backoff_s=0.01)
+    est = regression(settings=settings, model_dir=tmp_path / "run")
+
+    with pytest.raises(SyncTimeoutError, match=r"1 of 2 workers: \[1\] did not arrive") as caught:
+        est.fit((X, Y), epochs=2, batch_size=4, callbacks=[Waits(tmp_path, stopped=False)], verbose=0)
+
+    assert caught.value.missing == (1,)
+    assert (tmp_path / "attempts").read_text() == "1"
+
+
+def test_an_exchange_that_waited_in_vain_for_a_stopped_worker_is_tried_again(tmp_path: Path) -> None:
+    settings = RunSettings(sync_timeout_s=2.0, retry_backoff_s=0.01)
+    est = regression(settings=settings, model_dir=tmp_path / "run")
+
+    history = est.fit((X, Y), epochs=2, batch_size=4, callbacks=[Waits(tmp_path, stopped=True)], verbose=0)
+
+    assert history["steps"] == [8, 8]
+    assert (tmp_path / "attempts").read_text() == "11"
+
+
 def test_nan_and_null_and_ragged_rows_name_column_and_row() -> None:
     x = X.copy()
     x[7, 1] = np.nan
@@ -191,6 +258,12 @@ PROGRAM = """
 """
 
 
+def left_in(temporary: Path) -> list[Path]:
+    """Files besides the empty ones that processes of this user find each other by."""
+    found = [p for p in temporary.rglob("*") if "owner-" not in str(p)]
+    return [p for p in found if p.is_file() and p.stat().st_size]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupting_or_killing_the_driver_leaves_no_process_and_no_file(
     tmp_path: Path, number: signal.Signals
@@ -214,8 +287,7 @@ def test_interrupting_or_killing_the_driver_leaves_no_process_and_no_file(
 
     assert ("interrupted" in out) == (number is signal.SIGINT)
     assert not eventually_none(lambda: [p for p in mine if p.is_running()])
-    left = [p for p in temporary.rglob("*") if p.is_file() and "owner-" not in str(p)]
-    assert not eventually_none(lambda: [p for p in left if p.exists()])
+    assert not eventually_none(lambda: left_in(temporary))
 
 
 def test_warm_processes_end_when_asked_and_after_their_idle_time() -> None:

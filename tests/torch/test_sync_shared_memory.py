@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,36 @@ def test_a_folder_without_room_is_passed_over(tmp_path: Path) -> None:
 
     assert Path(segment.path).parent == tmp_path
     segment.unlink()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte in memory, as /dev/shm is."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("only root can mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_file_system_that_is_too_small_is_said_with_its_size_and_another_is_used(
+    small: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    segment = Segment.create([small, tmp_path], "kindler-test", 2 << 20)
+    segment.mapping[-1] = 1  # every page is there: no SIGBUS
+    segment.unlink()
+
+    assert "no room for 2,097,152 bytes" in caplog.text
+    assert "1,048,576 of 1,048,576 bytes are free" in caplog.text
+    assert "--shm-size" in caplog.text
+    with pytest.raises(
+        SyncError, match=r"(?s)no room for 2,097,152 bytes.*of 1,048,576 bytes.*Hint: .*--shm-size"
+    ):
+        Segment.create([small], "kindler-test", 2 << 20)
 
 
 def test_no_room_anywhere_is_said_with_the_size_and_the_places(tmp_path: Path) -> None:

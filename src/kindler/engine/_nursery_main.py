@@ -13,20 +13,24 @@ import json
 import os
 import select
 import selectors
-import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from kindler.engine.channel import Channel, ChannelClosed
+from kindler.engine.channel import Channel, ChannelClosed, Frame
+from kindler.engine.nursery import peer_is_this_user
+from kindler.temporary import sweep
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _OWNER_CHECK_S = 1.0
+_REQUEST_TIMEOUT_S = 10.0
+_SWEEP_S = 5.0
 _ACCELERATORS = ("/dev/nvidia-uvm", "/dev/kfd")  # what CUDA and ROCm open when they are first asked anything
 
 
@@ -37,14 +41,13 @@ class _Leash:
     channel: Channel
     sock: socket.socket
     pid: int | None = None
-    debris: list[str] = field(default_factory=list)
     killed: bool = False
 
 
 def main(order: dict[str, Any]) -> None:
     sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
     listener = socket.socket(fileno=order["listener"])
-    late = order.get("late", False)
+    before, late = dict(os.environ), order.get("late", False)
     failure = None if late else _preload(order["preload"])
     if not late and holds_accelerator():
         _begin_again({**order, "late": True})
@@ -55,12 +58,14 @@ def main(order: dict[str, Any]) -> None:
         idle_s=order["idle_s"],
         failure=failure,
         late=order["preload"] if late else [],
+        variables={name: value for name, value in os.environ.items() if before.get(name) != value},
     )
+    _unlink(os.path.splitext(order["path"])[0] + ".starting")
     try:
         nursery.run()
     finally:
         nursery.retire()
-        nursery.end()
+        _sweep_for(_SWEEP_S if nursery.end() else 0.0)
 
 
 def _preload(names: list[str]) -> str | None:
@@ -107,6 +112,7 @@ class _Nursery:
         idle_s: float,
         failure: str | None,
         late: list[str],
+        variables: dict[str, str],
     ) -> None:
         self._listener = listener
         self._path = path
@@ -114,11 +120,13 @@ class _Nursery:
         self._idle_s = idle_s
         self._failure = failure
         self._late = late
+        self._variables = variables  # set by what was imported
         self._leashes: dict[int, _Leash] = {}
         self._selector = selectors.DefaultSelector()
         self._ended = False
         self._retired = False
         self._quiet_since = time.monotonic()
+        self._sweep_until = 0.0
 
     def run(self) -> None:
         wake_r, wake_w = os.pipe()
@@ -134,6 +142,8 @@ class _Nursery:
                 key.data()
             self._collect()
             self._check_the_time()
+            if time.monotonic() < self._sweep_until:
+                sweep()
 
     def retire(self) -> None:
         """Take no more requests."""
@@ -143,10 +153,12 @@ class _Nursery:
             self._selector.unregister(self._listener)
             self._listener.close()
 
-    def end(self) -> None:
-        """Kill the children that are left."""
-        for leash in list(self._leashes.values()):
+    def end(self) -> int:
+        """Kill the children that are left; how many there were."""
+        left = list(self._leashes.values())
+        for leash in left:
             self._drop(leash)
+        return len(left)
 
     def _watch_owner(self) -> None:
         if hasattr(os, "pidfd_open"):
@@ -174,6 +186,9 @@ class _Nursery:
 
     def _welcome(self) -> None:
         sock, _ = self._listener.accept()
+        if not peer_is_this_user(sock):
+            sock.close()
+            return
         leash = _Leash(Channel(sock), sock)
         self._leashes[sock.fileno()] = leash
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(leash))
@@ -192,9 +207,17 @@ class _Nursery:
             self._drop(leash)
 
     def _first_words(self, leash: _Leash) -> None:
-        message, fds, _, _ = socket.recv_fds(leash.sock, 1 << 20, 2)
+        fds: list[int] = []
+        try:
+            _, fds, _, _ = socket.recv_fds(leash.sock, 1, 2)
+            leash.sock.settimeout(_REQUEST_TIMEOUT_S)
+            words = leash.channel.receive(_REQUEST_TIMEOUT_S)
+        except (OSError, ValueError):  # it went away, or is not one of ours
+            _close_all(fds)
+            self._drop(leash)
+            return
         if not fds:
-            self._obey(message)
+            self._obey(words)
             self._drop(leash)
             return
         if self._failure is not None:
@@ -203,11 +226,9 @@ class _Nursery:
             self._drop(leash)
             self._ended = True
             return
-        request = json.loads(message)
-        leash.debris = request["debris"]
         pid = os.fork()
         if pid == 0:
-            self._become_child(request["environment"], *fds)
+            self._become_child(words.fields, *fds)
             return
         _close_all(fds)
         leash.pid = pid
@@ -216,14 +237,14 @@ class _Nursery:
         except ChannelClosed:
             self._drop(leash)
 
-    def _obey(self, message: bytes) -> None:
+    def _obey(self, word: Frame) -> None:
         """A word from the owner rather than a request."""
-        if b'"end"' in message:
+        if word.kind == "end":
             self._ended = True
-        elif b'"retire"' in message:
+        elif word.kind == "retire":
             self.retire()
 
-    def _become_child(self, environment: dict[str, str], control: int, output: int) -> None:
+    def _become_child(self, surroundings: dict[str, Any], control: int, output: int) -> None:
         status = 1
         try:
             _set_up_process()
@@ -239,8 +260,7 @@ class _Nursery:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
-            os.environ.update(environment)
-
+            _take_over(surroundings, self._variables)
             if self._late and (failure := _preload(self._late)):
                 raise ImportError(failure)
 
@@ -271,12 +291,11 @@ class _Nursery:
         self._forget(leash)
 
     def _drop(self, leash: _Leash) -> None:
-        """The asker is gone: so is the child, and what the asker would have deleted."""
+        """The asker is gone: so is the child, and soon what the asker would have deleted."""
         if leash.pid is not None:
             _kill_group(leash.pid)
             os.waitpid(leash.pid, 0)
-            for folder in leash.debris:
-                shutil.rmtree(folder, ignore_errors=True)
+            self._sweep_until = time.monotonic() + _SWEEP_S
         self._forget(leash)
 
     def _forget(self, leash: _Leash) -> None:
@@ -286,6 +305,32 @@ class _Nursery:
         except (KeyError, ValueError):
             pass
         leash.channel.close()
+
+
+def _sweep_for(seconds: float) -> None:
+    """Remove what killed processes left; those that asked for children may still be on their way out."""
+    deadline = time.monotonic() + seconds
+    sweep()
+    while time.monotonic() < deadline:
+        time.sleep(_OWNER_CHECK_S)
+        sweep()
+
+
+def _take_over(surroundings: dict[str, Any], variables: dict[str, str]) -> None:
+    """Be as the process that asked is now, not as it was when the nursery was started."""
+    os.environ.clear()
+    os.environ.update({**variables, **surroundings["environment"]})
+    time.tzset()
+    tempfile.tempdir = None  # it may have been looked up with other variables
+    if surroundings["umask"] is not None:
+        os.umask(surroundings["umask"])
+    try:
+        if surroundings["cwd"] is not None:
+            os.chdir(surroundings["cwd"])
+        if surroundings["cpus"] is not None:
+            os.sched_setaffinity(0, surroundings["cpus"])
+    except OSError:
+        pass  # the folder is gone, or the machine's CPUs have changed
 
 
 def _has_ended(pid: int) -> bool:

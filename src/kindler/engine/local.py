@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from kindler.engine import nursery
+from kindler.engine.cores import usable_cores
 from kindler.engine.gang import Listener, verdict, watch
 from kindler.engine.hub import Hub
 from kindler.engine.outcome import Outcome
@@ -17,8 +18,8 @@ __all__ = ["run", "slots"]
 
 
 def slots() -> int:
-    """How many workers this machine runs side by side: one a core."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many workers this machine runs side by side: one for each core that this process may use."""
+    return usable_cores()
 
 
 def run(job: Job, *, listener: Listener, base: Path | None = None) -> list[Outcome]:

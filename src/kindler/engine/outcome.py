@@ -7,11 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kindler.errors import KindlerError, StalledError, SyncError, WorkerLost, revive, worker_error
+from kindler.errors import (
+    KindlerError,
+    StalledError,
+    SyncError,
+    SyncTimeoutError,
+    WorkerLost,
+    revive,
+    worker_error,
+)
 
 __all__ = ["Outcome", "failure", "pack", "unpack"]
 
 CHUNK_BYTES = 4 << 20
+_SYNC_TIMEOUT = f"{SyncTimeoutError.__module__}:{SyncTimeoutError.__qualname__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,18 @@ def failure(outcomes: Iterable[Outcome]) -> KindlerError | None:
         return _stalled(stalled[0])
     if lost:
         return _lost(lost[0])
-    return _raised(bad[0]) if bad else None
+    return _timed_out(bad) or (_raised(bad[0]) if bad else None)
+
+
+def _timed_out(bad: Sequence[Outcome]) -> SyncTimeoutError | None:
+    """What the ranks that lost patience say together: one that waited itself is not one that is missing."""
+    waited = [o for o in bad if o.fields["types"][0] == _SYNC_TIMEOUT]
+    if not waited:
+        return None
+    own = waited[0].fields["own"]
+    named = set.intersection(*(set(o.fields["own"]["missing"]) for o in waited))
+    missing = sorted(named - {o.rank for o in waited}) or own["missing"]
+    return SyncTimeoutError(op=own["op"], missing=missing, size=own["size"], waited_s=own["waited_s"])
 
 
 def _raised(outcome: Outcome) -> KindlerError:

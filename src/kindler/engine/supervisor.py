@@ -7,11 +7,9 @@ happens to the worker; it returns an Outcome, and has told the hub of it.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -28,10 +26,12 @@ from kindler.engine.outcome import Outcome
 from kindler.engine.stall import beat_interval, readable
 from kindler.engine.worker import STACKS, describe
 from kindler.errors import StartTimeoutError
+from kindler.temporary import Folder
 
-__all__ = ["Job", "Supervisor"]
+__all__ = ["Job", "Supervisor", "can_run"]
 
 _TAIL_LINES = 40
+_LOOK_S = 0.1
 _STACKS_TIMEOUT_S = 2.0
 _STACKS_PAUSE_S = 0.1
 
@@ -51,9 +51,9 @@ class Job:
         worker_environment: Variables of the workers alone.
         settings: Time limits.
         threads: Compute threads of each worker; None shares the machine's cores among its workers.
+        cores: How many of a machine's cores the run may use; None is all that processes may use there.
         cwd: The driver's folder, for user modules that are found relative to it.
         sys_path: The driver's module search path.
-        debris: Folders of the driver's to delete should it be killed.
     """
 
     target: str
@@ -66,9 +66,9 @@ class Job:
     worker_environment: Mapping[str, str] = field(default_factory=dict)
     settings: RunSettings = field(default_factory=RunSettings)
     threads: int | None = None
+    cores: int | None = None
     cwd: str = field(default_factory=os.getcwd)
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
-    debris: tuple[str, ...] = ()
 
 
 class Aborted(Exception):
@@ -90,6 +90,7 @@ class Supervisor:
         self._base = base
         self._host = socket.gethostname()
         self._aborted = threading.Event()
+        self._frozen = False
         self._welcome = threading.Event()
         self._hosts: list[str] = []
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -104,8 +105,8 @@ class Supervisor:
         settings = self._job.settings
         self._up = connect(self._hub, self._job.secret, timeout_s=settings.start_timeout_s)
         self._up.send("hello", rank=self._rank, host=self._host, pid=os.getpid())
-        folder = tempfile.mkdtemp(prefix=f"kindler-{self._job.run_id}-{self._rank}-", dir=self._base)
-        self.scratch = Path(folder)
+        self._folder = Folder(f"kindler-{self._job.run_id}-{self._rank}-", self._base)
+        self.scratch = self._folder.path
         self._start(self._listen_up, "kindler-listen-hub")
         self._start(self._beat, "kindler-beat-hub")
         return self
@@ -126,7 +127,7 @@ class Supervisor:
                 thread.join(self._job.settings.stop_timeout_s)
         if self._child is not None:
             self._child.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._folder.remove()
 
     def check(self) -> None:
         """Raise Aborted when the run is over for reasons that are not ours."""
@@ -162,8 +163,10 @@ class Supervisor:
                 owner=self._owner,
                 timeout_s=job.settings.start_timeout_s,
                 environment=job.worker_environment,
-                debris=(str(self.scratch), *job.debris),
+                wanted=lambda: not self._aborted.is_set(),
             )
+        except nursery.NotWanted:
+            return
         except Exception as exc:  # noqa: BLE001 - raised again where the process is awaited
             self._start_error = exc
             return
@@ -175,11 +178,13 @@ class Supervisor:
     def _await_start(self) -> nursery.Child:
         deadline = time.monotonic() + self._job.settings.start_timeout_s
         fetching = next(t for t in self._threads if t.name == "kindler-start-worker")
-        fetching.join(self._job.settings.start_timeout_s)
+        while fetching.is_alive() and time.monotonic() < deadline:
+            fetching.join(_LOOK_S)
+            self.check()
         self.check()
         if self._child is None:
             raise self._start_error or StartTimeoutError("a worker process did not come up in time")
-        while not self._welcome.wait(0.1):
+        while not self._welcome.wait(_LOOK_S):
             self.check()
             if time.monotonic() > deadline:
                 raise StartTimeoutError(
@@ -204,6 +209,7 @@ class Supervisor:
                 run_id=job.run_id,
                 secret=job.secret.hex(),
                 threads=job.threads,
+                cores=job.cores,
                 heartbeat_s=beat_interval(settings.heartbeat_s, settings.stall_timeout_s),
                 sync_timeout_s=settings.sync_timeout_s,
                 sys_path=job.sys_path,
@@ -231,7 +237,7 @@ class Supervisor:
             try:
                 frame = child.channel.receive(1.0)
             except TimeoutError:
-                if time.monotonic() - self._heard > limit_s:
+                if time.monotonic() - self._heard > limit_s and not can_run(child.pid):
                     self._tail.extend(self._stacks().splitlines())
                     child.kill()
                     raise _Silent(f"it gave no sign of life for {limit_s:g} s and was ended") from None
@@ -244,6 +250,8 @@ class Supervisor:
     def _gone(self, child: nursery.Child) -> Outcome:
         """The process closed its end without a result: find out how it ended."""
         code, by_itself = child.wait(self._job.settings.stop_timeout_s)
+        if self._frozen:  # the others gave up because of it
+            return self._lost("its process was stopped, or had ended, when the run was given up", code)
         if not by_itself and self._aborted.is_set():
             return self._ended("aborted")
         return self._lost(_why(code), code)
@@ -278,9 +286,11 @@ class Supervisor:
                     break
         except ChannelClosed:
             pass
-        self._aborted.set()
         if self._child is not None:
+            self._frozen = not can_run(self._child.pid)
+            self._aborted.set()
             self._child.kill()
+        self._aborted.set()
 
     def _beat(self) -> None:
         try:
@@ -328,6 +338,19 @@ class Supervisor:
 
 class _Silent(ChannelClosed):
     """The worker lives and says nothing."""
+
+
+def can_run(pid: int) -> bool:
+    """Whether the process lives and is not stopped, as far as this system tells.
+
+    Signs of life come from a Python thread, and native code that keeps the interpreter's lock silences it. A
+    worker that can run is left alone therefore; whether it gets any further is watched by the stall limit.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in ("T", "t", "Z", "X", "x")
 
 
 def _why(code: int) -> str:

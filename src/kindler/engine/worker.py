@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from kindler.engine.address import own_address
 from kindler.engine.channel import Channel, ChannelClosed
+from kindler.engine.cores import usable_cores
 from kindler.engine.links import connect_links
 from kindler.errors import KindlerError, SyncError, SyncTimeoutError
 
@@ -58,13 +59,18 @@ class Worker:
         self.scratch = Path(fields["scratch"])
         self.run_id: str = fields["run_id"]
         self.secret = bytes.fromhex(fields["secret"])
-        self.threads: int = fields["threads"] or max(1, (os.cpu_count() or 1) // self.local_size)
+        self.threads: int = fields["threads"] or self._share(fields.get("cores"))
         self._sync_timeout_s: float = fields["sync_timeout_s"]
         self._channel = channel
         self._gathered: queue.Queue[list[bytes]] = queue.Queue()
         self._turn = 0
         self._ticks = 0
         self._waiting = False
+
+    def _share(self, granted: int | None) -> int:
+        """This worker's part of the cores that it and its neighbours may use."""
+        cores = usable_cores()
+        return max(1, (cores if granted is None else min(cores, granted)) // self.local_size)
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """The bytes of every rank, in the order of ranks; all ranks call this in the same order.

@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from kindler.engine.channel import Channel, ChannelClosed, accept
 from kindler.errors import StartTimeoutError
 from kindler.runtime.logs import Log
 from kindler.runtime.messages import Task
+from kindler.temporary import Folder
 
 __all__ = ["Loss", "Process", "start"]
 
@@ -30,7 +29,6 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
 _NEVER_S = 1e6  # tasks have their own time limit; nobody listens for signs of life between them
 _TARGET = "kindler.runtime.worker:serve"
-_PASSED_ON = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS", "TF_CPP_MIN_LOG_LEVEL", "CUDA_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +56,13 @@ class Process:
         channel: Tasks there, reports back.
     """
 
-    def __init__(self, child: nursery.Child, channel: Channel, scratch: Path) -> None:
+    def __init__(self, child: nursery.Child, channel: Channel, folder: Folder) -> None:
         self.pid = child.pid
         self.family = ""
         self.models: set[str] = set()
         self.channel = channel
         self._child = child
-        self._scratch = scratch
+        self._folder = folder
 
     def send(self, task: Task) -> None:
         """Hand over a task.
@@ -85,7 +83,7 @@ class Process:
             code, _ = self._child.wait(_STOP_TIMEOUT_S)
         except TimeoutError:
             code = -signal.SIGKILL  # `end` sees to it
-        said = Log(self._scratch).tail()
+        said = Log(self._folder.path).tail()
         self.end()
         why = (
             f"its process was ended by {signal.Signals(-code).name}"
@@ -103,7 +101,7 @@ class Process:
         except TimeoutError:
             pass  # closing its leash ends it, whatever it does
         self._child.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._folder.remove()
 
 
 def start(store: str, *, idle_s: float, capacity: int, trusted: bool) -> Process:
@@ -121,14 +119,13 @@ def start(store: str, *, idle_s: float, capacity: int, trusted: bool) -> Process
     secret = secrets.token_bytes(32)
     recipe = nursery.Recipe(preload=("kindler.runtime.worker", "kindler.store.catalog"))
     with ExitStack() as undo, socket.create_server(("127.0.0.1", 0)) as listener:
-        scratch = Path(tempfile.mkdtemp(prefix="kindler-runtime-"))
-        undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+        folder = Folder("kindler-runtime-")
+        undo.callback(folder.remove)
+        scratch = folder.path
         child = nursery.start_child(
             recipe,
             owner=os.getpid(),
             timeout_s=_START_TIMEOUT_S,
-            environment={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
-            debris=(str(scratch),),
         )
         undo.callback(child.close)
         order = {
@@ -148,7 +145,7 @@ def start(store: str, *, idle_s: float, capacity: int, trusted: bool) -> Process
                 f"a worker of the runtime did not come up: {exc}.\n{Log(scratch).tail()}"
             ) from exc
         undo.pop_all()
-    return Process(child, channel, scratch)
+    return Process(child, channel, folder)
 
 
 def _hand_over(child: nursery.Child, order: bytes, scratch: Path, secret: bytes) -> None:

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -212,14 +212,19 @@ def _start(wanted: Mapping[str, str]) -> _Started:
     plan = session_plan(wanted, os.environ, log4j=_LOG4J, spark_home=Path(_find_spark_home()))
     owns_jvm = plan.needs_java and SparkContext._gateway is None
     before = _variables()
+    launched: list[subprocess.Popen[bytes]] = []
     try:
         _prepare_environment(plan, start_jvm=owns_jvm)
-        session = _create(plan)
+        with _noting_processes(launched):
+            session = _create(plan)
     except BaseException as exc:  # also Ctrl-C while the JVM comes up
         # Java's own words, while the JVM that holds them is there.
         refused = str(exc.java_exception.toString()) if isinstance(exc, Py4JJavaError) else None
         if owns_jvm:
+            _stop_context()
             _end_jvm()
+        for process in launched:
+            _end_process(process)
         _restore(before, _variables())
         if refused is None:
             raise
@@ -233,6 +238,34 @@ def _start(wanted: Mapping[str, str]) -> _Started:
         during=_variables(),
         process=os.getpid(),
     )
+
+
+@contextlib.contextmanager
+def _noting_processes(launched: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Note the JVM as it is launched: pyspark remembers it only once it has answered."""
+    java_gateway: Any = importlib.import_module("pyspark.java_gateway")
+    launch = java_gateway.Popen
+
+    def noted(*args: Any, **options: Any) -> Any:
+        launched.append(launch(*args, **options))
+        return launched[-1]
+
+    java_gateway.Popen = noted
+    try:
+        yield
+    finally:
+        java_gateway.Popen = launch
+
+
+def _stop_context() -> None:
+    """Stop what a start that did not succeed has left half made."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is not None:
+        with contextlib.suppress(Py4JError, OSError):
+            context.stop()
 
 
 def _prepare_environment(plan: SessionPlan, *, start_jvm: bool) -> None:
@@ -292,8 +325,11 @@ def _end_jvm() -> None:
     process: subprocess.Popen[bytes] | None = gateway.proc
     with contextlib.suppress(Py4JError, OSError):
         gateway.shutdown()
-    if process is None:
-        return
+    if process is not None:
+        _end_process(process)
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(OSError):
         if process.stdin is not None:
             process.stdin.close()  # the JVM ends with its standard input

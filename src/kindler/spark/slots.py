@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -12,10 +14,9 @@ from kindler.config import RunSettings
 from kindler.errors import ConfigError, StartTimeoutError
 from kindler.spark.session import is_connect
 
-__all__ = ["remaining_workers", "resolve_workers", "slots", "task_threads"]
+__all__ = ["cores_per_host", "least_cores", "remaining_workers", "resolve_workers", "slots"]
 
 _LOOK_AGAIN_S = 0.25
-_COME_BACK_S = 30.0
 
 
 def slots(spark: SparkSession) -> int:
@@ -45,28 +46,70 @@ def resolve_workers(spark: SparkSession, workers: int | None, settings: RunSetti
     return workers or free
 
 
-def remaining_workers(spark: SparkSession, before: int, settings: RunSettings) -> int:
-    """The number of workers to go on with after a loss: as many as before, if executors come back soon.
+def remaining_workers(
+    spark: SparkSession, wanted: int, settings: RunSettings, say: Callable[[str], None]
+) -> int:
+    """The number of workers to go on with after a loss: as many as wanted, if executors come back in time.
+
+    Args:
+        spark: The session.
+        wanted: How many there were at first.
+        settings: How long to wait.
+        say: Told that it waits, and with how many workers the run goes on if it was in vain.
 
     Raises:
         StartTimeoutError: No executor is left, and none came.
     """
     began = time.monotonic()
-    patience = min(_COME_BACK_S, settings.start_timeout_s)
-    while (free := slots(spark)) < before:
+    longest = max(settings.executor_wait_s, settings.start_timeout_s)
+    told = False
+    while (free := slots(spark)) < wanted:
         waited = time.monotonic() - began
-        if free and waited > patience:
+        if not told:
+            say(
+                f"{free} of {wanted} slots are left; waiting up to {settings.executor_wait_s:g} s for"
+                " the lost executor to be replaced (RunSettings(executor_wait_s=...))."
+            )
+            told = True
+        if free and waited > settings.executor_wait_s:
+            say(
+                f"no replacement came in {settings.executor_wait_s:g} s: the run goes on with {free} instead"
+                f" of {wanted} workers, and with all of them from the end of an epoch on once it is back."
+            )
             return free
-        if waited > settings.start_timeout_s:
-            raise StartTimeoutError(f"no executor came back in {settings.start_timeout_s:g} s after a loss.")
+        if waited > longest:
+            raise StartTimeoutError(f"no executor came back in {longest:g} s after a loss.")
         time.sleep(_LOOK_AGAIN_S)
-    return before
+    return wanted
 
 
-def task_threads(spark: SparkSession, workers: int) -> int:
-    """Compute threads per worker: the slots that no worker takes are shared out."""
-    cpus = int(_conf(spark, "spark.task.cpus") or 1)
-    return max(1, slots(spark) // workers) * cpus
+def cores_per_host(spark: SparkSession) -> int | None:
+    """The cores that Spark's executors have on a machine, the least of any; None where nobody knows.
+
+    A worker takes its share of those, not of the machine: other applications may have the rest.
+    """
+    if is_connect(spark):
+        told = _conf(spark, "spark.executor.cores")
+        return int(told) if told else None
+    return least_cores(_executors(spark))
+
+
+def least_cores(executors: Iterable[tuple[str, int]]) -> int | None:
+    """Of the hosts in (host, cores of an executor there), the cores of the one that has the fewest.
+
+    >>> least_cores([("a", 4), ("b", 2), ("b", 3), ("driver", 0)])
+    4
+    """
+    by_host: Counter[str] = Counter()
+    for host, cores in executors:
+        by_host[host] += cores
+    return min((cores for cores in by_host.values() if cores > 0), default=None)
+
+
+def _executors(spark: Any) -> list[tuple[str, int]]:
+    found = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+    executors = [found.apply(number) for number in range(found.size())]
+    return [(str(e.hostPort()).rpartition(":")[0], int(e.totalCores())) for e in executors]
 
 
 def _refuse_dynamic_allocation(spark: SparkSession) -> None:

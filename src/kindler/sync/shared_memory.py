@@ -12,9 +12,11 @@ speak for it and bring the result back with `Channel.publish` and `Channel.fetch
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import platform
+import shutil
 import threading
 import time
 import uuid
@@ -35,10 +37,23 @@ _LONG_NAP_S = 0.001
 _NAP_SHARE = 0.1  # a nap is at most this part of the wait so far: late by little, and looks stay few
 _DIRECT_RANKS = 3  # up to here every rank adding up everything beats a second meeting
 
+_MORE_ROOM = (
+    "Hint: Docker gives a container 64 MB of /dev/shm; --shm-size, or a larger tmpfs there, gives more."
+)
+_log = logging.getLogger(__name__)
+
 _ARRIVED, _SUMMED, _DONE = 0, 1, 2
 
 _IN_ORDER = platform.machine().lower() in {"x86_64", "amd64", "i686"}
 _fence_lock = threading.Lock()
+
+
+def _room(folder: Path) -> str:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return ""
+    return f" ({usage.free:,} of {usage.total:,} bytes are free)"
 
 
 class Rendezvous(Protocol):
@@ -126,14 +141,30 @@ class Segment:
 
     @classmethod
     def create(cls, folders: Sequence[Path], name: str, nbytes: int) -> Segment:
-        """Make the file in the first folder that has room for it."""
-        problems = []
+        """Make the file in the first folder that has room for it; a warning says which had none.
+
+        Raises:
+            SyncError: None of them has.
+        """
+        problems: list[str] = []
         for folder in folders:
             try:
-                return cls(str(folder / f"{name}-{uuid.uuid4().hex[:12]}"), nbytes=nbytes, create=True)
+                made = cls(str(folder / f"{name}-{uuid.uuid4().hex[:12]}"), nbytes=nbytes, create=True)
             except OSError as exc:
-                problems.append(f"{folder}: {exc}")
-        raise SyncError(f"no room for {nbytes:,} bytes of shared memory: {'; '.join(problems)}.")
+                problems.append(f"{folder}: {exc.strerror or exc}{_room(folder)}")
+                continue
+            if problems:
+                _log.warning(
+                    "no room for %s bytes of shared memory in %s; a file in %s is used.\n%s",
+                    f"{nbytes:,}",
+                    "; ".join(problems),
+                    folder,
+                    _MORE_ROOM,
+                )
+            return made
+        raise SyncError(
+            f"no room for {nbytes:,} bytes of shared memory: {'; '.join(problems)}.\n{_MORE_ROOM}"
+        )
 
     def unlink(self) -> None:
         """Remove the name; the memory lives on until the last process lets go of it."""

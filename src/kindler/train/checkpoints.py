@@ -111,6 +111,11 @@ class Checkpoints:
                     self._warn(name, exc)
         return None
 
+    def header(self, matching: Matching) -> Header | None:
+        """The newest header that matches, or None; the rest of a checkpoint is not read."""
+        headers = (header for _, header in self._headers(newest_first=True))
+        return next((h for h in headers if isinstance(h, Header) and matching(h)), None)
+
     def to_go_on_from(self, matching: Matching = lambda header: True) -> list[Found]:
         """The newest that matches, and if it is of the middle of an epoch, the newest of an epoch's end too.
 

@@ -156,7 +156,6 @@ def _in_workers(stored: StoredShards, work: Work, job: Job, listener: Listener) 
             buffers=(_pickled(task),),
             size=max(1, min(job.size, len(stored.infos))),
             settings=settings,
-            debris=(str(folder.path),),
         )
         outcomes = local.run(job, listener=listener)
         told = [json.loads(outcome.buffers[0]) for outcome in outcomes]

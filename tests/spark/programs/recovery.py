@@ -1,17 +1,20 @@
 """Runs that lose executors: `python recovery.py MASTER WORK_FOLDER` prints what came of them, as JSON.
 
 One run is left alone. From another an executor is killed, which the cluster replaces; from a third the
-executor together with the Spark worker that would replace it.
+executor together with the Spark worker that would replace it. From the last one too, and then a new Spark
+worker joins the cluster.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,10 @@ import torch
 from torch import nn
 
 import kindler
+from kindler.spark.slots import slots
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cluster import worker
 
 ROWS, BATCH, EPOCHS, STEPS, FALL, KEPT = 50, 8, 3, 7, 12, 9
 
@@ -55,6 +62,27 @@ class Note(kindler.Callback):
         run.model.seen = []
 
 
+class Await(kindler.Callback):
+    """A rank that is alone ends its epoch when the cluster has room for two again, and makes no other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def on_step_end(self, run: Any) -> None:
+        if run.size == 1:
+            Path(self.folder, "alone").touch()
+            await_file(Path(self.folder, "back"))
+            if run.epoch == EPOCHS:
+                threading.Event().wait(60)  # it is ended before that
+
+
+def await_file(path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.05)
+
+
 class Kill(kindler.Callback):
     """Once, when the checkpoint of step 9 is there, ends an executor of the application."""
 
@@ -85,8 +113,10 @@ class Kill(kindler.Callback):
         return sorted(found, key=lambda process: process.pid)
 
 
-def train(spark: Any, folder: Path, *callbacks: kindler.Callback) -> dict[str, Any]:
-    folder.mkdir()
+def train(spark: Any, folder: Path, *callbacks: kindler.Callback, wait_s: float = 60.0) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    said = Said()
+    logging.getLogger("kindler.runs").addHandler(said)
     rows = [(i, [i / ROWS, (i * 7 % 11) / 11], (i % 5) / 5) for i in range(ROWS)]
     frame = spark.createDataFrame(rows, "id long, x array<float>, y float")
     model = Shaky()
@@ -96,7 +126,7 @@ def train(spark: Any, folder: Path, *callbacks: kindler.Callback) -> dict[str, A
         loss=nn.MSELoss(),
         workers=2,
         model_dir=folder / "run",
-        settings=kindler.RunSettings(start_timeout_s=25.0, retry_backoff_s=0.1),
+        settings=kindler.RunSettings(start_timeout_s=60.0, retry_backoff_s=0.1, executor_wait_s=wait_s),
     )
     history = est.fit(
         frame,
@@ -117,7 +147,29 @@ def train(spark: Any, folder: Path, *callbacks: kindler.Callback) -> dict[str, A
         "rows": history["num_samples"],
         "weights": {k: v.tolist() for k, v in est.get_model().state_dict().items()},
         "noted": noted,
+        "said": said.lines,
     }
+
+
+class Said(logging.Handler):
+    """What the log says of a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def bring_back(spark: Any, master: str, folder: Path, stack: ExitStack) -> None:
+    """Start a Spark worker in place of one that was killed, and wait for its executor."""
+    stack.enter_context(worker(master, folder))
+    deadline = time.monotonic() + 120
+    while slots(spark) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (folder / "back").touch()
 
 
 def main(master: str, work: str) -> None:
@@ -125,11 +177,25 @@ def main(master: str, work: str) -> None:
     port = spark.conf.get("spark.driver.port")
     place = Path(work)
     told = {"alone": train(spark, place / "alone")}
-    for name, worker_too in (("replaced", False), ("fewer", True)):
-        folder = place / name
-        told[name] = train(spark, folder, Kill(folder, port, worker_too=worker_too))
-    print(json.dumps(told))  # noqa: T201
-    kindler.stop()
+    folders = {name: place / name for name in ("replaced", "fewer", "grown")}
+    kills = {n: Kill(folder, port, worker_too=n != "replaced") for n, folder in folders.items()}
+    told["replaced"] = train(spark, folders["replaced"], kills["replaced"])
+    told["fewer"] = train(spark, folders["fewer"], kills["fewer"], wait_s=2.0)
+    grown = folders["grown"]
+    grown.mkdir()
+    with ExitStack() as stack:
+        bring_back(spark, master, folders["fewer"], stack)
+
+        def watch() -> None:
+            await_file(grown / "alone")
+            bring_back(spark, master, grown, stack)
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        told["grown"] = train(spark, grown, kills["grown"], Await(grown), wait_s=2.0)
+        watching.join()
+        print(json.dumps(told))  # noqa: T201
+        kindler.stop()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from kindler.engine import outcome as rules
 from kindler.engine.outcome import Outcome, failure, pack, unpack
-from kindler.errors import SyncError, WorkerLost
+from kindler.engine.worker import describe
+from kindler.errors import SyncError, SyncTimeoutError, WorkerLost
 
 SAID = {"types": ["builtins:ValueError"], "message": "boom", "traceback": "t", "host": "h", "sync": False}
 BROKEN = {**SAID, "types": ["kindler.errors:SyncError"], "message": "peer gone", "sync": True}
@@ -35,6 +36,25 @@ def test_a_lost_worker_comes_before_the_broken_exchange_it_caused() -> None:
 
 def test_a_broken_exchange_speaks_when_there_is_nothing_else() -> None:
     assert isinstance(failure([Outcome(0, "error", BROKEN), Outcome(1, "aborted")]), SyncError)
+
+
+def _impatient(rank: int, missing: list[int]) -> Outcome:
+    error = SyncTimeoutError(op="all_gather", missing=missing, size=4, waited_s=9)
+    return Outcome(rank, "error", {**describe(error), "host": "h"})
+
+
+def test_a_wait_in_vain_reaches_the_user_as_itself_with_the_ranks_that_did_not_wait() -> None:
+    error = failure([_impatient(0, [1, 2, 3]), _impatient(1, [0, 2, 3]), Outcome(2, "aborted")])
+
+    assert isinstance(error, SyncTimeoutError)
+    assert error.missing == (2, 3)
+    assert str(error).startswith("all_gather waited 9 s for 2 of 4 workers: [2, 3] did not arrive.")
+
+
+def test_a_wait_in_vain_for_a_lost_worker_is_that_loss() -> None:
+    error = failure([_impatient(0, [1]), Outcome(1, "lost", GONE)])
+
+    assert isinstance(error, WorkerLost)
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5))

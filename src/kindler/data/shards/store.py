@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
+from kindler import temporary
 from kindler.data.shards.codec import Info, Packed, read, write
 from kindler.errors import ConfigError
 
@@ -21,17 +20,13 @@ class Folder:
     """A temporary folder of this process; deleted when nobody refers to it, and when the process ends."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="kindler-shards-"))
-        self._finalizer = weakref.finalize(self, _remove, str(self.path), os.getpid())
+        made = temporary.Folder("kindler-shards-")
+        self.path = made.path
+        self._finalizer = weakref.finalize(self, made.remove)
 
     def delete(self) -> None:
         """Delete it now."""
         self._finalizer()
-
-
-def _remove(path: str, process: int) -> None:
-    if os.getpid() == process:  # a fork has our finalizers, but the files are not its own
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def shard_path(folder: str | os.PathLike[str], number: int) -> Path:

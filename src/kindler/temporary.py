@@ -1,0 +1,144 @@
+"""Temporary folders of this user alone, and the removal of those whose process was killed.
+
+A name in a shared folder such as /tmp may be taken by somebody else first, so what is found there is used
+only if it belongs to this user and nobody else can write to it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from kindler.errors import ConfigError
+
+__all__ = ["Folder", "locked", "private_folder", "sweep"]
+
+_NAMES = 10
+
+
+def private_folder(parent: Path | None = None) -> Path:
+    """The folder that all processes of this user share, in `parent` or else among the temporary files.
+
+    Raises:
+        ConfigError: All of its possible names are taken by somebody else.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    name = f"kindler-{os.geteuid()}"
+    for number in range(_NAMES):
+        path = parent / (f"{name}-{number}" if number else name)
+        if _is_mine(path):
+            return path
+    raise ConfigError(
+        f"{parent / name} and {_NAMES - 1} substitutes belong to somebody else or are open to others.\n"
+        "Hint: remove them, or set TMPDIR to a folder of your own."
+    )
+
+
+def _is_mine(path: Path) -> bool:
+    """Make the folder where there is nothing; whether it is one that nobody else can change."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        return False
+    if found.st_mode & 0o077:
+        path.chmod(0o700)
+    return True
+
+
+class Folder:
+    """A new, empty folder that nobody else can read; a context manager that ends with `remove`.
+
+    A process that is killed cannot remove it. So each has a record, locked as long as its process lives,
+    and `sweep` removes the folders of records that are not locked. Making a folder sweeps first.
+
+    Args:
+        prefix: What its name starts with.
+        parent: Where it is made; by default the system's place for temporary files.
+    """
+
+    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+        sweep()
+        self._process = os.getpid()
+        self.path = (parent or Path(tempfile.gettempdir())).absolute() / f"{prefix}{secrets.token_hex(6)}"
+        records = _records()
+        with locked(records / ".lock"):
+            self._record = records / secrets.token_hex(8)
+            self._lock = os.open(self._record, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.write(self._lock, os.fsencode(self.path))
+        try:
+            self.path.mkdir(mode=0o700)
+        except BaseException:
+            self._forget()
+            raise
+
+    def remove(self) -> None:
+        """Remove it with all that is in it; may be called again. A fork of the process leaves it alone."""
+        if self._lock >= 0 and os.getpid() == self._process:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._forget()
+
+    def _forget(self) -> None:
+        self._record.unlink(missing_ok=True)
+        os.close(self._lock)
+        self._lock = -1
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def sweep() -> None:
+    """Remove what this user's killed processes have left."""
+    records = _records()
+    with locked(records / ".lock"):
+        for record in records.iterdir():
+            if record.name != ".lock":
+                _sweep(record)
+
+
+def _sweep(record: Path) -> None:
+    try:
+        handle = os.open(record, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # it was removed as it should
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return  # its process lives
+    else:
+        path = os.fsdecode(os.read(handle, 1 << 16))
+        if path:
+            shutil.rmtree(path, ignore_errors=True)
+        record.unlink(missing_ok=True)
+    finally:
+        os.close(handle)
+
+
+def _records() -> Path:
+    folder = private_folder() / "folders"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of that file; another process or thread waits for it."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
