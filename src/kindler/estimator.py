@@ -505,7 +505,7 @@ class Estimator:
         request = scoring.Request(
             framework=self._model.framework,
             spec=self._model.pack(self._model.spec),
-            state=self._state,
+            state=self._current_state(),
             options=options,
             layout=self._layout,
             batch_size=batch_size,
@@ -651,7 +651,7 @@ class Estimator:
             validation=validation,
             options=options,
             ingest=ingest,
-            state=self._state,
+            state=self._current_state(),
             workers=self._workers,
             engine=self._engine,
             device=self._device,
@@ -691,6 +691,12 @@ class Estimator:
             stack_features=known.stack_features if stack_features is None else stack_features,
             allow_nan=known.allow_nan if allow_nan is None else allow_nan,
         )
+
+    def _current_state(self) -> bytes:
+        """What training goes on from; a Keras model may have been compiled anew, or given other weights."""
+        if self._model.framework == "keras" and self._state and self._live is not None:
+            self._state = self._live.state()
+        return self._state
 
     def _set_state(self, state: bytes) -> None:
         self._state = state

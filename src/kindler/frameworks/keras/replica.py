@@ -9,13 +9,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kindler.errors import ConfigError
-from kindler.frameworks.keras import library
+from kindler.frameworks.keras import files, library
 from kindler.frameworks.keras.exchange import Exchange, Group, install
 from kindler.frameworks.keras.feed import Arranged, Feed, Remembering, dataset
 from kindler.frameworks.keras.metrics import Tallies
@@ -220,6 +219,8 @@ class KerasReplica:
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
         """A copy of all that the next step depends on; the function makes bytes of it later."""
         self._settle()
+        if self._compiled and self.model.built:
+            self._build_optimizers()  # the user may have compiled the model anew
         variables = self.variables
         arrays = variables.read()
         fields = {
@@ -265,37 +266,15 @@ class KerasReplica:
         self._drawn = arrays[len(variables) :]
 
     def save(self, path: str) -> None:
-        """Write the model as Keras does: `.keras`, `.weights.h5`, or a folder for serving."""
-        if path.endswith(".weights.h5"):
-            self.model.save_weights(path)
-        elif path.endswith((".keras", ".h5")):
-            self.model.save(path)
-        elif Path(path).suffix:
-            raise ConfigError(
-                f"save({path!r}): Keras writes .keras (the model), .weights.h5 (its weights),"
-                " or a folder without a suffix (a SavedModel for serving)."
-            )
-        else:
-            self.model.export(path, **({"verbose": False} if self.flavour == "keras" else {}))
+        """Write the model as Keras does: `.keras`, `.h5`, `.weights.h5`, or a folder for serving."""
+        self._settle()
+        files.save(self.model, path, flavour=self.flavour)
 
     def load(self, path: str) -> None:
         """Take weights (and the optimizer's state, where the file has it) from what `save` wrote."""
         if self._compiled and self.model.built:
             self._build_optimizers()  # so that the state has all that workers will look for
-        if path.endswith(".weights.h5"):
-            self.model.load_weights(path)
-            return
-        if not path.endswith((".keras", ".h5")):
-            raise ConfigError(
-                f"load({path!r}): weights come from .keras, .h5 or .weights.h5 files; an exported SavedModel"
-                " cannot be trained on."
-            )
-        saved = self.keras.saving.load_model(path, custom_objects=self._custom_objects())
-        self.model.set_weights(saved.get_weights())
-        if self._compiled and getattr(saved, "optimizer", None) is not None:
-            mine, theirs = Variables(self.model), Variables(saved)
-            if len(mine.all()) == len(theirs.all()):
-                mine.assign(theirs.read())
+        files.load_into(self.model, path, self.keras, self._custom_objects())
 
     def predict(self, features: Sequence[Array]) -> list[Array]:
         """The outputs for these rows; several outputs in the model's order."""
