@@ -116,6 +116,24 @@ def test_statistics_of_batchnorm_are_the_mean_over_the_rows_of_all_ranks(
         assert merged == pytest.approx((93 * one + 37 * two) / 130, rel=1e-5)
 
 
+def test_frozen_weights_stay_as_they_are_bit_by_bit(
+    keras: Any, flavour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems.deal(monkeypatch, (93, 37))
+    model = problems.seeded(problems.classifier, {"flavour": flavour, "between": "batchnorm"})
+    model.layers[1].trainable = False
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="binary_crossentropy")
+    frozen = [weight.copy() for weight in model.layers[1].get_weights()]
+    statistics = model.layers[2].get_weights()[2:]
+
+    Estimator.from_keras(model, workers=2, engine="local").fit(
+        problems.problem(130), epochs=2, batch_size=26, verbose=0, **COLUMNS
+    )
+
+    assert identical(model.layers[1].get_weights(), frozen)
+    assert not identical(model.layers[2].get_weights()[2:], statistics)
+
+
 def test_a_second_fit_goes_on_as_if_there_had_been_one(flavour: str) -> None:
     between = (
         "batchnorm" if flavour == "tf_keras" else "both"

@@ -74,6 +74,7 @@ class KerasReplica:
         self._signature: list[tuple[str, tuple[int, ...]]] = []
         self._tallies: Tallies | None = None
         self._drawn: list[Array] = []
+        self._before: dict[int, bytes] = {}
 
     def arrange(self, features: Sequence[str], labels: Sequence[str], *, by_name: bool = False) -> None:
         """Say what batches consist of; `by_name` calls the model with names unless it was told otherwise."""
@@ -188,6 +189,8 @@ class KerasReplica:
         self.epoch = epoch
         if self._group is not None and self._group.size > 1:
             fork_seeds(self.model, self.seed, epoch, self.rank)
+            buffers = [variable for part in self.variables.buffers() for variable in part]
+            self._before = {id(variable): self.variables.value(variable).tobytes() for variable in buffers}
         if self.spec.backend == "torch":
             self._on_torch.reseed(seed_of(self.seed, epoch, self.rank))
 
@@ -198,16 +201,28 @@ class KerasReplica:
             self._drawn = []
 
     def merge_buffers(self, rows: int) -> None:
-        """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks."""
+        """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks.
+
+        What no rank has changed (frozen weights, tables) is left alone, bit by bit: its mean would be rounded.
+        """
         if self._group is None or self._group.size == 1:
             return
         variables = self.variables
-        floats, others = variables.buffers()
+        floats, others = (self._changed(part) for part in variables.buffers())
         merged = self._group.mean([variables.value(v) for v in floats], float(rows)) if floats else []
         # Counters and the like cannot be averaged: rank 0's are everybody's.
         taken = self._group.broadcast([variables.value(v) for v in others]) if others else []
         for variable, value in zip([*floats, *others], [*merged, *taken], strict=True):
             variable.assign(value)
+
+    def _changed(self, buffers: Sequence[Any]) -> list[Any]:
+        """Those that some rank has changed since the epoch began; all ranks call it together."""
+        if not buffers or self._group is None:
+            return []
+        # Bytes, so that NaN is equal to itself.
+        mine = [self._before.get(id(v)) != self.variables.value(v).tobytes() for v in buffers]
+        flags = self._group.total([np.array(mine, np.float32)])[0]
+        return [variable for variable, flag in zip(buffers, flags, strict=True) if flag]
 
     def learning_rate(self) -> float:
         """The rate of the next step."""
