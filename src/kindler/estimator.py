@@ -27,12 +27,14 @@ from kindler.arguments import (
     needs,
     predict_complaints,
     refuse,
+    seed_complaints,
     stream_complaints,
 )
 from kindler.config import RunSettings
 from kindler.data.plan import ColumnOptions, Names
 from kindler.engine import local
 from kindler.errors import ConfigError, NotFittedError
+from kindler.frameworks.caller import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inputs import Ingest, choose_engine, fitting
 from kindler.runs import Engine, Model, Plan, Results, job_of, run
@@ -77,7 +79,7 @@ class Estimator:
         self._engine: Engine = engine
         self._device = device
         self._model_dir = None if model_dir is None else place(model_dir)
-        self._seed = seed
+        self._seed = int(seed)
         self._settings = settings
         self._state = b""
         self._options: ColumnOptions | None = None
@@ -88,6 +90,7 @@ class Estimator:
         self.history = History()
 
     @classmethod
+    @leaves_no_trace
     def from_torch(
         cls,
         *,
@@ -160,6 +163,7 @@ class Estimator:
         refuse(
             *check(spec),
             *engine_complaints(workers, engine),
+            *seed_complaints(seed),
             *backend_complaints(backend),
         )
         uses_torchmetrics = "torchmetrics" in {type(m).__module__.partition(".")[0] for m in _flat(metrics)}
@@ -181,6 +185,7 @@ class Estimator:
         )
 
     @classmethod
+    @leaves_no_trace
     def from_keras(
         cls,
         model: Any = None,
@@ -228,7 +233,7 @@ class Estimator:
             config=dict(config or {}),
             inputs=inputs,
         )
-        refuse(*check(given), *engine_complaints(workers, engine))
+        refuse(*check(given), *engine_complaints(workers, engine), *seed_complaints(seed))
         chosen = library.backend_of(model, keras_backend)
         library.require(chosen)
         return cls(
@@ -249,6 +254,7 @@ class Estimator:
             log_dir=log_dir,
         )
 
+    @leaves_no_trace
     def fit(
         self,
         data: Any,
@@ -421,6 +427,7 @@ class Estimator:
             self.history = History([*before, *results.rows])
         return History(results.rows)
 
+    @leaves_no_trace
     def evaluate(
         self,
         data: Any,
@@ -468,6 +475,7 @@ class Estimator:
         )
         return results.rows[0]
 
+    @leaves_no_trace
     def predict(
         self,
         data: Any,
@@ -550,6 +558,7 @@ class Estimator:
         """The same of a validation figure: "loss", or a metric's name."""
         return self._summaries.series("validation", tag)
 
+    @leaves_no_trace
     def get_model(self) -> Any:
         """The model with its trained weights, ready to predict: the user's own instance if one was given."""
         return self._live_replica().trained_model()
@@ -577,6 +586,7 @@ class Estimator:
         self.history = History(history)
         return self
 
+    @leaves_no_trace
     def save(self, path: str | PathLike[str]) -> None:
         """Write the model in its framework's own format, whole or not at all.
 
@@ -586,6 +596,7 @@ class Estimator:
         with beside(path) as unfinished:
             self._live_replica().save(str(unfinished))
 
+    @leaves_no_trace
     def load(self, path: str | PathLike[str]) -> Estimator:
         """Take weights from a file that `save`, or the framework itself, wrote."""
         replica = self._live_replica()
@@ -593,6 +604,7 @@ class Estimator:
         self._state = replica.state()
         return self
 
+    @leaves_no_trace
     def save_checkpoint(self, path: str | PathLike[str]) -> None:
         """Write everything that training goes on from: weights, optimizer, scheduler, randomness, epoch."""
         if not self._state:
@@ -603,6 +615,7 @@ class Estimator:
         )
         write_checkpoint(path, header, self._state)
 
+    @leaves_no_trace
     def load_checkpoint(self, path: str | PathLike[str]) -> Estimator:
         """Go on from a file that `save_checkpoint`, or a run with `model_dir`, wrote.
 
@@ -623,6 +636,7 @@ class Estimator:
         return self
 
     @staticmethod
+    @leaves_no_trace
     def latest_checkpoint(model_dir: str | PathLike[str]) -> str | None:
         """The newest whole checkpoint in a folder that was a run's `model_dir`, or None.
 

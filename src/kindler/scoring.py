@@ -197,7 +197,8 @@ def _frame(frame: Any, request: Request) -> Any:
                 "Hint: predict(..., shapes={column: (width,)}) says it; fit() on such columns does too."
             )
         sample = _sample(first_row(frame, columns), columns)
-    outputs = next(predictor.score([inputs(columns, sample)]))
+    # The driver's own threads are none of the predictor's business.
+    outputs = next(replace(predictor, threads=None).score([inputs(columns, sample)]))
     names = predictor.names(len(outputs))
     refuse_taken(names, frame.columns)
     return predict_frame(

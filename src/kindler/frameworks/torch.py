@@ -16,6 +16,7 @@ import torch
 
 from kindler.errors import ConfigError
 from kindler.frameworks.packed import Buffer
+from kindler.frameworks.randomness import own_states, restore_own, seed_own
 from kindler.frameworks.replica import Array, Batch
 from kindler.frameworks.torch_device import arrays, preload, resolve_device, tensors
 from kindler.frameworks.torch_loss import Judged, LossRule
@@ -72,8 +73,10 @@ class TorchReplica:
         self.device = resolve_device(device, local_rank)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        seed_own(seed)
         torch.manual_seed(seed)
         self.model = build_model(spec).to(self.device)
+        seed_own(seed, 0, rank)
         torch.manual_seed(seed + rank)
         self.epoch = self.step = 0
         self._names = feature_names
@@ -142,6 +145,7 @@ class TorchReplica:
         """Seed by epoch and rank, so that a resumed epoch is the same as an uninterrupted one."""
         self.epoch = epoch
         self._epoch_rows = 0
+        seed_own(self.seed, epoch, self.rank)
         torch.manual_seed(fork_seed(self.seed, epoch, self.rank))
         self._watch_buffers()
 
@@ -251,6 +255,7 @@ class TorchReplica:
         return dump(
             {
                 "rng": self._rng(),
+                "own": own_states(),
                 "tallies": self.counter.keep(),
                 "rows": self._epoch_rows,
                 "changed": changed,
@@ -268,6 +273,8 @@ class TorchReplica:
         self.counter.restore(fields["tallies"])
         self._epoch_rows, self._changed = fields["rows"], fields["changed"]
         self._load_rng(fields["rng"])
+        if "own" in fields:
+            restore_own(fields["own"])
 
     def trained_model(self) -> torch.nn.Module:
         """The model itself, ready to predict."""

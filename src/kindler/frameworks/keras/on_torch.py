@@ -10,7 +10,7 @@ import torch
 
 from kindler.frameworks.keras.exchange import Means, Rows, replaced
 
-__all__ = ["idle_step", "randomness", "reseed", "restore_randomness", "settle", "share_gradients", "weigh"]
+__all__ = ["idle_step", "randomness", "restore_randomness", "settle", "share_gradients", "weigh"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -21,11 +21,6 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
         torch.set_num_threads(threads)
     if device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
-
-
-def reseed(seed: int) -> None:
-    """Dropout without a seed of its own draws from torch's generators, not from Keras's."""
-    torch.manual_seed(seed)
 
 
 def randomness() -> list[Array]:

@@ -21,6 +21,7 @@ from kindler.frameworks.keras.metrics import Tallies
 from kindler.frameworks.keras.spec import KerasSpec, build_model, custom_objects, dumps, loads
 from kindler.frameworks.keras.state import Variables, fork_seeds, pack, seed_of, unpack
 from kindler.frameworks.packed import Buffer
+from kindler.frameworks.randomness import own_states, restore_own, seed_own
 
 __all__ = ["KerasReplica", "dumps", "loads", "preload"]
 
@@ -64,6 +65,7 @@ class KerasReplica:
         if spec.model_creator is not None:
             library.seed_everything(spec.backend, seed)
         self.model = build_model(spec)
+        seed_own(seed, 0, rank)
         self.flavour = library.flavour_of(self.model) or "keras"
         self.keras: Any = importlib.import_module(self.flavour)
         self.device = device
@@ -191,8 +193,8 @@ class KerasReplica:
             fork_seeds(self.model, self.seed, epoch, self.rank)
             buffers = [variable for part in self.variables.buffers() for variable in part]
             self._before = {id(variable): self.variables.value(variable).tobytes() for variable in buffers}
-        if self.spec.backend == "torch":
-            self._on_torch.reseed(seed_of(self.seed, epoch, self.rank))
+        # The user's own code draws other numbers on every rank and in every epoch.
+        library.seed_everything(self.spec.backend, seed_of(self.seed, epoch, self.rank))
 
     def begin_step(self) -> None:
         """Draw on from where the epoch was left: not earlier, for Keras draws itself to open its dataset."""
@@ -203,7 +205,7 @@ class KerasReplica:
     def merge_buffers(self, rows: int) -> None:
         """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks.
 
-        What no rank has changed (frozen weights, tables) is left alone, bit by bit: its mean would be rounded.
+        What no rank has changed (frozen weights, tables) is left alone: its mean would be rounded.
         """
         if self._group is None or self._group.size == 1:
             return
@@ -269,11 +271,13 @@ class KerasReplica:
         buffers = [variable for part in self.variables.buffers(seeds=True) for variable in part]
         arrays = [self.variables.value(variable) for variable in [*buffers, *self.tallies.variables]]
         drawn = self._on_torch.randomness() if self.spec.backend == "torch" else []
-        return pack({}, [*arrays, *drawn])
+        return pack({"own": own_states()}, [*arrays, *drawn])
 
     def load_local_state(self, data: bytes) -> None:
         """Go on in the middle of an epoch; `load_state` came before."""
-        _, arrays = unpack(data)
+        fields, arrays = unpack(data)
+        if "own" in fields:
+            restore_own(fields["own"])
         buffers = [variable for part in self.variables.buffers(seeds=True) for variable in part]
         variables = [*buffers, *self.tallies.variables]
         for variable, array in zip(variables, arrays[: len(variables)], strict=True):
