@@ -292,14 +292,16 @@ class Estimator:
                 Hugging Face or ray dataset. Or batches that your own code makes: a torch `DataLoader`, a
                 `tf.data.Dataset`, or a function of `(config, batch_size)` that returns one of these, a keras
                 `PyDataset`, or an iterable of batches.
-            epochs: How many more epochs; None is one, or until `end_trigger` fires.
+            epochs: How many more epochs; None is one, or as many as `max_steps` takes, or until `end_trigger`
+                fires.
             batch_size: Rows per step over all workers.
             feature_cols: The model's input columns, in its order; None finds "features" or "x".
             label_cols: The target columns; None finds "label" or "y".
             validation_data: Evaluated after each epoch; may be of another kind than `data`.
             callbacks: `kindler.Callback` objects, or for a Keras model those of Keras; and for either
                 `kindler.MLflowLogger`.
-            max_steps: Optimizer steps after which to end, whatever `epochs` says.
+            max_steps: Optimizer steps after which to end, also in the middle of an epoch; with `epochs`, what
+                comes first.
             verbose: 0 shows neither progress nor what workers print.
             shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
             dtypes: numpy dtypes, by column; binary columns need theirs.
@@ -348,7 +350,7 @@ class Estimator:
             *keras_complaints(
                 self._model.framework, class_weight=class_weight, sample_weight_col=sample_weight_col
             ),
-            *epoch_complaints(epochs, initial_epoch, validation_freq),
+            *epoch_complaints(_epochs(epochs, max_steps, end_trigger), initial_epoch, validation_freq),
             *at_least_one(
                 epochs=epochs,
                 batch_size=batch_size,
@@ -402,7 +404,7 @@ class Estimator:
                 what="epoch",
                 resume=resume,
                 batch_size=batch_size,
-                epochs=(epochs or (1 if end_trigger is None else ENDLESS)) - (initial_epoch or 0),
+                epochs=_epochs(epochs, max_steps, end_trigger) - (initial_epoch or 0),
                 initial_epoch=initial_epoch,
                 validation_freq=validation_freq
                 if isinstance(validation_freq, int)
@@ -500,7 +502,8 @@ class Estimator:
             data: What to score.
             batch_size: Rows per call of the model.
             feature_cols: The model's input columns; None takes those of the last `fit`.
-            output_cols: What to call the outputs; None is "prediction" ("prediction_0", ... for several).
+            output_cols: What to call the outputs; None is "prediction" ("prediction_0", ... for several), or
+                the names that the model itself gives them by returning a dict.
             output_path: Where a Parquet path's scored rows are written; returned.
             verbose: 0 shows no progress.
             shapes: The shape of one row, by column.
@@ -725,6 +728,11 @@ class Estimator:
             if self._state:
                 self._live.load_state(self._state)
         return self._live
+
+
+def _epochs(epochs: int | None, max_steps: int | None, end_trigger: Trigger | None) -> int:
+    """How many at most; without a number of them, steps or the trigger end the run, or one is enough."""
+    return epochs or (1 if max_steps is None and end_trigger is None else ENDLESS)
 
 
 def _flat(metrics: Any) -> list[Any]:

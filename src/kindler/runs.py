@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import cloudpickle
-
 from kindler.config import RunSettings
 from kindler.data.plan import ColumnOptions
 from kindler.engine import local
@@ -25,6 +23,7 @@ from kindler.engine.outcome import Outcome
 from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, KindlerError
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.frameworks.travel import travelling
 from kindler.inputs import Ingest, choose_engine, prepare, session_for
 from kindler.train.checkpoint import Header
 from kindler.train.checkpoints import Checkpoints, Found
@@ -162,7 +161,7 @@ def run(plan: Plan) -> Results:
             run_id=new_run_id(),
             **plan.task,
         )
-        buffers = (cloudpickle.dumps(task), plan.model.pack(plan.model.spec), plan.state)
+        buffers = (travelling(task), plan.model.pack(plan.model.spec), plan.state)
         with Progress(verbose=plan.verbose, what=plan.what) as progress:
             hear, workers = _listener(progress, plan.hear), 0
 

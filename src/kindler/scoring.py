@@ -253,6 +253,6 @@ def _in_memory(data: Any, request: Request) -> Any:
         outputs = [np.concatenate(column) for column in zip(*parts, strict=True)]
     made = dict(zip(predictor.names(len(outputs)), outputs, strict=True))
     if not datasets.is_dataset(data):
-        return like(data, made)
+        return like(data, made, named=predictor.outputs_are_named())
     refuse_taken(made, rows.schema.names)
     return datasets.with_columns(data, rows, {name: to_arrow(output) for name, output in made.items()})

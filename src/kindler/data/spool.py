@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data.columns import Array, Column, Where, conform, to_numpy
-from kindler.errors import DataError
+from kindler.errors import DataError, naming_full_disk
 
 __all__ = ["Layout", "Spool", "SpoolWriter", "agreed"]
 
@@ -314,14 +314,13 @@ class _ColumnFile:
             raise ValueError("write to a SpoolWriter outside its `with` block.")
         if not array.nbytes:
             return
-        try:
+        with naming_full_disk(self.file.name, array.nbytes):
             self.file.write(array.reshape(-1).view(np.uint8).data)
-        except OSError as exc:  # a full disk, which does not say where
-            raise OSError(exc.errno, exc.strerror, self.file.name) from exc
 
     def close(self) -> None:
         if self.file is not None:
-            self.file.close()
+            with naming_full_disk(self.file.name):
+                self.file.close()
             self.file = None
 
     def manifest(self) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class TorchReplica:
         seed_own(seed, 0, rank)
         torch.manual_seed(seed + rank)
         self.epoch = self.step = 0
+        self.output_names: tuple[str, ...] | None = None
         self._names = feature_names
         self._training: bool | None = None
         self._optimizer: torch.optim.Optimizer | None = None
@@ -302,6 +303,7 @@ class TorchReplica:
         self._set_mode(training=False)
         with torch.inference_mode(), self._precision():
             outputs = self._forward(self._tensors(features))
+        self.output_names = tuple(map(str, outputs)) if isinstance(outputs, Mapping) else None
         return arrays(outputs)
 
     def _watch_buffers(self) -> None:

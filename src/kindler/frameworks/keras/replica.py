@@ -70,6 +70,7 @@ class KerasReplica:
         self.keras: Any = importlib.import_module(self.flavour)
         self.device = device
         self.epoch = self.step = 0
+        self.output_names: tuple[str, ...] | None = None
         self.arrange(feature_names, label_names)
         self._group: Group | None = None
         self._exchange: Exchange | None = None
@@ -298,7 +299,9 @@ class KerasReplica:
     def predict(self, features: Sequence[Array]) -> list[Array]:
         """The outputs for these rows; several outputs in the model's order."""
         outputs = self.model.predict_on_batch(self._arranged.inputs(features))
-        return [np.asarray(part) for part in _leaves(outputs)]
+        named = list(_leaves(outputs))
+        self.output_names = tuple(name for name, _ in named) if isinstance(outputs, Mapping) else None
+        return [np.asarray(part) for _, part in named]
 
     def trained_model(self) -> Any:
         """The model itself."""
@@ -353,9 +356,14 @@ def _unfinished(optimizer: Any) -> Iterator[None]:
         object.__delattr__(optimizer, "finalize_variable_values")
 
 
-def _leaves(outputs: Any) -> list[Any]:
+def _leaves(outputs: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Each output with its name; those of nested outputs are joined."""
     if isinstance(outputs, Mapping):
-        return [leaf for part in outputs.values() for leaf in _leaves(part)]
-    if isinstance(outputs, list | tuple):
-        return [leaf for part in outputs for leaf in _leaves(part)]
-    return [outputs]
+        parts = list(outputs.items())
+    elif isinstance(outputs, list | tuple):
+        parts = list(enumerate(outputs))
+    else:
+        yield name, outputs
+        return
+    for key, part in parts:
+        yield from _leaves(part, f"{name}_{key}" if name else str(key))

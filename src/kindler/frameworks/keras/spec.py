@@ -20,6 +20,7 @@ from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, positional, title
 from kindler.frameworks.keras.files import check_optimizer, described, with_live_optimizer
 from kindler.frameworks.keras.library import flavour_of, is_compiled, load
+from kindler.frameworks.travel import travelling
 
 __all__ = ["Archive", "KerasSpec", "build_model", "check", "custom_objects", "dumps", "lacking", "loads"]
 
@@ -116,7 +117,7 @@ def dumps(spec: KerasSpec) -> bytes:
     if spec.model is not None and not isinstance(spec.model, Archive):
         spec = replace(spec, model=_archive(spec.model))
     # The backend goes first: Keras must be on it before unpickling imports the user's modules.
-    return spec.backend.encode() + b"\n" + bytes(cloudpickle.dumps(spec))
+    return spec.backend.encode() + b"\n" + travelling(spec)
 
 
 def loads(data: bytes) -> KerasSpec:
