@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from kindler.errors import ConfigError
@@ -19,6 +20,7 @@ __all__ = [
     "needs",
     "predict_complaints",
     "refuse",
+    "seed_complaints",
     "stream_complaints",
 ]
 
@@ -36,6 +38,12 @@ def engine_complaints(workers: int | None, engine: str) -> list[str]:
     if engine not in ("auto", "local", "spark"):
         found.append(f"engine must be 'auto', 'local' or 'spark'; received {engine!r}.")
     return found
+
+
+def seed_complaints(seed: Any) -> list[str]:
+    if isinstance(seed, Integral) and not isinstance(seed, bool) and 0 <= seed < 2**63:
+        return []
+    return [f"seed must be a whole number from 0 to 2**63 - 1; received {seed!r}."]
 
 
 def backend_complaints(backend: str | None) -> list[str]:

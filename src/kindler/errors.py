@@ -5,6 +5,7 @@
     ├── DataError (ValueError)              a row or a column is not what the model can take
     ├── MissingExtraError (ImportError)     an optional dependency is not installed
     ├── JavaNotFoundError (RuntimeError)    Spark needs Java and there is none
+    ├── DiskFullError (OSError)             no room for a file
     ├── NotFittedError (RuntimeError)       asked for what only training makes
     ├── BrokerError (ConnectionError)       the runtime's broker cannot be reached, or has no worker
     ├── TrackingError (ConnectionError)     the tracking server cannot be used
@@ -30,9 +31,13 @@ catch. Messages say what was received, which rule it broke, and after "Hint:" wh
 
 from __future__ import annotations
 
+import ast
 import builtins
+import errno
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = [
@@ -41,6 +46,7 @@ __all__ = [
     "ConfigError",
     "DamagedError",
     "DataError",
+    "DiskFullError",
     "FrameError",
     "JavaNotFoundError",
     "KindlerError",
@@ -60,6 +66,8 @@ __all__ = [
     "WorkerError",
     "WorkerLost",
     "first_line",
+    "naming_full_disk",
+    "plain_fields",
     "revive",
     "worker_error",
 ]
@@ -120,6 +128,32 @@ class MissingExtraError(KindlerError, ImportError):
 
 class JavaNotFoundError(KindlerError, RuntimeError):
     """Spark needs a Java runtime and none was found."""
+
+
+class DiskFullError(KindlerError, OSError):
+    """There is no room for a file: the disk is full, or a quota or limit is reached.
+
+    Attributes:
+        path: The file.
+        needed_bytes: How much was to be written, where that is known.
+        free_bytes: How much room there is.
+    """
+
+    errno = errno.ENOSPC  # type: ignore[assignment]
+
+    def __init__(self, *, path: str, needed_bytes: int | None, free_bytes: int, reason: str) -> None:
+        self.path = path
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        needed = "" if needed_bytes is None else f" for {needed_bytes:,} bytes"
+        super().__init__(
+            f"there is no room{needed} at {path}: {reason}; {free_bytes:,} bytes are free there.\n"
+            "Hint: free some space, or use another folder: model_dir=... for checkpoints, TMPDIR for the data"
+            " of workers."
+        )
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
 
 
 class NotFittedError(KindlerError, RuntimeError):
@@ -335,6 +369,36 @@ class SyncTimeoutError(SyncError, TimeoutError):
         )
 
 
+@contextmanager
+def naming_full_disk(path: str | os.PathLike[str], needed_bytes: int | None = None) -> Iterator[None]:
+    """Say where there is no room, and how much there is, if what the block writes to `path` does not fit.
+
+    Raises:
+        DiskFullError: It does not.
+    """
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except OSError as exc:
+        full = exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if not full and os.strerror(errno.ENOSPC) not in str(exc):  # HDF5 gives no number
+            raise
+        raise DiskFullError(
+            path=os.fspath(path),
+            needed_bytes=needed_bytes,
+            free_bytes=_free_bytes(os.fspath(path)),
+            reason=exc.strerror or str(exc),
+        ) from exc
+
+
+def _free_bytes(path: str) -> int:
+    while not os.path.exists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    found = os.statvfs(path or ".")
+    return found.f_bavail * found.f_frsize
+
+
 def revive(kind: str, message: str, fields: dict[str, Any]) -> KindlerError | None:
     """A complaint of Kindler's own that was raised on a worker, as it was; None if `kind` names none."""
     module, _, name = kind.partition(":")
@@ -345,7 +409,14 @@ def revive(kind: str, message: str, fields: dict[str, Any]) -> KindlerError | No
 
 
 def worker_error(
-    *, types: Sequence[str], message: str, traceback: str, rank: int, host: str, shard: int | None = None
+    *,
+    types: Sequence[str],
+    message: str,
+    traceback: str,
+    rank: int,
+    host: str,
+    shard: int | None = None,
+    fields: Mapping[str, str] | None = None,
 ) -> WorkerError:
     """The error that `fit` raises for an exception raised by user code on a worker.
 
@@ -356,18 +427,47 @@ def worker_error(
         rank: The worker's rank.
         host: The worker's machine.
         shard: The shard that was worked on, where the work was on shards.
+        fields: The exception's own attributes, as `plain_fields` writes them.
     """
     bases = _combined(types)
-    name = types[0].rpartition(":")[2] if types else "WorkerError"
+    name = _short(types[0]) if types else "WorkerError"
     cls = type(name, bases, {"__module__": __name__, "__reduce__": _reduce_worker_error})
     place = f"worker {rank}" if shard is None else f"shard {shard}"
     text = f"{message}\n\nraised as {name} on {place}, host {host}:\n{traceback.rstrip()}"
     error: Any = _blank(cls)
     error.args = (text,)
+    for attribute, value in (fields or {}).items():
+        try:
+            setattr(error, attribute, ast.literal_eval(value))
+        except (AttributeError, TypeError, ValueError, SyntaxError):
+            continue  # a property of the user's class without a setter
     error.rank, error.host, error.remote_traceback, error.shard = rank, host, traceback, shard
-    error.__dict__["_origin"] = (tuple(types), message, traceback, rank, host, shard)
+    error.__dict__["_origin"] = (tuple(types), message, traceback, rank, host, shard, dict(fields or {}))
     made: WorkerError = error
     return made
+
+
+def plain_fields(error: BaseException) -> dict[str, str]:
+    """An exception's own attributes as text, those that are plain values; nothing runs to read them again.
+
+    >>> error = ValueError("too hot")
+    >>> error.degrees, error.thermometer = (41.5, "C"), object()
+    >>> plain_fields(error)
+    {'degrees': "(41.5, 'C')"}
+    """
+    found = dict(vars(error))
+    if isinstance(error, OSError):  # these are no attributes of the instance's own
+        found |= {name: getattr(error, name) for name in ("errno", "strerror", "filename", "filename2")}
+    kept = {}
+    for name, value in found.items():
+        text = repr(value)
+        try:
+            same = ast.literal_eval(text) == value
+            if isinstance(same, bool) and same:
+                kept[name] = text
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            continue
+    return kept
 
 
 def first_line(error: BaseException, most: int = 300) -> str:
@@ -388,9 +488,22 @@ def _combined(types: Sequence[str]) -> tuple[type, ...]:
     return (WorkerError,)
 
 
+def _short(qualified: str) -> str:
+    return qualified.partition(":")[2].partition("@")[0].rpartition(".")[2]
+
+
 def _loaded_class(qualified: str) -> type[BaseException] | None:
-    """The exception class of that name, only if its module is already loaded: nothing is imported."""
+    """The exception class of that name, only if its module is already loaded: nothing is imported.
+
+    A class that was made in a function has no name to be found by; after an "@" comes the mark under which
+    cloudpickle knows it in the process that sent it out.
+    """
+    qualified, _, mark = qualified.partition("@")
     module, _, name = qualified.partition(":")
+    if mark:
+        sent = getattr(sys.modules.get("cloudpickle.cloudpickle"), "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+        found = sent.get(mark)
+        return found if isinstance(found, type) and issubclass(found, Exception) else None
     holder: Any = builtins if module == "builtins" else sys.modules.get(module)
     for part in name.split("."):
         holder = getattr(holder, part, None)
@@ -402,6 +515,20 @@ def _reduce_worker_error(self: WorkerError) -> tuple[Any, ...]:
 
 
 def _rebuild_worker_error(
-    types: tuple[str, ...], message: str, traceback: str, rank: int, host: str, shard: int | None
+    types: tuple[str, ...],
+    message: str,
+    traceback: str,
+    rank: int,
+    host: str,
+    shard: int | None,
+    fields: Mapping[str, str],
 ) -> WorkerError:
-    return worker_error(types=types, message=message, traceback=traceback, rank=rank, host=host, shard=shard)
+    return worker_error(
+        types=types,
+        message=message,
+        traceback=traceback,
+        rank=rank,
+        host=host,
+        shard=shard,
+        fields=fields,
+    )

@@ -27,12 +27,14 @@ from kindler.arguments import (
     needs,
     predict_complaints,
     refuse,
+    seed_complaints,
     stream_complaints,
 )
 from kindler.config import RunSettings
 from kindler.data.plan import ColumnOptions, Names
 from kindler.engine import local
 from kindler.errors import ConfigError, NotFittedError
+from kindler.frameworks.caller import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inputs import Ingest, choose_engine, fitting
 from kindler.runs import Engine, Model, Plan, Results, job_of, run
@@ -77,7 +79,7 @@ class Estimator:
         self._engine: Engine = engine
         self._device = device
         self._model_dir = None if model_dir is None else place(model_dir)
-        self._seed = seed
+        self._seed = int(seed)
         self._settings = settings
         self._state = b""
         self._options: ColumnOptions | None = None
@@ -88,6 +90,7 @@ class Estimator:
         self.history = History()
 
     @classmethod
+    @leaves_no_trace
     def from_torch(
         cls,
         *,
@@ -160,6 +163,7 @@ class Estimator:
         refuse(
             *check(spec),
             *engine_complaints(workers, engine),
+            *seed_complaints(seed),
             *backend_complaints(backend),
         )
         uses_torchmetrics = "torchmetrics" in {type(m).__module__.partition(".")[0] for m in _flat(metrics)}
@@ -182,6 +186,7 @@ class Estimator:
         )
 
     @classmethod
+    @leaves_no_trace
     def from_keras(
         cls,
         model: Any = None,
@@ -229,7 +234,7 @@ class Estimator:
             config=dict(config or {}),
             inputs=inputs,
         )
-        refuse(*check(given), *engine_complaints(workers, engine))
+        refuse(*check(given), *engine_complaints(workers, engine), *seed_complaints(seed))
         chosen = library.backend_of(model, keras_backend)
         library.require(chosen)
         return cls(
@@ -251,6 +256,7 @@ class Estimator:
             log_dir=log_dir,
         )
 
+    @leaves_no_trace
     def fit(
         self,
         data: Any,
@@ -288,14 +294,16 @@ class Estimator:
                 Hugging Face or ray dataset. Or batches that your own code makes: a torch `DataLoader`, a
                 `tf.data.Dataset`, or a function of `(config, batch_size)` that returns one of these, a keras
                 `PyDataset`, or an iterable of batches.
-            epochs: How many more epochs; None is one, or until `end_trigger` fires.
+            epochs: How many more epochs; None is one, or as many as `max_steps` takes, or until `end_trigger`
+                fires.
             batch_size: Rows per step over all workers.
             feature_cols: The model's input columns, in its order; None finds "features" or "x".
             label_cols: The target columns; None finds "label" or "y".
             validation_data: Evaluated after each epoch; may be of another kind than `data`.
             callbacks: `kindler.Callback` objects, or for a Keras model those of Keras; and for either
                 `kindler.MLflowLogger`.
-            max_steps: Optimizer steps after which to end, whatever `epochs` says.
+            max_steps: Optimizer steps after which to end, also in the middle of an epoch; with `epochs`, what
+                comes first.
             verbose: 0 shows neither progress nor what workers print.
             shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
             dtypes: numpy dtypes, by column; binary columns need theirs.
@@ -344,7 +352,7 @@ class Estimator:
             *keras_complaints(
                 self._model.framework, class_weight=class_weight, sample_weight_col=sample_weight_col
             ),
-            *epoch_complaints(epochs, initial_epoch, validation_freq),
+            *epoch_complaints(_epochs(epochs, max_steps, end_trigger), initial_epoch, validation_freq),
             *at_least_one(
                 epochs=epochs,
                 batch_size=batch_size,
@@ -398,7 +406,7 @@ class Estimator:
                 what="epoch",
                 resume=resume,
                 batch_size=batch_size,
-                epochs=(epochs or (1 if end_trigger is None else ENDLESS)) - (initial_epoch or 0),
+                epochs=_epochs(epochs, max_steps, end_trigger) - (initial_epoch or 0),
                 initial_epoch=initial_epoch,
                 validation_freq=validation_freq
                 if isinstance(validation_freq, int)
@@ -423,6 +431,7 @@ class Estimator:
             self.history = History([*before, *results.rows])
         return History(results.rows)
 
+    @leaves_no_trace
     def evaluate(
         self,
         data: Any,
@@ -470,6 +479,7 @@ class Estimator:
         )
         return results.rows[0]
 
+    @leaves_no_trace
     def predict(
         self,
         data: Any,
@@ -494,7 +504,8 @@ class Estimator:
             data: What to score.
             batch_size: Rows per call of the model.
             feature_cols: The model's input columns; None takes those of the last `fit`.
-            output_cols: What to call the outputs; None is "prediction" ("prediction_0", ... for several).
+            output_cols: What to call the outputs; None is "prediction" ("prediction_0", ... for several), or
+                the names that the model itself gives them by returning a dict.
             output_path: Where a Parquet path's scored rows are written; returned.
             verbose: 0 shows no progress.
             shapes: The shape of one row, by column.
@@ -507,7 +518,7 @@ class Estimator:
         request = scoring.Request(
             framework=self._model.framework,
             spec=self._model.pack(self._model.spec),
-            state=self._state,
+            state=self._current_state(),
             options=options,
             layout=self._layout,
             batch_size=batch_size,
@@ -552,6 +563,7 @@ class Estimator:
         """The same of a validation figure: "loss", or a metric's name."""
         return self._summaries.series("validation", tag)
 
+    @leaves_no_trace
     def get_model(self) -> Any:
         """The model with its trained weights, ready to predict: the user's own instance if one was given."""
         return self._live_replica().trained_model()
@@ -579,6 +591,7 @@ class Estimator:
         self.history = History(history)
         return self
 
+    @leaves_no_trace
     def save(self, path: str | PathLike[str]) -> None:
         """Write the model in its framework's own format, whole or not at all.
 
@@ -588,6 +601,7 @@ class Estimator:
         with beside(path) as unfinished:
             self._live_replica().save(str(unfinished))
 
+    @leaves_no_trace
     def load(self, path: str | PathLike[str]) -> Estimator:
         """Take weights from a file that `save`, or the framework itself, wrote."""
         replica = self._live_replica()
@@ -595,6 +609,7 @@ class Estimator:
         self._state = replica.state()
         return self
 
+    @leaves_no_trace
     def save_checkpoint(self, path: str | PathLike[str]) -> None:
         """Write everything that training goes on from: weights, optimizer, scheduler, randomness, epoch."""
         if not self._state:
@@ -605,6 +620,7 @@ class Estimator:
         )
         write_checkpoint(path, header, self._state)
 
+    @leaves_no_trace
     def load_checkpoint(self, path: str | PathLike[str]) -> Estimator:
         """Go on from a file that `save_checkpoint`, or a run with `model_dir`, wrote.
 
@@ -625,6 +641,7 @@ class Estimator:
         return self
 
     @staticmethod
+    @leaves_no_trace
     def latest_checkpoint(model_dir: str | PathLike[str]) -> str | None:
         """The newest whole checkpoint in a folder that was a run's `model_dir`, or None.
 
@@ -653,7 +670,7 @@ class Estimator:
             validation=validation,
             options=options,
             ingest=ingest,
-            state=self._state,
+            state=self._current_state(),
             workers=self._workers,
             engine=self._engine,
             device=self._device,
@@ -694,6 +711,12 @@ class Estimator:
             allow_nan=known.allow_nan if allow_nan is None else allow_nan,
         )
 
+    def _current_state(self) -> bytes:
+        """What training goes on from; a Keras model may have been compiled anew, or given other weights."""
+        if self._model.framework == "keras" and self._state and self._live is not None:
+            self._state = self._live.state()
+        return self._state
+
     def _set_state(self, state: bytes) -> None:
         self._state = state
         if self._live is not None or FRAMEWORKS.load(self._model.framework).has_instance(self._model.spec):
@@ -707,6 +730,11 @@ class Estimator:
             if self._state:
                 self._live.load_state(self._state)
         return self._live
+
+
+def _epochs(epochs: int | None, max_steps: int | None, end_trigger: Trigger | None) -> int:
+    """How many at most; without a number of them, steps or the trigger end the run, or one is enough."""
+    return epochs or (1 if max_steps is None and end_trigger is None else ENDLESS)
 
 
 def _flat(metrics: Any) -> list[Any]:

@@ -9,10 +9,8 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
-
-import cloudpickle
 
 from kindler.config import RunSettings
 from kindler.data.dealing import Dealing
@@ -24,6 +22,7 @@ from kindler.engine.outcome import Outcome
 from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, KindlerError
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.frameworks.travel import travelling
 from kindler.inputs import Ingest, choose_engine, prepare, session_for
 from kindler.temporary import Folder
 from kindler.train.checkpoint import Header
@@ -177,7 +176,7 @@ def run(plan: Plan) -> Results:
                 if crew.size > 1 and task.epochs:
                     _refuse_several(plan.model)
                 dealing = _dealing(crew.size, plan.seed, [found.header for found in checkpoints])
-                told = cloudpickle.dumps(replace(task, dealing=dealing))
+                told = travelling(replace(task, dealing=dealing))
                 buffers = (told, spec, plan.state, *(found.data for found in checkpoints))
                 return _launch(plan, buffers, spark, feeds, hear, crew.size, dealing)
 

@@ -199,7 +199,8 @@ def _frame(frame: Any, request: Request) -> Any:
                 "Hint: predict(..., shapes={column: (width,)}) says it; fit() on such columns does too."
             )
         sample = _sample(first_row(frame, columns), columns)
-    outputs = next(predictor.score([inputs(columns, sample)]))
+    # The driver's own threads are none of the predictor's business.
+    outputs = next(replace(predictor, threads=None).score([inputs(columns, sample)]))
     names = predictor.names(len(outputs))
     refuse_taken(names, frame.columns)
     return predict_frame(
@@ -254,6 +255,6 @@ def _in_memory(data: Any, request: Request) -> Any:
         outputs = [np.concatenate(column) for column in zip(*parts, strict=True)]
     made = dict(zip(predictor.names(len(outputs)), outputs, strict=True))
     if not datasets.is_dataset(data):
-        return like(data, made)
+        return like(data, made, named=predictor.outputs_are_named())
     refuse_taken(made, rows.schema.names)
     return datasets.with_columns(data, rows, {name: to_arrow(output) for name, output in made.items()})

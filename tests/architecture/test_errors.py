@@ -15,6 +15,9 @@ EXAMPLES: dict[str, Any] = {
     "ConfigError": lambda: errors.ConfigError("no"),
     "DamagedError": lambda: errors.DamagedError(sha256="ab", problem="it is gone"),
     "DataError": lambda: errors.DataError("null", column="x", row=3),
+    "DiskFullError": lambda: errors.DiskFullError(
+        path="/a/b", needed_bytes=7, free_bytes=3, reason="No space left on device"
+    ),
     "FrameError": lambda: errors.FrameError("no frame"),
     "JavaNotFoundError": lambda: errors.JavaNotFoundError("none"),
     "KindlerError": lambda: errors.KindlerError("no"),

@@ -154,6 +154,24 @@ def test_synchronised_batchnorm_is_refused_for_several_workers(keras: Any, flavo
         est.fit(problems.problem(20), verbose=0, **COLUMNS)
 
 
+def test_frozen_weights_stay_as_they_are_bit_by_bit(
+    keras: Any, flavour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems.deal(monkeypatch, (93, 37))
+    model = problems.seeded(problems.classifier, {"flavour": flavour, "between": "batchnorm"})
+    model.layers[1].trainable = False
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="binary_crossentropy")
+    frozen = [weight.copy() for weight in model.layers[1].get_weights()]
+    statistics = model.layers[2].get_weights()[2:]
+
+    Estimator.from_keras(model, workers=2, engine="local").fit(
+        problems.problem(130), epochs=2, batch_size=26, verbose=0, **COLUMNS
+    )
+
+    assert identical(model.layers[1].get_weights(), frozen)
+    assert not identical(model.layers[2].get_weights()[2:], statistics)
+
+
 def test_a_second_fit_goes_on_as_if_there_had_been_one(flavour: str) -> None:
     between = (
         "batchnorm" if flavour == "tf_keras" else "both"

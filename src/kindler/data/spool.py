@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data.columns import Array, Column, Where, conform, to_numpy
-from kindler.errors import DataError
+from kindler.errors import DataError, naming_full_disk
 
 __all__ = ["Layout", "Spool", "SpoolWriter", "agreed"]
 
@@ -442,14 +442,13 @@ class _ColumnFile:
         if self.first:
             file.seek(self.first * (array.nbytes // len(array)))
             self.first = 0
-        try:
+        with naming_full_disk(self.path, array.nbytes):
             file.write(array.reshape(-1).view(np.uint8).data)
-        except OSError as exc:  # a full disk, which does not say where
-            raise OSError(exc.errno, exc.strerror, self.path) from exc
 
     def close(self) -> None:
         if self.file is not None:
-            self.file.close()
+            with naming_full_disk(self.file.name):
+                self.file.close()
             self.file = None
 
     def manifest(self) -> dict[str, Any]:

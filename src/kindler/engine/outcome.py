@@ -79,6 +79,7 @@ def _raised(outcome: Outcome) -> KindlerError:
         traceback=said["traceback"],
         rank=outcome.rank,
         host=said["host"],
+        fields=said.get("fields"),
     )
 
 

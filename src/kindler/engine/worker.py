@@ -22,7 +22,7 @@ from kindler.engine.address import own_address
 from kindler.engine.channel import Channel, ChannelClosed
 from kindler.engine.cores import usable_cores
 from kindler.engine.links import connect_links
-from kindler.errors import KindlerError, SyncError, SyncTimeoutError
+from kindler.errors import KindlerError, SyncError, SyncTimeoutError, plain_fields
 
 __all__ = ["STACKS", "Worker", "run_child"]
 
@@ -150,14 +150,24 @@ def run_child(sock: socket.socket) -> int:
 
 def describe(exc: BaseException) -> dict[str, Any]:
     """An exception as a frame's fields: its types, its message, and the user's part of its traceback."""
-    types = [f"{cls.__module__}:{cls.__qualname__}" for cls in type(exc).__mro__ if cls is not object]
+    types = [_qualified(cls) for cls in type(exc).__mro__ if cls is not object]
     return {
         "types": types,
         "message": _message(exc),
         "traceback": "".join(traceback.format_exception(type(exc), exc, _users_part(exc))),
         "sync": isinstance(exc, SyncError),
         "own": exc.__dict__ if isinstance(exc, KindlerError) else {},
+        "fields": {} if isinstance(exc, KindlerError) else plain_fields(exc),
     }
+
+
+def _qualified(cls: type) -> str:
+    """A class's name; one that was made in a function goes by the mark that cloudpickle gave it."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    if "<locals>" not in name:
+        return name
+    marks = getattr(sys.modules.get("cloudpickle.cloudpickle"), "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
+    return f"{name}@{marks[cls]}" if cls in marks else name
 
 
 def _message(exc: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Drawing", "seed_all", "seed_own"]
+__all__ = ["Drawing", "own_states", "restore_own", "seed_all", "seed_own"]
 
 
 def seed_all(*numbers: int) -> None:
@@ -31,6 +31,23 @@ def seed_own(*numbers: int) -> int:
     random.seed(seed)
     np.random.seed(seed)
     return seed
+
+
+def own_states() -> list[Any]:
+    """Where Python's and numpy's generators are, as JSON can carry it."""
+    kind, numbers, *rest = np.random.get_state(legacy=True)
+    return [_lists(random.getstate()), [kind, np.asarray(numbers).tolist(), *rest]]
+
+
+def restore_own(states: Any) -> None:
+    """Draw from now on what came after `own_states`."""
+    (version, numbers, gauss), drawn = states
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state(tuple(drawn))
+
+
+def _lists(state: Any) -> Any:
+    return [_lists(part) for part in state] if isinstance(state, tuple) else state
 
 
 class Drawing:

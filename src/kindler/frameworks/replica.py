@@ -127,8 +127,10 @@ class Replica(Steps, Tallies, Keeps, Protocol):
         epoch: Epochs begun since the model was new.
         step: Optimizer steps since then.
         device: Where it computes.
+        output_names: What the model called the outputs that it returned last; None where they have no names.
     """
 
     epoch: int
     step: int
     device: Any
+    output_names: tuple[str, ...] | None

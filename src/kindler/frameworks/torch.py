@@ -17,6 +17,7 @@ import torch
 
 from kindler.errors import ConfigError
 from kindler.frameworks.packed import Buffer
+from kindler.frameworks.randomness import own_states, restore_own, seed_own
 from kindler.frameworks.replica import Array, Batch
 from kindler.frameworks.torch_buffers import Tracked
 from kindler.frameworks.torch_device import arrays, preload, resolve_device, tensors
@@ -106,10 +107,13 @@ class TorchReplica:
         self.device = resolve_device(device, local_rank)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        seed_own(seed)
         torch.manual_seed(seed)
         self.model = build_model(spec).to(self.device)
+        seed_own(seed, 0, rank)
         torch.manual_seed(seed + rank)
         self.epoch = self.step = 0
+        self.output_names: tuple[str, ...] | None = None
         self._names, self._label_names = feature_names, label_names
         self._label_shapes = None if label_shapes is None else [tuple(shape) for shape in label_shapes]
         self._modes = Modes(self.model)
@@ -211,6 +215,7 @@ class TorchReplica:
         """Seed by epoch and rank, so that a resumed epoch is the same as an uninterrupted one."""
         self.epoch = epoch
         self._epoch_rows = 0
+        seed_own(self.seed, epoch, self.rank)
         torch.manual_seed(fork_seed(self.seed, epoch, self.rank))
         self._watch_buffers()
 
@@ -346,6 +351,7 @@ class TorchReplica:
         return dump(
             {
                 "rng": self._rng(),
+                "own": own_states(),
                 "tallies": self.counter.keep(),
                 "rows": self._epoch_rows,
                 "changed": changed,
@@ -363,6 +369,8 @@ class TorchReplica:
         self.counter.restore(fields["tallies"])
         self._epoch_rows, self._changed = fields["rows"], fields["changed"]
         self._load_rng(fields["rng"])
+        if "own" in fields:
+            restore_own(fields["own"])
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
         """Go on from the states of other ranks than there are now, in the epoch that has just begun."""
@@ -404,6 +412,7 @@ class TorchReplica:
         self._modes.evaluate()
         with torch.inference_mode(), self._precision():
             outputs = self._forward(self._tensors(features))
+        self.output_names = tuple(map(str, outputs)) if isinstance(outputs, Mapping) else None
         return arrays(outputs)
 
     def _watch_buffers(self) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, lacking, makes, title
+from kindler.frameworks.travel import travelling
 
 __all__ = [
     "CLOSURE",
@@ -94,8 +95,7 @@ class TorchSpec:
 
 def dumps(spec: TorchSpec) -> bytes:
     """The spec as bytes; a model and an optimizer over its parameters stay together."""
-    data: bytes = cloudpickle.dumps(spec)
-    return data
+    return travelling(spec)
 
 
 def loads(data: bytes) -> TorchSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from kindler.data import parquet
 from kindler.data.alongside import Alongside
-from kindler.inference.outputs import to_arrow
+from kindler.inference.outputs import refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
 
 __all__ = ["FileTask", "run"]
@@ -53,7 +53,7 @@ def run(worker: Worker, task_bytes: bytes) -> Sequence[bytes]:
     writer: pq.ParquetWriter | None = None
     done = 0
     try:
-        for table in _gathered(rows.joined(scored, names=predictor.names, convert=to_arrow)):
+        for table in _gathered(rows.joined(scored, names=_named(predictor, names), convert=to_arrow)):
             writer = writer or pq.ParquetWriter(path, table.schema)
             writer.write_table(table)
             done += table.num_rows
@@ -62,6 +62,17 @@ def run(worker: Worker, task_bytes: bytes) -> Sequence[bytes]:
         if writer is not None:
             writer.close()
     return [str(done).encode()]
+
+
+def _named(predictor: Predictor, taken: Sequence[str]) -> Callable[[int], Sequence[str]]:
+    """Names for outputs; a model's own are known, and found to be taken, only once it has returned some."""
+
+    def names(outputs: int) -> Sequence[str]:
+        found = predictor.names(outputs)
+        refuse_taken(found, taken)
+        return found
+
+    return names
 
 
 def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -34,8 +34,8 @@ def to_arrow(array: np.ndarray[Any, Any]) -> pa.Array:
     return column
 
 
-def like(data: Any, outputs: dict[str, np.ndarray[Any, Any]]) -> Any:
-    """The outputs in the form in which the data came."""
+def like(data: Any, outputs: dict[str, np.ndarray[Any, Any]], *, named: bool = False) -> Any:
+    """The outputs in the form in which the data came; beside bare arrays, by name where they are `named`."""
     if isinstance(data, dict):
         refuse_taken(outputs, data)
         return {**data, **outputs}
@@ -48,6 +48,8 @@ def like(data: Any, outputs: dict[str, np.ndarray[Any, Any]]) -> Any:
     if hasattr(data, "assign"):
         refuse_taken(outputs, data.columns)
         return data.assign(**{n: o if o.ndim == 1 else list(o) for n, o in outputs.items()})
+    if named:
+        return dict(outputs)
     arrays = list(outputs.values())
     return arrays[0] if len(arrays) == 1 else arrays
 

@@ -40,7 +40,8 @@ class Predictor:
         state: Its trained state; empty for a model as it was given.
         columns: The feature columns, in the order in which the model takes them.
         batch_size: Rows per call of the model.
-        output_cols: Names of the outputs; None is "prediction", or "prediction_0", ... for several.
+        output_cols: Names of the outputs; None is the model's own where it returns a dict, else "prediction",
+            or "prediction_0", ... for several.
         device: Where the model computes.
         seed: What a creator's random weights start from.
         threads: Compute threads; None leaves the process as it is.
@@ -90,14 +91,26 @@ class Predictor:
 
     def score(self, chunks: Iterable[Arrays]) -> Iterator[list[np.ndarray[Any, Any]]]:
         """The outputs for all rows of `chunks`, in batches of `batch_size` however the chunks are cut."""
-        replica = self.replica()
-        for batch in fixed_batches(chunks, self.batch_size):
+        replica, names = self.replica(), None
+        for number, batch in enumerate(fixed_batches(chunks, self.batch_size)):
             outputs = replica.predict(batch)
             self._check(outputs, len(batch[0]))
+            if number and replica.output_names != names:
+                raise ConfigError(
+                    f"the model named its outputs {replica.output_names} after it had named them {names};"
+                    " the outputs of all rows must be alike."
+                )
+            names = replica.output_names
             yield outputs
 
     def names(self, outputs: int) -> tuple[str, ...]:
-        """The columns that a model with that many outputs fills."""
+        """The columns that a model with that many outputs fills; in a process that has scored with it.
+
+        Outputs that the model returns in a dict keep their names.
+        """
+        named = self.replica().output_names
+        if self.output_cols is None and named is not None:
+            return named
         if self.output_cols is None:
             many = tuple(f"prediction_{i}" for i in range(outputs))
             return ("prediction",) if outputs == 1 else many
@@ -107,6 +120,10 @@ class Predictor:
                 f" but the model has {outputs} outputs."
             )
         return self.output_cols
+
+    def outputs_are_named(self) -> bool:
+        """Whether the names are the model's own."""
+        return self.output_cols is None and self.replica().output_names is not None
 
     def _check(self, outputs: Sequence[np.ndarray[Any, Any]], rows: int) -> None:
         for output in outputs:

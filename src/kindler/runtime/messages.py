@@ -199,7 +199,12 @@ class Report:
             traceback=str(said.get("traceback", "")),
             rank=0,
             host=str(said.get("host", "unknown")),
+            fields=_texts(said.get("fields")),
         )
+
+
+def _texts(fields: Any) -> dict[str, str]:
+    return {str(k): str(v) for k, v in fields.items()} if isinstance(fields, dict) else {}
 
 
 def described(exc: BaseException) -> dict[str, Any]:

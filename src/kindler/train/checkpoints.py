@@ -166,7 +166,10 @@ class Checkpoints:
                 limit *= 16
 
     def _check_best(self, header: Header) -> None:
-        if self._best is not None and header.ends_epoch and self._best[0] not in header.figures:
+        if self._best is None or not header.ends_epoch or self._best[0] in header.figures:
+            return
+        judged = any(name.startswith("val_") for name in header.figures)
+        if judged or not self._best[0].startswith("val_"):  # epochs without validation are not compared
             there = [n for n, v in header.figures.items() if isinstance(v, float)]
             raise ConfigError(f"best_metric={self._best[0]!r} is no figure of an epoch; there are {there}.")
 

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
-from kindler.errors import ConfigError, MissingExtraError
+from kindler.errors import ConfigError, MissingExtraError, naming_full_disk
 
 __all__ = ["Folder", "beside", "folder_at", "place", "split", "write_file"]
 
@@ -80,7 +80,8 @@ def beside(path: str | PathLike[str]) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
         unfinished = Path(folder) / target.name  # frameworks go by the suffix
-        yield unfinished
+        with naming_full_disk(target):
+            yield unfinished
         os.replace(unfinished, target)
 
 
@@ -160,6 +161,12 @@ class _Remote:
 
 
 def _write(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
+    size = sum(memoryview(piece).nbytes for piece in pieces)
+    with naming_full_disk(path, size):
+        _write_pieces(path, pieces)
+
+
+def _write_pieces(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=_UNFINISHED)
     try:

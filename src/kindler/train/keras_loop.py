@@ -24,7 +24,7 @@ from kindler.train.keeper import Keeper, restore_callbacks
 from kindler.train.opening import Numbered, Start, Worker, begin, load_local_states, open_numbered
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.syncs import SYNCS
-from kindler.train.task import Task
+from kindler.train.task import ENDLESS, Task
 from kindler.train.triggers import Progress, score_of
 
 __all__ = ["run"]
@@ -231,7 +231,8 @@ class _Follower:
         if goes_on:
             load_local_states(self._replica, start.local_states, self._worker)
         self._mean = self._replica.tallies.figures().get("loss", 0.0) if goes_on else 0.0
-        self._reporter.begin(epoch=epoch + 1, epochs=self._last, steps=self._steps, step=self._done)
+        epochs = self._last if self._task.epochs < ENDLESS else None
+        self._reporter.begin(epoch=epoch + 1, epochs=epochs, steps=self._steps, step=self._done)
 
     def step_begins(self) -> None:
         """Once the batch is there."""

@@ -91,4 +91,5 @@ def shard_error(said: dict[str, Any], shard: int) -> KindlerError:
         rank=shard,
         host=said["host"],
         shard=shard,
+        fields=said.get("fields"),
     )

@@ -105,8 +105,8 @@ def load(backend: str) -> Any:
     """
     loaded = _imported()
     if loaded is None:
-        os.environ["KERAS_BACKEND"] = backend
-    elif loaded != backend:
+        return _import_on(backend)
+    if loaded != backend:
         raise ConfigError(
             f"this process has imported Keras on {loaded}, and the model needs it on {backend}; a process has"
             " one.\nHint: start a new session for it."
@@ -127,6 +127,19 @@ def without_devices() -> Iterator[None]:
     finally:
         if before is None:
             del os.environ[DEVICE_VARIABLE]
+
+
+def _import_on(backend: str) -> Any:
+    """Keras reads its backend from the environment, which is the caller's: it is set for this import only."""
+    before = os.environ.get("KERAS_BACKEND")
+    os.environ["KERAS_BACKEND"] = backend
+    try:
+        return importlib.import_module("keras")
+    finally:
+        if before is None:
+            del os.environ["KERAS_BACKEND"]
+        else:
+            os.environ["KERAS_BACKEND"] = before
 
 
 def settle(backend: str, *, device: str, local_rank: int, threads: int | None) -> None:

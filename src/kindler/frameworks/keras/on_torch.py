@@ -14,7 +14,7 @@ from kindler.frameworks.keras.exchange import Means, Rows, replaced
 from kindler.frameworks.keras.library import DEVICE_VARIABLE
 from kindler.frameworks.torch_device import resolve_device
 
-__all__ = ["idle_step", "randomness", "reseed", "restore_randomness", "settle", "share_gradients", "weigh"]
+__all__ = ["idle_step", "randomness", "restore_randomness", "settle", "share_gradients", "weigh"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,11 +45,6 @@ def _device(device: str, local_rank: int) -> torch.device:
     if device == "auto" and chosen.type == "cpu" and torch.xpu.is_available():
         chosen = torch.device("xpu")
     return chosen
-
-
-def reseed(seed: int) -> None:
-    """Dropout without a seed of its own draws from torch's generators, not from Keras's."""
-    torch.manual_seed(seed)
 
 
 def randomness() -> list[Array]:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kindler.errors import ConfigError
-from kindler.frameworks.keras import library
+from kindler.frameworks.keras import files, library
 from kindler.frameworks.keras.exchange import Exchange, Group, install
 from kindler.frameworks.keras.feed import Arranged, Feed, Remembering, dataset
 from kindler.frameworks.keras.metrics import Tallies
 from kindler.frameworks.keras.spec import KerasSpec, build_model, custom_objects, dumps, loads, synchronized
 from kindler.frameworks.keras.state import Variables, fork_seeds, pack, seed_of, unpack, variances
 from kindler.frameworks.packed import Buffer
+from kindler.frameworks.randomness import own_states, restore_own, seed_own
 
 __all__ = ["KerasReplica", "dumps", "loads", "preload"]
 
@@ -66,16 +66,19 @@ class KerasReplica:
         if spec.model_creator is not None:
             library.seed_everything(spec.backend, seed)
         self.model = build_model(spec)
+        seed_own(seed, 0, rank)
         self.flavour = library.flavour_of(self.model) or "keras"
         self.keras: Any = importlib.import_module(self.flavour)
         self.device = device
         self.epoch = self.step = 0
+        self.output_names: tuple[str, ...] | None = None
         self.arrange(feature_names, label_names)
         self._group: Group | None = None
         self._exchange: Exchange | None = None
         self._signature: list[tuple[str, tuple[int, ...]]] = []
         self._tallies: Tallies | None = None
         self._drawn: list[Array] = []
+        self._before: dict[int, bytes] = {}
 
     def arrange(self, features: Sequence[str], labels: Sequence[str], *, by_name: bool = False) -> None:
         """Say what batches consist of; `by_name` calls the model with names unless it was told otherwise."""
@@ -192,8 +195,10 @@ class KerasReplica:
         self.epoch = epoch
         if self._group is not None and self._group.size > 1:
             fork_seeds(self.model, self.seed, epoch, self.rank)
-        if self.spec.backend == "torch":
-            self._on_torch.reseed(seed_of(self.seed, epoch, self.rank))
+            buffers = [variable for part in self.variables.buffers() for variable in part]
+            self._before = {id(variable): self.variables.value(variable).tobytes() for variable in buffers}
+        # The user's own code draws other numbers on every rank and in every epoch.
+        library.seed_everything(self.spec.backend, seed_of(self.seed, epoch, self.rank))
 
     def begin_step(self) -> None:
         """Draw on from where the epoch was left: not earlier, for Keras draws itself to open its dataset."""
@@ -204,14 +209,14 @@ class KerasReplica:
     def merge_buffers(self, rows: int) -> None:
         """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks.
 
-        Floating point becomes the mean by rows. The variances of a layer that keeps means and variances
-        become those of all rows: with w the share of rows, m = sum(w_r m_r) and
-        v = sum(w_r (v_r + (m_r - m)^2)).
+        What no rank has changed (frozen weights, tables) is left alone: its mean would be rounded. Floating
+        point becomes the mean by rows. The variances of a layer that keeps means and variances become those
+        of all rows: with w the share of rows, m = sum(w_r m_r) and v = sum(w_r (v_r + (m_r - m)^2)).
         """
         if self._group is None or self._group.size == 1:
             return
         value = self.variables.value
-        floats, others = self.variables.buffers()
+        floats, others = (self._changed(part) for part in self.variables.buffers())
         means_of = variances(self.model)
         own_means = {id(v): value(means_of[id(v)]) for v in floats if id(v) in means_of}
         self._assign_means([(v, value(v)) for v in floats if id(v) not in means_of], rows)
@@ -234,6 +239,15 @@ class KerasReplica:
             for (variable, _), mean in zip(pairs, merged, strict=True):
                 variable.assign(mean)
 
+    def _changed(self, buffers: Sequence[Any]) -> list[Any]:
+        """Those that some rank has changed since the epoch began; all ranks call it together."""
+        if not buffers or self._group is None:
+            return []
+        # Bytes, so that NaN is equal to itself.
+        mine = [self._before.get(id(v)) != self.variables.value(v).tobytes() for v in buffers]
+        flags = self._group.total([np.array(mine, np.float32)])[0]
+        return [variable for variable, flag in zip(buffers, flags, strict=True) if flag]
+
     def learning_rate(self) -> float:
         """The rate of the next step."""
         rate = self.model.optimizer.learning_rate
@@ -244,6 +258,8 @@ class KerasReplica:
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
         """A copy of all that the next step depends on; the function makes bytes of it later."""
         self._settle()
+        if self._compiled and self.model.built:
+            self._build_optimizers()  # the user may have compiled the model anew
         variables = self.variables
         arrays = variables.read()
         fields = {
@@ -277,11 +293,13 @@ class KerasReplica:
         buffers = [variable for part in self.variables.buffers(seeds=True) for variable in part]
         arrays = [self.variables.value(variable) for variable in [*buffers, *self.tallies.variables]]
         drawn = self._on_torch.randomness() if self.spec.backend == "torch" else []
-        return pack({}, [*arrays, *drawn])
+        return pack({"own": own_states()}, [*arrays, *drawn])
 
     def load_local_state(self, data: bytes) -> None:
         """Go on in the middle of an epoch; `load_state` came before."""
-        _, arrays = unpack(data)
+        fields, arrays = unpack(data)
+        if "own" in fields:
+            restore_own(fields["own"])
         buffers = [variable for part in self.variables.buffers(seeds=True) for variable in part]
         variables = [*buffers, *self.tallies.variables]
         for variable, array in zip(variables, arrays[: len(variables)], strict=True):
@@ -314,42 +332,22 @@ class KerasReplica:
             self._on_torch.reseed(seed_of(self.seed, self.epoch, self.rank, self.step))
 
     def save(self, path: str) -> None:
-        """Write the model as Keras does: `.keras`, `.weights.h5`, or a folder for serving."""
-        if path.endswith(".weights.h5"):
-            self.model.save_weights(path)
-        elif path.endswith((".keras", ".h5")):
-            self.model.save(path)
-        elif Path(path).suffix:
-            raise ConfigError(
-                f"save({path!r}): Keras writes .keras (the model), .weights.h5 (its weights),"
-                " or a folder without a suffix (a SavedModel for serving)."
-            )
-        else:
-            self.model.export(path, **({"verbose": False} if self.flavour == "keras" else {}))
+        """Write the model as Keras does: `.keras`, `.h5`, `.weights.h5`, or a folder for serving."""
+        self._settle()
+        files.save(self.model, path, flavour=self.flavour)
 
     def load(self, path: str) -> None:
         """Take weights (and the optimizer's state, where the file has it) from what `save` wrote."""
         if self._compiled and self.model.built:
             self._build_optimizers()  # so that the state has all that workers will look for
-        if path.endswith(".weights.h5"):
-            self.model.load_weights(path)
-            return
-        if not path.endswith((".keras", ".h5")):
-            raise ConfigError(
-                f"load({path!r}): weights come from .keras, .h5 or .weights.h5 files; an exported SavedModel"
-                " cannot be trained on."
-            )
-        saved = self.keras.saving.load_model(path, custom_objects=self._custom_objects())
-        self.model.set_weights(saved.get_weights())
-        if self._compiled and getattr(saved, "optimizer", None) is not None:
-            mine, theirs = Variables(self.model), Variables(saved)
-            if len(mine.all()) == len(theirs.all()):
-                mine.assign(theirs.read())
+        files.load_into(self.model, path, self.keras, self._custom_objects())
 
     def predict(self, features: Sequence[Array]) -> list[Array]:
         """The outputs for these rows; several outputs in the model's order."""
         outputs = self.model.predict_on_batch(self._arranged.inputs(features))
-        return [np.asarray(part) for part in _leaves(outputs)]
+        named = list(_leaves(outputs))
+        self.output_names = tuple(name for name, _ in named) if isinstance(outputs, Mapping) else None
+        return [np.asarray(part) for _, part in named]
 
     def trained_model(self) -> Any:
         """The model itself."""
@@ -404,9 +402,14 @@ def _unfinished(optimizer: Any) -> Iterator[None]:
         object.__delattr__(optimizer, "finalize_variable_values")
 
 
-def _leaves(outputs: Any) -> list[Any]:
+def _leaves(outputs: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Each output with its name; those of nested outputs are joined."""
     if isinstance(outputs, Mapping):
-        return [leaf for part in outputs.values() for leaf in _leaves(part)]
-    if isinstance(outputs, list | tuple):
-        return [leaf for part in outputs for leaf in _leaves(part)]
-    return [outputs]
+        parts = list(outputs.items())
+    elif isinstance(outputs, list | tuple):
+        parts = list(enumerate(outputs))
+    else:
+        yield name, outputs
+        return
+    for key, part in parts:
+        yield from _leaves(part, f"{name}_{key}" if name else str(key))

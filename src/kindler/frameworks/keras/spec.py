@@ -18,7 +18,9 @@ import cloudpickle
 
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, positional, title
+from kindler.frameworks.keras.files import check_optimizer, described, with_live_optimizer
 from kindler.frameworks.keras.library import flavour_of, is_compiled, load
+from kindler.frameworks.travel import travelling
 
 __all__ = [
     "Archive",
@@ -36,11 +38,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A model as bytes: what `model.save("x.keras")` writes, and the user's own objects in it."""
+    """A model as bytes: what `model.save("x.keras")` writes, and the user's own objects in it.
+
+    `optimizer` describes the one that the model had, so that no other one takes its place unnoticed.
+    """
 
     flavour: str
     data: bytes
     custom_objects: dict[str, Any]
+    optimizer: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +152,7 @@ def dumps(spec: KerasSpec) -> bytes:
     if spec.model is not None and not isinstance(spec.model, Archive):
         spec = replace(spec, model=_archive(spec.model))
     # The backend goes first: Keras must be on it before unpickling imports the user's modules.
-    return spec.backend.encode() + b"\n" + bytes(cloudpickle.dumps(spec))
+    return spec.backend.encode() + b"\n" + travelling(spec)
 
 
 def loads(data: bytes) -> KerasSpec:
@@ -162,13 +168,23 @@ def _archive(model: Any) -> Archive:
     with tempfile.TemporaryDirectory(prefix="kindler-model-") as folder:
         path = os.path.join(folder, "model.keras")
         try:
-            model.save(path)
+            _build_scaled(model)
+            with with_live_optimizer(model):
+                model.save(path)
+            optimizer = described(getattr(model, "optimizer", None)) if is_compiled(model) else None
         except Exception as exc:  # Keras raises many kinds for what it cannot describe
             raise ConfigError(
                 f"Keras cannot save this model, so it cannot travel to workers: {exc}\n"
                 "Hint: give its layers a get_config(), or pass model_creator=... so that workers make it."
             ) from exc
-        return Archive(flavour, Path(path).read_bytes(), custom_objects(model, flavour))
+        return Archive(flavour, Path(path).read_bytes(), custom_objects(model, flavour), optimizer)
+
+
+def _build_scaled(model: Any) -> None:
+    """Keras 2 cannot read an optimizer with a loss scale back that had no variables when it was saved."""
+    optimizer = getattr(model, "optimizer", None)
+    if hasattr(optimizer, "_loss_scale") and model.built:
+        optimizer.build(model.trainable_variables)
 
 
 def _restore(archive: Archive, backend: str) -> Any:
@@ -177,7 +193,10 @@ def _restore(archive: Archive, backend: str) -> Any:
         path = os.path.join(folder, "model.keras")
         Path(path).write_bytes(archive.data)
         # The user's own program sent it: its lambdas are as trustworthy as its functions.
-        return keras.saving.load_model(path, custom_objects=archive.custom_objects, safe_mode=False)
+        model = keras.saving.load_model(path, custom_objects=archive.custom_objects, safe_mode=False)
+    if is_compiled(model):  # a model with a `compile` of its own may not be, which `build` complains about
+        check_optimizer(model, archive.optimizer)
+    return model
 
 
 def custom_objects(model: Any, flavour: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from safetensors.numpy import load, save
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.exchange import optimizers
 
-__all__ = ["Variables", "fork_seeds", "pack", "seed_of", "unpack", "value_of", "variances"]
+__all__ = ["Variables", "fork_seeds", "pack", "seed_of", "slots", "unpack", "value_of", "variances"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -152,9 +152,17 @@ def _plain(array: Array) -> Array:
     return whole.reshape(-1)
 
 
-def _of_optimizer(optimizer: Any) -> list[Any]:
+def slots(optimizer: Any) -> list[Any]:
+    """What the optimizer calls its variables."""
     held = optimizer.variables
     return list(held() if callable(held) else held)
+
+
+def _of_optimizer(optimizer: Any) -> list[Any]:
+    # Keras 2 does not count the present scale of the loss among them.
+    scale = getattr(optimizer, "_loss_scale", None)
+    scale_state = [getattr(scale, name, None) for name in ("_current_loss_scale", "_counter")]
+    return [*slots(optimizer), *(variable for variable in scale_state if variable is not None)]
 
 
 def _is_float(variable: Any) -> bool:

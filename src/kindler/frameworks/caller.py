@@ -1,0 +1,162 @@
+"""What belongs to the caller's process and must be found as it was left: random state, threads, defaults.
+
+Kindler seeds everything before it makes a model, and models may do as they like; none of that may reach the
+program that called. No framework is imported for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+__all__ = ["leaves_no_trace", "untouched"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Restore = Callable[[], None]
+
+_TORCH_SEED = 67280421310721  # what torch's generators begin with in a new process
+
+
+def leaves_no_trace(function: Callable[P, T]) -> Callable[P, T]:
+    """Give a function's caller everything back as it was."""
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        with untouched():
+            return function(*args, **kwargs)
+
+    return guarded
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Put everything back at the end of the block, whatever happens in it.
+
+    A framework that is imported within the block is put where it is when it has just been imported.
+    """
+    kept: list[Restore] = [_own(), _torch(), _tensorflow(), _keras(), _keras_2()]
+    try:
+        yield
+    finally:
+        for restore in kept:
+            restore()
+
+
+def _own() -> Restore:
+    drawn, numbers, path = random.getstate(), np.random.get_state(), list(sys.path)
+
+    def restore() -> None:
+        random.setstate(drawn)
+        np.random.set_state(numbers)
+        sys.path[:] = path
+
+    return restore
+
+
+def _torch() -> Restore:
+    before = _loaded("torch", "default_generator")
+    if before is None:
+        return _fresh_torch
+    drawn, threads, dtype = before.get_rng_state(), before.get_num_threads(), before.get_default_dtype()
+    gradients = before.is_grad_enabled()
+    on_gpu = before.cuda.is_initialized()
+    gpus = (before.cuda.get_rng_state_all(), before.cuda.current_device()) if on_gpu else None
+
+    def restore() -> None:
+        before.set_rng_state(drawn)
+        before.set_num_threads(threads)
+        before.set_default_dtype(dtype)
+        before.set_grad_enabled(gradients)
+        if gpus is not None:
+            before.cuda.set_rng_state_all(gpus[0])
+            before.cuda.set_device(gpus[1])
+
+    return restore
+
+
+def _fresh_torch() -> None:
+    torch = _loaded("torch", "default_generator")
+    if torch is not None:
+        torch.default_generator.manual_seed(_TORCH_SEED)
+
+
+def _tensorflow() -> Restore:
+    """TensorFlow's global seed, and what operations without a seed of their own draw one from."""
+    before = _eager_context()
+    seed = getattr(before, "_seed", None)
+    drawn = before._rng.getstate() if hasattr(before, "_rng") else None
+
+    def restore() -> None:
+        context = _eager_context()
+        if context is None or getattr(context, "_seed", None) == seed is None:
+            return
+        context._seed = seed
+        if drawn is not None:
+            context._rng.setstate(drawn)
+
+    return restore
+
+
+def _eager_context() -> Any:
+    module = _loaded("tensorflow.python.eager.context", "context")
+    return None if module is None else module.context()
+
+
+def _keras() -> Restore:
+    before = _keras_seeds()
+
+    def restore() -> None:
+        module = _loaded("keras.src.backend.common.global_state", "set_global_attribute")
+        if module is None:
+            return
+        seed, generator, drawn = before
+        module.set_global_attribute("global_random_seed", seed)
+        module.set_global_attribute("global_seed_generator", generator)
+        if generator is not None:
+            generator.state.assign(drawn)
+
+    return restore
+
+
+def _keras_seeds() -> tuple[Any, Any, Any]:
+    module = _loaded("keras.src.backend.common.global_state", "get_global_attribute")
+    if module is None:
+        return None, None, None
+    generator = module.get_global_attribute("global_seed_generator")
+    drawn = None
+    if generator is not None:
+        drawn = np.array(sys.modules["keras"].ops.convert_to_numpy(generator.state.value))
+    return module.get_global_attribute("global_random_seed"), generator, drawn
+
+
+def _keras_2() -> Restore:
+    before = getattr(_seeds_of_keras_2(), "generator", None)
+    drawn = None if before is None else before.getstate()
+
+    def restore() -> None:
+        holder = _seeds_of_keras_2()
+        if before is not None:
+            holder.generator = before
+            before.setstate(drawn)
+        elif hasattr(holder, "generator"):
+            del holder.generator
+
+    return restore
+
+
+def _seeds_of_keras_2() -> Any:
+    module = _loaded("tf_keras.src.backend", "_SEED_GENERATOR")
+    return None if module is None else module._SEED_GENERATOR
+
+
+def _loaded(name: str, attribute: str) -> Any:
+    """A module that is imported already, as far as that it has this attribute."""
+    module = sys.modules.get(name)
+    return module if hasattr(module, attribute) else None

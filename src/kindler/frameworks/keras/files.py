@@ -1,0 +1,191 @@
+"""Keras's own files: a model is written as it is now, and what a file does not hold is said.
+
+Keras saves the optimizer that `compile` was called with. Saving as `.h5` drops it from that record, and
+`model.optimizer = ...` never gets there, so a later file would bring another optimizer back.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kindler.errors import ConfigError, first_line
+from kindler.frameworks.keras.state import Variables, slots, value_of
+
+__all__ = ["FormatWarning", "check_optimizer", "described", "load_into", "save", "with_live_optimizer"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class FormatWarning(UserWarning):
+    """A file does not hold, or does not give back, all that the model has."""
+
+
+@contextmanager
+def with_live_optimizer(model: Any) -> Iterator[None]:
+    """While the block runs, Keras saves the optimizer that the model has now; afterwards nothing changed."""
+    known = getattr(getattr(model, "_compile_config", None), "config", None)
+    if not isinstance(known, dict) or getattr(model, "optimizer", None) is None:
+        yield
+        return
+    before = dict(known)
+    known["optimizer"] = model.optimizer
+    try:
+        yield
+    finally:
+        known.clear()
+        known.update(before)
+
+
+def described(optimizer: Any) -> dict[str, Any] | None:
+    """An optimizer as plain values, to see later whether another one is the same."""
+    if optimizer is None:
+        return None
+    return {
+        "class": type(optimizer).__name__,
+        "config": json.loads(json.dumps(optimizer.get_config(), default=_plain_config, sort_keys=True)),
+        "steps": int(value_of(optimizer.iterations)),
+    }
+
+
+def check_optimizer(model: Any, wanted: Mapping[str, Any] | None) -> None:
+    """Complain if the model came out of its archive with another optimizer than it went in with.
+
+    Raises:
+        ConfigError: It has; training would go another way than on the driver.
+    """
+    got = described(getattr(model, "optimizer", None)) if wanted is not None else None
+    if got == wanted:
+        return
+    told = {"class": None} if got is None else got
+    lost = next((name for name in ("class", "config", "steps") if told.get(name) != (wanted or {})[name]), "")
+    raise ConfigError(
+        "the model came out of Keras's own archive with another optimizer than it has on the driver:"
+        f" its {lost} is {told.get(lost)!r}, and was {(wanted or {})[lost]!r}.\n"
+        "Hint: give the optimizer a get_config() that says all its constructor takes, or pass"
+        " model_creator=... so that workers make the model."
+    )
+
+
+def save(model: Any, path: str, *, flavour: str) -> None:
+    """Write the model as its file's name says.
+
+    Raises:
+        ConfigError: Keras writes no such file.
+    """
+    if path.endswith(".weights.h5"):
+        model.save_weights(path)
+    elif path.endswith((".keras", ".h5")):
+        with with_live_optimizer(model):
+            model.save(path)
+    elif Path(path).suffix:
+        raise ConfigError(
+            f"save({path!r}): Keras writes .keras (the model), .weights.h5 (its weights),"
+            " or a folder without a suffix (a SavedModel for serving)."
+        )
+    else:
+        model.export(path, **({"verbose": False} if flavour == "keras" else {}))
+        return
+    _warn_of_losses(model, path, flavour)
+
+
+def load_into(model: Any, path: str, keras: Any, custom_objects: Mapping[str, Any]) -> None:
+    """Give the model the weights in a file, and its optimizer the state there, where it is of its kind.
+
+    Raises:
+        ConfigError: Nothing that can be trained on is read from such files.
+    """
+    if path.endswith(".weights.h5"):
+        model.load_weights(path)
+        return
+    if not path.endswith((".keras", ".h5")):
+        raise ConfigError(
+            f"load({path!r}): weights come from .keras, .h5 or .weights.h5 files; an exported SavedModel"
+            " cannot be trained on."
+        )
+    # Keras 3 does not read all that it writes into the old format: names of losses, the optimizer's state.
+    old_format, problem = path.endswith(".h5"), ""
+    read = partial(keras.saving.load_model, path, custom_objects=dict(custom_objects))
+    try:
+        saved = read(compile=not old_format)
+    except (TypeError, ValueError) as exc:
+        saved, problem = read(compile=False), f"cannot be compiled here ({first_line(exc)})"
+    mine, theirs = Variables(model), Variables(saved)
+    if len(mine.own()) == len(theirs.own()):  # states of random layers included
+        mine.assign([mine.value(v) for v in theirs.own()], only_own=True)
+    else:
+        model.set_weights(saved.get_weights())
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        found = _slots_in_h5(path) if old_format else _slots_of(getattr(saved, "optimizer", None))
+        problem = problem or _take_slots(optimizer, found)
+    if problem:
+        kept = f"this model's {type(optimizer).__name__} keeps the state it had"
+        warnings.warn(f"{path} {problem}: weights were loaded, and {kept}.", FormatWarning, stacklevel=4)
+
+
+def _take_slots(optimizer: Any, found: tuple[str, list[Array]] | None) -> str:
+    """Give the optimizer the state of one of its kind; returns why that cannot be."""
+    mine, name = slots(optimizer), type(optimizer).__name__
+    if found is None:
+        return "has no optimizer"
+    if found[0] != name:
+        return f"has the state of {found[0]}"
+    if [tuple(v.shape) for v in mine] != [array.shape for array in found[1]]:
+        return f"has {len(found[1])} variables of a {name} that are not those of this one ({len(mine)})"
+    for variable, array in zip(mine, found[1], strict=True):
+        variable.assign(array)
+    return ""
+
+
+def _slots_of(optimizer: Any) -> tuple[str, list[Array]] | None:
+    if optimizer is None:
+        return None
+    return type(optimizer).__name__, [value_of(variable) for variable in slots(optimizer)]
+
+
+def _slots_in_h5(path: str) -> tuple[str, list[Array]] | None:
+    """The optimizer's kind and variables in a file of the old format; None where there is none."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        if "optimizer_weights" not in file or "training_config" not in file.attrs:
+            return None
+        config = json.loads(file.attrs["training_config"])["optimizer_config"]
+        group = file["optimizer_weights"]
+        # A list of names too long for one attribute is cut into "weight_names0", "weight_names1", ...
+        parts = sorted((key for key in group.attrs if key.startswith("weight_names")), key=len)
+        names = [name for part in parts for name in group.attrs[part]]
+        arrays = [np.asarray(group[name.decode() if isinstance(name, bytes) else name]) for name in names]
+    return str(config["class_name"]).rpartition(">")[2], arrays
+
+
+def _warn_of_losses(model: Any, path: str, flavour: str) -> None:
+    """Say what this file does not hold, or Keras does not read back from it."""
+    optimizer, lost = getattr(model, "optimizer", None), []
+    if optimizer is None:
+        return
+    if flavour == "keras" and path.endswith(".h5") and not path.endswith(".weights.h5"):
+        lost.append(
+            "from .h5 files Keras 3 itself reads no optimizer state back (Estimator.load does), and they hold"
+            " no states of random layers. Hint: save as .keras, which keeps everything"
+        )
+    if hasattr(optimizer, "_loss_scale"):
+        lost.append(
+            "Keras 2 keeps no present loss scale in its files. Hint: save_checkpoint() keeps everything"
+        )
+    for text in lost:
+        warnings.warn(f"{Path(path).name}: {text}.", FormatWarning, stacklevel=5)
+
+
+def _plain_config(value: Any) -> Any:
+    if hasattr(value, "get_config"):
+        return {"class": type(value).__name__, "config": value.get_config()}
+    return value.tolist() if hasattr(value, "tolist") else repr(value)

@@ -1,0 +1,89 @@
+"""What the user handed in as bytes for the workers, or a complaint that names the part that cannot go."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import cloudpickle
+
+from kindler.errors import ConfigError, first_line
+from kindler.frameworks.creators import title
+
+__all__ = ["travelling"]
+
+_DEEPEST = 8
+
+
+def travelling(value: Any) -> bytes:
+    """A dataclass as a pickle.
+
+    Raises:
+        ConfigError: Something in it cannot be pickled; the message says what, and where it hangs.
+    """
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as exc:
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        path, culprit = _culprit(fields)
+        where = ", ".join(path) or "what was handed in"
+        raise ConfigError(
+            f"{where} cannot be sent to the workers: {_shown(culprit)} cannot be pickled"
+            f" ({first_line(exc)}).\n"
+            "Hint: make it inside the function that uses it, so that every worker has its own; locks, open"
+            " files, connections and generators do not travel."
+        ) from exc
+    return data
+
+
+def _culprit(fields: Mapping[str, Any]) -> tuple[list[str], Any]:
+    """The innermost part that cannot be pickled, and the way to it."""
+    path: list[str] = []
+    parts: Iterator[tuple[str, Any]] = iter(fields.items())
+    found: Any = fields
+    while len(path) < _DEEPEST:
+        broken = next(((name, part) for name, part in parts if not _pickles(part)), None)
+        if broken is None:
+            break
+        name, found = broken
+        path.append(name)
+        parts = _parts(found)
+    return path, found
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value takes along when it is pickled, each with a name that its owner knows."""
+    if isinstance(value, functools.partial):
+        yield f"the function {title(value.func)}", value.func
+        yield from ((f"argument {number} of it", part) for number, part in enumerate(value.args))
+        yield from ((f"argument {name!r} of it", part) for name, part in value.keywords.items())
+    elif inspect.ismethod(value):
+        yield f"the object of {title(value)}", value.__self__
+    elif inspect.isfunction(value):
+        known = inspect.getclosurevars(value)
+        yield from ((f"{name!r} of {title(value)}", part) for name, part in known.nonlocals.items())
+        yield from ((f"the global {name!r} of {title(value)}", p) for name, p in known.globals.items())
+        defaults = enumerate(value.__defaults__ or ())
+        yield from ((f"default {number} of {title(value)}", part) for number, part in defaults)
+    elif isinstance(value, Mapping):
+        yield from ((f"item {key!r}", part) for key, part in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"item {number}", part) for number, part in enumerate(value))
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        kind = type(value).__name__
+        yield from ((f"attribute {name!r} of {kind}", part) for name, part in vars(value).items())
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001 - whatever it is, it cannot go
+        return False
+    return True
+
+
+def _shown(value: Any) -> str:
+    return f"an object of type {type(value).__module__}.{type(value).__qualname__}"

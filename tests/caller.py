@@ -1,0 +1,81 @@
+"""Every public entry of an Estimator, and what its caller must find unchanged afterwards."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kindler import Estimator
+
+
+def public_entries() -> set[str]:
+    """Everything that users call on the class or an object of it."""
+    return {name for name, _ in inspect.getmembers(Estimator) if not name.startswith("_")}
+
+
+def entries(
+    make: Callable[..., Estimator], data: Any, feature: Any, folder: Path, *, suffix: str
+) -> dict[str, Callable[[], Any]]:
+    """A call of every public entry, in an order that works."""
+    est = make(model_dir=folder / "checkpoints")
+    saved, checkpoint = folder / f"model{suffix}", folder / "one.kindler"
+    kind = "from_keras" if suffix == ".keras" else "from_torch"
+    return {
+        kind: make,
+        "fit": lambda: est.fit(data, epochs=1, batch_size=8, verbose=0),
+        "evaluate": lambda: est.evaluate(data, verbose=0),
+        "predict": lambda: est.predict(feature),
+        "get_model": est.get_model,
+        "signature": lambda: est.signature,
+        "recall": lambda: make().recall(est.signature),
+        "get_train_summary": est.get_train_summary,
+        "get_validation_summary": lambda: est._summaries and None,
+        "save": lambda: est.save(saved),
+        "load": lambda: make().load(saved),
+        "save_checkpoint": lambda: est.save_checkpoint(checkpoint),
+        "load_checkpoint": lambda: make().load_checkpoint(checkpoint),
+        "latest_checkpoint": lambda: Estimator.latest_checkpoint(folder / "checkpoints"),
+    }
+
+
+def state_of_the_process() -> dict[str, Any]:
+    """What a program would be surprised to find changed."""
+    found: dict[str, Any] = {
+        "random": random.getstate(),
+        "numpy": tuple(map(str, (np.random.get_state()[1], np.random.get_state()[2:]))),
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "sys.path": list(sys.path),
+        "tempfile": tempfile.gettempdir(),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = torch.get_rng_state().tolist()
+        found["threads"] = torch.get_num_threads()
+        found["dtype"] = torch.get_default_dtype()
+        found["gradients"] = torch.is_grad_enabled()
+    if "tensorflow" in sys.modules:
+        context = sys.modules["tensorflow.python.eager.context"].context()
+        found["tensorflow"] = (context._seed, context._rng.getstate() if hasattr(context, "_rng") else None)
+    return found
+
+
+def changed_by(calls: Mapping[str, Callable[[], Any]]) -> dict[str, list[str]]:
+    """For each call that changes something, what it changes."""
+    changed = {}
+    for name, call in calls.items():
+        before = state_of_the_process()
+        call()
+        after = state_of_the_process()
+        different = [key for key in before if before[key] != after[key]]
+        if different:
+            changed[name] = different
+    return changed
