@@ -144,7 +144,8 @@ def _from_frame(
     ingest: Ingest,
     scratch: Path,
 ) -> tuple[Source, Feed | None]:
-    from kindler.spark.frames import Feed, arrow_types, plain_parquet
+    from kindler.spark.direct_scan import plain_parquet
+    from kindler.spark.frames import Feed, arrow_types
 
     columns = options.plan(arrow_types(frame))
     if ingest != "inline":

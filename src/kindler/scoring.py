@@ -180,7 +180,8 @@ class _Shown:
 
 
 def _frame(frame: Any, request: Request) -> Any:
-    from kindler.spark.frames import arrow_types, plain_parquet
+    from kindler.spark.direct_scan import plain_parquet
+    from kindler.spark.frames import arrow_types
     from kindler.spark.predict import first_row, predict_frame
 
     types = arrow_types(frame)
