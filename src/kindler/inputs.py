@@ -149,9 +149,9 @@ def _from_frame(
 
     columns = options.plan(arrow_types(frame))
     if ingest != "inline":
-        files = plain_parquet(frame, columns.names, must=ingest == "direct")
-        if files is not None:
-            return _not_empty(ParquetSource(files, columns)), None
+        scan = plain_parquet(frame, columns.names, must=ingest == "direct")
+        if scan is not None:
+            return _not_empty(ParquetSource(scan.files, columns)), None
     if spark is None:
         table = frame.select(*[f"`{column}`" for column in columns.names]).toArrow()
         return arrow_source(table, options, scratch=scratch), None

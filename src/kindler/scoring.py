@@ -187,9 +187,9 @@ def _frame(frame: Any, request: Request) -> Any:
     types = arrow_types(frame)
     columns = request.options.plan(types)
     predictor = request.predictor(columns, threads=1)
-    files = None
+    scan = None
     if request.ingest != "inline":
-        files = plain_parquet(frame, columns.names, must=request.ingest == "direct")
+        scan = plain_parquet(frame, columns.names, must=request.ingest == "direct")
     sample = _zeros(columns, request.layout, types)
     if sample is None:
         if frame.isStreaming:
@@ -207,7 +207,7 @@ def _frame(frame: Any, request: Request) -> Any:
         names=names,
         types=[arrow_type(output.dtype, output.ndim) for output in outputs],
         convert=to_arrow,
-        direct=files is not None,
+        stored=scan.columns if scan is not None else None,
     )
 
 

@@ -33,7 +33,7 @@ from kindler.engine.supervisor import Aborted, Job, Supervisor
 from kindler.engine.worker import describe
 from kindler.errors import DataError, KindlerError, TrainingError, WorkerLost
 from kindler.spark.frames import FEED, ROW, Feed, Where, feed_frame
-from kindler.spark.session import is_connect
+from kindler.spark.session import is_connect, is_on_this_machine
 
 __all__ = ["run"]
 
@@ -258,12 +258,7 @@ def _local_folder(rank: int) -> Path | None:
 def _meets_at_driver(spark: SparkSession, job: Job) -> bool:
     if job.settings.rendezvous != "auto":
         return job.settings.rendezvous == "driver"
-    # Executors of a classic session reach the driver anyhow; a Connect client may be anywhere.
-    return not is_connect(spark) or _connect_host(spark) in ("localhost", "127.0.0.1", "::1")
-
-
-def _connect_host(spark: Any) -> str:
-    return str(spark.client.host)
+    return is_on_this_machine(spark)  # executors reach the driver of a classic session anyhow
 
 
 def _driver_host(spark: SparkSession) -> str:

@@ -44,8 +44,8 @@ class SharedValue:
     def __init__(self, data: Any) -> None:
         self._id = secrets.token_hex(8)
         self._data = data
-        # By session, None is this machine. A session is kept with its carrier: while it lives, no other one can
-        # have its id.
+        # By the session's id, None for this machine. The session is kept with its carrier: as long as it
+        # lives, no other one has its id.
         self._carriers: dict[int | None, tuple[Any, Any]] = {}
         self._held: list[Any] = []
         self._gone = False
