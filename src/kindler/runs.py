@@ -36,6 +36,7 @@ from kindler.train.task import Task
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from kindler.data.sources import Source
     from kindler.spark.frames import Feed
 
 __all__ = ["Engine", "Model", "Plan", "Results", "job_of", "run"]
@@ -141,14 +142,7 @@ def run(plan: Plan) -> Results:
             elif is_stream(item):
                 sources.append(_stream(plan, item))
             else:
-                source, feed = prepare(
-                    item,
-                    name=name,
-                    options=plan.options,
-                    spark=spark,
-                    ingest=plan.ingest,
-                    scratch=Path(folder),
-                )
+                source, feed = _prepared(plan, item, name, spark, Path(folder))
                 sources.append(source)
                 feeds += [feed] if feed is not None else []
         task = Task(
@@ -174,6 +168,19 @@ def run(plan: Plan) -> Results:
             outcomes = _Attempts(plan, task, launch, progress.note).run()
     told = json.loads(outcomes[0].buffers[0])
     return Results(told["rows"], told["layout"], outcomes[0].buffers[1])
+
+
+def _prepared(
+    plan: Plan, item: Any, name: str, spark: SparkSession | None, folder: Path
+) -> tuple[Source, Feed | None]:
+    try:
+        return prepare(item, name=name, options=plan.options, spark=spark, ingest=plan.ingest, scratch=folder)
+    except ConfigError as exc:
+        if name != "validation" or type(exc) is not ConfigError:
+            raise
+        raise ConfigError(
+            f"validation_data: {exc}\nHint: its columns must have the names that those of the data have."
+        ) from None
 
 
 def _stream(plan: Plan, data: Any) -> StreamSource:

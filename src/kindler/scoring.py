@@ -181,11 +181,12 @@ class _Shown:
 
 def _frame(frame: Any, request: Request) -> Any:
     from kindler.spark.direct_scan import plain_parquet
-    from kindler.spark.frames import arrow_types
+    from kindler.spark.frames import arrow_types, refuse_ambiguous
     from kindler.spark.predict import first_row, predict_frame
 
     types = arrow_types(frame)
     columns = request.options.plan(types)
+    refuse_ambiguous(frame, columns.names)
     predictor = request.predictor(columns, threads=1)
     scan = None
     if request.ingest != "inline":
@@ -200,7 +201,8 @@ def _frame(frame: Any, request: Request) -> Any:
         sample = _sample(first_row(frame, columns), columns)
     outputs = next(predictor.score([inputs(columns, sample)]))
     names = predictor.names(len(outputs))
-    refuse_taken(names, frame.columns)
+    folded = {column.lower() for column in frame.columns}  # Spark would put one in the place of the other
+    refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
     return predict_frame(
         frame,
         predictor,

@@ -6,6 +6,7 @@ Spark at all is decided in `direct_scan.py`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import ArrayType, TimestampType, UserDefinedType
+from pyspark.sql.types import ArrayType, StructField, TimestampType, UserDefinedType
 
 from kindler.data.columns import Columns
+from kindler.errors import ConfigError
+from kindler.spark.frame_errors import frame_error
 
 __all__ = [
     "FEED",
@@ -27,8 +30,13 @@ __all__ = [
     "Feed",
     "Where",
     "arrow_types",
+    "collected",
+    "column",
     "feed_frame",
+    "own_columns",
     "packed_frame",
+    "refuse_ambiguous",
+    "type_in_arrow",
 ]
 
 ROW = "_kindler_row"  # where a row stood in the frame, so that its order survives the shuffle
@@ -73,20 +81,73 @@ def arrow_types(frame: DataFrame) -> dict[str, pa.DataType | None]:
     return {field.name: _arrow_type(field.dataType) for field in frame.schema.fields}
 
 
+def type_in_arrow(field: StructField) -> pa.DataType:
+    """A column's type as Arrow has it.
+
+    Raises:
+        ConfigError: Arrow has none for it.
+    """
+    found = _arrow_type(field.dataType)
+    if found is None:
+        raise ConfigError(
+            f"column {field.name!r} is of type {field.dataType.simpleString()}, which Arrow does not have."
+        )
+    return found
+
+
 def packed_frame(spark: SparkSession, arrays: Mapping[str, np.ndarray[Any, Any]]) -> DataFrame:
     """Arrays as a frame: a row's numbers are one binary cell, which costs Spark far less than a list."""
     return spark.createDataFrame(pa.table({name: _packed(array) for name, array in arrays.items()}))
 
 
+def column(name: str) -> Column:
+    """The column of exactly this name, whatever signs are in it."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def collected(frame: DataFrame, names: Sequence[str], *, rows: int | None = None) -> pa.Table:
+    """Columns of a frame, or of its first rows, in this process.
+
+    Raises:
+        DataError: Spark cannot compute the frame.
+    """
+    chosen = frame.select(*map(column, names))
+    try:
+        table = (chosen if rows is None else chosen.limit(rows)).toArrow()
+    except Exception as exc:  # noqa: BLE001 - what is not the frame's own fault is raised as it is
+        raise frame_error(exc, [(frame, names)]) from None
+    return table.rename_columns(list(names))
+
+
+def refuse_ambiguous(frame: DataFrame, names: Sequence[str]) -> None:
+    """Complain about names that several columns of the frame have; Spark mostly takes no notice of case."""
+    times = Counter(name.lower() for name in frame.columns)
+    for name in names:
+        if times[name.lower()] == 1:
+            continue
+        alike = [one for one in frame.columns if one.lower() == name.lower()]
+        if frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true":
+            alike = [one for one in alike if one == name]
+        if len(alike) > 1:
+            raise ConfigError(
+                f"column {name!r} could be any of {alike}, which the frame has.\n"
+                "Hint: frame.toDF(...) gives every column a name of its own."
+            )
+
+
 def feed_frame(feeds: Sequence[Feed], workers: int) -> DataFrame:
     """One frame with the rows of all feeds, dealt evenly to `workers` partitions.
 
-    Its columns are the feeds' in their order, then `ROW` and `FEED`.
+    It has the feeds' columns (see `own_columns`), `ROW` and `FEED`.
     """
     # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field: so none has a name.
+    shared = _have_same_types(feeds)
     tagged = [
         feed.frame.select(
-            *[F.col(f"`{name}`").alias(f"c{i}") for i, name in enumerate(feed.columns.names)],
+            *[
+                column(name).alias(_place(i, None if shared else number))
+                for i, name in enumerate(feed.columns.names)
+            ],
             F.monotonically_increasing_id().alias(ROW),
             F.lit(number).alias(FEED),
         )
@@ -94,8 +155,35 @@ def feed_frame(feeds: Sequence[Feed], workers: int) -> DataFrame:
     ]
     whole = tagged[0]
     for more in tagged[1:]:
-        whole = whole.union(more)
+        # Feeds of other types keep their own columns, which are null in the rows of the others: a common type
+        # would change what the model gets, or there is none.
+        whole = whole.unionByName(more, allowMissingColumns=not shared)
     return whole.repartition(workers)
+
+
+def own_columns(batch: pa.RecordBatch, names: Sequence[str], number: int) -> pa.RecordBatch:
+    """What a batch of `feed_frame` has of the columns of one feed, under their own names.
+
+    Args:
+        batch: Rows of this feed only.
+        names: The feed's columns.
+        number: Which feed it is.
+    """
+    shared = _place(0, None) in batch.schema.names
+    places = [_place(i, None if shared else number) for i in range(len(names))]
+    return pa.RecordBatch.from_arrays([batch.column(place) for place in places], names=list(names))
+
+
+def _place(index: int, feed: int | None) -> str:
+    return f"c{index}" if feed is None else f"f{feed}c{index}"
+
+
+def _have_same_types(feeds: Sequence[Feed]) -> bool:
+    """Whether the columns of all feeds have the same types, place by place; nulls in arrays do not count."""
+    kinds = [
+        [feed.frame.schema[name].dataType.simpleString() for name in feed.columns.names] for feed in feeds
+    ]
+    return all(kind == kinds[0] for kind in kinds)
 
 
 def _arrow_type(kind: Any) -> pa.DataType | None:

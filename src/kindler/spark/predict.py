@@ -27,7 +27,7 @@ from kindler.data.alongside import Alongside, features_of
 from kindler.data.columns import Columns
 from kindler.data.parquet import RowReader
 from kindler.spark.direct_files import StoredColumns
-from kindler.spark.frames import ROW, UNNUMBERED, Where
+from kindler.spark.frames import ROW, UNNUMBERED, Where, collected, column
 
 __all__ = ["Scorer", "first_row", "predict_frame"]
 
@@ -77,12 +77,12 @@ def predict_frame(
         # the vectors of a Parquet scan; and errors can say where a row is.
         number = F.lit(UNNUMBERED) if frame.isStreaming else F.monotonically_increasing_id()
         whole = frame.withColumn(ROW, number)
-        sent = [*(F.col(f"`{name}`") for name in scorer.columns.names), F.col(ROW)]
+        sent = [*map(column, scorer.columns.names), F.col(ROW)]
     scored = _arrow_udf(work, result)(*sent)
     if single:
         return whole.withColumn(names[0], scored).drop(ROW)
     whole = whole.withColumn(_OUTPUTS, scored)
-    return whole.withColumns({name: F.col(f"{_OUTPUTS}.`{name}`") for name in names}).drop(ROW, _OUTPUTS)
+    return whole.withColumns({name: F.col(_OUTPUTS).getField(name) for name in names}).drop(ROW, _OUTPUTS)
 
 
 def _through_rows(
@@ -102,7 +102,7 @@ def _through_rows(
 
 def first_row(frame: DataFrame, columns: Columns) -> pa.Table:
     """One row of the model's columns: how wide they are is not in the schema."""
-    return frame.select(*[F.col(f"`{name}`") for name in columns.names]).limit(1).toArrow()
+    return collected(frame, columns.names, rows=1)
 
 
 def _arrow_udf(work: _Score, result: Any) -> Callable[..., SparkColumn]:
