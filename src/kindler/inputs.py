@@ -144,16 +144,17 @@ def _from_frame(
     ingest: Ingest,
     scratch: Path,
 ) -> tuple[Source, Feed | None]:
-    from kindler.spark.frames import Feed, arrow_types, plain_parquet
+    from kindler.spark.direct_scan import plain_parquet
+    from kindler.spark.frames import Feed, arrow_types, collected, refuse_ambiguous
 
     columns = options.plan(arrow_types(frame))
+    refuse_ambiguous(frame, columns.names)
     if ingest != "inline":
-        files = plain_parquet(frame, columns.names, must=ingest == "direct")
-        if files is not None:
-            return _not_empty(ParquetSource(files, columns)), None
+        scan = plain_parquet(frame, columns.names, must=ingest == "direct")
+        if scan is not None:
+            return _not_empty(ParquetSource(scan.files, columns)), None
     if spark is None:
-        table = frame.select(*[f"`{column}`" for column in columns.names]).toArrow()
-        return arrow_source(table, options, scratch=scratch), None
+        return arrow_source(collected(frame, columns.names), options, scratch=scratch), None
     return DeliveredSource(columns, name), Feed(name=name, frame=frame, columns=columns)
 
 

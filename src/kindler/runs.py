@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kindler.config import RunSettings
@@ -35,6 +36,7 @@ from kindler.train.task import Task
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from kindler.data.sources import Source
     from kindler.spark.frames import Feed
 
 __all__ = ["Engine", "Model", "Plan", "Results", "job_of", "run"]
@@ -144,14 +146,7 @@ def run(plan: Plan) -> Results:
             elif is_stream(item):
                 sources.append(_stream(plan, item))
             else:
-                source, feed = prepare(
-                    item,
-                    name=name,
-                    options=plan.options,
-                    spark=spark,
-                    ingest=plan.ingest,
-                    scratch=folder,
-                )
+                source, feed = _prepared(plan, item, name, spark, folder)
                 sources.append(source)
                 feeds += [feed] if feed is not None else []
         task = Task(
@@ -183,6 +178,19 @@ def run(plan: Plan) -> Results:
             outcomes = _Attempts(plan, task, launch, crew.say).run()
     told = json.loads(outcomes[0].buffers[0])
     return Results(told["rows"], told["layout"], outcomes[0].buffers[1])
+
+
+def _prepared(
+    plan: Plan, item: Any, name: str, spark: SparkSession | None, folder: Path
+) -> tuple[Source, Feed | None]:
+    try:
+        return prepare(item, name=name, options=plan.options, spark=spark, ingest=plan.ingest, scratch=folder)
+    except ConfigError as exc:
+        if name != "validation" or type(exc) is not ConfigError:
+            raise
+        raise ConfigError(
+            f"validation_data: {exc}\nHint: its columns must have the names that those of the data have."
+        ) from None
 
 
 def _stream(plan: Plan, data: Any) -> StreamSource:

@@ -182,15 +182,17 @@ class _Shown:
 
 
 def _frame(frame: Any, request: Request) -> Any:
-    from kindler.spark.frames import arrow_types, plain_parquet
+    from kindler.spark.direct_scan import plain_parquet
+    from kindler.spark.frames import arrow_types, refuse_ambiguous
     from kindler.spark.predict import first_row, predict_frame
 
     types = arrow_types(frame)
     columns = request.options.plan(types)
+    refuse_ambiguous(frame, columns.names)
     predictor = request.predictor(columns, threads=1)
-    files = None
+    scan = None
     if request.ingest != "inline":
-        files = plain_parquet(frame, columns.names, must=request.ingest == "direct")
+        scan = plain_parquet(frame, columns.names, must=request.ingest == "direct")
     sample = _zeros(columns, request.layout, types)
     if sample is None:
         if frame.isStreaming:
@@ -202,14 +204,15 @@ def _frame(frame: Any, request: Request) -> Any:
     # The driver's own threads are none of the predictor's business.
     outputs = next(replace(predictor, threads=None).score([inputs(columns, sample)]))
     names = predictor.names(len(outputs))
-    refuse_taken(names, frame.columns)
+    folded = {column.lower() for column in frame.columns}  # Spark would put one in the place of the other
+    refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
     return predict_frame(
         frame,
         predictor,
         names=names,
         types=[arrow_type(output.dtype, output.ndim) for output in outputs],
         convert=to_arrow,
-        direct=files is not None,
+        stored=scan.columns if scan is not None else None,
     )
 
 

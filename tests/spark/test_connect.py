@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.direct_facts import CASES
+
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
+ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "connect.py"
 
 
@@ -19,7 +22,7 @@ def test_fit_and_predict_through_connect_do_what_they_do_on_a_classic_session(tm
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(PROGRAM), str(tmp_path)],
         # SPARK_TESTING: a free port for the server instead of Connect's fixed one.
-        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3] / "src"), "SPARK_TESTING": "1"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "SPARK_TESTING": "1"},
         capture_output=True,
         text=True,
         timeout=280,
@@ -31,5 +34,9 @@ def test_fit_and_predict_through_connect_do_what_they_do_on_a_classic_session(tm
     assert seen["at_driver"] == pytest.approx(seen["among_workers"], abs=1e-6)
     assert seen["at_driver"] == pytest.approx(seen["from_files"], abs=1e-6)
     assert seen["error_at_driver"] == seen["error_among_workers"] == ["no such thing", True]
+    for name, case in CASES.items():
+        found, wanted = seen["direct"][name], case.connect or case.refused
+        assert (found is None) == (wanted is None), f"{name}: {found}"
+        assert (wanted or "") in (found or ""), name
     assert "Traceback" not in done.stderr
     assert "at org.apache.spark" not in done.stderr

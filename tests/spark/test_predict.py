@@ -158,6 +158,20 @@ def test_the_model_is_loaded_once_per_process_and_batches_have_one_size(
     assert sorted(sizes) == sorted(expected)
 
 
+class Minus(nn.Module):
+    def forward(self, columns: dict[str, torch.Tensor]) -> torch.Tensor:
+        return columns["user"] - columns["item"]
+
+
+def test_inputs_by_name_keep_their_names_when_the_columns_come_in_another_order(spark: Any) -> None:
+    frame = spark.range(4).selectExpr("cast(id as float) AS user", "10f AS item").coalesce(1)
+    est = Estimator.from_torch(model=Minus(), inputs="dict")
+
+    for names in (["user", "item"], ["item", "user"], ["user", "item"]):  # in one Python worker of Spark's
+        scored = est.predict(frame, feature_cols=names).collect()
+        assert [row.prediction for row in scored] == [-10, -9, -8, -7]
+
+
 def test_a_column_that_is_there_already_is_not_overwritten(spark: Any) -> None:
     frame = spark.range(1).selectExpr("cast(id as float) AS x", "'kept' AS prediction")
 

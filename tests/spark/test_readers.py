@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import kindler
@@ -29,3 +31,15 @@ def test_shards_that_were_read_are_a_spark_frame_without_passing_the_driver(
     assert [tuple(row) for row in frame.collect()] == [(1.0, "a"), (0.5, "b")]
     with pytest.raises(ConfigError, match="does not exist"):
         kindler.read_csv(tmp_path / "nothing")
+
+
+def test_a_schema_of_spark_says_the_types(tmp_path: Path) -> None:
+    from pyspark.sql.types import StructType
+
+    pq.write_table(pa.table({"k": [1, 2], "n": [1, 2]}), tmp_path / "a.parquet")
+
+    shards = kindler.read_parquet(tmp_path, schema=StructType().add("k", "float"))
+
+    assert [str(dtype) for dtype in shards.head(1).dtypes] == ["float32", "int64"]
+    with pytest.raises(ConfigError, match="column 'k' is of type variant, which Arrow does not have"):
+        kindler.read_parquet(tmp_path, schema=StructType().add("k", "variant"))

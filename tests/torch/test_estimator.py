@@ -266,6 +266,19 @@ def test_predictions_come_back_in_the_kind_that_was_handed_in() -> None:
     assert table.column_names == ["x", "kept", "out"]
 
 
+class Minus(nn.Module):
+    def forward(self, columns: dict[str, torch.Tensor]) -> torch.Tensor:
+        return columns["user"] - columns["item"]
+
+
+def test_inputs_by_name_keep_their_names_when_the_columns_come_in_another_order() -> None:
+    est = Estimator.from_torch(model=Minus(), inputs="dict")
+    data = {"user": np.arange(4, dtype=np.float32), "item": np.full(4, 10, np.float32)}
+
+    for names in (["user", "item"], ["item", "user"], ["user", "item"]):
+        assert est.predict(data, feature_cols=names)["prediction"].tolist() == [-10, -9, -8, -7]
+
+
 def test_a_parquet_path_is_scored_into_files_in_the_same_order(tmp_path: Path) -> None:
     rows = pa.table(
         {"id": np.arange(1000), "x": list(np.arange(2000.0).reshape(1000, 2)), "word": ["w"] * 1000}

@@ -6,6 +6,7 @@ converted nor checked here, so a table may hold columns that no model could take
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,21 @@ class Named:
     def types(self) -> dict[str, Any]:
         """Each column's Arrow type where it has one."""
         return {name: getattr(column, "type", None) for name, column in self.columns.items()}
+
+    def called(self, features: Sequence[str] | None, labels: Sequence[str] | None) -> Named:
+        """The same with inputs and targets under these names, where they came without names of their own."""
+        new = {
+            old: name
+            for prefix, there, asked in (("x", self.features, features), ("y", self.labels, labels))
+            if there and asked and len(there) == len(asked) and not set(asked) & set(self.columns)
+            if all(re.fullmatch(rf"{prefix}\d*", name) for name in there)
+            for old, name in zip(there, asked, strict=True)
+        }
+        return Named(
+            {new.get(name, name): column for name, column in self.columns.items()},
+            None if self.features is None else tuple(new.get(name, name) for name in self.features),
+            None if self.labels is None else tuple(new.get(name, name) for name in self.labels),
+        )
 
 
 def is_local_data(data: Any) -> bool:

@@ -21,7 +21,16 @@ from pyarrow import fs
 from kindler.data.paths import expand, file_system, hidden
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["ParquetFiles", "RowReader", "inspect", "scan", "schema", "share"]
+__all__ = [
+    "ParquetFiles",
+    "RowReader",
+    "file_length",
+    "inspect",
+    "inspect_files",
+    "scan",
+    "schema",
+    "share",
+]
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _TABLE_MARKS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
@@ -72,17 +81,25 @@ def inspect(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
         DataError: A file is not Parquet, or there is no row in all of them.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    files = [file for path in given for file in expand(os.fspath(path), _data_files)]
-    if not files:
-        raise ConfigError(f"no Parquet file in {[os.fspath(path) for path in given]}.")
-    with ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), "kindler-footers") as pool:
-        footers = list(pool.map(_footer, files))
-    groups = tuple(rows for rows, _, _ in footers)
-    total = sum(map(sum, groups))
-    if not total:
-        raise DataError(f"the Parquet files in {[os.fspath(path) for path in given]} have no rows.")
-    nbytes = sum(size for _, size, _ in footers)
-    return ParquetFiles(tuple(files), groups, total, nbytes, _shared([found for _, _, found in footers]))
+    named = [os.fspath(path) for path in given]
+    files = [file for path in named for file in expand(path, _data_files)]
+    return _counted(files, named, lambda file, opened: None)
+
+
+def inspect_files(files: Sequence[str], check: Callable[[str, pq.ParquetFile], None]) -> ParquetFiles:
+    """The same for files that are named one by one; none is searched for, and one may be named twice.
+
+    Args:
+        files: Absolute paths, or URIs.
+        check: Called with each file and its footer, on any thread; what it raises is raised.
+    """
+    return _counted(files, files, check)
+
+
+def file_length(file: str) -> int:
+    """The bytes that a file has now."""
+    system, path = file_system(file)
+    return int(system.get_file_info(path).size or 0)
 
 
 def schema(files: ParquetFiles, names: Sequence[str] = ()) -> pa.Schema:
@@ -102,10 +119,12 @@ def scan(
 ) -> Generator[pa.RecordBatch, None, None]:
     """The rows [start, stop) in file order, in small batches; other row groups are not read."""
     first = 0
-    for file, groups in zip(files.files, files.row_groups, strict=True):
+    for file, groups, found in zip(files.files, files.row_groups, files.schemas, strict=True):
         last = first + sum(groups)
         if first < stop and start < last:
             with _open(file) as opened:
+                if _group_rows(opened) != groups or opened.schema_arrow.remove_metadata() != found:
+                    raise DataError(f"{file} has changed since it was counted.")
                 yield from _rows(
                     opened, file, names, max(start - first, 0), min(stop, last) - first, use_threads
                 )
@@ -116,13 +135,26 @@ class RowReader:
     """Reads rows of one file by number; quick when the numbers ascend.
 
     The row group that was read last stays decoded, so that neighbouring ranges cost nothing more.
+
+    Args:
+        path: The file.
+        names: The columns to read.
+        problem: Says what is wrong with an opened file, or None.
     """
 
-    def __init__(self, path: str | os.PathLike[str], names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        names: Sequence[str],
+        problem: Callable[[pq.ParquetFile], str | None] = lambda opened: None,
+    ) -> None:
         self._file = _open(os.fspath(path))
         self._names = list(names)
         try:
             _require(self._file.schema_arrow, names, os.fspath(path))
+            wrong = problem(self._file)
+            if wrong is not None:
+                raise DataError(f"{os.fspath(path)} has changed: {wrong}.")
         except DataError:
             self._file.close(force=True)
             raise
@@ -230,11 +262,32 @@ def _shared(schemas: Sequence[pa.Schema]) -> tuple[pa.Schema, ...]:
     return tuple(seen.setdefault(found, found) for found in plain)
 
 
-def _footer(file: str) -> tuple[tuple[int, ...], int, pa.Schema]:
-    with _open(file) as opened:
-        groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
-        nbytes = sum(group.total_byte_size for group in groups)
-        return tuple(group.num_rows for group in groups), nbytes, opened.schema_arrow
+def _counted(
+    files: Sequence[str], named: Sequence[str], check: Callable[[str, pq.ParquetFile], None]
+) -> ParquetFiles:
+    if not files:
+        raise ConfigError(f"no Parquet file in {named}.")
+
+    def footer(file: str) -> tuple[tuple[int, ...], int, pa.Schema]:
+        with _open(file) as opened:
+            check(file, opened)
+            groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
+            nbytes = sum(group.total_byte_size for group in groups)
+            return _group_rows(opened), nbytes, opened.schema_arrow
+
+    with ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), "kindler-footers") as pool:
+        footers = list(pool.map(footer, files))
+    groups = tuple(rows for rows, _, _ in footers)
+    total = sum(map(sum, groups))
+    if not total:
+        raise DataError(f"the Parquet files in {named} have no rows.")
+    nbytes = sum(size for _, size, _ in footers)
+    return ParquetFiles(tuple(files), groups, total, nbytes, _shared([found for _, _, found in footers]))
+
+
+def _group_rows(opened: pq.ParquetFile) -> tuple[int, ...]:
+    metadata = opened.metadata
+    return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
 
 
 def _open(file: str) -> pq.ParquetFile:

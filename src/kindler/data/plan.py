@@ -44,6 +44,16 @@ class ColumnOptions:
     allow_nan: bool | Sequence[str] = False
     need_labels: bool = True
 
+    @property
+    def features(self) -> list[str] | None:
+        """The inputs that were named, as a list; None where they were not."""
+        return _listed(self.feature_cols)
+
+    @property
+    def labels(self) -> list[str] | None:
+        """The same for targets."""
+        return _listed(self.label_cols)
+
     def plan(self, available: Mapping[str, Any] | Sequence[str]) -> Columns:
         """The columns of a run.
 
@@ -55,9 +65,7 @@ class ColumnOptions:
             DataError: A column whose type cannot feed a model.
         """
         names = list(available)
-        features, labels = _chosen(
-            names, _listed(self.feature_cols), _listed(self.label_cols), self.need_labels
-        )
+        features, labels = _chosen(names, self.features, self.labels, self.need_labels)
         if self.weight_col is not None:
             _require(names, [self.weight_col], "sample_weight_col")
             labels = [*labels, self.weight_col]

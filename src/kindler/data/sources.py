@@ -193,7 +193,8 @@ def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Pa
         ConfigError: Not data, columns of different lengths, or options that do not fit it.
         DataError: No rows, or a value that cannot feed a model.
     """
-    found, asked = named(data), options or ColumnOptions()
+    asked = options or ColumnOptions()
+    found = named(data).called(asked.features, asked.labels)
     if asked.feature_cols is None:
         asked = replace(asked, feature_cols=found.features)
     if asked.label_cols is None and asked.need_labels:

@@ -384,6 +384,7 @@ class TorchReplica:
             # One rank alone had no reason to look which buffers it changes.
             told = [part["changed"] for part in fields if part["changed"]] or [[True] * len(self._changed)]
             self._changed = [any(flags) for flags in zip(*told, strict=True)]
+        seed_own(self.seed, self.epoch, self.rank, self.step)
         torch.manual_seed(fork_seed(self.seed, self.epoch, self.rank, self.step))
 
     def trained_model(self) -> torch.nn.Module:

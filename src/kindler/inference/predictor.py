@@ -11,7 +11,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -22,12 +22,61 @@ from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.frameworks.replica import Replica
 
-__all__ = ["Predictor", "fixed_batches"]
+__all__ = ["Predictor", "Recipe", "fixed_batches"]
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
 _resident: OrderedDict[str, Replica] = OrderedDict()
 _MOST_RESIDENT = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that a loaded model depends on: `load` sees these fields alone, and `key` covers them all.
+
+    Attributes:
+        framework: The framework's name in the registry.
+        spec: The model and how it takes its inputs, as the framework packs it.
+        state: Its trained state; empty for a model as it was given.
+        feature_names: The input columns, in the order in which the model takes them.
+        device: Where the model computes.
+        seed: What a creator's random weights start from.
+        threads: Compute threads; None leaves the process as it is.
+        sys_path: Where the driver finds modules; the model's own may be among them.
+    """
+
+    framework: str
+    spec: bytes
+    state: bytes
+    feature_names: tuple[str, ...]
+    device: str
+    seed: int
+    threads: int | None
+    sys_path: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Differs wherever a field does. A digest, so that the bytes need not stay in memory to compare."""
+        digest = hashlib.sha256()
+        for each in fields(self):
+            value = getattr(self, each.name)
+            part = value if isinstance(value, bytes) else repr(value).encode("utf-8", "surrogatepass")
+            digest.update(f"{each.name}:{len(part)}:".encode())
+            digest.update(part)
+        return digest.hexdigest()
+
+    def load(self) -> Replica:
+        sys.path.extend(path for path in self.sys_path if path not in sys.path and os.path.exists(path))
+        replica: Replica = FRAMEWORKS.load(self.framework).from_bytes(
+            self.spec,
+            device=self.device,
+            seed=self.seed,
+            threads=self.threads,
+            feature_names=self.feature_names,
+        )
+        if self.state:
+            replica.load_state(self.state, weights_only_model=True)
+        return replica
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,30 +109,26 @@ class Predictor:
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
 
     @cached_property
-    def _key(self) -> str:
-        words = (
-            self.framework.encode(),
-            self.spec,
-            self.state,
-            self.device.encode(),
-            str(self.seed).encode(),
+    def _recipe(self) -> Recipe:
+        return Recipe(
+            framework=self.framework,
+            spec=self.spec,
+            state=self.state,
+            feature_names=tuple(column.name for column in self.columns.features),
+            device=self.device,
+            seed=self.seed,
+            threads=self.threads,
+            sys_path=self.sys_path,
         )
-        return hashlib.sha256(b"\0".join(words)).hexdigest()
+
+    @cached_property
+    def _key(self) -> str:
+        return self._recipe.key
 
     def replica(self) -> Replica:
         """The loaded model: once per process, however many batches and partitions come by."""
         if self._key not in _resident:
-            sys.path.extend(path for path in self.sys_path if path not in sys.path and os.path.exists(path))
-            replica: Replica = FRAMEWORKS.load(self.framework).from_bytes(
-                self.spec,
-                device=self.device,
-                seed=self.seed,
-                threads=self.threads,
-                feature_names=tuple(column.name for column in self.columns.features),
-            )
-            if self.state:
-                replica.load_state(self.state, weights_only_model=True)
-            _resident[self._key] = replica
+            _resident[self._key] = self._recipe.load()
             while len(_resident) > _MOST_RESIDENT:
                 _resident.popitem(last=False)
         _resident.move_to_end(self._key)

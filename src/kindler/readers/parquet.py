@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -35,7 +35,8 @@ def read_parquet(
     Args:
         file_path: A file, a folder, a glob, a URI, or a list of them.
         columns: Which columns, in this order; only these are read. Default: all.
-        schema: Types to read columns as: a pyarrow.Schema, or a dict of pyarrow types or their names.
+        schema: Types to read columns as: a pyarrow.Schema, a pyspark StructType, or a dict of pyarrow types
+            or their names.
             Default: those of the files; where they differ, the wider one.
         home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
             the files under the same path.
@@ -119,10 +120,25 @@ def _wanted(files: ParquetFiles, columns: list[str] | None, schema: Any) -> pa.S
 def _types(schema: Any, names: Sequence[str]) -> dict[str, pa.DataType]:
     if schema is None:
         return {}
-    pairs = zip(schema.names, schema.types, strict=True) if isinstance(schema, pa.Schema) else schema.items()
-    given = {name: _type(name, kind) for name, kind in pairs}
+    given = {name: _type(name, kind) for name, kind in _pairs(schema)}
     frames.check_columns(list(given), names, "read_parquet(schema=...)")
     return dict(zip(given, frames.plain_schema(pa.schema(given)).types, strict=True))
+
+
+def _pairs(schema: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(schema, pa.Schema):
+        return zip(schema.names, schema.types, strict=True)
+    if isinstance(schema, Mapping):
+        return schema.items()
+    if type(schema).__name__ == "StructType" and type(schema).__module__ == "pyspark.sql.types":
+        from kindler.spark.frames import type_in_arrow
+
+        return [(field.name, type_in_arrow(field)) for field in schema.fields]
+    raise ConfigError(
+        f"read_parquet(schema=...): {type(schema).__module__}.{type(schema).__qualname__} is not a schema.\n"
+        "Hint: pass a pyarrow.Schema, a pyspark StructType, or a dict of pyarrow types or their names:"
+        " {'price': 'float32'}."
+    )
 
 
 def _type(name: str, kind: Any) -> pa.DataType:

@@ -33,8 +33,9 @@ from kindler.engine.outcome import Outcome, pack, unpack
 from kindler.engine.supervisor import Aborted, Job, Supervisor
 from kindler.engine.worker import describe
 from kindler.errors import DataError, KindlerError, TrainingError, WorkerLost
-from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, feed_frame
-from kindler.spark.session import is_connect
+from kindler.spark.frame_errors import frame_error
+from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, feed_frame, own_columns
+from kindler.spark.session import is_connect, is_on_this_machine
 
 __all__ = ["run"]
 
@@ -78,17 +79,19 @@ def run(
             finally:
                 hub.abort()
                 call.end(job.settings.stop_timeout_s)
-        return _results(job, call, heard, started=hub.joined > 0)
+        return _results(job, call, heard, feeds=feeds, started=hub.joined > 0)
 
 
-def _results(job: Job, call: _Call, heard: list[Outcome], *, started: bool) -> list[Outcome]:
+def _results(
+    job: Job, call: _Call, heard: list[Outcome], *, feeds: Sequence[Feed], started: bool
+) -> list[Outcome]:
     results = verdict(heard, call.outcomes)
     if call.error is not None:
         if started:
             raise WorkerLost(
                 f"Spark gave up on its task ({_first_line(call.error)})", rank=None, host="the cluster"
             ) from None
-        raise call.error  # the frame itself failed; Spark's own words say how
+        raise frame_error(call.error, [(feed.frame, feed.columns.names) for feed in feeds]) from None
     if not results:
         raise DataError("the data has no rows.")  # Spark starts no task for a frame it knows to be empty
     if len(results) < job.size or any(o.kind != "result" for o in results):
@@ -248,14 +251,13 @@ def _spool(
             supervisor.check()
             if not writers:
                 continue  # the rows only make Spark start the task
-            batch = batch.rename_columns([*feeds[0][1].names, ROW, LANE, FEED])
             feed = batch.column(FEED).to_numpy()
             for number, writer in enumerate(writers):
                 part = batch if (feed == number).all() else batch.filter(pa.array(feed == number))
                 if part.num_rows:
                     ids, lanes = part.column(ROW).to_numpy(), part.column(LANE).to_numpy()
                     _check_lanes(lanes, rank, size)
-                    writer.append(part, where=Where(ids))
+                    writer.append(own_columns(part, feeds[number][1].names, number), where=Where(ids))
                     writer.append_order(ids, lanes)
 
 
@@ -277,12 +279,7 @@ def _local_folder(rank: int) -> Path | None:
 def _meets_at_driver(spark: SparkSession, job: Job) -> bool:
     if job.settings.rendezvous != "auto":
         return job.settings.rendezvous == "driver"
-    # Executors of a classic session reach the driver anyhow; a Connect client may be anywhere.
-    return not is_connect(spark) or _connect_host(spark) in ("localhost", "127.0.0.1", "::1")
-
-
-def _connect_host(spark: Any) -> str:
-    return str(spark.client.host)
+    return is_on_this_machine(spark)  # executors reach the driver of a classic session anyhow
 
 
 def _driver_host(spark: SparkSession) -> str:

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType, DataType, NumericType, StringType
 
 from kindler.errors import DataError
+from kindler.spark.frames import column as _column
 
 __all__ = ["Measured", "indexed", "number_moments", "scaled", "value_counts"]
 
@@ -206,7 +207,3 @@ def _present(frame: DataFrame, name: str) -> Column:
 def _literal(values: Sequence[float]) -> Column:
     """An array as one expression: a column object for each number would take a call to the JVM each."""
     return F.expr(f"array({', '.join(f'{value!r}D' for value in values)})")
-
-
-def _column(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")

@@ -1,10 +1,12 @@
-"""Spark DataFrames as a source: what their plan says, and how their rows leave the JVM.
+"""Spark DataFrames as a source: the types of their columns, and how their rows leave the JVM.
 
-Works on classic and Spark Connect frames alike; no RDD, and the JVM gateway only to look at a plan.
+Works on classic and Spark Connect frames alike; no RDD, no JVM gateway. Whether the rows have to go through
+Spark at all is decided in `direct_scan.py`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +17,13 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import ArrayType, TimestampType, UserDefinedType
+from pyspark.sql.types import ArrayType, StructField, TimestampType, UserDefinedType
 
-from kindler.data import parquet
 from kindler.data.columns import Columns
 from kindler.data.dealing import BASE, Dealing
 from kindler.data.sources import ROW_BITS
-from kindler.errors import ConfigError, KindlerError
-from kindler.spark.session import is_connect
+from kindler.errors import ConfigError
+from kindler.spark.frame_errors import frame_error
 
 __all__ = [
     "FEED",
@@ -32,10 +33,14 @@ __all__ = [
     "Feed",
     "Where",
     "arrow_types",
+    "collected",
+    "column",
     "feed_frame",
+    "own_columns",
     "packed_frame",
     "partition_keys",
-    "plain_parquet",
+    "refuse_ambiguous",
+    "type_in_arrow",
 ]
 
 LANE = "_kindler_lane"  # which of the lanes it was dealt to
@@ -82,49 +87,83 @@ def arrow_types(frame: DataFrame) -> dict[str, pa.DataType | None]:
     return {field.name: _arrow_type(field.dataType) for field in frame.schema.fields}
 
 
+def type_in_arrow(field: StructField) -> pa.DataType:
+    """A column's type as Arrow has it.
+
+    Raises:
+        ConfigError: Arrow has none for it.
+    """
+    found = _arrow_type(field.dataType)
+    if found is None:
+        raise ConfigError(
+            f"column {field.name!r} is of type {field.dataType.simpleString()}, which Arrow does not have."
+        )
+    return found
+
+
 def packed_frame(spark: SparkSession, arrays: Mapping[str, np.ndarray[Any, Any]]) -> DataFrame:
     """Arrays as a frame: a row's numbers are one binary cell, which costs Spark far less than a list."""
     return spark.createDataFrame(pa.table({name: _packed(array) for name, array in arrays.items()}))
 
 
-def plain_parquet(
-    frame: DataFrame, names: Sequence[str], *, must: bool = False
-) -> parquet.ParquetFiles | None:
-    """The files behind a frame that is provably nothing but a scan of them, or None.
+def column(name: str) -> Column:
+    """The column of exactly this name, whatever signs are in it."""
+    return F.col("`" + name.replace("`", "``") + "`")
 
-    Args:
-        frame: Any DataFrame.
-        names: The columns that are wanted from it.
-        must: Raise ConfigError with the reason instead of returning None.
+
+def collected(frame: DataFrame, names: Sequence[str], *, rows: int | None = None) -> pa.Table:
+    """Columns of a frame, or of its first rows, in this process.
+
+    Raises:
+        DataError: Spark cannot compute the frame.
     """
+    chosen = frame.select(*map(column, names))
     try:
-        return _inspect(frame, names)
-    except _NotPlain as reason:
-        if must:
+        table = (chosen if rows is None else chosen.limit(rows)).toArrow()
+    except Exception as exc:  # noqa: BLE001 - what is not the frame's own fault is raised as it is
+        raise frame_error(exc, [(frame, names)]) from None
+    return table.rename_columns(list(names))
+
+
+def refuse_ambiguous(frame: DataFrame, names: Sequence[str]) -> None:
+    """Complain about names that several columns of the frame have; Spark mostly takes no notice of case."""
+    times = Counter(name.lower() for name in frame.columns)
+    for name in names:
+        if times[name.lower()] == 1:
+            continue
+        alike = [one for one in frame.columns if one.lower() == name.lower()]
+        if frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true":
+            alike = [one for one in alike if one == name]
+        if len(alike) > 1:
             raise ConfigError(
-                "ingest='direct' needs a frame that is a plain Parquet scan with at most a choice of columns;"
-                f" {reason}.\nHint: ingest='auto' or 'inline' takes any frame."
-            ) from None
-        return None
+                f"column {name!r} could be any of {alike}, which the frame has.\n"
+                "Hint: frame.toDF(...) gives every column a name of its own."
+            )
 
 
 def feed_frame(feeds: Sequence[Feed], workers: int, dealing: Dealing) -> DataFrame:
     """One frame with the rows of all feeds, dealt to `workers` partitions: partition r has worker r's rows.
 
-    Its columns are the feeds' in their order, then `ROW`, `LANE` and `FEED`.
+    It has the feeds' columns (see `own_columns`), `ROW`, `LANE` and `FEED`.
     """
     # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field: so none has a name.
+    shared = _have_same_types(feeds)
     tagged = [
         feed.frame.select(
-            *[F.col(f"`{name}`").alias(f"c{i}") for i, name in enumerate(feed.columns.names)],
+            *[
+                column(name).alias(_place(i, None if shared else number))
+                for i, name in enumerate(feed.columns.names)
+            ],
             F.monotonically_increasing_id().alias(ROW),
             F.lit(number).alias(FEED),
-        ).select(*[f"c{i}" for i in range(len(feed.columns.names))], ROW, _lane(dealing).alias(LANE), FEED)
+        ).select("*", _lane(dealing).alias(LANE))
         for number, feed in enumerate(feeds)
     ]
     whole = tagged[0]
     for more in tagged[1:]:
-        whole = whole.union(more)
+        # Feeds of other types keep their own columns, which are null in the rows of the others: a common type
+        # would change what the model gets, or there is none.
+        whole = whole.unionByName(more, allowMissingColumns=not shared)
     keys = _constants(partition_keys(workers))
     return whole.repartition(workers, F.element_at(keys, F.col(LANE) % workers + 1))
 
@@ -192,65 +231,29 @@ def _rotated(word: int, bits: int) -> int:
     return (word << bits | word >> (32 - bits)) & _WORD
 
 
-class _NotPlain(Exception):
-    """Why a frame is not a plain scan."""
+def own_columns(batch: pa.RecordBatch, names: Sequence[str], number: int) -> pa.RecordBatch:
+    """What a batch of `feed_frame` has of the columns of one feed, under their own names.
+
+    Args:
+        batch: Rows of this feed only.
+        names: The feed's columns.
+        number: Which feed it is.
+    """
+    shared = _place(0, None) in batch.schema.names
+    places = [_place(i, None if shared else number) for i in range(len(names))]
+    return pa.RecordBatch.from_arrays([batch.column(place) for place in places], names=list(names))
 
 
-def _inspect(frame: DataFrame, names: Sequence[str]) -> parquet.ParquetFiles:
-    spark = frame.sparkSession
-    if frame.isStreaming:
-        raise _NotPlain("it is a stream")
-    if is_connect(spark):
-        _check_connect_plan(frame, spark)
-    else:
-        _check_classic_plan(frame)
-    try:
-        files = parquet.inspect(frame.inputFiles())
-        schema = parquet.schema(files)
-    except (OSError, KindlerError) as exc:
-        raise _NotPlain(f"its files cannot be read from here ({exc})") from None
-    types = arrow_types(frame)
-    for name in names:
-        if name not in schema.names:
-            raise _NotPlain(f"column {name!r} is not stored in its files")
-        _check_type(name, types[name], schema.field(name).type)
-    return files
+def _place(index: int, feed: int | None) -> str:
+    return f"c{index}" if feed is None else f"f{feed}c{index}"
 
 
-def _check_classic_plan(frame: Any) -> None:
-    plan = frame._jdf.queryExecution().optimizedPlan()
-    while _class(plan) == "Project":
-        expressions = plan.projectList()
-        kinds = {_class(expressions.apply(i)) for i in range(expressions.size())}
-        if kinds != {"AttributeReference"}:
-            raise _NotPlain("it computes columns")
-        plan = plan.children().head()
-    if _class(plan) != "LogicalRelation" or _class(plan.relation()) != "HadoopFsRelation":
-        raise _NotPlain(f"its plan has a step of kind {_class(plan)}")
-    if _class(plan.relation().fileFormat()) != "ParquetFileFormat":
-        raise _NotPlain(f"its files are read as {_class(plan.relation().fileFormat())}")
-
-
-def _class(java_object: Any) -> str:
-    return str(java_object.getClass().getSimpleName())
-
-
-def _check_connect_plan(frame: Any, spark: Any) -> None:
-    relation = frame._plan.to_proto(spark.client).root
-    while (kind := relation.WhichOneof("rel_type")) == "project":
-        if any(e.WhichOneof("expr_type") != "unresolved_attribute" for e in relation.project.expressions):
-            raise _NotPlain("it computes columns")
-        relation = relation.project.input
-    if kind != "read" or relation.read.is_streaming or relation.read.WhichOneof("read_type") != "data_source":
-        raise _NotPlain(f"its plan has a step of kind {kind}")
-    if relation.read.data_source.format.lower() != "parquet" or relation.read.data_source.predicates:
-        raise _NotPlain(f"its files are read as {relation.read.data_source.format}")
-
-
-def _check_type(name: str, wanted: pa.DataType | None, stored: pa.DataType) -> None:
-    """A frame may be read under another type than its files have; then Spark must do the reading."""
-    if wanted is None or _leaf(wanted) != _leaf(stored):
-        raise _NotPlain(f"column {name!r} is {wanted} in the frame and {stored} in its files")
+def _have_same_types(feeds: Sequence[Feed]) -> bool:
+    """Whether the columns of all feeds have the same types, place by place; nulls in arrays do not count."""
+    kinds = [
+        [feed.frame.schema[name].dataType.simpleString() for name in feed.columns.names] for feed in feeds
+    ]
+    return all(kind == kinds[0] for kind in kinds)
 
 
 def _arrow_type(kind: Any) -> pa.DataType | None:
@@ -274,14 +277,3 @@ def _packed(array: np.ndarray[Any, Any]) -> pa.ChunkedArray:
         ],
         pa.binary(),
     )
-
-
-def _leaf(kind: Any) -> tuple[int, str]:
-    """How deep the lists go and what is in them, without the names and nullability on the way."""
-    depth = 0
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        depth, kind = depth + 1, kind.value_type
-    for family in ("timestamp", "decimal", "struct", "string", "binary"):
-        if getattr(pa.types, f"is_{family}")(kind):
-            return depth, family
-    return depth, str(kind)

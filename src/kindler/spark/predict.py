@@ -26,7 +26,8 @@ from pyspark.sql.types import StructField, StructType
 from kindler.data.alongside import Alongside, features_of
 from kindler.data.columns import Columns
 from kindler.data.parquet import RowReader
-from kindler.spark.frames import ROW, UNNUMBERED, Where
+from kindler.spark.direct_files import StoredColumns
+from kindler.spark.frames import ROW, UNNUMBERED, Where, collected, column
 
 __all__ = ["Scorer", "first_row", "predict_frame"]
 
@@ -51,7 +52,7 @@ def predict_frame(
     names: Sequence[str],
     types: Sequence[pa.DataType],
     convert: Convert,
-    direct: bool,
+    stored: StoredColumns | None,
 ) -> DataFrame:
     """`frame` with the model's outputs appended, in the frame's own order.
 
@@ -61,27 +62,27 @@ def predict_frame(
         names: The columns to append.
         types: Their Arrow types.
         convert: Makes an Arrow column of an output.
-        direct: The frame is a plain Parquet scan whose files Python may read itself.
+        stored: What the files hold, where the frame is a plain scan of them and Python may read them itself.
     """
     fields = [StructField(name, from_arrow_type(kind)) for name, kind in zip(names, types, strict=True)]
     if not hasattr(F, "arrow_udf"):
         return _through_rows(frame, scorer, fields, convert)
     single = len(names) == 1
     result = fields[0].dataType if single else StructType(fields)
-    work = _Score(scorer=scorer, names=tuple(names), convert=convert, direct=direct)
-    if direct:
+    work = _Score(scorer=scorer, names=tuple(names), convert=convert, stored=stored)
+    if stored is not None:
         whole, sent = frame, [F.col("_metadata.file_path"), F.col("_metadata.row_index")]
     else:
         # A number that Spark computes makes it hand over rows, which it turns into Arrow a third faster than
         # the vectors of a Parquet scan; and errors can say where a row is.
         number = F.lit(UNNUMBERED) if frame.isStreaming else F.monotonically_increasing_id()
         whole = frame.withColumn(ROW, number)
-        sent = [*(F.col(f"`{name}`") for name in scorer.columns.names), F.col(ROW)]
+        sent = [*map(column, scorer.columns.names), F.col(ROW)]
     scored = _arrow_udf(work, result)(*sent)
     if single:
         return whole.withColumn(names[0], scored).drop(ROW)
     whole = whole.withColumn(_OUTPUTS, scored)
-    return whole.withColumns({name: F.col(f"{_OUTPUTS}.`{name}`") for name in names}).drop(ROW, _OUTPUTS)
+    return whole.withColumns({name: F.col(_OUTPUTS).getField(name) for name in names}).drop(ROW, _OUTPUTS)
 
 
 def _through_rows(
@@ -101,7 +102,7 @@ def _through_rows(
 
 def first_row(frame: DataFrame, columns: Columns) -> pa.Table:
     """One row of the model's columns: how wide they are is not in the schema."""
-    return frame.select(*[F.col(f"`{name}`") for name in columns.names]).limit(1).toArrow()
+    return collected(frame, columns.names, rows=1)
 
 
 def _arrow_udf(work: _Score, result: Any) -> Callable[..., SparkColumn]:
@@ -123,10 +124,10 @@ class _Score:
     scorer: Scorer
     names: tuple[str, ...]
     convert: Convert
-    direct: bool
+    stored: StoredColumns | None
 
     def __call__(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        chunks = self._read(batches) if self.direct else self._received(batches)
+        chunks = self._received(batches) if self.stored is None else self._read(batches, self.stored)
         for outputs in self.scorer.score(chunks):
             arrays = [self.convert(output) for output in outputs]
             yield arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, list(self.names))
@@ -137,7 +138,7 @@ class _Score:
             rows = pa.RecordBatch.from_arrays(arrays, names=list(columns.names))
             yield features_of(columns, rows, Where(ids.to_numpy()))
 
-    def _read(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[Arrays]:
+    def _read(self, batches: Iterable[tuple[pa.Array, ...]], stored: StoredColumns) -> Iterator[Arrays]:
         """The model's columns of the rows that Spark names, read from the file they are in."""
         with ExitStack() as opened:
             reader, path = None, None
@@ -145,7 +146,8 @@ class _Score:
                 for file, start, stop in _runs(files, numbers.to_numpy()):
                     if reader is None or file != path:
                         opened.close()
-                        reader, path = RowReader(_local(file), self.scorer.columns.names), file
+                        reader = RowReader(_local(file), self.scorer.columns.names, stored.problem)
+                        path = file
                         opened.enter_context(reader)
                     rows = reader.read(start, stop)
                     yield features_of(self.scorer.columns, rows, partial(add, start))

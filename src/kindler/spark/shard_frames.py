@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from kindler.data.shards.frames import Aggregate, MergeNames
+from kindler.spark.frames import column as _column
 
 __all__ = ["ROW", "described", "distinct", "grouped", "merged", "place", "sorted_rows"]
 
@@ -101,10 +102,6 @@ def _ordered(frame: DataFrame, order: Sequence[Column], count: int) -> DataFrame
 def _apart(frame: DataFrame, side: str) -> DataFrame:
     """Under names that the other side has not."""
     return frame.toDF(*[f"{side}{i}" for i in range(len(frame.columns))])
-
-
-def _column(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _aggregated(aggregate: Aggregate) -> Column:

@@ -17,11 +17,10 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kindler.errors import ConfigError, DataError
-from kindler.spark.frames import arrow_types
+from kindler.spark.frames import arrow_types, column
 from kindler.spark.session import running
 from kindler.store import staging
 from kindler.store.blobs import Blobs, open_blobs
@@ -59,7 +58,7 @@ def write_blobs(frame: DataFrame, url: str) -> Wrote:
         raise ConfigError("a store in memory cannot be reached by Spark's tasks.")
     schema = _schema_of(frame)
     # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field.
-    plain = frame.select(*[F.col(_quoted(name)).alias(f"c{i}") for i, name in enumerate(frame.columns)])
+    plain = frame.select(*[column(name).alias(f"c{i}") for i, name in enumerate(frame.columns)])
     told = plain.mapInArrow(_Write(url=url, schema=schema), "number int, sha256 string, size long, rows long")
     parts = sorted(told.toArrow().to_pylist(), key=lambda row: row["number"])
     if not parts:
@@ -188,7 +187,3 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(kind.value_type)
     return kind
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -17,7 +17,6 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from kindler.data.paths import absolute
@@ -27,7 +26,7 @@ from kindler.data.tfrecord.schema import SchemaLike
 from kindler.data.tfrecord.writing import checked, write_rows
 from kindler.errors import ConfigError, DataError, KindlerError
 from kindler.spark.files import at_files
-from kindler.spark.frames import arrow_types
+from kindler.spark.frames import arrow_types, column
 
 __all__ = ["scan_frame", "write_frame"]
 
@@ -58,7 +57,7 @@ def write_frame(
     at_files(spark, place.begin)
     try:
         # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field.
-        plain = frame.select(*[F.col(f"`{name}`").alias(f"c{i}") for i, name in enumerate(names)])
+        plain = frame.select(*[column(name).alias(f"c{i}") for i, name in enumerate(names)])
         work = _Write(folder=place.beside, names=tuple(names), compression=compression)
         told = _collected(plain.mapInArrow(work, "number int, file string, error binary"))
         at_files(spark, lambda: _finish(place))

@@ -44,7 +44,9 @@ class SharedValue:
     def __init__(self, data: Any) -> None:
         self._id = secrets.token_hex(8)
         self._data = data
-        self._carriers: dict[int | None, Any] = {}  # by session; None is this machine
+        # By the session's id, None for this machine. The session is kept with its carrier: as long as it
+        # lives, no other one has its id.
+        self._carriers: dict[int | None, tuple[Any, Any]] = {}
         self._held: list[Any] = []
         self._gone = False
 
@@ -58,7 +60,7 @@ class SharedValue:
         """Delete every copy but those that running work has; the value cannot be used any more."""
         self._gone = True
         carriers, self._carriers = self._carriers, {}
-        for carrier in carriers.values():
+        for _, carrier in carriers.values():
             if hasattr(carrier, "unpersist"):
                 carrier.unpersist()
         for folder in self._held:
@@ -79,8 +81,9 @@ class SharedValue:
         session = active_session() if home != "local" else None
         key = None if session is None else id(session)
         if key not in self._carriers:
-            self._carriers[key] = self._file() if session is None else self._on_spark(session)
-        return self._carriers[key]
+            made = self._file() if session is None else self._on_spark(session)
+            self._carriers[key] = session, made
+        return self._carriers[key][1]
 
     def _file(self) -> str:
         folder = Folder()

@@ -14,6 +14,7 @@ from torch import nn
 
 import kindler
 from kindler import Estimator, RunSettings
+from tests.spark import direct_facts
 
 ROWS = 10_000
 
@@ -44,6 +45,16 @@ def error_of(frame: Any, **options: Any) -> list[Any]:
     return []
 
 
+def direct_scans(spark: Any, folder: str) -> dict[str, str | None]:
+    """Why each of the frames of `direct_facts` is not a plain scan, or None."""
+    seen = {}
+    for name, case in direct_facts.CASES.items():
+        place = os.path.join(folder, name)
+        os.mkdir(place)
+        seen[name] = direct_facts.outcome(spark, case, place)
+    return seen
+
+
 def main(folder: str) -> None:
     spark = kindler.init(cores=2, conf={"spark.api.mode": "connect"})
     random = np.random.default_rng(0)
@@ -61,6 +72,7 @@ def main(folder: str) -> None:
         "among_workers": fitted(frame, settings=RunSettings(rendezvous="workers")),
         "from_files": fitted(scan),
         "error_at_driver": error_of(frame),
+        "direct": direct_scans(spark, folder),
         "error_among_workers": error_of(frame, settings=RunSettings(rendezvous="workers")),
     }
     kindler.stop()

@@ -216,3 +216,26 @@ def test_no_file_stays_open(folder: Path) -> None:
 def test_row_reader_wants_known_columns(folder: Path) -> None:
     with pytest.raises(DataError, match="column 'nope': is not in"):
         parquet.RowReader(folder / "part-0.parquet", ["nope"])
+
+
+@pytest.mark.parametrize("now", [{"x": [1, 2]}, {"x": [1.0, 2.0, 3.0]}], ids=["fewer rows", "another type"])
+def test_a_file_that_changes_after_it_was_counted_is_an_error(tmp_path: Path, now: dict[str, Any]) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": [1, 2, 3]}), path)
+    files = parquet.inspect(path)
+    pq.write_table(pa.table(now), path)
+
+    with pytest.raises(DataError, match=r"a\.parquet has changed since it was counted"):
+        list(parquet.scan(files, ["x"], 0, files.rows))
+
+
+def test_files_that_are_named_one_by_one_are_neither_searched_for_nor_joined(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "a1.parquet")
+    looked: list[str] = []
+    named = [str(tmp_path / "a1.parquet")] * 2
+
+    files = parquet.inspect_files(named, lambda file, opened: looked.append(file))
+
+    assert (list(files.files), files.rows, looked) == (named, 2, named)
+    with pytest.raises(OSError, match=r"a\[1\]\.parquet"):
+        parquet.inspect_files([str(tmp_path / "a[1].parquet")], lambda file, opened: None)

@@ -90,6 +90,14 @@ def test_a_column_that_one_parquet_file_lacks_is_named_with_the_file(tmp_path: P
     assert len(kindler.read_parquet(tmp_path, ["x"], home="local")) == 2
 
 
+@pytest.mark.parametrize("schema", [[("k", "float32")], "k float", 7])
+def test_a_schema_of_another_kind_is_answered_with_those_that_work(tmp_path: Path, schema: Any) -> None:
+    pq.write_table(pa.table({"k": [1]}), tmp_path / "a.parquet")
+
+    with pytest.raises(ConfigError, match=r"is not a schema.\nHint: pass a pyarrow.Schema"):
+        kindler.read_parquet(tmp_path, schema=schema, home="local")
+
+
 def test_files_behind_a_url_are_read_through_fsspec(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": [1, 2]})
     frame.to_csv(tmp_path / "a.csv.gz", index=False)

@@ -326,6 +326,7 @@ class KerasReplica:
             variable.assign(told[0][known[id(variable)]])
         if self.rank == 0:
             self.tallies.load_sum([arrays[len(known) :] for arrays in told])
+        seed_own(self.seed, self.epoch, self.rank, self.step)
         if size > 1:
             fork_seeds(self.model, self.seed, self.epoch, self.rank, self.step)
         if self.spec.backend == "torch":
