@@ -29,6 +29,7 @@ from kindler.inputs import Ingest, choose_engine, prepare, session_for
 from kindler.train.checkpoint import Header
 from kindler.train.checkpoints import Checkpoints, Found
 from kindler.train.failure import Raise, decide, explained
+from kindler.train.folder import folder_at
 from kindler.train.progress import Progress
 from kindler.train.streams import StreamSource, is_stream, stream_source
 from kindler.train.task import Task
@@ -307,7 +308,9 @@ def _launch(
 
     threads = task_threads(spark, workers)
     job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers, threads=threads)
-    return engine.run(job, spark=spark, feeds=feeds, listener=listener)
+    model_dir = plan.task.get("model_dir")
+    shared = None if model_dir is None else folder_at(model_dir)
+    return engine.run(job, spark=spark, feeds=feeds, listener=listener, folder=shared)
 
 
 def _listener(progress: Progress, also: Callable[[Mapping[str, Any]], None]) -> Callable[[Event], None]:
