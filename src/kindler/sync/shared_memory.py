@@ -81,6 +81,12 @@ class Arrays(Protocol):
     def copy(self, source: Any, out: Any) -> None:
         """Overwrite `out` with `source`."""
 
+    def empty(self, count: int, like: Any) -> Any:
+        """A fresh flat array of the dtype of `like`."""
+
+    def raw(self, array: Any) -> memoryview:
+        """The bytes of a flat array, without a copy; writing to them writes to it."""
+
 
 class HostRanks:
     """Who shares this host: the global ranks in order, this one's place among them, and its patience."""
