@@ -9,13 +9,15 @@ import psutil
 
 
 def listeners(root: int) -> list[tuple[str, str]]:
-    """(name, address) of every listening socket of the process `root` and its descendants, Spark's JVM aside."""
+    """(name, address) of every listening socket of `root` and its descendants, Spark's JVM aside."""
     found = []
     process = psutil.Process(root)
     for one in (process, *process.children(recursive=True)):
         try:
             if one.name() != "java":
-                found += [(one.name(), c.laddr.ip) for c in one.net_connections("inet") if c.status == "LISTEN"]
+                found += [
+                    (one.name(), c.laddr.ip) for c in one.net_connections("inet") if c.status == "LISTEN"
+                ]
         except psutil.NoSuchProcess:
             pass  # it ended meanwhile
     return found

@@ -35,5 +35,5 @@ def test_no_process_of_a_run_listens_on_a_wildcard_address(flavour: str, tmp_pat
     )
     seen = json.loads((tmp_path / "seen").read_text())
 
-    assert ["127.0.0.1"] == [address for _, address in seen]  # the meeting point alone
+    assert [address for _, address in seen] == ["127.0.0.1"]  # the meeting point alone
     assert wildcards(seen) == []

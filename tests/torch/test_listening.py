@@ -46,7 +46,7 @@ def test_no_process_of_a_run_listens_on_a_wildcard_address(tmp_path: Path, share
     est.fit({"x": X, "y": X.sum(1)}, epochs=1, batch_size=8, callbacks=[look], verbose=0)
     seen = json.loads((tmp_path / "seen").read_text())
 
-    assert ["127.0.0.1"] == [address for _, address in seen]  # the meeting point alone
+    assert [address for _, address in seen] == ["127.0.0.1"]  # the meeting point alone
     assert wildcards(seen) == []
 
 

@@ -51,7 +51,9 @@ class Carrier:
         self._size = size
         self._secret = secret
         self._children = children_of(rank, size)
-        self._listener = listen(host, backlog=len(self._children) + 16, ports=ports) if self._children else None
+        self._listener = (
+            listen(host, backlog=len(self._children) + 16, ports=ports) if self._children else None
+        )
 
     @property
     def address(self) -> Address | None:

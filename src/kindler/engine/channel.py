@@ -18,7 +18,17 @@ from typing import Any
 
 from kindler.engine.frames import ChannelClosed, Frame, Joiner, Piece, encode, encode_again, reading
 
-__all__ = ["GREETING_BYTES", "Address", "Channel", "ChannelClosed", "Frame", "connect", "greeting", "tuned"]
+__all__ = [
+    "GREETING_BYTES",
+    "Address",
+    "Channel",
+    "ChannelClosed",
+    "Frame",
+    "accept",
+    "connect",
+    "greeting",
+    "tuned",
+]
 
 Address = tuple[str, int]
 
@@ -145,6 +155,19 @@ def connect(address: Address, secret: bytes, *, timeout_s: float) -> Channel:
     except OSError as exc:
         sock.close()
         raise ChannelClosed(f"greeting {address[0]}:{address[1]}: {exc}") from exc
+    return Channel(tuned(sock))
+
+
+def accept(sock: socket.socket, secret: bytes, *, timeout_s: float) -> Channel:
+    """Greet one fresh connection; a stranger who does not know `secret` is closed on. See also `Door`."""
+    deadline = time.monotonic() + timeout_s
+    hello, answer = greeting(secret)
+    try:
+        sock.sendall(hello)
+        sock.sendall(answer(_exactly(sock, GREETING_BYTES, deadline)))
+    except OSError as exc:
+        sock.close()
+        raise ChannelClosed(f"greeting a connection: {exc}") from exc
     return Channel(tuned(sock))
 
 

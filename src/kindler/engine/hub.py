@@ -1,8 +1,8 @@
 """The meeting point of one run: all supervisors connect here.
 
 It gathers bytes from all ranks, passes on what they say, hands out the job's buffers, takes the results, and
-tells everybody to stop as soon as one has failed. What a failure means for the run is decided by `outcome.py`;
-connections are served by `switchboard.py`, all by one thread.
+tells everybody to stop as soon as one has failed. What a failure means for the run is decided by
+`outcome.py`; connections are served by `switchboard.py`, all by one thread.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class Hub:
     def _gather(self, rank: int, frame: Frame) -> None:
         turn = frame.fields["turn"]
         gathering = self._gatherings.setdefault(turn, Gathering(turn, self._size))
-        gathering.bring(rank, frame.buffers[0], frame.fields.get("wants"))
+        gathering.bring(rank, frame.buffers[0], frame.fields["wants"])
         if gathering.complete:
             del self._gatherings[turn]
             for other, pieces in enumerate(gathering.answers()):

@@ -291,7 +291,9 @@ class Supervisor:
             return self._ended("result", *frame.buffers)
         self._pass_up(frame)
         deadline = time.monotonic() + _KEPT_TIMEOUT_S
-        while not self._kept.wait(0.5):  # closing the connection before all of it was read could lose the rest
+        while not self._kept.wait(
+            0.5
+        ):  # closing the connection before all of it was read could lose the rest
             self.check()
             if time.monotonic() > deadline:
                 raise TrainingError(f"the driver did not take the result in {_KEPT_TIMEOUT_S:g} s.")

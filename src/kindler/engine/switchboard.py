@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from kindler.engine.door import Door
@@ -211,7 +211,7 @@ class Switchboard:
                 if (now := time.monotonic()) - checked > _TICK_S:
                     checked = now
                     self._look_around(now)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the edge of the thread; members notice that it is gone
             _log.exception("the meeting point of a run failed")
         finally:
             self._flush_unsent()
@@ -282,5 +282,3 @@ class Switchboard:
                 pass
         except BlockingIOError:
             pass
-
-

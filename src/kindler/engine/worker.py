@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from kindler.engine.address import own_address
 from kindler.engine.channel import Channel, ChannelClosed
-from kindler.engine.gathering import unpack_parts
+from kindler.engine.gathering import Wants, read_numbers, unpack_parts, write_numbers
 from kindler.engine.links import connect_links
 from kindler.errors import KindlerError, SyncError, SyncTimeoutError
 
@@ -55,13 +55,13 @@ class Worker:
         self.size: int = fields["size"]
         self.hosts: tuple[str, ...] = tuple(fields["hosts"])
         self.host: str = self.hosts[self.rank]
-        self.address = own_address(self.hosts, seen=fields["address"])
+        self.address = own_address(self.hosts, seen=fields.get("address", "127.0.0.1"))
         self.local_rank = self.hosts[: self.rank].count(self.host)
         self.local_size = self.hosts.count(self.host)
         self.scratch = Path(fields["scratch"])
         self.run_id: str = fields["run_id"]
         self.secret = bytes.fromhex(fields["secret"])
-        ports = fields["port_range"]
+        ports = fields.get("port_range")
         self.port_range: tuple[int, int] | None = (ports[0], ports[1]) if ports else None
         self.threads: int = fields["threads"] or max(1, (os.cpu_count() or 1) // self.local_size)
         self._sync_timeout_s: float = fields["sync_timeout_s"]
@@ -79,7 +79,7 @@ class Worker:
         Raises:
             SyncTimeoutError: Some rank did not come.
         """
-        return self._meet(data, None)
+        return self._meet(data, "all")
 
     def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
         """The bytes of the ranks named here, which may be none; all ranks call this in the same order.
@@ -90,7 +90,18 @@ class Worker:
         wanted = sorted(ranks)
         return dict(zip(wanted, self._meet(data, wanted), strict=True))
 
-    def _meet(self, data: bytes, wants: list[int] | None) -> list[bytes]:
+    def total(self, numbers: Sequence[int]) -> list[int]:
+        """The sums over ranks of as many whole numbers on each; all ranks call this in the same order.
+
+        Raises:
+            SyncTimeoutError: Some rank did not come.
+        """
+        return read_numbers(self._meet(write_numbers(numbers), "sum")[0])
+
+    def _meet(self, data: bytes, wants: Wants) -> list[bytes]:
+        if self.size == 1:
+            self.tick()
+            return [] if wants == [] else [data]
         turn, self._turn = self._turn, self._turn + 1
         self._channel.send("gather", data, turn=turn, wants=wants)
         self.waiting = True
@@ -148,7 +159,7 @@ def run_child(sock: socket.socket) -> int:
     channel = Channel(sock)
     job = channel.receive()
     # Taken one by one: what nobody holds on to goes once the callee is done with it.
-    cargo = channel.receive(job.fields["sync_timeout_s"]) if job.fields["cargo"] else job
+    cargo = channel.receive(job.fields["sync_timeout_s"]) if job.fields.get("cargo") else job
     buffers = list(cargo.buffers)
     del cargo
     job = replace(job, buffers=())

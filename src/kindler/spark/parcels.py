@@ -21,8 +21,8 @@ __all__ = ["Folder", "Parcels"]
 _IN_TASK_BYTES = 1 << 20
 _MOST_BYTES = 64 << 20  # Connect refuses messages of 128 MiB; a JVM of 1 GiB takes several times this
 _HINT = (
-    "Hint: give the estimator a model_dir that the driver and the workers share, or, where the workers can reach"
-    ' the driver, RunSettings(rendezvous="driver").'
+    "Hint: give the estimator a model_dir that the driver and the workers share, or, where the workers can"
+    ' reach the driver, RunSettings(rendezvous="driver").'
 )
 
 
@@ -70,8 +70,8 @@ class Parcels:
             return replace(job, buffers=(), sizes=tuple(map(len, job.buffers)))
         if size > _MOST_BYTES:
             raise ConfigError(
-                f"the model and its state have {size:,} bytes, and {_MOST_BYTES:,} can travel with a Spark task"
-                f" to workers that cannot reach the driver.\n{_HINT}"
+                f"the model and its state have {size:,} bytes, and {_MOST_BYTES:,} can travel with a Spark"
+                f" task to workers that cannot reach the driver.\n{_HINT}"
             )
         return job
 

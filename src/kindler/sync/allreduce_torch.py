@@ -35,8 +35,6 @@ class Worker(Member, Protocol):
     @property
     def address(self) -> str: ...
 
-    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
-
     def links(self, peers: Collection[int], timeout_s: float) -> dict[int, socket.socket]: ...
 
 
@@ -125,6 +123,12 @@ class Group:
             return
         for flat in self._pieces(tensor):
             self._broadcast_piece(flat, src)
+
+    def any(self, mine: bool) -> bool:
+        """Whether any rank says so; every rank calls it."""
+        flag = torch.tensor([float(mine)], device=self.device)
+        self.all_reduce(flag).wait()
+        return bool(flag.item() > 0)
 
     def gradients(self, parameters: Iterable[torch.nn.Parameter], **options: int) -> GradientSync:
         """The exchange of these parameters' gradients; every rank calls it."""

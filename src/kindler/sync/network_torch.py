@@ -192,7 +192,10 @@ def _listener(worker: Meeting) -> socket.socket:
 
 
 def bound_store(host: str, port: int, timeout: timedelta, listener: socket.socket | None) -> Any:
-    """torch's store at `host`; whoever has the listener serves it. Left to itself it binds to every address."""
+    """torch's store at `host`; whoever has the listener serves it.
+
+    Left to itself it would listen on every address of the machine.
+    """
     if listener is None:
         return dist.TCPStore(host, port, None, False, timeout)
     return dist.TCPStore(

@@ -162,7 +162,7 @@ class Ring:
                 self._await(sent < ready, hops[receiving].hops if receiving < len(hops) else None, deadline)
 
     def _take(self, hop: _Hop, room: memoryview, block: Any) -> int:
-        """Receive some of a hop; what is to be added passes through `block`, which `room` has the bytes of."""
+        """Receive some of a hop; what is to be added passes through `block`, whose bytes `room` is."""
         if hop.own is None:
             got = self._receive(hop.data[hop.got :]) if hop.got < len(hop.data) else 0
             hop.got = hop.ready = hop.got + got
@@ -192,7 +192,7 @@ class Ring:
                 self._await(bool(outgoing), hops if incoming else None, deadline)
 
     def _await(self, sending: bool, hops: int | None, deadline: float) -> None:
-        """Wait until a byte can move; `hops` is how far away the member sits that is received from, if any."""
+        """Wait until a byte can move; `hops` is how far to the left the awaited member sits, if any is."""
         if not self._ready(sending, hops is not None, deadline):
             culprit = self._place + 1 if hops is None else self._place - hops
             raise SyncTimeoutError(
@@ -240,4 +240,3 @@ class Ring:
             f"the connection to worker {rank} broke in an exchange between hosts: {why}.\n"
             "Hint: most often that worker is gone; its log says why."
         )
-

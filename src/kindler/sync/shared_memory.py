@@ -18,7 +18,7 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,6 +51,8 @@ class Rendezvous(Protocol):
     def run_id(self) -> str: ...
 
     def all_gather(self, data: bytes) -> list[bytes]: ...
+
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
 
 
 class Member(Rendezvous, Protocol):
@@ -274,7 +276,7 @@ def channels(worker: Rendezvous, host: HostRanks, sizes: Sequence[int], arrays: 
     nbytes = max(sum(footprints), mmap.PAGESIZE)
     leads = host.ranks[host.index] == host.leader and count > 1
     segment, problem = _attempt(lambda: _create(worker, nbytes)) if leads else (None, "")
-    told = worker.all_gather(segment.path.encode() if segment else b"")
+    told = worker.gather(segment.path.encode() if segment else b"", [host.leader])
     path = told[host.leader].decode()
     if count > 1 and segment is None and path:
         segment, problem = _attempt(lambda: Segment(path, nbytes=nbytes, create=False))

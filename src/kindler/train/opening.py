@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,6 +46,8 @@ class Worker(Protocol):
     scratch: Path
 
     def all_gather(self, data: bytes) -> list[bytes]: ...
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
+    def total(self, numbers: Sequence[int]) -> list[int]: ...
     def barrier(self) -> None: ...
     def report(self, kind: str, **fields: Any) -> None: ...
     def tick(self) -> None: ...
@@ -182,20 +184,21 @@ def open_batches(worker: Worker, task: Task, source: Source, what: str, *, shuff
     spool = source.open(worker.rank, worker.size, worker.scratch)
     # A checkpoint of the middle of an epoch is of use only to the same rows.
     mark = spool.mark() if task.model_dir is not None else ""
-    mine = {"rows": spool.rows, "layout": spool.layout(), "mark": mark}
-    told = [json.loads(part) for part in worker.all_gather(json.dumps(mine).encode())]
-    counts = [part["rows"] for part in told]
+    told = [json.loads(part) for part in worker.all_gather(json.dumps([spool.rows, mark]).encode())]
+    counts = [rows for rows, _ in told]
+    # By themselves: they are the same on most workers, and equal bytes travel once.
+    layouts = dict.fromkeys(worker.all_gather(json.dumps(spool.layout()).encode()))
     if not sum(counts):
         raise DataError(f"{what} has no rows.")
     return Batches(
-        spool.with_layout(agreed([part["layout"] for part in told])),
+        spool.with_layout(agreed([json.loads(layout) for layout in layouts])),
         source.columns,
         counts=counts,
         rank=worker.rank,
         batch_size=task.batch_size,
         seed=task.seed,
         shuffle=shuffle,
-        marks=[part["mark"] for part in told],
+        marks=[mark for _, mark in told],
         weighted=task.weighted,
     )
 

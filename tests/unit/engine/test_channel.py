@@ -161,11 +161,9 @@ def test_a_frame_that_claims_what_cannot_be_is_refused_before_memory_is_taken(
 @pytest.mark.parametrize("sent", [[b"ab"], [b"abc", b"d"]])
 def test_parts_that_do_not_make_up_what_was_announced_are_refused(sent: list[bytes]) -> None:
     joiner = Joiner()
-    joiner.take(Frame("bulk", {"sizes": [3]}, (), "b"))
+    parts = [Frame("part", {}, (part,), "b") for part in sent]
     with pytest.raises(ChannelClosed, match="do not fit together"):
-        for part in sent:
-            joiner.take(Frame("part", {}, (part,), "b"))
-        joiner.take(Frame("big", {}, (), "b"))
+        list(map(joiner.take, [Frame("bulk", {"sizes": [3]}, (), "b"), *parts, Frame("big", {}, (), "b")]))
 
 
 def greeted(server_secret: bytes, client_secret: bytes) -> tuple[Channel, Channel]:

@@ -15,7 +15,7 @@ from kindler.config import RunSettings
 from kindler.engine.cargo import Carrier
 from kindler.engine.channel import Channel, ChannelClosed, Frame, connect
 from kindler.engine.door import listen
-from kindler.engine.gathering import pack_parts, unpack_parts
+from kindler.engine.gathering import pack_parts, read_numbers, unpack_parts, write_numbers
 from kindler.engine.hub import Event, Hub
 from kindler.errors import ConfigError
 
@@ -56,8 +56,8 @@ def test_what_all_bring_comes_back_to_all_in_the_order_of_ranks(hub: Hub) -> Non
     channels = [join(hub, rank) for rank in (0, 1)]
     for channel in channels:
         channel.receive(5)
-    channels[1].send("gather", b"one", turn=0)
-    channels[0].send("gather", b"zero", turn=0)
+    channels[1].send("gather", b"one", turn=0, wants="all")
+    channels[0].send("gather", b"zero", turn=0, wants="all")
 
     assert [gathered(channel) for channel in channels] == [[b"zero", b"one"]] * 2
 
@@ -70,6 +70,16 @@ def test_who_asks_for_some_ranks_gets_theirs_alone(hub: Hub) -> None:
     channels[1].send("gather", b"one", turn=0, wants=[])
 
     assert [gathered(channel) for channel in channels] == [[b"zero", b"one"], []]
+
+
+def test_whole_numbers_are_added_up_at_the_hub(hub: Hub) -> None:
+    channels = [join(hub, rank) for rank in (0, 1)]
+    for rank, channel in enumerate(channels):
+        channel.receive(5)
+        channel.send("gather", write_numbers([rank + 1, -(2**40)]), turn=0, wants="sum")
+
+    for channel in channels:
+        assert [read_numbers(part) for part in gathered(channel)] == [[3, -(2**41)]]
 
 
 def test_equal_bytes_of_many_ranks_come_back_once() -> None:

@@ -171,9 +171,7 @@ def test_many_silent_strangers_hold_up_nobody() -> None:
     strangers = []
 
     def crowd(told: list[bytes]) -> None:
-        strangers.extend(
-            socket.create_connection(("127.0.0.1", port(told[0])), timeout=5) for _ in range(15)
-        )
+        strangers.extend(socket.create_connection(("127.0.0.1", port(told[0])), timeout=5) for _ in range(15))
 
     gang[1].met = crowd
     links = linked(gang, [[1], [0]], timeout_s=4.0)
