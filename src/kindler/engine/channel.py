@@ -20,6 +20,7 @@ from kindler.engine.frames import ChannelClosed, Frame, Joiner, Piece, encode, e
 
 __all__ = [
     "GREETING_BYTES",
+    "NONCE_BYTES",
     "Address",
     "Channel",
     "ChannelClosed",
@@ -27,14 +28,14 @@ __all__ = [
     "accept",
     "connect",
     "greeting",
+    "introduction",
     "tuned",
 ]
 
 Address = tuple[str, int]
 
-_NONCE_BYTES = 32
-_PROOF_BYTES = hashlib.sha256().digest_size
-GREETING_BYTES = _NONCE_BYTES + _PROOF_BYTES
+NONCE_BYTES = 32
+GREETING_BYTES = NONCE_BYTES + hashlib.sha256().digest_size
 _SEND_TIMEOUT_S = 120.0
 
 
@@ -145,12 +146,9 @@ def connect(address: Address, secret: bytes, *, timeout_s: float) -> Channel:
         raise ChannelClosed(f"connecting to {address[0]}:{address[1]}: {exc}") from exc
     deadline = time.monotonic() + timeout_s
     try:
-        theirs = _exactly(sock, _NONCE_BYTES, deadline)
-        mine = secrets.token_bytes(_NONCE_BYTES)
-        sock.sendall(mine + _proof(secret, b"client", theirs, mine))
-        if not hmac.compare_digest(
-            _exactly(sock, _PROOF_BYTES, deadline), _proof(secret, b"server", mine, theirs)
-        ):
+        reply, expected = introduction(secret, _exactly(sock, NONCE_BYTES, deadline))
+        sock.sendall(reply)
+        if not hmac.compare_digest(_exactly(sock, len(expected), deadline), expected):
             raise ConnectionError("the other end does not know this run's secret")
     except OSError as exc:
         sock.close()
@@ -171,15 +169,21 @@ def accept(sock: socket.socket, secret: bytes, *, timeout_s: float) -> Channel:
     return Channel(tuned(sock))
 
 
+def introduction(secret: bytes, theirs: bytes) -> tuple[bytes, bytes]:
+    """The connecting side's part of a greeting: the reply to the first words, and the answer to expect."""
+    mine = secrets.token_bytes(NONCE_BYTES)
+    return mine + _proof(secret, b"client", theirs, mine), _proof(secret, b"server", mine, theirs)
+
+
 def greeting(secret: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
     """The accepting side's part of a greeting: what to say first, and the answer to the reply.
 
     The reply has `GREETING_BYTES` bytes; the function raises ConnectionError for one that proves nothing.
     """
-    mine = secrets.token_bytes(_NONCE_BYTES)
+    mine = secrets.token_bytes(NONCE_BYTES)
 
     def answer(reply: bytes) -> bytes:
-        theirs, proof = reply[:_NONCE_BYTES], reply[_NONCE_BYTES:]
+        theirs, proof = reply[:NONCE_BYTES], reply[NONCE_BYTES:]
         if not hmac.compare_digest(proof, _proof(secret, b"client", mine, theirs)):
             raise ConnectionError("the other end does not know this run's secret")
         return _proof(secret, b"server", theirs, mine)

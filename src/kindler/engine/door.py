@@ -18,7 +18,7 @@ from kindler.engine.channel import GREETING_BYTES, greeting, tuned
 
 __all__ = ["Door", "listen"]
 
-_MOST_GUESTS = 512
+_SPARE_GUESTS = 512
 _ACCEPTS_PER_TURN = 64
 _PAUSE_S = 0.2
 
@@ -61,6 +61,7 @@ class Door:
         secret: What those who may come in know.
         selector: Whoever owns it calls `key.data()` for ready keys, and `expire` now and then.
         let_in: Takes over the socket of one who has proved itself. It does not block.
+        expected: How many may come at the same time; when there are many more, the oldest is dropped.
         timeout_s: How long a greeting may take.
     """
 
@@ -71,6 +72,7 @@ class Door:
         selector: selectors.BaseSelector,
         let_in: LetIn,
         *,
+        expected: int,
         timeout_s: float,
     ) -> None:
         self._listener = listener
@@ -78,6 +80,7 @@ class Door:
         self._selector = selector
         self._let_in = let_in
         self._timeout_s = timeout_s
+        self._most_guests = expected + _SPARE_GUESTS
         self._guests: dict[int, _Guest] = {}
         self._paused_until: float | None = None
         listener.setblocking(False)
@@ -109,7 +112,7 @@ class Door:
                 self._drop_oldest()
                 self._pause()
                 return
-            if len(self._guests) >= _MOST_GUESTS:
+            if len(self._guests) >= self._most_guests:
                 self._drop_oldest()
             self._greet(sock)
 

@@ -58,7 +58,9 @@ def pack_parts(parts: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:
     """Any number of byte strings as three: which distinct one each is, how long those are, and those."""
     distinct: dict[bytes, int] = {}
     which = [distinct.setdefault(part, len(distinct)) for part in parts]
-    return write_numbers(which), write_numbers([len(part) for part in distinct]), b"".join(distinct)
+    lengths = write_numbers([len(part) for part in distinct])
+    # Nothing says that each is itself.
+    return b"" if len(distinct) == len(parts) else write_numbers(which), lengths, b"".join(distinct)
 
 
 def unpack_parts(which: bytes, lengths: bytes, data: bytes) -> list[bytes]:
@@ -67,7 +69,7 @@ def unpack_parts(which: bytes, lengths: bytes, data: bytes) -> list[bytes]:
     for length in read_numbers(lengths):
         distinct.append(data[start : start + length])
         start += length
-    return [distinct[number] for number in read_numbers(which)]
+    return [distinct[number] for number in read_numbers(which)] if which else distinct
 
 
 def write_numbers(values: Sequence[int]) -> bytes:

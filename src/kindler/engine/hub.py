@@ -30,7 +30,7 @@ from kindler.errors import ConfigError
 __all__ = ["Event", "Hub"]
 
 _ROOT_CAUSE_GRACE_S = 1.0  # a broken exchange is news from the neighbour of the one that failed
-_SPARE_FILES = 512
+_SPARE_FILES = 1024
 _LAST_WORDS = ("done", "error", "lost", "aborted")
 
 
@@ -106,7 +106,7 @@ class Hub:
                 " others reach; RunSettings(port_range=(first, last)) names the ports that may be taken."
             ) from exc
         self._port: int = listener.getsockname()[1]
-        self._board = Switchboard(listener, self._secret, _Ears(self), name="kindler-hub")
+        self._board = Switchboard(listener, self._secret, _Ears(self), size=self._size, name="kindler-hub")
         self._board.start()
         return self
 

@@ -138,6 +138,7 @@ def answer(
             secret,
             selector,
             lambda sock: let_in.append(Channel(sock)),
+            expected=len(expected),
             timeout_s=_GREETING_TIMEOUT_S,
         )
         try:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kindler.engine.door import Door
@@ -24,6 +24,7 @@ _TICK_S = 0.2
 _GREETING_TIMEOUT_S = 10.0
 _SEND_TIMEOUT_S = 120.0
 _READS_PER_TURN = 16
+_READ_BYTES = 64 << 10
 _HELLO_HEADER_BYTES = 64 << 10
 _MOST_PIECES = 64  # of one system call
 _log = logging.getLogger(__name__)
@@ -92,22 +93,24 @@ class Peer:
             return f"it took nothing for {_SEND_TIMEOUT_S:g} s"
         return ""
 
-    def read(self) -> Iterable[Frame]:
+    def read(self) -> Iterator[Frame]:
         """The messages that are complete by now."""
         for _ in range(_READS_PER_TURN):  # others have a turn too
             try:
-                got = self.sock.recv_into(self._view)
+                # Many small frames in one go; the bytes of a large one straight to their place.
+                if len(self._view) < _READ_BYTES:
+                    came = memoryview(self.sock.recv(_READ_BYTES))
+                else:
+                    came = self._view[: self.sock.recv_into(self._view)]
             except BlockingIOError:
                 return
             except OSError as exc:
                 raise ChannelClosed(str(exc)) from exc
-            if not got:
+            if not came:
                 raise ChannelClosed("the other end closed the connection")
-            self._view = self._view[got:]
-            if not self._view and (frame := self._advance()) is not None:
-                message = self._joiner.take(frame)
-                if message is not None:
-                    yield message
+            yield from self._messages(came)
+            if len(came) < _READ_BYTES:
+                return
 
     def flush(self) -> bool:
         """Send what it takes now; whether that was all."""
@@ -128,6 +131,18 @@ class Peer:
                         self._out.appendleft(piece[sent:])
                     sent = max(sent - len(piece), 0)
         return True
+
+    def _messages(self, came: memoryview) -> Iterator[Frame]:
+        """Read what came, which may be in its place already; the messages that it completes."""
+        while came:
+            taken = min(len(came), len(self._view))
+            if came.obj is not self._room:
+                self._view[:taken] = came[:taken]
+            came, self._view = came[taken:], self._view[taken:]
+            if not self._view and (frame := self._advance()) is not None:
+                message = self._joiner.take(frame)
+                if message is not None:
+                    yield message
 
     def _advance(self) -> Frame | None:
         """Give the parser what it asked for; the frame, if that was the last of it."""
@@ -157,16 +172,26 @@ class Owner:
 
 
 class Switchboard:
-    """Serves a listener from `start` to `close`."""
+    """Serves a listener from `start` to `close`.
 
-    def __init__(self, listener: socket.socket, secret: bytes, owner: Owner, *, name: str) -> None:
+    Args:
+        listener: Is closed with the board.
+        secret: What those who may come in know.
+        owner: Is told of everything.
+        size: How many are expected.
+        name: Of the thread.
+    """
+
+    def __init__(self, listener: socket.socket, secret: bytes, owner: Owner, *, size: int, name: str) -> None:
         self.lock = threading.RLock()  # of what is queued for peers
         self._owner = owner
         self._selector = selectors.DefaultSelector()
         self._peers: set[Peer] = set()
         self._unsent: set[Peer] = set()
         self._closing = False
-        self._door = Door(listener, secret, self._selector, self._let_in, timeout_s=_GREETING_TIMEOUT_S)
+        self._door = Door(
+            listener, secret, self._selector, self._let_in, expected=size, timeout_s=_GREETING_TIMEOUT_S
+        )
         self._wake, self._woken = socket.socketpair()
         for end in (self._wake, self._woken):
             end.setblocking(False)

@@ -171,7 +171,7 @@ def greeted(server_secret: bytes, client_secret: bytes) -> tuple[Channel, Channe
     listener = listen("127.0.0.1", backlog=5)
     address = listener.getsockname()[:2]
     with selectors.DefaultSelector() as selector, ThreadPoolExecutor(1) as pool:
-        door = Door(listener, server_secret, selector, let_in.append, timeout_s=5)
+        door = Door(listener, server_secret, selector, let_in.append, expected=1, timeout_s=5)
         client = pool.submit(connect, address, client_secret, timeout_s=5)
         deadline = time.monotonic() + 10
         while not let_in and not client.done() and time.monotonic() < deadline:
