@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spark
 
 def session(**settings: str) -> Any:
     named = {f"spark.driver.{name}": value for name, value in settings.items()}
-    return SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: named.get(name, default)))
+    return SimpleNamespace(conf=SimpleNamespace(get=named.get))
 
 
 @pytest.fixture

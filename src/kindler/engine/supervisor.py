@@ -29,7 +29,7 @@ from kindler.engine.channel import Address, Channel, ChannelClosed, Frame, conne
 from kindler.engine.outcome import Outcome
 from kindler.engine.stall import beat_interval, readable
 from kindler.engine.worker import STACKS, describe
-from kindler.errors import StartTimeoutError, TrainingError
+from kindler.errors import ConfigError, StartTimeoutError, TrainingError
 
 __all__ = ["Job", "Supervisor"]
 
@@ -134,10 +134,7 @@ class Supervisor:
         self._up = connect(self._hub, self._job.secret, timeout_s=settings.start_timeout_s)
         self._address = self._up.local_host
         if self._cargo:
-            ports = settings.port_range
-            self._carrier = Carrier(
-                self._rank, self._job.size, self._job.secret, host=self._address, ports=ports
-            )
+            self._carrier = self._new_carrier()
         waiting = self._carrier.address if self._carrier is not None else None
         self._up.send("hello", rank=self._rank, host=self._host, cargo=waiting)
         folder = tempfile.mkdtemp(prefix=f"kindler-{self._job.run_id}-{self._rank}-", dir=self._base)
@@ -190,6 +187,20 @@ class Supervisor:
     def failed(self, exc: Exception) -> Outcome:
         """The outcome of an exception on this side: while fetching data, or preparing the process."""
         return self._ended("error", **describe(exc))
+
+    def _new_carrier(self) -> Carrier:
+        job, ports = self._job, self._job.settings.port_range
+        try:
+            return Carrier(self._rank, job.size, job.secret, host=self._address, ports=ports)
+        except OSError as exc:
+            error = ConfigError(
+                f"worker {self._rank} cannot listen on {self._address}: {exc}.\n"
+                "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
+            )
+            self._up.send("hello", rank=self._rank, host=self._host)
+            self.failed(error)
+            self._up.close()
+            raise error from exc
 
     def _fetch_child(self) -> None:
         job = self._job

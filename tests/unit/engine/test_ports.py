@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
 from kindler import RunSettings
 from kindler.engine.door import listen
+from kindler.engine.hub import Hub
+from kindler.engine.supervisor import Job, Supervisor
 from kindler.errors import ConfigError
 
 
@@ -29,3 +32,24 @@ def test_every_listener_takes_another_port_of_the_range() -> None:
 
     assert len(taken) == 2
     assert all(ports[0] <= port <= ports[1] for port in taken)
+
+
+def test_a_worker_that_finds_no_port_tells_the_driver_why() -> None:
+    secret = b"s" * 32
+    with listen("127.0.0.1", backlog=1) as taken, Hub(size=2, secret=secret, settings=RunSettings()) as hub:
+        port = taken.getsockname()[1]
+        job = Job(
+            target="",
+            buffers=(),
+            size=2,
+            run_id="r",
+            secret=secret,
+            settings=RunSettings(port_range=(port, port)),
+        )
+        supervisor = Supervisor(job, 0, hub=hub.address, owner=os.getpid(), cargo=True)
+        with pytest.raises(ConfigError, match="worker 0 cannot listen on 127.0.0.1.*\nHint:.*port_range"):
+            supervisor.__enter__()
+        (event,) = hub.events(10)
+
+    assert (event.rank, event.kind) == (0, "error")
+    assert f"no port from {port} to {port}" in event.fields["message"]
