@@ -7,6 +7,7 @@ returned, by rank; DIED for one that ended without a word.
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing
 import socket
 import tempfile
@@ -39,6 +40,7 @@ class GangWorker:
     run_id: str
     pipe: Connection
     secret: bytes = b"secret"
+    port_range: tuple[int, int] | None = None
     waiting: bool = False
     reports: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
@@ -48,7 +50,7 @@ class GangWorker:
 
     @property
     def address(self) -> str:
-        return own_address(self.host, self.hosts)
+        return own_address(self.hosts, seen="127.0.0.1")
 
     @property
     def local_rank(self) -> int:
@@ -64,6 +66,14 @@ class GangWorker:
             raise TimeoutError(f"rank {self.rank} waited for the others")
         gathered: list[bytes] = self.pipe.recv()
         return gathered
+
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
+        told = self.all_gather(data)
+        return {rank: told[rank] for rank in ranks}
+
+    def total(self, numbers: Sequence[int]) -> list[int]:
+        told = [json.loads(part) for part in self.all_gather(json.dumps(list(numbers)).encode())]
+        return [sum(column) for column in zip(*told, strict=True)]
 
     def barrier(self) -> None:
         self.all_gather(b"")

@@ -31,6 +31,8 @@ class RunSettings:
         shared_memory: Whether workers of one machine exchange through shared memory.
         rendezvous: Where workers meet: at the driver (live logs and progress), or among
             themselves where they cannot reach it, as with a remote Spark Connect client.
+        port_range: The first and the last of the TCP ports that Kindler may listen on, on the driver and on
+            workers, where a firewall or a container lets only some through; None is any free port.
 
     >>> RunSettings(heartbeat_s=0)
     Traceback (most recent call last):
@@ -50,6 +52,7 @@ class RunSettings:
     threads: int | None = None
     shared_memory: bool = True
     rendezvous: Literal["auto", "driver", "workers"] = "auto"
+    port_range: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -70,3 +73,17 @@ class RunSettings:
             raise ConfigError(
                 f"RunSettings(rendezvous={self.rendezvous!r}): rendezvous is 'auto', 'driver' or 'workers'."
             )
+        if self.port_range is not None and not _is_port_range(self.port_range):
+            raise ConfigError(
+                f"RunSettings(port_range={self.port_range!r}): port_range is (first, last), whole numbers"
+                " from 1 to 65535, the first not above the last."
+            )
+
+
+def _is_port_range(value: object) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    if not all(isinstance(port, int) and not isinstance(port, bool) for port in value):
+        return False
+    first, last = value
+    return bool(1 <= first <= last <= 65535)

@@ -29,6 +29,7 @@ from kindler.temporary import Folder
 from kindler.train.checkpoint import Header
 from kindler.train.checkpoints import Checkpoints, Found
 from kindler.train.failure import Raise, decide, explained
+from kindler.train.folder import folder_at
 from kindler.train.progress import Progress
 from kindler.train.streams import StreamSource, is_stream, stream_source
 from kindler.train.task import Task
@@ -423,7 +424,9 @@ def _launch(
 
     cores = cores_per_host(spark)
     job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers, cores=cores)
-    return engine.run(job, spark=spark, feeds=feeds, dealing=dealing, listener=listener)
+    model_dir = plan.task.get("model_dir")
+    shared = None if model_dir is None else folder_at(model_dir)
+    return engine.run(job, spark=spark, feeds=feeds, dealing=dealing, listener=listener, folder=shared)
 
 
 def _listener(progress: Progress, *also: Callable[[Mapping[str, Any]], None]) -> Callable[[Event], None]:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from flavour import KERAS
 
+from tests.listening import listeners
+
 WORKER: dict[str, Any] = {"rank": None}  # what code of a model may know of the worker it runs on
 
 
@@ -31,6 +33,18 @@ class Files(KERAS.callbacks.Callback):
         with Path(self.folder, f"{self.name}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         np.savez(Path(self.folder, f"{self.name}-epoch-{epoch}.npz"), *self.model.get_weights())
+
+
+class Listeners(KERAS.callbacks.Callback):
+    """Files what the processes of the run listen on while its first epoch ends."""
+
+    def __init__(self, root: int, path: Path) -> None:
+        super().__init__()
+        self.root, self.path = root, str(path)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.params["rank"] == 0:
+            Path(self.path).write_text(json.dumps(listeners(self.root)))
 
 
 def lines(folder: Path) -> list[list[dict[str, Any]]]:

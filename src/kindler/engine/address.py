@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Collection
 from contextlib import closing
 
-__all__ = ["own_address"]
+__all__ = ["address_towards", "own_address"]
 
 _LOOPBACK = "127.0.0.1"
-_NOWHERE = "192.0.2.1"  # documentation address: asks the kernel for the outgoing interface, sends nothing
 
 
-def own_address(host: str, hosts: Collection[str]) -> str:
-    """The IPv4 address of `host`, this machine, for workers on `hosts`.
+def own_address(hosts: Collection[str], *, seen: str) -> str:
+    """The address of this machine for workers on `hosts`.
 
     By address: a host name may not resolve, or resolve to an interface that others cannot reach.
+
+    Args:
+        hosts: The machine of every worker.
+        seen: The address from which this machine reaches the meeting point.
     """
-    if set(hosts) <= {host}:
-        return _LOOPBACK
-    try:
-        return str(ipaddress.IPv4Address(host))
-    except ValueError:
-        return _outgoing_address()
+    return _LOOPBACK if len(set(hosts)) == 1 else seen
 
 
-def _outgoing_address() -> str:
+def address_towards(host: str) -> str:
+    """The address of the interface by which this machine reaches `host`; nothing is sent."""
     try:
-        with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-            probe.connect((_NOWHERE, 9))
+        family, _, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
+            probe.connect(place)
             return str(probe.getsockname()[0])
     except OSError:  # no route at all: this machine only
         return _LOOPBACK

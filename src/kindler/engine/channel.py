@@ -1,4 +1,4 @@
-"""Frames between processes: a JSON header and raw buffers, never pickle.
+"""Frames between processes, over sockets that wait. The format of frames is in `frames.py`.
 
 A channel knows nothing of what its frames mean. Over TCP both ends prove that they hold the run's
 secret before the first frame; over a socket pair there is nobody to keep out.
@@ -8,37 +8,35 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import secrets
 import select
 import socket
-import struct
 import threading
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Address", "Channel", "ChannelClosed", "Frame", "accept", "connect"]
+from kindler.engine.frames import ChannelClosed, Frame, Joiner, Piece, encode, encode_again, reading
+
+__all__ = [
+    "GREETING_BYTES",
+    "NONCE_BYTES",
+    "Address",
+    "Channel",
+    "ChannelClosed",
+    "Frame",
+    "accept",
+    "connect",
+    "greeting",
+    "introduction",
+    "tuned",
+]
 
 Address = tuple[str, int]
 
-_HEADER = struct.Struct("!4sI")
-_MAGIC = b"KDL1"
-_MAX_HEADER_BYTES = 16 << 20
-_NONCE_BYTES = 32
+NONCE_BYTES = 32
+GREETING_BYTES = NONCE_BYTES + hashlib.sha256().digest_size
 _SEND_TIMEOUT_S = 120.0
-
-
-class ChannelClosed(ConnectionError):
-    """The other end is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One message: what kind it is, its fields, and the buffers that came with it."""
-
-    kind: str
-    fields: dict[str, Any]
-    buffers: tuple[bytes, ...] = ()
 
 
 class Channel:
@@ -47,38 +45,41 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sending = threading.Lock()
+        self._joiner = Joiner()
         sock.settimeout(_SEND_TIMEOUT_S)
 
-    def send(self, kind: str, *buffers: bytes, **fields: Any) -> None:
-        """Send one frame.
+    def send(self, kind: str, *buffers: Piece, **fields: Any) -> None:
+        """Send one message, in as many frames as it takes.
 
         Raises:
             ChannelClosed: The other end is gone, or took nothing for two minutes.
         """
-        header = json.dumps({"kind": kind, "fields": fields, "sizes": [len(b) for b in buffers]}).encode()
-        try:
-            with self._sending:
-                self._sock.sendall(_HEADER.pack(_MAGIC, len(header)) + header)
-                for buffer in buffers:
-                    self._sock.sendall(buffer)
-        except (OSError, ValueError) as exc:
-            raise ChannelClosed(f"sending {kind!r}: {exc}") from exc
+        for frame in encode(kind, buffers, fields):
+            self._put(frame, kind)
 
-    def receive(self, timeout_s: float | None = None) -> Frame:
-        """The next frame.
+    def pass_on(self, frame: Frame) -> None:
+        """Send a frame as it came from another channel's `receive(whole=False)`."""
+        self._put(encode_again(frame), frame.kind)
+
+    def receive(self, timeout_s: float | None = None, *, whole: bool = True) -> Frame:
+        """The next message; with `whole=False` the next frame, which may be a part of one.
 
         Raises:
             TimeoutError: Nothing came in time.
             ChannelClosed: The other end is gone or does not speak this protocol.
         """
-        if timeout_s is not None and not self._readable(timeout_s):
-            raise TimeoutError(f"no frame in {timeout_s:g} s")
-        magic, length = _HEADER.unpack(self._read(_HEADER.size, first=timeout_s is None))
-        if magic != _MAGIC or length > _MAX_HEADER_BYTES:
-            raise ChannelClosed("the other end sent something that is not a frame")
-        header = json.loads(self._read(length))
-        buffers = tuple(bytes(self._read(size)) for size in header["sizes"])
-        return Frame(header["kind"], header["fields"], buffers)
+        while True:
+            if timeout_s is not None and not self._readable(timeout_s):
+                raise TimeoutError(f"no frame in {timeout_s:g} s")
+            frame = self._frame(wait=timeout_s is None)
+            message = self._joiner.take(frame) if whole else frame
+            if message is not None:
+                return message
+
+    @property
+    def local_host(self) -> str:
+        """The address of this end."""
+        return str(self._sock.getsockname()[0])
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -95,6 +96,26 @@ class Channel:
             pass  # the other end was faster
         self._sock.close()
 
+    def _put(self, pieces: list[Piece], kind: str) -> None:
+        try:
+            with self._sending:
+                for piece in pieces:
+                    self._sock.sendall(piece)
+        except (OSError, ValueError) as exc:
+            raise ChannelClosed(f"sending {kind!r}: {exc}") from exc
+
+    def _frame(self, *, wait: bool) -> Frame:
+        parser = reading()
+        wanted = next(parser)
+        if wait:
+            self._readable(None)  # waiting for a frame to begin has no limit; the rest of it must follow
+        try:
+            while True:
+                wanted = parser.send(self._read(wanted))
+        except StopIteration as done:
+            frame: Frame = done.value
+            return frame
+
     def _readable(self, timeout_s: float | None) -> bool:
         try:
             poll = select.poll()
@@ -103,9 +124,7 @@ class Channel:
         except (OSError, ValueError) as exc:
             raise ChannelClosed(str(exc)) from exc
 
-    def _read(self, size: int, *, first: bool = False) -> bytearray:
-        if first:
-            self._readable(None)  # waiting for a frame to begin has no limit; the rest of it must follow
+    def _read(self, size: int) -> bytes:
         data = bytearray(size)
         view, done = memoryview(data), 0
         while done < size:
@@ -116,59 +135,77 @@ class Channel:
             if not got:
                 raise ChannelClosed("the other end closed the connection")
             done += got
-        return data
+        return bytes(data)
 
 
 def connect(address: Address, secret: bytes, *, timeout_s: float) -> Channel:
-    """Connect to `accept` at the other side and prove to each other that both know `secret`."""
+    """Connect to a `Door` at the other side and prove to each other that both know `secret`."""
     try:
         sock = socket.create_connection(address, timeout=timeout_s)
     except OSError as exc:
         raise ChannelClosed(f"connecting to {address[0]}:{address[1]}: {exc}") from exc
+    deadline = time.monotonic() + timeout_s
     try:
-        theirs = _exactly(sock, _NONCE_BYTES)
-        mine = secrets.token_bytes(_NONCE_BYTES)
-        sock.sendall(mine + _proof(secret, b"client", theirs, mine))
-        _expect(sock, _proof(secret, b"server", mine, theirs))
+        reply, expected = introduction(secret, _exactly(sock, NONCE_BYTES, deadline))
+        sock.sendall(reply)
+        if not hmac.compare_digest(_exactly(sock, len(expected), deadline), expected):
+            raise ConnectionError("the other end does not know this run's secret")
     except OSError as exc:
         sock.close()
         raise ChannelClosed(f"greeting {address[0]}:{address[1]}: {exc}") from exc
-    return _tuned(sock)
+    return Channel(tuned(sock))
 
 
 def accept(sock: socket.socket, secret: bytes, *, timeout_s: float) -> Channel:
-    """Greet a fresh connection; a stranger who does not know `secret` is closed on."""
-    sock.settimeout(timeout_s)
+    """Greet one fresh connection; a stranger who does not know `secret` is closed on. See also `Door`."""
+    deadline = time.monotonic() + timeout_s
+    hello, answer = greeting(secret)
     try:
-        mine = secrets.token_bytes(_NONCE_BYTES)
-        sock.sendall(mine)
-        theirs = _exactly(sock, _NONCE_BYTES)
-        _expect(sock, _proof(secret, b"client", mine, theirs))
-        sock.sendall(_proof(secret, b"server", theirs, mine))
+        sock.sendall(hello)
+        sock.sendall(answer(_exactly(sock, GREETING_BYTES, deadline)))
     except OSError as exc:
         sock.close()
         raise ChannelClosed(f"greeting a connection: {exc}") from exc
-    return _tuned(sock)
+    return Channel(tuned(sock))
 
 
-def _tuned(sock: socket.socket) -> Channel:
+def introduction(secret: bytes, theirs: bytes) -> tuple[bytes, bytes]:
+    """The connecting side's part of a greeting: the reply to the first words, and the answer to expect."""
+    mine = secrets.token_bytes(NONCE_BYTES)
+    return mine + _proof(secret, b"client", theirs, mine), _proof(secret, b"server", mine, theirs)
+
+
+def greeting(secret: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
+    """The accepting side's part of a greeting: what to say first, and the answer to the reply.
+
+    The reply has `GREETING_BYTES` bytes; the function raises ConnectionError for one that proves nothing.
+    """
+    mine = secrets.token_bytes(NONCE_BYTES)
+
+    def answer(reply: bytes) -> bytes:
+        theirs, proof = reply[:NONCE_BYTES], reply[NONCE_BYTES:]
+        if not hmac.compare_digest(proof, _proof(secret, b"client", mine, theirs)):
+            raise ConnectionError("the other end does not know this run's secret")
+        return _proof(secret, b"server", theirs, mine)
+
+    return mine, answer
+
+
+def tuned(sock: socket.socket) -> socket.socket:
+    """The socket, set for small messages and to notice a machine that went away."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return Channel(sock)
+    return sock
 
 
 def _proof(secret: bytes, side: bytes, *nonces: bytes) -> bytes:
     return hmac.new(secret, side + b"".join(nonces), hashlib.sha256).digest()
 
 
-def _expect(sock: socket.socket, proof: bytes) -> None:
-    if not hmac.compare_digest(_exactly(sock, len(proof)), proof):
-        raise ConnectionError("the other end does not know this run's secret")
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
     parts: list[bytes] = []
     while (missing := size - sum(map(len, parts))) > 0:
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
         part = sock.recv(missing)
         if not part:
             raise ConnectionError("the other end closed the connection")

@@ -50,16 +50,23 @@ def watch(
     With `after_first` the time for all to come up counts from when the first one did: before that,
     Spark is computing the data, for as long as it takes.
 
+    Once all ranks have ended, `running()` has `stop_timeout_s` to become false: what is still running then
+    is not waited for.
+
     Raises:
         StartTimeoutError: The workers did not all come up in time.
     """
     deadline = time.monotonic() + settings.start_timeout_s
     bad: list[Outcome] = []
     ending = complete = gave_up = False
+    last_end: float | None = None
     while not ending:
         if after_first and not hub.joined:
             deadline = time.monotonic() + settings.start_timeout_s
-        ending = not running()  # what was said just before the end is still heard below
+        if last_end is None and hub.finished:
+            last_end = time.monotonic()
+        overdue = last_end is not None and time.monotonic() - last_end > settings.stop_timeout_s
+        ending = overdue or not running()  # what was said just before the end is still heard below
         for event in hub.events(0.0 if ending else _TURN_S):
             # Before any report: workers get their job only once all have come.
             if not complete and not hub.missing():

@@ -1,28 +1,37 @@
 """The meeting point of one run: all supervisors connect here.
 
-It gathers bytes from all ranks, passes on what they say, and tells everybody to stop as soon as
-one has failed. What a failure means for the run is decided by `outcome.py`.
+It gathers bytes from all ranks, passes on what they say, hands out the job's buffers, takes the results, and
+tells everybody to stop as soon as one has failed. What a failure means for the run is decided by
+`outcome.py`; connections are served by `switchboard.py`, all by one thread.
 """
 
 from __future__ import annotations
 
+import json
 import queue
-import socket
+import resource
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from kindler.config import RunSettings
-from kindler.engine.channel import Address, Channel, ChannelClosed, Frame, accept
+from kindler.engine.cargo import parent_of
+from kindler.engine.channel import Address, Frame
+from kindler.engine.door import listen
+from kindler.engine.frames import Piece, encode
+from kindler.engine.gathering import Gathering
 from kindler.engine.stall import Motion, beat_interval
+from kindler.engine.switchboard import Owner, Peer, Switchboard
+from kindler.errors import ConfigError
 
 __all__ = ["Event", "Hub"]
 
-_GREETING_TIMEOUT_S = 10.0
 _ROOT_CAUSE_GRACE_S = 1.0  # a broken exchange is news from the neighbour of the one that failed
+_SPARE_FILES = 1024
+_LAST_WORDS = ("done", "error", "lost", "aborted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,64 +45,82 @@ class Event:
 
 @dataclass(slots=True)
 class _Member:
-    channel: Channel
+    peer: Peer
     host: str
     heard: float
+    cargo: Sequence[Any] | None
     finished: bool = False
 
 
-@dataclass(slots=True)
-class _Gathering:
-    parts: dict[int, bytes] = field(default_factory=dict)
-
-
 class Hub:
-    """Serve one run while the block runs; `address` is where supervisors connect."""
+    """Serve one run while the block runs; `address` is where supervisors connect.
 
-    def __init__(self, *, size: int, secret: bytes, settings: RunSettings, host: str = "127.0.0.1") -> None:
+    Args:
+        size: How many ranks there are.
+        secret: What members prove themselves with.
+        settings: Time limits, and the ports that may be taken.
+        host: The address to listen on.
+        advertised: The address under which others reach it, where that is another one.
+        cargo: Buffers for every worker, handed to the first supervisor, which passes them on.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        secret: bytes,
+        settings: RunSettings,
+        host: str = "127.0.0.1",
+        advertised: str | None = None,
+        cargo: Sequence[Piece] = (),
+    ) -> None:
         self._size = size
         self._secret = secret
         self._settings = settings
         self._host = host
+        self._advertised = advertised
+        self._cargo = cargo
         self._members: dict[int, _Member] = {}
-        self._gatherings: dict[int, _Gathering] = {}
+        self._gatherings: dict[int, Gathering] = {}
+        self._results: dict[int, tuple[bytes, ...]] = {}
         self._events: queue.Queue[Event] = queue.Queue()
         self._lock = threading.RLock()
         self._aborted = threading.Event()
+        self._abort_at: float | None = None
         beat_s = beat_interval(settings.heartbeat_s, settings.stall_timeout_s)
         # What a rank did just now is known a beat later.
         self._motion = Motion(size, settings.stall_timeout_s + beat_s, beat_s=beat_s)
         self._stacks: dict[int, str] = {}
         self._told = threading.Condition(self._lock)
-        self._threads: list[threading.Thread] = []
-        self._listener: socket.socket | None = None
+        self._board: Switchboard | None = None
 
     def __enter__(self) -> Hub:
-        # Port 0: taken and held, so there is no race for it.
-        self._listener = socket.create_server((self._host, 0), backlog=self._size + 16)
-        self._listener.settimeout(0.5)
-        self._start(self._accept_all, "kindler-hub")
+        _allow_files(self._size + _SPARE_FILES)
+        try:
+            listener = listen(self._host, backlog=self._size + 16, ports=self._settings.port_range)
+        except OSError as exc:
+            raise ConfigError(
+                f"the meeting point of the workers cannot listen on {self._host}: {exc}.\n"
+                "Hint: it must be an address of this machine. Behind NAT or in a container, set"
+                " spark.driver.bindAddress to the machine's own address and spark.driver.host to the one that"
+                " others reach; RunSettings(port_range=(first, last)) names the ports that may be taken."
+            ) from exc
+        self._port: int = listener.getsockname()[1]
+        self._board = Switchboard(listener, self._secret, _Ears(self), size=self._size, name="kindler-hub")
+        self._board.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            _close(listener)
-        with self._lock:
-            members = list(self._members.values())
-        for member in members:
-            member.channel.close()
-        for thread in self._threads:
-            thread.join(self._settings.stop_timeout_s)
+        if self._board is not None:
+            self._board.close(self._settings.stop_timeout_s)
 
     @property
     def address(self) -> Address:
-        assert self._listener is not None, "the hub is not open"
-        host, port = self._listener.getsockname()[:2]
-        return (host, port)
+        assert self._board is not None, "the hub is not open"
+        return (self._advertised or self._host, self._port)
 
     @property
     def joined(self) -> int:
@@ -104,6 +131,12 @@ class Hub:
         """Whether all have come and all are done, well or badly."""
         with self._lock:
             return len(self._members) == self._size and all(m.finished for m in self._members.values())
+
+    @property
+    def results(self) -> dict[int, tuple[bytes, ...]]:
+        """What ranks that are done have sent here, by rank."""
+        with self._lock:
+            return dict(self._results)
 
     def missing(self) -> list[int]:
         """The ranks that have not come yet."""
@@ -126,7 +159,7 @@ class Hub:
             self._aborted.set()
             members = [m for m in self._members.values() if not m.finished]
         for member in members:
-            _try_send(member.channel, "abort")
+            member.peer.send("abort")
 
     def silent(self) -> list[tuple[int, str]]:
         """Members that have given no sign of life for too long, as (rank, host)."""
@@ -153,53 +186,49 @@ class Hub:
             asked = {rank: member for rank, member in self._members.items() if not member.finished}
             hosts = {rank: member.host for rank, member in self._members.items()}
         for member in asked.values():
-            _try_send(member.channel, "stacks")
+            member.peer.send("stacks")
         with self._told:
             self._told.wait_for(lambda: asked.keys() <= self._stacks.keys(), timeout_s)
             return missing, hosts, dict(self._stacks)
 
-    def _accept_all(self) -> None:
-        while (listener := self._listener) is not None:
-            try:
-                sock, _ = listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            self._start(lambda sock=sock: self._serve(sock), "kindler-hub-member")
+    def _heard(self, peer: Peer, frame: Frame) -> None:
+        if peer.name is not None:
+            self._handle(peer.name, frame)
+        elif frame.kind == "hello":
+            self._join(peer, frame)
+        elif frame.kind == "fetch":
+            peer.name = int(frame.fields["rank"])
+            peer.send("cargo", *self._cargo)
 
-    def _start(self, run: Any, name: str) -> None:
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        try:
-            channel = accept(sock, self._secret, timeout_s=_GREETING_TIMEOUT_S)
-            hello = channel.receive(_GREETING_TIMEOUT_S)
-            rank = int(hello.fields["rank"])
-        except (ChannelClosed, TimeoutError, KeyError, ValueError):
-            return  # a stranger, or a worker that died while greeting; its supervisor tells of the latter
-        self._join(rank, _Member(channel, hello.fields["host"], time.monotonic()))
-        try:
-            while True:
-                self._handle(rank, channel.receive())
-        except ChannelClosed as exc:
-            self._left(rank, str(exc))
-
-    def _join(self, rank: int, member: _Member) -> None:
+    def _join(self, peer: Peer, frame: Frame) -> None:
+        rank, host = int(frame.fields["rank"]), str(frame.fields["host"])
+        if not 0 <= rank < self._size or rank in self._members:
+            raise ValueError(f"there is no place for rank {rank}")
         with self._lock:
-            self._members[rank] = member
+            self._members[rank] = _Member(peer, host, time.monotonic(), frame.fields.get("cargo"))
             everyone = len(self._members) == self._size
-            hosts = [self._members[r].host for r in sorted(self._members)] if everyone else []
+        peer.name = rank
         if self._aborted.is_set():
-            _try_send(member.channel, "abort")
+            peer.send("abort")
         elif everyone:
-            for other in self._members.values():
-                _try_send(other.channel, "welcome", hosts=hosts)
+            self._welcome()
 
-    def _left(self, rank: int, why: str) -> None:
-        member = self._members[rank]
+    def _welcome(self) -> None:
+        """Tell everybody who is where, and from whom to fetch the job's buffers."""
+        hosts = json.dumps([self._members[rank].host for rank in range(self._size)]).encode()
+        same = [piece for frame in encode("welcome", [hosts], {}) for piece in frame]
+        for rank, member in self._members.items():
+            parent = parent_of(rank)
+            if self._cargo and parent is not None:
+                member.peer.send("welcome", hosts, cargo=self._members[parent].cargo)
+            else:
+                member.peer.put(same)
+
+    def _gone(self, peer: Peer, why: str) -> None:
+        rank = peer.name
+        member = None if rank is None else self._members.get(rank)
+        if rank is None or member is None or member.peer is not peer:
+            return  # a stranger, or a worker that died while greeting; its supervisor tells of the latter
         if member.finished or self._aborted.is_set():
             return
         member.finished = True
@@ -220,9 +249,14 @@ class Hub:
         if self._moves(rank, frame):
             return
         if frame.kind == "gather":
-            self._gather(rank, frame.fields["turn"], frame.buffers[0])
+            self._gather(rank, frame)
             return
-        if frame.kind in ("done", "error", "lost", "aborted"):
+        if frame.kind == "result":
+            with self._lock:
+                self._results[rank] = frame.buffers
+            member.peer.send("kept")
+            return
+        if frame.kind in _LAST_WORDS:
             member.finished = True
         self._events.put(Event(rank, frame.kind, frame.fields))
         if frame.kind in ("error", "lost"):
@@ -234,7 +268,7 @@ class Hub:
         with self._lock:
             if frame.kind == "pulse":
                 self._motion.pulse(rank, frame.fields["ticks"], frame.fields["waiting"], now)
-            elif frame.kind in ("gather", "report"):
+            elif frame.kind in ("gather", "report", "result"):
                 self._motion.moved(now)
             elif frame.kind == "done":
                 self._motion.moved(now)
@@ -244,33 +278,45 @@ class Hub:
         return frame.kind == "pulse"
 
     def _stop_the_others(self, *, at_once: bool) -> None:
-        if not at_once:
-            self._aborted.wait(_ROOT_CAUSE_GRACE_S)
-        self.abort()
+        if at_once:
+            self.abort()
+        elif self._abort_at is None:
+            self._abort_at = time.monotonic() + _ROOT_CAUSE_GRACE_S
 
-    def _gather(self, rank: int, turn: int, data: bytes) -> None:
-        with self._lock:
-            gathering = self._gatherings.setdefault(turn, _Gathering())
-            gathering.parts[rank] = data
-            if len(gathering.parts) < self._size:
-                return
+    def _tick(self, now: float) -> None:
+        if self._abort_at is not None and now > self._abort_at:
+            self.abort()
+
+    def _gather(self, rank: int, frame: Frame) -> None:
+        turn = frame.fields["turn"]
+        gathering = self._gatherings.setdefault(turn, Gathering(turn, self._size))
+        gathering.bring(rank, frame.buffers[0], frame.fields["wants"])
+        if gathering.complete:
             del self._gatherings[turn]
-            members = list(self._members.values())
-        parts = [gathering.parts[r] for r in range(self._size)]
-        for member in members:
-            _try_send(member.channel, "gathered", *parts, turn=turn)
+            for other, pieces in enumerate(gathering.answers()):
+                self._members[other].peer.put(pieces)
 
 
-def _close(listener: socket.socket) -> None:
-    try:
-        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept()
-    except OSError:
-        pass  # not every system lets a listener be shut down; the accept has a timeout
-    listener.close()
+class _Ears(Owner):
+    """Passes on to the hub what its switchboard says, on the board's thread."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def heard(self, peer: Peer, frame: Frame) -> None:
+        self._hub._heard(peer, frame)
+
+    def gone(self, peer: Peer, why: str) -> None:
+        self._hub._gone(peer, why)
+
+    def tick(self, now: float) -> None:
+        self._hub._tick(now)
 
 
-def _try_send(channel: Channel, kind: str, *buffers: bytes, **fields: Any) -> None:
-    try:
-        channel.send(kind, *buffers, **fields)
-    except ChannelClosed:
-        pass  # whoever reads from this channel reports that it is gone
+def _allow_files(wanted: int) -> None:
+    """Let this process open so many files: each member is a socket, and 1,024 is a usual limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )

@@ -1,23 +1,26 @@
 """Direct connections between the workers of a run, made once and then left to whoever asked for them.
 
-Addresses and ports travel through the workers' `all_gather`. Both ends of a connection prove that they
+Addresses and ports travel through the workers' `gather`. Both ends of a connection prove that they
 know the run's secret, so what comes out is an authenticated socket; what is sent over it is not decided here.
 """
 
 from __future__ import annotations
 
 import json
+import selectors
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
-from kindler.engine.channel import Address, Channel, ChannelClosed, accept, connect
+from kindler.engine.channel import Address, Channel, ChannelClosed, connect
+from kindler.engine.door import Door, listen
 from kindler.errors import SyncError, SyncTimeoutError
 
-__all__ = ["Member", "connect_links"]
+__all__ = ["Member", "answer", "connect_links"]
 
 _GREETING_TIMEOUT_S = 5.0  # a stranger who says nothing holds up the others no longer than this
+_TURN_S = 1.0
 _OP = "connecting workers"
 
 
@@ -36,7 +39,10 @@ class Member(Protocol):
     @property
     def secret(self) -> bytes: ...
 
-    def all_gather(self, data: bytes) -> list[bytes]: ...
+    @property
+    def port_range(self) -> tuple[int, int] | None: ...
+
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
 
 
 def connect_links(worker: Member, peers: Collection[int], *, timeout_s: float) -> dict[int, socket.socket]:
@@ -56,13 +62,22 @@ def connect_links(worker: Member, peers: Collection[int], *, timeout_s: float) -
     made: dict[int, Channel] = {}
     try:
         port = listener.getsockname()[1] if listener else 0
-        told = worker.all_gather(json.dumps([worker.address, port]).encode())
+        below = sorted(set(peers) - above - {worker.rank})
+        told = worker.gather(json.dumps([worker.address, port]).encode(), below)
         deadline = time.monotonic() + timeout_s
-        for rank in sorted(set(peers) - above - {worker.rank}):
+        for rank in below:
             host, port = json.loads(told[rank])
             made[rank] = _call(worker, rank, (host, port), deadline)
         if listener is not None:
-            _answer(worker, listener, above, made, deadline, timeout_s)
+            made |= answer(
+                listener,
+                worker.secret,
+                above,
+                deadline=deadline,
+                missing=lambda ranks: SyncTimeoutError(
+                    op=_OP, missing=ranks, size=worker.size, waited_s=timeout_s
+                ),
+            )
     except BaseException:
         for channel in made.values():
             channel.close()
@@ -78,7 +93,7 @@ def connect_links(worker: Member, peers: Collection[int], *, timeout_s: float) -
 
 def _listen(worker: Member, expected: int) -> socket.socket:
     try:
-        return socket.create_server((worker.address, 0), backlog=expected + 16)
+        return listen(worker.address, backlog=expected + 16, ports=worker.port_range)
     except OSError as exc:
         raise SyncError(f"worker {worker.rank} cannot listen on {worker.address}: {exc}") from exc
 
@@ -96,32 +111,58 @@ def _call(worker: Member, rank: int, address: Address, deadline: float) -> Chann
     return channel
 
 
-def _answer(
-    worker: Member,
+def answer(
     listener: socket.socket,
+    secret: bytes,
     expected: set[int],
-    made: dict[int, Channel],
+    *,
     deadline: float,
-    timeout_s: float,
-) -> None:
-    """Accept connections until all of the ranks `expected` have come; strangers are closed on."""
-    while missing := expected - made.keys():
-        listener.settimeout(_left(deadline))
+    missing: Callable[[list[int]], Exception],
+    check: Callable[[], None] = lambda: None,
+) -> dict[int, Channel]:
+    """Accept connections until all of the ranks `expected` have come; nobody waits for a stranger.
+
+    Args:
+        listener: Is closed.
+        secret: What members of the run prove themselves with.
+        expected: Who must come.
+        deadline: By when, on the monotonic clock.
+        missing: Makes the error for those that have not.
+        check: Called about every second; may raise.
+    """
+    made: dict[int, Channel] = {}
+    let_in: list[Channel] = []
+    with selectors.DefaultSelector() as selector:
+        door = Door(
+            listener,
+            secret,
+            selector,
+            lambda sock: let_in.append(Channel(sock)),
+            expected=len(expected),
+            timeout_s=_GREETING_TIMEOUT_S,
+        )
         try:
-            sock, _ = listener.accept()
-        except TimeoutError:
-            raise SyncTimeoutError(
-                op=_OP, missing=sorted(missing), size=worker.size, waited_s=timeout_s
-            ) from None
-        try:
-            channel = accept(sock, worker.secret, timeout_s=min(_GREETING_TIMEOUT_S, _left(deadline)))
-        except ChannelClosed:
-            continue
-        rank = _who(channel, min(_GREETING_TIMEOUT_S, _left(deadline)))
-        if rank in missing:
-            made[rank] = channel
-        else:
-            channel.close()
+            while absent := expected - made.keys():
+                if time.monotonic() > deadline:
+                    raise missing(sorted(absent))
+                for key, _ in selector.select(min(_TURN_S, _left(deadline))):
+                    key.data()
+                while let_in:
+                    channel = let_in.pop()
+                    rank = _who(channel, min(_GREETING_TIMEOUT_S, _left(deadline)))
+                    if rank in absent and rank not in made:
+                        made[rank] = channel
+                    else:
+                        channel.close()
+                door.expire(time.monotonic())
+                check()
+        except BaseException:
+            for channel in (*made.values(), *let_in):
+                channel.close()
+            raise
+        finally:
+            door.close()
+    return made
 
 
 def _who(channel: Channel, timeout_s: float) -> int:

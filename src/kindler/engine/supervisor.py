@@ -6,6 +6,7 @@ happens to the worker; it returns an Outcome, and has told the hub of it.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -21,11 +22,12 @@ from typing import IO, Any
 
 from kindler.config import RunSettings
 from kindler.engine import nursery
+from kindler.engine.cargo import Carrier
 from kindler.engine.channel import Address, Channel, ChannelClosed, Frame, connect
 from kindler.engine.outcome import Outcome
 from kindler.engine.stall import beat_interval, readable
 from kindler.engine.worker import STACKS, describe
-from kindler.errors import StartTimeoutError
+from kindler.errors import ConfigError, StartTimeoutError, TrainingError
 from kindler.temporary import Folder
 
 __all__ = ["Job", "Supervisor", "can_run"]
@@ -34,6 +36,7 @@ _TAIL_LINES = 40
 _LOOK_S = 0.1
 _STACKS_TIMEOUT_S = 2.0
 _STACKS_PAUSE_S = 0.1
+_KEPT_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class Job:
         cores: How many of a machine's cores the run may use; None is all that processes may use there.
         cwd: The driver's folder, for user modules that are found relative to it.
         sys_path: The driver's module search path.
+        sizes: Of the buffers, where those come another way.
     """
 
     target: str
@@ -69,6 +73,7 @@ class Job:
     cores: int | None = None
     cwd: str = field(default_factory=os.getcwd)
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
+    sizes: tuple[int, ...] = ()
 
 
 class Aborted(Exception):
@@ -80,14 +85,38 @@ class Supervisor:
 
     `start` asks for the process, which warms up while the caller fetches data into `scratch`;
     `run` hands it the job and stays until it has ended.
+
+    Args:
+        job: What to run.
+        rank: The worker's rank.
+        hub: The meeting point.
+        owner: The process that the nursery must not outlive.
+        base: Where the scratch folder is made.
+        far: Whether results go to the hub as they come, rather than into the outcome that `run` returns.
+        cargo: Whether the job's buffers are to be fetched, rather than in the job.
     """
 
-    def __init__(self, job: Job, rank: int, *, hub: Address, owner: int, base: Path | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        rank: int,
+        *,
+        hub: Address,
+        owner: int,
+        base: Path | None = None,
+        far: bool = False,
+        cargo: bool = False,
+    ) -> None:
         self._job = job
         self._rank = rank
         self._hub = hub
         self._owner = owner
         self._base = base
+        self._far = far
+        self._cargo = cargo
+        self._carrier: Carrier | None = None
+        self._source: Address = hub
+        self._kept = threading.Event()
         self._host = socket.gethostname()
         self._aborted = threading.Event()
         self._frozen = False
@@ -104,7 +133,11 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         settings = self._job.settings
         self._up = connect(self._hub, self._job.secret, timeout_s=settings.start_timeout_s)
-        self._up.send("hello", rank=self._rank, host=self._host, pid=os.getpid())
+        self._address = self._up.local_host
+        if self._cargo:
+            self._carrier = self._new_carrier()
+        waiting = self._carrier.address if self._carrier is not None else None
+        self._up.send("hello", rank=self._rank, host=self._host, cargo=waiting)
         self._folder = Folder(f"kindler-{self._job.run_id}-{self._rank}-", self._base)
         self.scratch = self._folder.path
         self._start(self._listen_up, "kindler-listen-hub")
@@ -116,6 +149,8 @@ class Supervisor:
     ) -> None:
         self._aborted.set()
         self._up.close()
+        if self._carrier is not None:
+            self._carrier.close()
         if self._child is not None:
             self._child.kill()
             try:
@@ -153,6 +188,20 @@ class Supervisor:
     def failed(self, exc: Exception) -> Outcome:
         """The outcome of an exception on this side: while fetching data, or preparing the process."""
         return self._ended("error", **describe(exc))
+
+    def _new_carrier(self) -> Carrier:
+        job, ports = self._job, self._job.settings.port_range
+        try:
+            return Carrier(self._rank, job.size, job.secret, host=self._address, ports=ports)
+        except OSError as exc:
+            error = ConfigError(
+                f"worker {self._rank} cannot listen on {self._address}: {exc}.\n"
+                "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
+            )
+            self._up.send("hello", rank=self._rank, host=self._host)
+            self.failed(error)
+            self._up.close()
+            raise error from exc
 
     def _fetch_child(self) -> None:
         job = self._job
@@ -205,6 +254,9 @@ class Supervisor:
                 rank=self._rank,
                 size=job.size,
                 hosts=self._hosts,
+                address=self._address,
+                port_range=settings.port_range,
+                cargo=self._cargo,
                 scratch=str(self.scratch),
                 run_id=job.run_id,
                 secret=job.secret.hex(),
@@ -215,15 +267,18 @@ class Supervisor:
                 sys_path=job.sys_path,
                 cwd=job.cwd,
             )
+            if self._carrier is not None:
+                self._carrier.deliver(
+                    self._source, child.channel, check=self.check, timeout_s=settings.start_timeout_s
+                )
+                self._heard = time.monotonic()
             self._up.send("pulse", ticks=0, waiting=False)
             while True:
                 frame = self._next(child)
-                if frame.kind == "gather":
-                    self._up.send("gather", *frame.buffers, **frame.fields)
-                elif frame.kind == "report":
-                    self._up.send("report", **frame.fields)
+                if frame.kind in ("gather", "report", "bulk", "part"):
+                    self._pass_up(frame)
                 elif frame.kind == "result":
-                    return self._ended("result", *frame.buffers)
+                    return self._result(frame)
                 elif frame.kind == "error":
                     return self._ended("error", **frame.fields)
         except _Silent as exc:
@@ -235,7 +290,7 @@ class Supervisor:
         limit_s = self._job.settings.heartbeat_timeout_s
         while True:
             try:
-                frame = child.channel.receive(1.0)
+                frame = child.channel.receive(1.0, whole=not self._far)
             except TimeoutError:
                 if time.monotonic() - self._heard > limit_s and not can_run(child.pid):
                     self._tail.extend(self._stacks().splitlines())
@@ -246,6 +301,26 @@ class Supervisor:
             if frame.kind != "beat":
                 return frame
             self._up.send("pulse", **frame.fields)
+
+    def _result(self, frame: Frame) -> Outcome:
+        """The end of a worker that is done; what is bound for the hub is there when this returns."""
+        if not self._far:
+            return self._ended("result", *frame.buffers)
+        self._pass_up(frame)
+        deadline = time.monotonic() + _KEPT_TIMEOUT_S
+        while not self._kept.wait(
+            0.5
+        ):  # closing the connection before all of it was read could lose the rest
+            self.check()
+            if time.monotonic() > deadline:
+                raise TrainingError(f"the driver did not take the result in {_KEPT_TIMEOUT_S:g} s.")
+        return self._ended("result")
+
+    def _pass_up(self, frame: Frame) -> None:
+        if self._far:
+            self._up.pass_on(frame)
+        else:  # it was put together here, and may be too large for one frame
+            self._up.send(frame.kind, *frame.buffers, **frame.fields)
 
     def _gone(self, child: nursery.Child) -> Outcome:
         """The process closed its end without a result: find out how it ended."""
@@ -274,12 +349,17 @@ class Supervisor:
     def _listen_up(self) -> None:
         try:
             while True:
-                frame = self._up.receive()
+                frame = self._up.receive(whole=False)
                 if frame.kind == "welcome":
-                    self._hosts = frame.fields["hosts"]
+                    self._hosts = json.loads(frame.buffers[0])
+                    if frame.fields.get("cargo"):
+                        host, port = frame.fields["cargo"]
+                        self._source = (host, port)
                     self._welcome.set()
-                elif frame.kind == "gathered" and self._child is not None:
-                    self._child.channel.send("gathered", *frame.buffers, **frame.fields)
+                elif frame.kind in ("gathered", "bulk", "part") and self._child is not None:
+                    self._child.channel.pass_on(frame)
+                elif frame.kind == "kept":
+                    self._kept.set()
                 elif frame.kind == "stacks":
                     self._start(self._tell_stacks, "kindler-stacks")
                 elif frame.kind == "abort":

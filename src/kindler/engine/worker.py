@@ -14,13 +14,15 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from kindler.engine.address import own_address
 from kindler.engine.channel import Channel, ChannelClosed
 from kindler.engine.cores import usable_cores
+from kindler.engine.gathering import Wants, read_numbers, unpack_parts, write_numbers
 from kindler.engine.links import connect_links
 from kindler.errors import KindlerError, SyncError, SyncTimeoutError, plain_fields
 
@@ -40,12 +42,13 @@ class Worker:
         size: How many there are.
         host: Its machine.
         hosts: The machine of every rank.
-        address: The IPv4 address under which the other workers reach it.
+        address: The IP address under which the other workers reach it.
         local_rank: Its number among those of the same machine.
         local_size: How many are on this machine.
         scratch: A folder of its own that goes away with the run.
         run_id: The run's name.
         secret: What members of this run prove themselves with.
+        port_range: The ports that may be listened on; None is any.
     """
 
     def __init__(self, channel: Channel, fields: dict[str, Any]) -> None:
@@ -53,12 +56,14 @@ class Worker:
         self.size: int = fields["size"]
         self.hosts: tuple[str, ...] = tuple(fields["hosts"])
         self.host: str = self.hosts[self.rank]
-        self.address = own_address(self.host, self.hosts)
+        self.address = own_address(self.hosts, seen=fields.get("address", "127.0.0.1"))
         self.local_rank = self.hosts[: self.rank].count(self.host)
         self.local_size = self.hosts.count(self.host)
         self.scratch = Path(fields["scratch"])
         self.run_id: str = fields["run_id"]
         self.secret = bytes.fromhex(fields["secret"])
+        ports = fields.get("port_range")
+        self.port_range: tuple[int, int] | None = (ports[0], ports[1]) if ports else None
         self.threads: int = fields["threads"] or self._share(fields.get("cores"))
         self._sync_timeout_s: float = fields["sync_timeout_s"]
         self._channel = channel
@@ -75,11 +80,36 @@ class Worker:
     def all_gather(self, data: bytes) -> list[bytes]:
         """The bytes of every rank, in the order of ranks; all ranks call this in the same order.
 
+        Where a rank needs only some of the others' bytes, `gather` moves less.
+
         Raises:
             SyncTimeoutError: Some rank did not come.
         """
+        return self._meet(data, "all")
+
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
+        """The bytes of the ranks named here, which may be none; all ranks call this in the same order.
+
+        Raises:
+            SyncTimeoutError: Some rank did not come.
+        """
+        wanted = sorted(ranks)
+        return dict(zip(wanted, self._meet(data, wanted), strict=True))
+
+    def total(self, numbers: Sequence[int]) -> list[int]:
+        """The sums over ranks of as many whole numbers on each; all ranks call this in the same order.
+
+        Raises:
+            SyncTimeoutError: Some rank did not come.
+        """
+        return read_numbers(self._meet(write_numbers(numbers), "sum")[0])
+
+    def _meet(self, data: bytes, wants: Wants) -> list[bytes]:
+        if self.size == 1:
+            self.tick()
+            return [] if wants == [] else [data]
         turn, self._turn = self._turn, self._turn + 1
-        self._channel.send("gather", data, turn=turn)
+        self._channel.send("gather", data, turn=turn, wants=wants)
         self.waiting = True
         try:
             gathered = self._gathered.get(timeout=self._sync_timeout_s)
@@ -109,7 +139,7 @@ class Worker:
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        self.all_gather(b"")
+        self.gather(b"", ())
 
     def links(self, peers: Collection[int], timeout_s: float) -> dict[int, socket.socket]:
         """An authenticated connection to each of the ranks `peers`; all ranks call this in the same order.
@@ -134,18 +164,28 @@ def run_child(sock: socket.socket) -> int:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     channel = Channel(sock)
     job = channel.receive()
+    # Taken one by one: what nobody holds on to goes once the callee is done with it.
+    cargo = channel.receive(job.fields["sync_timeout_s"]) if job.fields.get("cargo") else job
+    buffers = list(cargo.buffers)
+    del cargo
+    job = replace(job, buffers=())
     worker = Worker(channel, job.fields)
     _start(lambda: _listen(channel, worker), "kindler-listen")
     _start(lambda: _beat(channel, worker, job.fields["heartbeat_s"]), "kindler-beat")
     _answer_with_stacks(worker.scratch / STACKS)
     _enter(job.fields)
     try:
-        results = _load(job.fields["target"])(worker, *job.buffers)
+        results = _load(job.fields["target"])(worker, *_taken(buffers))
     except BaseException as exc:  # noqa: BLE001 - the edge of the worker: the driver raises it
         channel.send("error", **describe(exc))
         return 1
     channel.send("result", *results)
     return 0
+
+
+def _taken(buffers: list[bytes]) -> Iterator[bytes]:
+    while buffers:
+        yield buffers.pop(0)
 
 
 def describe(exc: BaseException) -> dict[str, Any]:
@@ -201,7 +241,7 @@ def _listen(channel: Channel, worker: Worker) -> None:
         while True:
             frame = channel.receive()
             if frame.kind == "gathered":
-                worker._gathered.put(list(frame.buffers))
+                worker._gathered.put(unpack_parts(*frame.buffers))
     except ChannelClosed:
         os._exit(1)  # the supervisor is gone: nobody wants the result
 

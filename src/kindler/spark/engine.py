@@ -3,6 +3,10 @@
 `DataFrame.mapInArrow(barrier=True)` is all that is asked of Spark, so classic sessions and Spark
 Connect run the same code. Tasks end normally also when the run fails: the failure travels as an
 Outcome, and Spark has no stack to print.
+
+Large things do not pass through the JVM: the job's buffers and the results travel over the workers'
+connections to the driver. Where workers cannot reach it, they travel with the task and its rows, or through a
+folder that both sides see (`parcels.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,10 +26,12 @@ import pyarrow as pa
 from pyspark import BarrierTaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from kindler.config import RunSettings
 from kindler.data.columns import Columns
 from kindler.data.dealing import Dealing
 from kindler.data.spool import SpoolWriter
 from kindler.engine import nursery
+from kindler.engine.address import address_towards
 from kindler.engine.channel import Address
 from kindler.engine.gang import Listener, verdict, watch
 from kindler.engine.hub import Hub
@@ -35,17 +41,26 @@ from kindler.engine.worker import describe
 from kindler.errors import DataError, KindlerError, TrainingError, WorkerLost
 from kindler.spark.frame_errors import frame_error
 from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, feed_frame, own_columns
+from kindler.spark.parcels import Folder, Parcels
 from kindler.spark.session import is_connect, is_on_this_machine
 
 __all__ = ["run"]
 
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _RESULT = "rank int, part int, payload binary"
 _BATCH_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
+_IN_TASK_BYTES = 1 << 20  # buffers up to this size travel with the task: no connection is quicker
 _BATCH_BYTES = 4 << 20  # small enough to stay in cache on its way, large enough to amortise the call
 
 
 def run(
-    job: Job, *, spark: SparkSession, feeds: Sequence[Feed], dealing: Dealing, listener: Listener
+    job: Job,
+    *,
+    spark: SparkSession,
+    feeds: Sequence[Feed],
+    dealing: Dealing,
+    listener: Listener,
+    folder: Folder | None = None,
 ) -> list[Outcome]:
     """Run `job` on `job.size` barrier tasks; results in the order of ranks.
 
@@ -55,16 +70,40 @@ def run(
         feeds: Frames whose rows each worker finds spooled in its scratch folder.
         dealing: Which of the rows are whose.
         listener: Called on this thread with what workers print and report.
+        folder: A folder that the driver and the workers share, for large things where the workers cannot
+            reach the driver.
     """
     frame = feed_frame(feeds, job.size, dealing) if feeds else spark.range(0, job.size, 1, job.size)
-    at_driver = _meets_at_driver(spark, job)
-    here = _driver_host(spark) if at_driver else "127.0.0.1"
-    with Hub(size=job.size, secret=job.secret, settings=job.settings, host=here) as hub:
-        task = _Task(
-            job=job,
-            feeds=tuple((feed.name, feed.columns) for feed in feeds),
-            hub=hub.address if at_driver else None,
-        )
+    if meets_at_driver(spark, job.settings):
+        return _run_at_driver(job, spark, frame, feeds, listener)
+    with Parcels(folder, job.run_id) as parcels:
+        task = _Task(job=parcels.outgoing(job), feeds=_columns(feeds), hub=None, parcels=parcels)
+        with _small_batches(spark):
+            call = _Call(spark, frame, task, tag=f"kindler-{job.run_id}")
+            call.start()
+            try:
+                call.join()
+            finally:
+                call.end(job.settings.stop_timeout_s)
+        outcomes = [parcels.incoming(outcome) for outcome in call.outcomes]
+    return _results(job, call, [], outcomes, feeds=feeds, started=False)
+
+
+def _run_at_driver(
+    job: Job, spark: SparkSession, frame: DataFrame, feeds: Sequence[Feed], listener: Listener
+) -> list[Outcome]:
+    large = sum(map(len, job.buffers)) > _IN_TASK_BYTES
+    bind, advertised = _driver_hosts(spark)
+    with Hub(
+        size=job.size,
+        secret=job.secret,
+        settings=job.settings,
+        host=bind,
+        advertised=advertised,
+        cargo=job.buffers if large else (),
+    ) as hub:
+        lean = replace(job, buffers=()) if large else job
+        task = _Task(job=lean, feeds=_columns(feeds), hub=hub.address, cargo=large)
         with _small_batches(spark):
             call = _Call(spark, frame, task, tag=f"kindler-{job.run_id}")
             call.start()
@@ -79,13 +118,28 @@ def run(
             finally:
                 hub.abort()
                 call.end(job.settings.stop_timeout_s)
-        return _results(job, call, heard, feeds=feeds, started=hub.joined > 0)
+        kept = hub.results
+        outcomes = [o for o in call.outcomes if o.kind != "result"]
+        outcomes += [Outcome(rank, "result", {}, buffers) for rank, buffers in kept.items()]
+        return _results(job, call, heard, outcomes, feeds=feeds, started=hub.joined > 0)
+
+
+def _columns(feeds: Sequence[Feed]) -> tuple[tuple[str, Columns], ...]:
+    return tuple((feed.name, feed.columns) for feed in feeds)
 
 
 def _results(
-    job: Job, call: _Call, heard: list[Outcome], *, feeds: Sequence[Feed], started: bool
+    job: Job,
+    call: _Call,
+    heard: list[Outcome],
+    outcomes: list[Outcome],
+    *,
+    feeds: Sequence[Feed],
+    started: bool,
 ) -> list[Outcome]:
-    results = verdict(heard, call.outcomes)
+    results = verdict(heard, outcomes)
+    if len(results) == job.size and all(o.kind == "result" for o in results):
+        return results  # however Spark's own job has ended
     if call.error is not None:
         if started:
             raise WorkerLost(
@@ -94,9 +148,7 @@ def _results(
         raise frame_error(call.error, [(feed.frame, feed.columns.names) for feed in feeds]) from None
     if not results:
         raise DataError("the data has no rows.")  # Spark starts no task for a frame it knows to be empty
-    if len(results) < job.size or any(o.kind != "result" for o in results):
-        raise TrainingError(f"the run ended with {len(results)} results of {job.size} workers.")
-    return results
+    raise TrainingError(f"the run ended with {len(results)} results of {job.size} workers.")
 
 
 def _first_line(error: BaseException) -> str:
@@ -145,6 +197,8 @@ class _Task:
     job: Job
     feeds: tuple[tuple[str, Columns], ...]
     hub: Address | None
+    cargo: bool = False
+    parcels: Parcels | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = BarrierTaskContext.get()
@@ -171,10 +225,14 @@ class _Task:
             outcome = Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
         if outcome.kind != "result":
             nursery.retire(owner)
-        return outcome
+        return outcome if self.parcels is None else self.parcels.sent(outcome)
 
     def _work(self, rank: int, owner: int, hub: Address, batches: Iterator[pa.RecordBatch]) -> Outcome:
-        with Supervisor(self.job, rank, hub=hub, owner=owner, base=_local_folder(rank)) as supervisor:
+        job = self.job if self.parcels is None else self.parcels.received(self.job)
+        far = self.hub is not None
+        with Supervisor(
+            job, rank, hub=hub, owner=owner, base=_local_folder(rank), far=far, cargo=self.cargo
+        ) as supervisor:
             supervisor.start()
             try:
                 _spool(supervisor, self.feeds, batches, rank=rank, size=self.job.size)
@@ -188,7 +246,7 @@ class _Task:
         if self.hub is not None:
             yield self.hub, None
             return
-        address = context.getTaskInfos()[rank].address.partition(":")[0]
+        address = context.getTaskInfos()[rank].address.rpartition(":")[0].strip("[]")
         mine = Hub(size=self.job.size, secret=self.job.secret, settings=self.job.settings, host=address)
         with mine if rank == 0 else nullcontext() as opened:
             told = context.allGather(json.dumps(opened.address if opened else None))
@@ -276,16 +334,26 @@ def _local_folder(rank: int) -> Path | None:
     return Path(folders[rank % len(folders)]) if folders else None
 
 
-def _meets_at_driver(spark: SparkSession, job: Job) -> bool:
-    if job.settings.rendezvous != "auto":
-        return job.settings.rendezvous == "driver"
+def meets_at_driver(spark: SparkSession, settings: RunSettings) -> bool:
+    """Whether workers meet at the driver, rather than among themselves."""
+    if settings.rendezvous != "auto":
+        return settings.rendezvous == "driver"
     return is_on_this_machine(spark)  # executors reach the driver of a classic session anyhow
 
 
-def _driver_host(spark: SparkSession) -> str:
+def _connect_host(spark: Any) -> str:
+    return str(spark.client.host)
+
+
+def _driver_hosts(spark: SparkSession) -> tuple[str, str]:
+    """The address to listen on at the driver, and the one that executors reach it by."""
     if is_connect(spark):
-        return "127.0.0.1"
-    return spark.conf.get("spark.driver.host", None) or socket.gethostbyname(socket.gethostname())
+        server = _connect_host(spark)
+        here = "127.0.0.1" if server in _LOOPBACK else address_towards(server)
+        return here, here
+    reached = spark.conf.get("spark.driver.host", None) or socket.gethostbyname(socket.gethostname())
+    bind = spark.conf.get("spark.driver.bindAddress", None) or reached
+    return bind.strip("[]"), reached.strip("[]")
 
 
 @contextmanager

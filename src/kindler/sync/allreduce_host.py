@@ -29,6 +29,8 @@ DType: TypeAlias = np.dtype[Any]
 Layout: TypeAlias = tuple[tuple[tuple[int, ...], DType], ...]
 
 _WINDOW_BYTES = 2 << 20
+_PART_BYTES = 64 << 10  # of a window, for each host of the ring: with less, the hops cost more than the bytes
+_MOST_WINDOW_BYTES = 32 << 20
 _WINDOWS = 2  # a rank fills one while others still read the one before
 _AHEAD = 1
 _MOST_PLANS = 256  # layouts that change from call to call are not kept for ever
@@ -71,11 +73,13 @@ class HostGroup:
         self._host = HostRanks(
             self._where.ranks, self.rank, size=self.size, timeout_s=timeout_s, waiting=self._waiting
         )
+        wanted = _PART_BYTES * len(self._where.leaders)
+        self._window_bytes = min(max(_WINDOW_BYTES, wanted), _MOST_WINDOW_BYTES)
         if not self._where.one_host:
             self._ring = self._connect(worker, timeout_s)
         if self._where.any_shared:
             try:
-                self._channels = channels(worker, self._host, [_WINDOW_BYTES] * _WINDOWS, NUMPY)
+                self._channels = channels(worker, self._host, [self._window_bytes] * _WINDOWS, NUMPY)
             except BaseException:
                 self.close()
                 raise
@@ -156,7 +160,7 @@ class HostGroup:
                 self._agree(op, arrays)
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()  # on all ranks alike: they see the same layouts in the same order
-            found = plan(layout, carrier, window_bytes=_WINDOW_BYTES, lead_bytes=lead_bytes)
+            found = plan(layout, carrier, window_bytes=self._window_bytes, lead_bytes=lead_bytes)
             self._plans[key] = found
         return found
 

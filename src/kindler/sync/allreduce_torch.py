@@ -1,13 +1,14 @@
 """Sums over all workers of a run, for torch tensors.
 
-Ranks of one host meet in shared memory and the first of them speaks for the host over gloo; CUDA tensors go
+Ranks of one host meet in shared memory and the first of them speaks for the host in a ring; CUDA tensors go
 through NCCL, or over the CPU where two ranks share one GPU. `Group` holds these routes, and gives flat
 `Bucket`s that `gradients_torch.py` fills while backward still runs. It knows nothing of models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import socket
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from kindler.sync.arrays_torch import TORCH
 from kindler.sync.buckets_torch import Bucket, HostBucket, NetworkBucket, StagedBucket
 from kindler.sync.gradients_torch import GradientSync
-from kindler.sync.network_torch import Network, Work
+from kindler.sync.network_torch import Network, Work, connect
 from kindler.sync.shared_memory import Channel, HostRanks, Member, channels
 from kindler.sync.topology import Topology
 from kindler.sync.waiting import Waiting
@@ -33,6 +34,8 @@ class Worker(Member, Protocol):
 
     @property
     def address(self) -> str: ...
+
+    def links(self, peers: Collection[int], timeout_s: float) -> dict[int, socket.socket]: ...
 
 
 class Handle:
@@ -55,8 +58,8 @@ class Group:
     """One rank's end of the exchange between all workers of a run.
 
     Every rank makes the same calls in the same order. All ranks get bit-identical results. A rank that does
-    not come is named in SyncTimeoutError (shared memory) or makes the others' call fail with SyncError
-    (network), both within `timeout_s`.
+    not come is named in SyncTimeoutError (shared memory, ring) or makes the others' call fail with SyncError
+    (NCCL), both within `timeout_s`.
 
     Args:
         worker: This rank's worker.
@@ -86,7 +89,7 @@ class Group:
         )
         if not self._where.one_host:
             carrier = torch.device("cpu") if self._staged else self.device
-            self._network = Network.connect(
+            self._network = connect(
                 worker, self._where.leaders, device=carrier, timeout_s=timeout_s, waiting=self._waiting
             )
         if self._where.any_shared:
@@ -120,6 +123,12 @@ class Group:
             return
         for flat in self._pieces(tensor):
             self._broadcast_piece(flat, src)
+
+    def any(self, mine: bool) -> bool:
+        """Whether any rank says so; every rank calls it."""
+        flag = torch.tensor([float(mine)], device=self.device)
+        self.all_reduce(flag).wait()
+        return bool(flag.item() > 0)
 
     def gradients(self, parameters: Iterable[torch.nn.Parameter], **options: int) -> GradientSync:
         """The exchange of these parameters' gradients; every rank calls it."""

@@ -1,4 +1,4 @@
-"""What `shared_memory.py` does with numpy arrays."""
+"""What `shared_memory.py` and `ring.py` do with numpy arrays."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ class _NumpyArrays:
 
     def copy(self, source: Any, out: Any) -> None:
         np.copyto(out, source)
+
+    def empty(self, count: int, like: Any) -> Any:
+        return np.empty(count, like.dtype)
+
+    def raw(self, array: Any) -> memoryview:
+        return memoryview(array.view(np.uint8).data)
 
 
 NUMPY = _NumpyArrays()

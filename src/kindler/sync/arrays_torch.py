@@ -1,4 +1,4 @@
-"""What `shared_memory.py` does with torch tensors."""
+"""What `shared_memory.py` and `ring.py` do with torch tensors."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ class _TorchArrays:
 
     def copy(self, source: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(source)
+
+    def empty(self, count: int, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty(count, dtype=like.dtype)
+
+    def raw(self, array: torch.Tensor) -> memoryview:
+        return memoryview(array.detach().view(torch.uint8).numpy().data)
 
 
 TORCH = _TorchArrays()

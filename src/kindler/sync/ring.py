@@ -2,8 +2,9 @@
 
 Each member sends to the one on its right and receives from the one on its left, both at once. A sum travels
 once around in parts (reduce-scatter) and once more with the results (all-gather), so each member sends about
-twice the array, however many there are. Small arrays go around whole. Who is a member, and how connections
-are made and authenticated, is left to others.
+twice the array, however many there are. It is pipelined: a block is added and passed on as soon as it is
+there, while the rest of its part is still on the way. Small arrays go around whole. Who is a member, and how
+connections are made and authenticated, is left to others; so is what an array is (`Arrays`).
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from kindler.errors import SyncError, SyncTimeoutError
+from kindler.sync.arrays_numpy import NUMPY
+from kindler.sync.shared_memory import Arrays
 from kindler.sync.waiting import Waiting
 
 __all__ = ["Ring", "neighbours"]
 
 _SMALL_BYTES = 8 << 10  # latency counts more than bytes: half as many hops
+_BLOCK = 64 << 10  # elements that are added and passed on at once, while they are still in the cache
 _NOTHING = memoryview(b"")
 
 
@@ -29,6 +32,25 @@ def neighbours(members: Sequence[int], rank: int) -> tuple[int, int]:
     """The ranks on the left and on the right of `rank`; of two members, each is both for the other."""
     place = members.index(rank)
     return members[place - 1], members[(place + 1) % len(members)]
+
+
+@dataclass(slots=True)
+class _Hop:
+    """One part on its way in.
+
+    Attributes:
+        data: The bytes of the part.
+        own: The part as an array that what comes is added to; None where what comes replaces it.
+        hops: How far to the left the member sits whose data this is.
+        got: Bytes received.
+        ready: Bytes that may be passed on.
+    """
+
+    data: memoryview
+    own: Any
+    hops: int
+    got: int = 0
+    ready: int = 0
 
 
 class Ring:
@@ -41,6 +63,7 @@ class Ring:
         size: How many ranks the run has, for messages.
         timeout_s: Seconds to wait for a neighbour in each hop.
         waiting: Counts the time.
+        arrays: What is done with arrays, by their library.
     """
 
     def __init__(
@@ -52,7 +75,9 @@ class Ring:
         size: int,
         timeout_s: float,
         waiting: Waiting | None = None,
+        arrays: Arrays = NUMPY,
     ) -> None:
+        self._arrays = arrays
         self._members = tuple(members)
         self._place = self._members.index(rank)
         self._links = links
@@ -64,50 +89,93 @@ class Ring:
         for link in links.values():
             link.setblocking(False)
 
-    def all_reduce(self, flat: np.ndarray[Any, Any]) -> None:
+    def all_reduce(self, flat: Any) -> None:
         """Replace the flat array by its sum over members, the same bits on all of them."""
-        if flat.nbytes <= _SMALL_BYTES:
+        if self._arrays.raw(flat).nbytes <= _SMALL_BYTES:
             self._sum_whole(flat)
         else:
             self._sum_in_parts(flat)
 
-    def broadcast(self, flat: np.ndarray[Any, Any], source: int) -> None:
+    def broadcast(self, flat: Any, source: int) -> None:
         """Overwrite the flat array with that of the member in place `source`."""
-        data = _bytes(flat)
+        data = self._arrays.raw(flat)
         distance = (self._place - source) % len(self._members)
-        if distance:
-            self._swap(_NOTHING, data, hops=1)
-        if distance < len(self._members) - 1:
+        if distance == 0:
             self._swap(data, _NOTHING, hops=1)
+        elif distance == len(self._members) - 1:
+            self._swap(_NOTHING, data, hops=1)
+        else:
+            self._stream(_NOTHING, [_Hop(data, None, hops=1)], onward=1)
 
     def close(self) -> None:
         """Close the connections; neighbours that go on notice at once. Idempotent."""
         for link in self._links.values():
             link.close()
 
-    def _sum_whole(self, flat: np.ndarray[Any, Any]) -> None:
-        count, place = len(self._members), self._place
-        parts = [flat.copy() if member == place else np.empty_like(flat) for member in range(count)]
+    def _sum_whole(self, flat: Any) -> None:
+        arrays, count, place = self._arrays, len(self._members), self._place
+        parts = [arrays.empty(arrays.count(flat), flat) for _ in range(count)]
+        arrays.copy(flat, parts[place])
         for step in range(count - 1):
             outgoing, incoming = parts[(place - step) % count], parts[(place - step - 1) % count]
-            self._swap(_bytes(outgoing), _bytes(incoming), hops=step + 1)
-        np.add(parts[0], parts[1], out=flat)
-        for part in parts[2:]:
-            np.add(flat, part, out=flat)
+            self._swap(arrays.raw(outgoing), arrays.raw(incoming), hops=step + 1)
+        arrays.add_up(parts, flat)
 
-    def _sum_in_parts(self, flat: np.ndarray[Any, Any]) -> None:
-        count, place = len(self._members), self._place
-        bounds = [member * flat.size // count for member in range(count + 1)]
+    def _sum_in_parts(self, flat: Any) -> None:
+        arrays, count, place = self._arrays, len(self._members), self._place
+        elements = arrays.count(flat)
+        bounds = [member * elements // count for member in range(count + 1)]
         parts = [flat[bounds[member] : bounds[member + 1]] for member in range(count)]
-        received = np.empty(max(part.size for part in parts), flat.dtype)
+        hops = []
         for step in range(count - 1):
-            own = parts[(place - step - 1) % count]
-            theirs = received[: own.size]
-            self._swap(_bytes(parts[(place - step) % count]), _bytes(theirs), hops=step + 1)
-            np.add(theirs, own, out=own)
+            part = parts[(place - step - 1) % count]
+            hops.append(_Hop(arrays.raw(part), part, hops=step + 1))
         for step in range(count - 1):
-            outgoing, incoming = parts[(place + 1 - step) % count], parts[(place - step) % count]
-            self._swap(_bytes(outgoing), _bytes(incoming), hops=1)
+            hops.append(_Hop(arrays.raw(parts[(place - step) % count]), None, hops=1))
+        self._stream(arrays.raw(parts[place]), hops, onward=len(hops) - 1, block=arrays.empty(_BLOCK, flat))
+
+    def _stream(self, first: memoryview, hops: Sequence[_Hop], *, onward: int, block: Any = None) -> None:
+        """Receive the hops one after the other while sending `first` and then the first `onward` of them.
+
+        A member never overwrites what it has yet to send: a byte comes back only after it has gone around.
+        """
+        outgoing = [first, *(hop.data for hop in hops[:onward])]
+        room = _NOTHING if block is None else self._arrays.raw(block)
+        sending = receiving = sent = 0
+        deadline = time.monotonic() + self._timeout_s
+        while sending < len(outgoing) or receiving < len(hops):
+            moved = 0
+            ready = 0 if sending == len(outgoing) else hops[sending - 1].ready if sending else len(first)
+            if sent < ready:
+                moved = self._send(outgoing[sending][sent:ready])
+                sent += moved
+            if sending < len(outgoing) and sent == len(outgoing[sending]):
+                sending, sent, moved = sending + 1, 0, moved + 1
+            if receiving < len(hops):
+                hop = hops[receiving]
+                moved += self._take(hop, room, block)
+                if hop.ready == len(hop.data):
+                    receiving, moved = receiving + 1, moved + 1
+            if moved:
+                deadline = time.monotonic() + self._timeout_s
+            else:
+                self._await(sent < ready, hops[receiving].hops if receiving < len(hops) else None, deadline)
+
+    def _take(self, hop: _Hop, room: memoryview, block: Any) -> int:
+        """Receive some of a hop; what is to be added passes through `block`, whose bytes `room` is."""
+        if hop.own is None:
+            got = self._receive(hop.data[hop.got :]) if hop.got < len(hop.data) else 0
+            hop.got = hop.ready = hop.got + got
+            return got
+        full = min(hop.ready + len(room), len(hop.data))
+        got = self._receive(room[hop.got - hop.ready : full - hop.ready]) if hop.got < full else 0
+        hop.got += got
+        if hop.got == full and hop.ready < full:
+            width = len(room) // self._arrays.count(block)
+            own = hop.own[hop.ready // width : full // width]
+            self._arrays.add_up([block[: self._arrays.count(own)], own], own)
+            hop.ready = full
+        return got
 
     def _swap(self, outgoing: memoryview, incoming: memoryview, *, hops: int) -> None:
         """Send to the right while receiving from the left.
@@ -120,14 +188,19 @@ class Ring:
             sent = self._send(outgoing) if outgoing else 0
             got = self._receive(incoming) if incoming else 0
             outgoing, incoming = outgoing[sent:], incoming[got:]
-            if not (sent or got) and not self._ready(bool(outgoing), bool(incoming), deadline):
-                culprit = self._place - hops if incoming else self._place + 1
-                raise SyncTimeoutError(
-                    op="exchange between hosts",
-                    missing=[self._members[culprit % len(self._members)]],
-                    size=self._size,
-                    waited_s=self._timeout_s,
-                )
+            if not (sent or got):
+                self._await(bool(outgoing), hops if incoming else None, deadline)
+
+    def _await(self, sending: bool, hops: int | None, deadline: float) -> None:
+        """Wait until a byte can move; `hops` is how far to the left the awaited member sits, if any is."""
+        if not self._ready(sending, hops is not None, deadline):
+            culprit = self._place + 1 if hops is None else self._place - hops
+            raise SyncTimeoutError(
+                op="exchange between hosts",
+                missing=[self._members[culprit % len(self._members)]],
+                size=self._size,
+                waited_s=self._timeout_s,
+            )
 
     def _send(self, data: memoryview) -> int:
         try:
@@ -167,7 +240,3 @@ class Ring:
             f"the connection to worker {rank} broke in an exchange between hosts: {why}.\n"
             "Hint: most often that worker is gone; its log says why."
         )
-
-
-def _bytes(flat: np.ndarray[Any, Any]) -> memoryview:
-    return flat.view(np.uint8).data

@@ -20,7 +20,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,6 +67,8 @@ class Rendezvous(Protocol):
 
     def all_gather(self, data: bytes) -> list[bytes]: ...
 
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
+
 
 class Member(Rendezvous, Protocol):
     """The part of a worker that every group needs: who it is, and where all of them are."""
@@ -95,6 +97,12 @@ class Arrays(Protocol):
 
     def copy(self, source: Any, out: Any) -> None:
         """Overwrite `out` with `source`."""
+
+    def empty(self, count: int, like: Any) -> Any:
+        """A fresh flat array of the dtype of `like`."""
+
+    def raw(self, array: Any) -> memoryview:
+        """The bytes of a flat array, without a copy; writing to them writes to it."""
 
 
 class HostRanks:
@@ -299,7 +307,7 @@ def channels(worker: Rendezvous, host: HostRanks, sizes: Sequence[int], arrays: 
     nbytes = max(sum(footprints), mmap.PAGESIZE)
     leads = host.ranks[host.index] == host.leader and count > 1
     segment, problem = _attempt(lambda: _create(worker, nbytes)) if leads else (None, "")
-    told = worker.all_gather(segment.path.encode() if segment else b"")
+    told = worker.gather(segment.path.encode() if segment else b"", [host.leader])
     path = told[host.leader].decode()
     if count > 1 and segment is None and path:
         segment, problem = _attempt(lambda: Segment(path, nbytes=nbytes, create=False))

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from kindler.errors import ConfigError
+from kindler.train.agreeing import to_first
 from kindler.train.checkpoint import Header
 from kindler.train.checkpoints import Checkpoints
 from kindler.train.opening import Start, Worker
@@ -99,7 +100,7 @@ class Keeper:
             return
         if not asked and not self._trigger(Progress(epoch=replica.epoch, step=replica.step)):
             return
-        local_states = self._worker.all_gather(replica.local_state())
+        local_states = to_first(self._worker, replica.local_state())
         self._save(replica, local_states, step_in_epoch=step_in_epoch, seconds=seconds)
 
     def after_epoch(

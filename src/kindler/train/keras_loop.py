@@ -20,6 +20,7 @@ import cloudpickle
 from kindler.frameworks.keras.hooks import make_hooks, writes
 from kindler.frameworks.keras.metrics import plain
 from kindler.frameworks.keras.replica import KerasReplica
+from kindler.train.agreeing import from_first, merged_by_first, to_first
 from kindler.train.keeper import Keeper, restore_callbacks
 from kindler.train.opening import Numbered, Start, Worker, begin, load_local_states, open_numbered
 from kindler.train.reporting import ProgressReporter, StepReporter
@@ -97,7 +98,7 @@ def _group(worker: Worker, task: Task) -> Iterator[Any]:
 def _judged(worker: Worker, replica: KerasReplica, data: Numbered, hooks: Any = None) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     replica.evaluate(_Picked(worker, data, data.own_steps()), hooks)
-    figures = replica.tallies.merge(worker.all_gather(replica.tallies.take()))
+    figures = _merged(worker, replica)
     return {**figures, "num_samples": data.rows_of_all(0, data.steps or 0)}
 
 
@@ -260,7 +261,7 @@ class _Follower:
         self._took = self._seconds()
         replica.merge_buffers(self._own_rows)
         if worker.size > 1:
-            merged = replica.tallies.merge(worker.all_gather(replica.tallies.take()))
+            merged = _merged(worker, replica)
             logs.update(_agreed(worker, {name: v for name, v in logs.items() if name not in merged}))
             logs.update({name: value for name, value in merged.items() if name in logs})
         self._logged.flush()
@@ -284,7 +285,7 @@ class _Follower:
             epoch=epoch + 1, step=replica.step, epoch_ended=True, loss=row.get("loss"), score=score_of(row)
         )
         if task.callbacks and worker.size > 1:
-            asked_to_stop = any(worker.all_gather(b"1" if asked_to_stop else b""))
+            asked_to_stop = worker.total([int(asked_to_stop)]) != [0]
         ended = task.end_trigger is not None and task.end_trigger(progress)
         reason = "a callback asked for it" if asked_to_stop else "its end trigger fired" if ended else None
         self._keeper.after_epoch(replica, progress, row, stopped=reason)
@@ -347,9 +348,20 @@ def _running(logs: Any) -> tuple[float, dict[str, float]]:
 
 def _agreed(worker: Worker, figures: dict[str, Any]) -> dict[str, Any]:
     """What a train step of the user's own returns besides metrics: the mean over ranks, so that all agree."""
-    told = [json.loads(part) for part in worker.all_gather(json.dumps(figures).encode())]
-    return {
-        name: sum(part[name] for part in told) / len(told)
-        for name, value in figures.items()
-        if isinstance(value, int | float) and all(name in part for part in told)
-    }
+
+    def means(parts: Sequence[bytes]) -> dict[str, Any]:
+        told = [json.loads(part) for part in parts]
+        return {
+            name: sum(part[name] for part in told) / len(told)
+            for name, value in told[0].items()
+            if isinstance(value, int | float) and all(name in part for part in told)
+        }
+
+    return merged_by_first(worker, json.dumps(figures).encode(), means)
+
+
+def _merged(worker: Worker, replica: KerasReplica) -> dict[str, float]:
+    """The metrics over all ranks, whose variables hold the merged state afterwards."""
+    parts = to_first(worker, replica.tallies.take())
+    joined = replica.tallies.joined(parts) if worker.rank == 0 else b""
+    return replica.tallies.merge(from_first(worker, joined), assign=worker.size > 1)

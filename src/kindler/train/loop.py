@@ -19,6 +19,7 @@ import cloudpickle
 from kindler.data.batches import Batch
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.frameworks.replica import Replica
+from kindler.train.agreeing import merged_by_first
 from kindler.train.callbacks import Callback, Run
 from kindler.train.keeper import Keeper, restore_callbacks
 from kindler.train.opening import Start, Stretches, Worker, begin, load_local_states, open_stretches
@@ -52,6 +53,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
     if len(states) == 1:  # a new run: what its user has frozen since the last one counts
         replica.as_given()
+    del states  # as large as the model
     with closing(data), _attached(worker, task, replica) as group:
         rows = (
             _Fit(worker, task, replica, data, start, group).run()
@@ -95,7 +97,7 @@ class _Fit:
         self, worker: Worker, task: Task, replica: Replica, train: Stretches, start: Start, group: Any
     ) -> None:
         self._worker, self._task, self._replica, self._train = worker, task, replica, train
-        self._start = start
+        self._start, self._group = start, group
         self._validation = (
             open_stretches(worker, task, task.validation, "validation_data", trains=False)
             if task.validation
@@ -122,7 +124,8 @@ class _Fit:
             start=start,
             callbacks=task.callbacks,
         )
-        # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask.
+        # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask. They
+        # agree where they exchange gradients: the driver is not in the way of a step.
         self._agree_each_step = self._keeper.active and worker.size > 1 and _look_at_steps(self._hooks)
         self._progress = ProgressReporter(
             worker, show=task.show, waited_s=lambda: group.waited_s if group is not None else 0.0
@@ -248,8 +251,8 @@ class _Fit:
     def _asked_for_checkpoint(self) -> bool:
         if not self._agree_each_step:
             return self._view.take_save_request()
-        mine = b"1" if self._view.take_save_request() else b""
-        return any(self._worker.all_gather(mine))
+        asked: bool = self._group.any(self._view.take_save_request())
+        return asked
 
     def _triggered(self, progress: Progress) -> bool:
         trigger = self._task.end_trigger
@@ -288,7 +291,7 @@ def _judged(worker: Worker, replica: Replica, data: Stretches, *, show: bool = F
 
 
 def _merged(worker: Worker, replica: Replica) -> dict[str, Any]:
-    return replica.merge_tallies(worker.all_gather(replica.take_tallies()))
+    return merged_by_first(worker, replica.take_tallies(), replica.merge_tallies)
 
 
 def _after_epoch(epoch: int, step: int, row: Mapping[str, Any]) -> Progress:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,6 +49,8 @@ class Worker(Protocol):
     scratch: Path
 
     def all_gather(self, data: bytes) -> list[bytes]: ...
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
+    def total(self, numbers: Sequence[int]) -> list[int]: ...
     def barrier(self) -> None: ...
     def report(self, kind: str, **fields: Any) -> None: ...
     def tick(self) -> None: ...
@@ -193,18 +195,14 @@ def open_batches(worker: Worker, task: Task, source: Source, what: str, *, train
     dealing = task.dealing or Dealing.between(worker.size, seed=task.seed)
     shuffle = task.shuffle and trains
     spool = source.open(worker, dealing, in_order=trains and not shuffle)
-    told = _gathered(
-        worker,
-        {
-            "rows": spool.rows,
-            "layout": spool.layout(),
-            "lanes": spool.lane_counts(dealing.known_lanes)[worker.rank :: worker.size],
-        },
-    )
+    own_lanes = spool.lane_counts(dealing.known_lanes)[worker.rank :: worker.size]
+    told = _gathered(worker, {"rows": spool.rows, "lanes": own_lanes})
+    # By themselves: they are the same on most workers, and equal bytes travel once.
+    layouts = dict.fromkeys(worker.all_gather(json.dumps(spool.layout()).encode()))
     rows = sum(part["rows"] for part in told)
     if not rows:
         raise DataError(f"{what} has no rows.")
-    spool = spool.with_layout(agreed([part["layout"] for part in told]))
+    spool = spool.with_layout(agreed([json.loads(layout) for layout in layouts]))
     if any(part["lanes"] for part in told):
         by_rank = [part["lanes"] for part in told]
         counts = joined_counts(by_rank, dealing.known_lanes, dealing.lanes_for(rows))

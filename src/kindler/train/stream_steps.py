@@ -122,8 +122,7 @@ class AgreedSteps(_Opened):
             while True:
                 mine = list(itertools.islice(parts, window))
                 window = min(2 * window, _WINDOW)  # the first step does not wait for many
-                rows, over = self._everybodys(mine, ended=parts.ended)
-                totals = rows.sum(axis=0)
+                totals, over = self._everybodys(mine, ended=parts.ended)
                 last = int(totals.nonzero()[0][-1]) if over and is_epoch and totals.any() else -1
                 for step, total in enumerate(totals.tolist()):
                     if total:  # a step in which nobody has a row is none
@@ -140,12 +139,12 @@ class AgreedSteps(_Opened):
             )
 
     def _everybodys(self, mine: Sequence[Part | None], *, ended: bool) -> tuple[Array, bool]:
-        """Rows by worker and step of the next few steps, and whether nobody has any after them."""
+        """Rows of all workers in each of the next few steps, and whether nobody has any after them."""
         own = np.zeros(_WINDOW + 1, np.int64)
         own[: len(mine)] = [0 if part is None else part.rows for part in mine]
         own[_WINDOW] = ended
-        told = np.stack([np.frombuffer(part, np.int64) for part in self._worker.all_gather(own.tobytes())])
-        return told[:, :_WINDOW], bool(told[:, _WINDOW].all())
+        told = np.asarray(self._worker.total(own.tolist()), np.int64)
+        return told[:_WINDOW], bool(told[_WINDOW] == self._worker.size)
 
 
 class NumberedSteps(_Opened):
@@ -220,7 +219,7 @@ class NumberedSteps(_Opened):
         own, _ = self.rows_of(first, last)
         # A copy first: a thread that reads ahead may add to it.
         self._rows = {step: rows for step, rows in dict(self._rows).items() if step >= last}
-        return sum(int(told) for told in self._worker.all_gather(str(own).encode()))
+        return self._worker.total([own])[0]
 
     def close(self) -> None:
         """End what is open."""

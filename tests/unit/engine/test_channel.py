@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import mmap
+import selectors
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kindler.engine.channel import Channel, ChannelClosed, accept, connect
+from kindler.engine.channel import Channel, ChannelClosed, connect
+from kindler.engine.door import Door, listen
+from kindler.engine.frames import PART_BYTES, Frame, Joiner, encode, reading
 
 
 @pytest.fixture
@@ -69,15 +75,110 @@ def test_what_is_no_frame_is_refused(pair: tuple[Channel, Channel]) -> None:
     right.close()
 
 
+def test_a_large_message_lets_small_ones_pass_between_its_parts(pair: tuple[Channel, Channel]) -> None:
+    data = bytes(3 * PART_BYTES + 7)
+    frames = list(encode("big", [b"first", data], {"n": 1}))
+    small = next(encode("beat", [], {}))
+    for place in range(len(frames), 0, -1):
+        frames.insert(place, small)
+    kinds, whole = [], None
+    sender = threading.Thread(target=lambda: [pair[0]._put(frame, "") for frame in frames])
+    sender.start()
+    while whole is None:
+        frame = pair[1].receive(10)
+        kinds.append(frame.kind)
+        whole = frame if frame.kind == "big" else None
+    sender.join()
+
+    assert kinds == ["beat"] * (len(kinds) - 1) + ["big"]
+    assert len(kinds) > 3
+    assert whole == Frame("big", {"n": 1}, (b"first", data))
+
+
+def test_parts_are_passed_on_without_being_put_together(pair: tuple[Channel, Channel]) -> None:
+    onward, end = (Channel(sock) for sock in socket.socketpair())
+    data = bytes(range(256)) * (PART_BYTES // 128)
+    sender = threading.Thread(target=lambda: pair[0].send("big", data, b"", turn=3))
+    sender.start()
+
+    def relay() -> None:
+        while (frame := pair[1].receive(10, whole=False)).kind != "big":
+            onward.pass_on(frame)
+        onward.pass_on(frame)
+
+    relaying = threading.Thread(target=relay)
+    relaying.start()
+    assert end.receive(10) == Frame("big", {"turn": 3}, (data, b""))
+    sender.join()
+    relaying.join()
+    onward.close()
+    end.close()
+
+
+def test_a_buffer_of_more_than_four_gigabytes_is_announced_and_sent_in_full() -> None:
+    size = 2**32 + 5
+    with mmap.mmap(-1, size) as memory:  # never touched, so it takes no memory
+        frames = list(encode("big", [memory], {}))
+        announced = json.loads(bytes(frames[0][0])[8:])
+        sent = [memoryview(piece).nbytes for frame in frames[1:-1] for piece in frame[1:]]
+        del frames
+
+    assert announced["fields"]["sizes"] == [size]
+    assert sum(sent) == size
+    assert max(sent) == PART_BYTES
+
+
+def parsed(wire: bytes) -> Frame:
+    parser = reading()
+    wanted, place = next(parser), 0
+    try:
+        while True:
+            place += wanted
+            wanted = parser.send(wire[place - wanted : place])
+    except StopIteration as done:
+        frame: Frame = done.value
+        return frame
+
+
+@pytest.mark.parametrize(
+    ("header", "complaint"),
+    [
+        ({"kind": "x", "fields": {}, "sizes": [2**62]}, "impossible sizes"),
+        ({"kind": "x", "fields": {}, "sizes": [-1]}, "impossible sizes"),
+        ({"kind": "x", "fields": [], "sizes": []}, "impossible sizes"),
+        ({"kind": "x"}, "header cannot be read"),
+        ([], "header cannot be read"),
+    ],
+)
+def test_a_frame_that_claims_what_cannot_be_is_refused_before_memory_is_taken(
+    header: object, complaint: str
+) -> None:
+    text = json.dumps(header).encode()
+    with pytest.raises(ChannelClosed, match=complaint):
+        parsed(b"KDL2" + len(text).to_bytes(4, "big") + text)
+
+
+@pytest.mark.parametrize("sent", [[b"ab"], [b"abc", b"d"]])
+def test_parts_that_do_not_make_up_what_was_announced_are_refused(sent: list[bytes]) -> None:
+    joiner = Joiner()
+    parts = [Frame("part", {}, (part,), "b") for part in sent]
+    with pytest.raises(ChannelClosed, match="do not fit together"):
+        list(map(joiner.take, [Frame("bulk", {"sizes": [3]}, (), "b"), *parts, Frame("big", {}, (), "b")]))
+
+
 def greeted(server_secret: bytes, client_secret: bytes) -> tuple[Channel, Channel]:
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
-        client = pool.submit(connect, listener.getsockname()[:2], client_secret, timeout_s=5)
-        try:
-            server = accept(listener.accept()[0], server_secret, timeout_s=5)
-        finally:
-            error = client.exception(timeout=5)
-        assert error is None
-        return server, client.result()
+    let_in: list[socket.socket] = []
+    listener = listen("127.0.0.1", backlog=5)
+    address = listener.getsockname()[:2]
+    with selectors.DefaultSelector() as selector, ThreadPoolExecutor(1) as pool:
+        door = Door(listener, server_secret, selector, let_in.append, expected=1, timeout_s=5)
+        client = pool.submit(connect, address, client_secret, timeout_s=5)
+        deadline = time.monotonic() + 10
+        while not let_in and not client.done() and time.monotonic() < deadline:
+            for key, _ in selector.select(0.1):
+                key.data()
+        door.close()
+        return Channel(let_in[0]) if let_in else None, client.result(timeout=5)  # type: ignore[return-value]
 
 
 def test_both_ends_that_know_the_secret_talk() -> None:
@@ -89,5 +190,5 @@ def test_both_ends_that_know_the_secret_talk() -> None:
 
 
 def test_an_end_that_does_not_know_the_secret_is_refused() -> None:
-    with pytest.raises(ChannelClosed, match="secret"):
+    with pytest.raises(ChannelClosed, match="greeting"):
         greeted(b"secret", b"guess")

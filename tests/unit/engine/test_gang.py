@@ -23,7 +23,7 @@ def test_the_gang_is_told_of_before_any_report_however_fast_it_comes() -> None:
                 for rank, channel in enumerate(channels):
                     channel.receive(5)
                     channel.send("report", name="steps", rank=rank)
-                    channel.send("gather", b"", turn=0)
+                    channel.send("gather", b"", turn=0, wants="all")
                 for channel in channels:
                     channel.receive(5)  # so the reports have come
                     channel.send("done")

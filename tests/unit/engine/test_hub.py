@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kindler.config import RunSettings
-from kindler.engine.channel import Channel, ChannelClosed, connect
+from kindler.engine.cargo import Carrier
+from kindler.engine.channel import Channel, ChannelClosed, Frame, connect
+from kindler.engine.door import listen
+from kindler.engine.gathering import pack_parts, read_numbers, unpack_parts, write_numbers
 from kindler.engine.hub import Event, Hub
+from kindler.errors import ConfigError
 
 SECRET = b"s" * 32
 
@@ -41,7 +48,7 @@ def test_all_are_welcomed_with_everybodys_host_once_all_are_there(hub: Hub) -> N
 
     zero = join(hub, 0, "a")
 
-    assert one.receive(5).fields == zero.receive(5).fields == {"hosts": ["a", "b"]}
+    assert [json.loads(channel.receive(5).buffers[0]) for channel in (one, zero)] == [["a", "b"]] * 2
     assert hub.missing() == []
 
 
@@ -49,10 +56,178 @@ def test_what_all_bring_comes_back_to_all_in_the_order_of_ranks(hub: Hub) -> Non
     channels = [join(hub, rank) for rank in (0, 1)]
     for channel in channels:
         channel.receive(5)
-    channels[1].send("gather", b"one", turn=0)
-    channels[0].send("gather", b"zero", turn=0)
+    channels[1].send("gather", b"one", turn=0, wants="all")
+    channels[0].send("gather", b"zero", turn=0, wants="all")
 
-    assert [channel.receive(5).buffers for channel in channels] == [(b"zero", b"one")] * 2
+    assert [gathered(channel) for channel in channels] == [[b"zero", b"one"]] * 2
+
+
+def test_who_asks_for_some_ranks_gets_theirs_alone(hub: Hub) -> None:
+    channels = [join(hub, rank) for rank in (0, 1)]
+    for channel in channels:
+        channel.receive(5)
+    channels[0].send("gather", b"zero", turn=0, wants=[0, 1])
+    channels[1].send("gather", b"one", turn=0, wants=[])
+
+    assert [gathered(channel) for channel in channels] == [[b"zero", b"one"], []]
+
+
+def test_whole_numbers_are_added_up_at_the_hub(hub: Hub) -> None:
+    channels = [join(hub, rank) for rank in (0, 1)]
+    for rank, channel in enumerate(channels):
+        channel.receive(5)
+        channel.send("gather", write_numbers([rank + 1, -(2**40)]), turn=0, wants="sum")
+
+    for channel in channels:
+        assert [read_numbers(part) for part in gathered(channel)] == [[3, -(2**41)]]
+
+
+def test_equal_bytes_of_many_ranks_come_back_once() -> None:
+    parts = [b"layout" * 1000] * 500 + [b"", b"other"]
+    packed = pack_parts(parts)
+
+    assert unpack_parts(*packed) == parts
+    assert sum(map(len, packed)) < 6005 + 8 * (502 + 3) + 1
+
+
+def test_a_result_of_many_parts_is_kept_for_the_driver(hub: Hub) -> None:
+    channels = [join(hub, rank) for rank in (0, 1)]
+    for channel in channels:
+        channel.receive(5)
+    state = bytes(range(256)) * 40_000
+    channels[0].send("result", b"figures", state)
+
+    assert channels[0].receive(10).kind == "kept"
+    assert hub.results == {0: (b"figures", state)}
+    assert not hub.finished
+
+
+def test_a_second_one_of_a_rank_is_refused_and_the_first_stays(hub: Hub) -> None:
+    first, second = join(hub, 0), join(hub, 0)
+    with pytest.raises(ChannelClosed, match="closed|reset"):
+        second.receive(5)
+    join(hub, 1)
+
+    assert first.receive(5).kind == "welcome"
+
+
+@pytest.mark.parametrize("rank", [-1, 2, "x"])
+def test_a_rank_that_the_run_does_not_have_is_refused(hub: Hub, rank: object) -> None:
+    channel = connect(hub.address, SECRET, timeout_s=5)
+    channel.send("hello", rank=rank, host="h")
+    with pytest.raises(ChannelClosed, match="closed|reset"):
+        channel.receive(5)
+
+    assert hub.joined == 0
+
+
+def test_two_hundred_silent_strangers_cost_no_thread_and_hold_up_nobody(
+    hub: Hub,
+) -> None:
+    threads = threading.active_count()
+    strangers = [socket.create_connection(hub.address, timeout=5) for _ in range(200)]
+    for stranger in strangers[:100]:
+        stranger.sendall(b"x" * 63)  # one byte short of a greeting
+    channels = [join(hub, rank) for rank in (0, 1)]
+
+    assert [channel.receive(5).kind for channel in channels] == ["welcome"] * 2
+    assert threading.active_count() == threads
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_stranger_who_says_nothing_is_closed_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kindler.engine.switchboard._GREETING_TIMEOUT_S", 0.1)
+    with Hub(size=1, secret=SECRET, settings=RunSettings()) as hub:
+        stranger = socket.create_connection(hub.address, timeout=10)
+        known = connect(hub.address, SECRET, timeout_s=5)  # proves itself, and does not say who it is
+        assert len(stranger.recv(64)) == 32
+        assert stranger.recv(64) == b""
+        with pytest.raises(ChannelClosed, match="closed"):
+            known.receive(10)
+        stranger.close()
+
+
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n" + b" " * 64, b"\xff" * 200_000])
+def test_noise_instead_of_a_greeting_is_closed_on(hub: Hub, noise: bytes) -> None:
+    with socket.create_connection(hub.address, timeout=10) as stranger:
+        stranger.sendall(noise)
+        try:
+            while stranger.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass  # it was closed on before all was read
+    assert hub.joined == 0
+
+
+def test_the_jobs_buffers_reach_every_worker_and_leave_the_driver_once() -> None:
+    size, buffers = 7, (b"spec", bytes(range(256)) * 50_000, b"")
+    with Hub(size=size, secret=SECRET, settings=RunSettings(), cargo=buffers) as hub:
+        carriers = [Carrier(rank, size, SECRET, host="127.0.0.1") for rank in range(size)]
+        fetched = []
+
+        def supervise(rank: int) -> Frame:
+            channel = connect(hub.address, SECRET, timeout_s=5)
+            channel.send("hello", rank=rank, host="h", cargo=carriers[rank].address)
+            told = channel.receive(20).fields.get("cargo")
+            fetched.append(rank if told else None)
+            mine, worker = (Channel(sock) for sock in socket.socketpair())
+            with ThreadPoolExecutor(1) as pool:
+                got = pool.submit(worker.receive, 20)
+                source = (told[0], told[1]) if told else hub.address
+                carriers[rank].deliver(source, mine, check=lambda: None, timeout_s=20)
+                channel.close()
+                return got.result(20)
+
+        with ThreadPoolExecutor(size) as pool:
+            got = list(pool.map(supervise, range(size)))
+        for carrier in carriers:
+            carrier.close()
+
+    assert got == [Frame("cargo", {}, buffers)] * size
+    assert fetched.count(None) == 1
+
+
+def test_an_address_that_is_not_this_machines_is_an_error_that_names_the_settings() -> None:
+    settings = RunSettings()
+    with pytest.raises(ConfigError, match="cannot listen on 192.0.2.1.*\n.*spark.driver.bindAddress"):
+        Hub(size=1, secret=SECRET, settings=settings, host="192.0.2.1").__enter__()
+
+
+def test_the_address_to_listen_on_may_be_another_than_the_one_that_is_told() -> None:
+    with Hub(
+        size=1, secret=SECRET, settings=RunSettings(), host="127.0.0.1", advertised="driver.example"
+    ) as hub:
+        host, port = hub.address
+        assert host == "driver.example"
+        connect(("127.0.0.1", port), SECRET, timeout_s=5).close()
+
+
+def test_only_ports_of_the_range_are_taken_and_a_full_range_is_an_error() -> None:
+    with listen("127.0.0.1", backlog=1) as probe:
+        free = probe.getsockname()[1]
+    settings = RunSettings(port_range=(free, free))
+    with Hub(size=1, secret=SECRET, settings=settings) as hub:
+        assert hub.address[1] == free
+        with pytest.raises(ConfigError, match=f"no port from {free} to {free} can be taken"):
+            Hub(size=1, secret=SECRET, settings=settings).__enter__()
+
+
+def test_a_hub_listens_on_ipv6_where_its_address_is_one() -> None:
+    try:
+        listen("::1", backlog=1).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with Hub(size=1, secret=SECRET, settings=RunSettings(), host="::1") as hub:
+        channel = connect(hub.address, SECRET, timeout_s=5)
+        channel.send("hello", rank=0, host="h")
+        assert channel.receive(5).kind == "welcome"
+        assert channel.local_host == "::1"
+        channel.close()
+
+
+def gathered(channel: Channel) -> list[bytes]:
+    return unpack_parts(*channel.receive(5).buffers)
 
 
 def test_an_error_is_passed_on_and_stops_the_others(hub: Hub) -> None:

@@ -38,13 +38,14 @@ class Member:
     meeting: Meeting
     secret: bytes = b"secret"
     address: str = "127.0.0.1"
+    port_range: tuple[int, int] | None = None
     told: list[bytes] = field(default_factory=list)
     met: Callable[[list[bytes]], None] = lambda told: None
 
-    def all_gather(self, data: bytes) -> list[bytes]:
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
         self.told = self.meeting.all_gather(self.rank, data)
         self.met(self.told)
-        return self.told
+        return {rank: self.told[rank] for rank in ranks}
 
 
 def members(size: int) -> list[Member]:
@@ -165,9 +166,25 @@ def test_a_peer_that_cannot_be_reached_is_named() -> None:
     close(links)
 
 
+def test_many_silent_strangers_hold_up_nobody() -> None:
+    gang = members(2)
+    strangers = []
+
+    def crowd(told: list[bytes]) -> None:
+        strangers.extend(socket.create_connection(("127.0.0.1", port(told[0])), timeout=5) for _ in range(15))
+
+    gang[1].met = crowd
+    links = linked(gang, [[1], [0]], timeout_s=4.0)
+
+    assert [sorted(mine) for mine in links if isinstance(mine, dict)] == [[1], [0]]
+    close(links)
+    for stranger in strangers:
+        stranger.close()
+
+
 def test_on_one_host_workers_meet_on_the_loopback() -> None:
-    assert own_address("h", ["h", "h"]) == "127.0.0.1"
+    assert own_address(["h", "h"], seen="192.0.2.7") == "127.0.0.1"
 
 
-def test_a_host_that_is_named_by_its_address_is_reached_there() -> None:
-    assert own_address("192.0.2.7", ["192.0.2.7", "192.0.2.8"]) == "192.0.2.7"
+def test_of_several_hosts_each_is_reached_where_it_reaches_the_meeting_point() -> None:
+    assert own_address(["a", "b"], seen="2001:db8::7") == "2001:db8::7"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,6 +29,10 @@ class Worker:
         gathered = list(self._told)
         self._barrier.wait(20)
         return gathered
+
+    def total(self, numbers: Sequence[int]) -> list[int]:
+        told = [json.loads(part) for part in self.all_gather(json.dumps(numbers).encode())]
+        return [sum(column) for column in zip(*told, strict=True)]
 
     def tick(self) -> None:
         pass

@@ -36,20 +36,26 @@ class Tallies:
         """This rank's part."""
         return pack({}, [value_of(variable) for variable in self.variables])
 
-    def merge(self, parts: Sequence[bytes]) -> dict[str, float]:
-        """All ranks' parts as numbers; the metrics hold the merged state afterwards.
+    def joined(self, parts: Sequence[bytes]) -> bytes:
+        """One part that stands for all ranks'."""
+        told = [unpack(part)[1] for part in parts]
+        if len(told) == 1:
+            return parts[0]
+        return pack({}, [b + sum(arrays[n] - b for arrays in told) for n, b in enumerate(self._blank)])
+
+    def merge(self, joined: bytes, *, assign: bool) -> dict[str, float]:
+        """What `joined` made, as numbers; with `assign` the metrics hold that state afterwards.
 
         A metric that nobody updated is left out: a train step of the user's own may return a "loss" that it
         computed itself.
         """
-        told = [unpack(part)[1] for part in parts]
+        arrays = unpack(joined)[1]
         untouched = set()
         for number, variable in enumerate(self.variables):
-            blank = self._blank[number]
-            merged = blank + sum(arrays[number] - blank for arrays in told)
-            if np.array_equal(merged, blank):
+            merged = arrays[number]
+            if np.array_equal(merged, self._blank[number]):
                 untouched.add(id(variable))
-            if len(told) > 1:
+            if assign:
                 variable.assign(merged)
         idle = {
             metric.name

@@ -1,0 +1,145 @@
+"""The wire format: a JSON header and raw buffers, never pickle. Pure: no socket is touched here.
+
+Buffers of more than `PART_BYTES` travel as several frames ("bulk", then "part" after "part", then the frame
+itself), so that signs of life pass between them, no single allocation follows what the other end claims, and
+nothing is limited to 2 or 4 GB.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+import struct
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+__all__ = ["PART_BYTES", "ChannelClosed", "Frame", "Joiner", "encode", "encode_again", "reading"]
+
+Piece: TypeAlias = bytes | memoryview
+
+PART_BYTES = 4 << 20
+
+_HEADER = struct.Struct("!4sI")
+_MAGIC = b"KDL2"
+_MAX_HEADER_BYTES = 16 << 20
+
+
+class ChannelClosed(ConnectionError):
+    """The other end is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message: what kind it is, its fields, and the buffers that came with it.
+
+    `bulk` names the parts that came before, for a frame whose buffers did not fit into it.
+    """
+
+    kind: str
+    fields: dict[str, Any]
+    buffers: tuple[bytes, ...] = ()
+    bulk: str = ""
+
+
+def encode(kind: str, buffers: Sequence[Piece], fields: dict[str, Any]) -> Iterator[list[Piece]]:
+    """The frames that carry this message, each as pieces to be sent without anything between them."""
+    views = [memoryview(buffer).cast("B") for buffer in buffers]
+    if sum(view.nbytes for view in views) <= PART_BYTES:
+        yield _frame(kind, fields, views)
+        return
+    bulk = secrets.token_hex(8)
+    yield _frame("bulk", {"sizes": [view.nbytes for view in views]}, (), bulk)
+    for view in views:
+        for start in range(0, view.nbytes, PART_BYTES):
+            yield _frame("part", {}, [view[start : start + PART_BYTES]], bulk)
+    yield _frame(kind, fields, (), bulk)
+
+
+def encode_again(frame: Frame) -> list[Piece]:
+    """A frame as it came, for whoever passes it on."""
+    return _frame(frame.kind, frame.fields, [memoryview(buffer) for buffer in frame.buffers], frame.bulk)
+
+
+def _frame(kind: str, fields: dict[str, Any], views: Sequence[memoryview], bulk: str = "") -> list[Piece]:
+    header: dict[str, Any] = {"kind": kind, "fields": fields, "sizes": [view.nbytes for view in views]}
+    if bulk:
+        header["bulk"] = bulk
+    text = json.dumps(header).encode()
+    return [_HEADER.pack(_MAGIC, len(text)) + text, *(view for view in views if view.nbytes)]
+
+
+def reading(most_header_bytes: int = _MAX_HEADER_BYTES) -> Generator[int, bytes, Frame]:
+    """Read one frame: yields how many bytes it needs next, is sent exactly those, and returns the frame.
+
+    Raises:
+        ChannelClosed: What was sent is not a frame.
+    """
+    magic, length = _HEADER.unpack((yield _HEADER.size))
+    if magic != _MAGIC or length > most_header_bytes:
+        raise ChannelClosed("the other end sent something that is not a frame")
+    try:
+        header = json.loads((yield length))
+        kind, fields, sizes = header["kind"], header["fields"], [int(size) for size in header["sizes"]]
+        bulk = header.get("bulk", "")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise ChannelClosed("the other end sent a frame whose header cannot be read") from exc
+    if not isinstance(fields, dict) or min(sizes, default=0) < 0 or sum(sizes) > PART_BYTES:
+        raise ChannelClosed("the other end sent a frame with impossible sizes")
+    buffers = []
+    for size in sizes:
+        buffers.append((yield size) if size else b"")
+    return Frame(kind, fields, tuple(buffers), bulk)
+
+
+class Joiner:
+    """Puts together what came in parts. Messages may come interleaved."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Bulk] = {}
+
+    def take(self, frame: Frame) -> Frame | None:
+        """The message that this frame completes, or None when more of it is to come."""
+        if not frame.bulk:
+            return frame
+        try:
+            if frame.kind == "bulk":
+                self._open[frame.bulk] = _Bulk(frame.fields["sizes"])
+                return None
+            if frame.kind == "part":
+                self._open[frame.bulk].add(frame.buffers[0])
+                return None
+            return replace(frame, buffers=self._open.pop(frame.bulk).buffers(), bulk="")
+        except (KeyError, IndexError, ValueError, TypeError, MemoryError) as exc:
+            raise ChannelClosed(f"the other end sent parts that do not fit together: {exc!r}") from exc
+
+
+class _Bulk:
+    """Buffers being filled one after the other. `BytesIO` gives its bytes away without a copy."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = [int(size) for size in sizes]
+        self._files = [_room(size) for size in self._sizes]
+        self._place = 0
+
+    def add(self, data: bytes) -> None:
+        while self._files[self._place].tell() == self._sizes[self._place]:
+            self._place += 1
+        if self._files[self._place].tell() + len(data) > self._sizes[self._place]:
+            raise ValueError("more bytes than were announced")
+        self._files[self._place].write(data)
+
+    def buffers(self) -> tuple[bytes, ...]:
+        if any(file.tell() != size for file, size in zip(self._files, self._sizes, strict=True)):
+            raise ValueError("fewer bytes than were announced")
+        return tuple(file.getvalue() for file in self._files)
+
+
+def _room(size: int) -> io.BytesIO:
+    file = io.BytesIO()
+    if size:
+        file.seek(size - 1)
+        file.write(b"\0")
+        file.seek(0)
+    return file

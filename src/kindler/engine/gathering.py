@@ -1,0 +1,83 @@
+"""One meeting of all ranks: each brings bytes, and gets those of the ranks it asks for, or a sum. Pure.
+
+Equal bytes travel once, since most of what ranks tell each other is the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from kindler.engine.frames import Piece, encode
+
+__all__ = ["Gathering", "Wants", "pack_parts", "read_numbers", "unpack_parts", "write_numbers"]
+
+
+Wants: TypeAlias = Sequence[int] | Literal["all", "sum"]
+
+_INT64 = np.dtype("<i8")
+
+
+class Gathering:
+    """Collects what `size` ranks bring; `answers` once all have come."""
+
+    def __init__(self, turn: int, size: int) -> None:
+        self._turn = turn
+        self._size = size
+        self._brought: dict[int, bytes] = {}
+        self._wants: dict[int, Wants] = {}
+
+    def bring(self, rank: int, data: bytes, wants: Wants) -> None:
+        """What `rank` brings, and whose bytes it wants; "sum" adds up arrays of 64-bit whole numbers."""
+        self._brought[rank] = data
+        self._wants[rank] = wants if isinstance(wants, str) else tuple(wants)
+
+    @property
+    def complete(self) -> bool:
+        return len(self._brought) == self._size
+
+    def answers(self) -> list[list[Piece]]:
+        """For each rank the pieces to send; those who want the same get the same."""
+        made: dict[Wants, list[Piece]] = {}
+        for wants in set(self._wants.values()):
+            frames = encode("gathered", pack_parts(self._parts(wants)), {"turn": self._turn})
+            made[wants] = [piece for frame in frames for piece in frame]
+        return [made[self._wants[rank]] for rank in range(self._size)]
+
+    def _parts(self, wants: Wants) -> list[bytes]:
+        if wants == "sum":
+            arrays = [np.frombuffer(self._brought[rank], _INT64) for rank in range(self._size)]
+            return [np.sum(arrays, axis=0, dtype=_INT64).tobytes()]
+        ranks = range(self._size) if wants == "all" else wants
+        return [self._brought[int(rank)] for rank in ranks]
+
+
+def pack_parts(parts: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:
+    """Any number of byte strings as three: which distinct one each is, how long those are, and those."""
+    distinct: dict[bytes, int] = {}
+    which = [distinct.setdefault(part, len(distinct)) for part in parts]
+    lengths = write_numbers([len(part) for part in distinct])
+    # Nothing says that each is itself.
+    return b"" if len(distinct) == len(parts) else write_numbers(which), lengths, b"".join(distinct)
+
+
+def unpack_parts(which: bytes, lengths: bytes, data: bytes) -> list[bytes]:
+    """What `pack_parts` made three of."""
+    distinct, start = [], 0
+    for length in read_numbers(lengths):
+        distinct.append(data[start : start + length])
+        start += length
+    return [distinct[number] for number in read_numbers(which)] if which else distinct
+
+
+def write_numbers(values: Sequence[int]) -> bytes:
+    """Whole numbers of 64 bits as bytes."""
+    return np.asarray(values, _INT64).tobytes()
+
+
+def read_numbers(data: bytes) -> list[int]:
+    """What `write_numbers` made bytes of."""
+    numbers: list[int] = np.frombuffer(data, _INT64).tolist()
+    return numbers

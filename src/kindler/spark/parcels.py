@@ -1,0 +1,125 @@
+"""Large buffers between the driver and workers that cannot reach it: through a folder that both sides see.
+
+Without such a folder they travel with the task and its result rows, which Spark carries up to a limit.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Protocol
+
+from kindler.engine.outcome import Outcome
+from kindler.engine.supervisor import Job
+from kindler.engine.worker import describe
+from kindler.errors import ConfigError, TrainingError
+
+__all__ = ["Folder", "Parcels"]
+
+_IN_TASK_BYTES = 1 << 20
+_MOST_BYTES = 64 << 20  # Connect refuses messages of 128 MiB; a JVM of 1 GiB takes several times this
+_HINT = (
+    "Hint: give the estimator a model_dir that the driver and the workers share, or, where the workers can"
+    ' reach the driver, RunSettings(rendezvous="driver").'
+)
+
+
+class Folder(Protocol):
+    """What is needed of a shared folder."""
+
+    def read(self, name: str, limit: int | None = None) -> bytes: ...
+    def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None: ...
+    def remove(self, name: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Parcels:
+    """The files of one run in the folder; they are gone when the `with` block ends. Travels with the task.
+
+    Attributes:
+        folder: Where they lie; None where there is no such folder.
+        run_id: The run's name.
+    """
+
+    folder: Folder | None
+    run_id: str
+
+    def __enter__(self) -> Parcels:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.folder is not None:
+            for name in (self._job_file, self._result_file):
+                self.folder.remove(name)
+
+    def outgoing(self, job: Job) -> Job:
+        """The job as it travels with the task; on the driver.
+
+        Raises:
+            ConfigError: Its buffers are too large for that, and there is no folder.
+        """
+        size = sum(map(len, job.buffers))
+        if size <= _IN_TASK_BYTES:
+            return job
+        if self.folder is not None:
+            self.folder.write(self._job_file, job.buffers)
+            return replace(job, buffers=(), sizes=tuple(map(len, job.buffers)))
+        if size > _MOST_BYTES:
+            raise ConfigError(
+                f"the model and its state have {size:,} bytes, and {_MOST_BYTES:,} can travel with a Spark"
+                f" task to workers that cannot reach the driver.\n{_HINT}"
+            )
+        return job
+
+    def received(self, job: Job) -> Job:
+        """The job with its buffers; on a worker."""
+        if not job.sizes or self.folder is None:
+            return job
+        return replace(job, buffers=tuple(_cut(self.folder.read(self._job_file), job.sizes)), sizes=())
+
+    def sent(self, outcome: Outcome) -> Outcome:
+        """A worker's outcome as it travels in result rows; on a worker."""
+        sizes = [len(buffer) for buffer in outcome.buffers]
+        if sum(sizes) <= _IN_TASK_BYTES:
+            return outcome
+        if self.folder is not None and outcome.rank == 0:
+            self.folder.write(self._result_file, outcome.buffers)
+            return replace(outcome, buffers=(), fields={**outcome.fields, "sizes": sizes})
+        if sum(sizes) > _MOST_BYTES:
+            fields = {**describe(_too_large(sum(sizes))), "host": socket.gethostname()}
+            return Outcome(outcome.rank, "error", fields)
+        return outcome
+
+    def incoming(self, outcome: Outcome) -> Outcome:
+        """The outcome with its buffers; on the driver."""
+        if self.folder is None or "sizes" not in outcome.fields:
+            return outcome
+        data = self.folder.read(self._result_file)
+        return replace(outcome, buffers=tuple(_cut(data, outcome.fields["sizes"])))
+
+    @property
+    def _job_file(self) -> str:
+        return f"kindler-{self.run_id}.job"
+
+    @property
+    def _result_file(self) -> str:
+        return f"kindler-{self.run_id}.result"
+
+
+def _too_large(size: int) -> TrainingError:
+    return TrainingError(
+        f"the trained state has {size:,} bytes, and {_MOST_BYTES:,} can come back in Spark's result rows from"
+        f" workers that cannot reach the driver; it is lost.\n{_HINT}"
+    )
+
+
+def _cut(data: bytes, sizes: Sequence[int]) -> list[bytes]:
+    buffers, start = [], 0
+    for size in sizes:
+        buffers.append(data[start : start + size])
+        start += size
+    return buffers

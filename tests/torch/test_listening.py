@@ -1,0 +1,62 @@
+"""What a run on this machine listens on: the loopback, and nothing of torch's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from kindler import Callback, Estimator, RunSettings
+from kindler.sync.network_torch import bound_store
+from tests.listening import listeners, wildcards
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
+
+X = np.linspace(0, 1, 64, dtype=np.float32).reshape(32, 2)
+
+
+class Look(Callback):
+    def __init__(self, root: int, path: Path) -> None:
+        self.root, self.path = root, path
+
+    def on_step_end(self, run: Any) -> None:
+        if run.rank == 0 and run.step == 2:
+            self.path.write_text(json.dumps(listeners(self.root)))
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_no_process_of_a_run_listens_on_a_wildcard_address(tmp_path: Path, shared_memory: bool) -> None:
+    est = Estimator.from_torch(
+        model=nn.Linear(2, 1),
+        optimizer=torch.optim.Adam,
+        loss=nn.MSELoss(),
+        workers=2,
+        settings=RunSettings(shared_memory=shared_memory),
+    )
+    look = Look(os.getpid(), tmp_path / "seen")
+    est.fit({"x": X, "y": X.sum(1)}, epochs=1, batch_size=8, callbacks=[look], verbose=0)
+    seen = json.loads((tmp_path / "seen").read_text())
+
+    assert [address for _, address in seen] == ["127.0.0.1"]  # the meeting point alone
+    assert wildcards(seen) == []
+
+
+def test_the_store_that_nccl_meets_at_is_bound_to_the_address_in_use() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = bound_store("127.0.0.1", port, timedelta(seconds=10), listener)
+    other = bound_store("127.0.0.1", port, timedelta(seconds=10), None)
+    store.set("key", "value")
+
+    assert other.get("key") == b"value"
+    mine = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
+    assert [place.ip for place in mine if place.port == port] == ["127.0.0.1"]
