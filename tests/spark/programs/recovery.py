@@ -77,7 +77,7 @@ class Await(kindler.Callback):
 
 
 def await_file(path: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not path.exists():
         assert time.monotonic() < deadline, path
         time.sleep(0.05)
@@ -165,7 +165,7 @@ class Said(logging.Handler):
 def bring_back(spark: Any, master: str, folder: Path, stack: ExitStack) -> None:
     """Start a Spark worker in place of one that was killed, and wait for its executor."""
     stack.enter_context(worker(master, folder))
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while slots(spark) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.1)
