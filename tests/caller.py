@@ -27,6 +27,7 @@ def entries(
     """A call of every public entry, in an order that works."""
     est = make(model_dir=folder / "checkpoints")
     saved, checkpoint = folder / f"model{suffix}", folder / "one.kindler"
+    whole = folder / "whole.estimator"
     kind = "from_keras" if suffix == ".keras" else "from_torch"
     return {
         kind: make,
@@ -40,6 +41,8 @@ def entries(
         "get_validation_summary": lambda: est._summaries and None,
         "save": lambda: est.save(saved),
         "load": lambda: make().load(saved),
+        "load_weights": lambda: make().load_weights(saved),
+        "from_file": lambda: (est.save(whole), Estimator.load(whole, trusted=True)),
         "save_checkpoint": lambda: est.save_checkpoint(checkpoint),
         "load_checkpoint": lambda: make().load_checkpoint(checkpoint),
         "latest_checkpoint": lambda: Estimator.latest_checkpoint(folder / "checkpoints"),

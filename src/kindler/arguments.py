@@ -41,7 +41,7 @@ def engine_complaints(workers: int | None, engine: str) -> list[str]:
 
 
 def seed_complaints(seed: Any) -> list[str]:
-    if isinstance(seed, Integral) and not isinstance(seed, bool) and 0 <= seed < 2**63:
+    if isinstance(seed, Integral) and not isinstance(seed, bool) and 0 <= int(seed) < 2**63:
         return []
     return [f"seed must be a whole number from 0 to 2**63 - 1; received {seed!r}."]
 

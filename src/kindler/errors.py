@@ -139,7 +139,7 @@ class DiskFullError(KindlerError, OSError):
         free_bytes: How much room there is.
     """
 
-    errno = errno.ENOSPC  # type: ignore[assignment]
+    errno = errno.ENOSPC
 
     def __init__(self, *, path: str, needed_bytes: int | None, free_bytes: int, reason: str) -> None:
         self.path = path
@@ -502,8 +502,8 @@ def _loaded_class(qualified: str) -> type[BaseException] | None:
     module, _, name = qualified.partition(":")
     if mark:
         sent = getattr(sys.modules.get("cloudpickle.cloudpickle"), "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
-        found = sent.get(mark)
-        return found if isinstance(found, type) and issubclass(found, Exception) else None
+        if mark in sent:
+            return sent[mark] if issubclass(sent[mark], Exception) else None
     holder: Any = builtins if module == "builtins" else sys.modules.get(module)
     for part in name.split("."):
         holder = getattr(holder, part, None)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -33,15 +33,16 @@ from kindler.arguments import (
 from kindler.config import RunSettings
 from kindler.data.plan import ColumnOptions, Names
 from kindler.engine import local
-from kindler.errors import ConfigError, NotFittedError
+from kindler.errors import ConfigError, NotFittedError, UntrustedError
 from kindler.frameworks.caller import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inputs import Ingest, choose_engine, fitting
 from kindler.runs import Engine, Model, Plan, Results, job_of, run
-from kindler.train.checkpoint import Header, read_checkpoint, write_checkpoint
-from kindler.train.checkpoints import Checkpoints
+from kindler.train import saved
+from kindler.train.checkpoint import Header, is_checkpoint, read_checkpoint, write_checkpoint
+from kindler.train.checkpoints import is_model_file, latest
 from kindler.train.facts import run_facts
-from kindler.train.folder import beside, place
+from kindler.train.folder import beside, folder_at, place, split
 from kindler.train.history import History
 from kindler.train.summaries import Summaries
 from kindler.train.task import ENDLESS
@@ -53,6 +54,17 @@ from kindler.xshards import XShards
 __all__ = ["Estimator"]
 
 Hear = Callable[[Mapping[str, Any]], None]
+
+
+class Door:
+    """`Estimator.load`: called on the class it makes an estimator, called on one it gives it weights."""
+
+    @overload
+    def __get__(self, est: None, cls: type[Estimator]) -> Callable[..., Estimator]: ...
+    @overload
+    def __get__(self, est: Estimator, cls: type[Estimator]) -> Callable[[str | PathLike[str]], Estimator]: ...
+    def __get__(self, est: Estimator | None, cls: type[Estimator]) -> Callable[..., Estimator]:
+        return cls.from_file if est is None else est.load_weights
 
 
 class Estimator:
@@ -144,7 +156,7 @@ class Estimator:
             log_dir: Where event files for TensorBoard are written, by the driver.
         """
         FRAMEWORKS.load("torch")
-        from kindler.frameworks.torch_spec import TorchSpec, against_several, check, dumps
+        from kindler.frameworks.torch_spec import TorchSpec, check
 
         spec = TorchSpec(
             model=model,
@@ -168,14 +180,7 @@ class Estimator:
         )
         uses_torchmetrics = "torchmetrics" in {type(m).__module__.partition(".")[0] for m in _flat(metrics)}
         return cls(
-            Model(
-                framework="torch",
-                spec=spec,
-                pack=dumps,
-                lacking=needs,
-                against_several=against_several,
-                extra_preload=("torchmetrics",) if uses_torchmetrics else (),
-            ),
+            _torch_model(spec, ("torchmetrics",) if uses_torchmetrics else ()),
             workers=workers,
             engine=engine,
             device=device,
@@ -225,7 +230,7 @@ class Estimator:
             settings: Time limits, threads, shared memory.
         """
         from kindler.frameworks.keras import library
-        from kindler.frameworks.keras.spec import KerasSpec, against_several, check, dumps, lacking
+        from kindler.frameworks.keras.spec import KerasSpec, check
 
         given = KerasSpec(
             model=model,
@@ -238,15 +243,7 @@ class Estimator:
         chosen = library.backend_of(model, keras_backend)
         library.require(chosen)
         return cls(
-            Model(
-                framework="keras",
-                spec=replace(given, backend=chosen),
-                pack=dumps,
-                lacking=lacking,
-                against_several=against_several,
-                entry="kindler.train.keras_loop:run",
-                environment=library.environment(chosen),
-            ),
+            _keras_model(replace(given, backend=chosen)),
             workers=workers,
             engine=engine,
             device=device,
@@ -596,18 +593,58 @@ class Estimator:
         """Write the model in its framework's own format, whole or not at all.
 
         For torch a state dict that `torch.load` reads. For Keras what the name says: `.keras` is the model,
-        `.weights.h5` its weights, a name without suffix a SavedModel for serving (on TensorFlow).
+        `.weights.h5` its weights, a name without suffix a SavedModel for serving (on TensorFlow). For either,
+        a name that ends in `.estimator` is all of this estimator, which `Estimator.load` makes again.
         """
         with beside(path) as unfinished:
-            self._live_replica().save(str(unfinished))
+            if str(path).endswith(saved.SUFFIX):
+                saved.write(unfinished, self._as_saved())
+            else:
+                self._live_replica().save(str(unfinished))
+
+    load = Door()
+    """`Estimator.load(path)` makes an estimator of a file; `est.load(path)` gives one its weights.
+
+    See `Estimator.from_file` and `Estimator.load_weights`, which these are.
+    """
 
     @leaves_no_trace
-    def load(self, path: str | PathLike[str]) -> Estimator:
-        """Take weights from a file that `save`, or the framework itself, wrote."""
+    def load_weights(self, path: str | PathLike[str]) -> Estimator:
+        """Take weights from a file that `save`, or the framework itself, wrote; `est.load(path)`.
+
+        For Keras the optimizer's state too, where the file has it and is of the same optimizer; where it is
+        not, a warning says so.
+        """
         replica = self._live_replica()
         replica.load(str(path))
         self._state = replica.state()
         return self
+
+    @classmethod
+    @leaves_no_trace
+    def from_file(cls, path: str | PathLike[str], *, trusted: bool = False, **options: Any) -> Estimator:
+        """An estimator out of a file, its optimizer included; `Estimator.load(path)`.
+
+        Args:
+            path: An `.estimator` file that `save` wrote, of any framework; or a `.keras` file.
+            trusted: An `.estimator` file holds the code of the model, pickled: reading it may run anything.
+                Give True only for files of people whose programs you would run. A `.keras` file needs it only
+                where it has lambdas.
+            options: What is not in the file, or is to be otherwise: `workers`, `engine`, `device`,
+                `model_dir`, `log_dir`, `settings`; for a `.keras` file those of `from_keras`.
+
+        Raises:
+            UntrustedError: It holds code, and `trusted` was not given.
+            ConfigError: It is no such file.
+        """
+        if str(path).endswith(".keras"):
+            from kindler.frameworks.keras.files import read_model
+
+            return cls.from_keras(model=read_model(str(path), trusted=trusted), **options)
+        found = saved.read(path)
+        if not trusted:
+            raise UntrustedError(what=f"loading {path}", reason="it holds a model's code, as a pickle")
+        return cls._of_saved(found, options)
 
     @leaves_no_trace
     def save_checkpoint(self, path: str | PathLike[str]) -> None:
@@ -622,7 +659,9 @@ class Estimator:
 
     @leaves_no_trace
     def load_checkpoint(self, path: str | PathLike[str]) -> Estimator:
-        """Go on from a file that `save_checkpoint`, or a run with `model_dir`, wrote.
+        """Go on from a file that `save_checkpoint`, a run with `model_dir` or a ModelCheckpoint wrote.
+
+        A model's file, as a ModelCheckpoint of Keras writes it, is loaded as `est.load(path)` does.
 
         The next `fit` begins a new epoch, also where the file is of the middle of one; `fit(resume=True)`
         goes on in the middle.
@@ -630,6 +669,8 @@ class Estimator:
         Raises:
             ConfigError: The file is not a whole checkpoint, or one of another framework.
         """
+        if is_model_file(str(path)) and not _begins_as_checkpoint(path):
+            return self.load_weights(path)
         found = read_checkpoint(path)
         if found.header.framework != self._model.framework:
             raise ConfigError(
@@ -643,12 +684,41 @@ class Estimator:
     @staticmethod
     @leaves_no_trace
     def latest_checkpoint(model_dir: str | PathLike[str]) -> str | None:
-        """The newest whole checkpoint in a folder that was a run's `model_dir`, or None.
+        """The newest whole checkpoint in a folder, or None; `load_checkpoint` reads it.
 
-        Those that are damaged are passed over with a warning that names them.
+        It is a run's own, where the folder was its `model_dir`, or a file that a callback wrote there later:
+        Kindler's ModelCheckpoint, or that of Keras. A run's checkpoints that are damaged are passed over with
+        a warning that names them.
         """
-        found = Checkpoints(model_dir).newest()
-        return None if found is None else found.path
+        return latest(model_dir)
+
+    def _as_saved(self) -> saved.Saved:
+        facts = {
+            "framework": self._model.framework,
+            "workers": self._workers,
+            "engine": self._engine,
+            "device": self._device,
+            "seed": self._seed,
+            "preload": list(self._model.extra_preload),
+            "signature": self.signature,
+            "history": list(self.history),
+        }
+        return saved.Saved(facts, self._model.pack(self._model.spec), self._current_state())
+
+    @classmethod
+    def _of_saved(cls, found: saved.Saved, options: dict[str, Any]) -> Estimator:
+        facts = found.facts
+        wrong = sorted(set(options) - {"workers", "engine", "device", "model_dir", "log_dir", "settings"})
+        refuse(*(f"{name} is in the file already; it is not given to load." for name in wrong))
+        model = _keras_model if facts["framework"] == "keras" else _torch_model
+        known = {name: facts[name] for name in ("workers", "engine", "device", "seed")}
+        given = {"model_dir": None, "settings": RunSettings(), **known, **options}
+        made = cls(model(found.recipe, tuple(facts["preload"])), **given)
+        made.recall(facts["signature"], facts["history"])
+        made._state = found.state
+        if found.state:
+            made._set_state(found.state)
+        return made
 
     def _run(
         self,
@@ -732,9 +802,48 @@ class Estimator:
         return self._live
 
 
+def _torch_model(spec: Any, preload: tuple[str, ...] = ()) -> Model:
+    """A PyTorch model of its spec, or of the bytes of one."""
+    FRAMEWORKS.load("torch")
+    from kindler.frameworks.torch_spec import against_several, dumps, loads
+
+    whole = loads(spec) if isinstance(spec, bytes) else spec
+    return Model(
+        framework="torch",
+        spec=whole,
+        pack=dumps,
+        lacking=needs,
+        against_several=against_several,
+        extra_preload=preload,
+    )
+
+
+def _keras_model(spec: Any, preload: tuple[str, ...] = ()) -> Model:
+    """A Keras model of its spec, or of the bytes of one."""
+    from kindler.frameworks.keras import library
+    from kindler.frameworks.keras.spec import against_several, dumps, lacking, revived
+
+    whole = revived(spec) if isinstance(spec, bytes) else spec
+    return Model(
+        framework="keras",
+        spec=whole,
+        pack=dumps,
+        lacking=lacking,
+        against_several=against_several,
+        entry="kindler.train.keras_loop:run",
+        extra_preload=preload,
+        environment=library.environment(whole.backend),
+    )
+
+
 def _epochs(epochs: int | None, max_steps: int | None, end_trigger: Trigger | None) -> int:
     """How many at most; without a number of them, steps or the trigger end the run, or one is enough."""
     return epochs or (1 if max_steps is None and end_trigger is None else ENDLESS)
+
+
+def _begins_as_checkpoint(path: str | PathLike[str]) -> bool:
+    folder, name = split(path)
+    return is_checkpoint(folder_at(folder).read(name, 64))
 
 
 def _flat(metrics: Any) -> list[Any]:

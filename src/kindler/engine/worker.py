@@ -202,10 +202,8 @@ def describe(exc: BaseException) -> dict[str, Any]:
 
 
 def _qualified(cls: type) -> str:
-    """A class's name; one that was made in a function goes by the mark that cloudpickle gave it."""
+    """A class's name, and the mark that cloudpickle gave it if it came by value: from a function, say."""
     name = f"{cls.__module__}:{cls.__qualname__}"
-    if "<locals>" not in name:
-        return name
     marks = getattr(sys.modules.get("cloudpickle.cloudpickle"), "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
     return f"{name}@{marks[cls]}" if cls in marks else name
 

@@ -25,6 +25,7 @@ __all__ = [
     "Damaged",
     "Header",
     "check",
+    "is_checkpoint",
     "pack",
     "parse",
     "parse_header",
@@ -133,6 +134,11 @@ def pack(header: Header, state: Sequence[Piece], local_states: Sequence[bytes] =
     for piece in pieces:
         digest.update(piece)
     return [*pieces, digest.digest()]
+
+
+def is_checkpoint(data: bytes) -> bool:
+    """Whether a file that begins so is a checkpoint, perhaps a damaged one."""
+    return data.startswith(_MAGIC)
 
 
 def parse_header(data: bytes) -> tuple[Header, list[int], int]:

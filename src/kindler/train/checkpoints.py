@@ -6,23 +6,35 @@ What is in a file is in `checkpoint.py`.
 
 from __future__ import annotations
 
+import io
 import re
 import threading
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 
 from kindler.errors import ConfigError
-from kindler.train.checkpoint import CheckpointWarning, Damaged, Header, check, pack, parse_header
-from kindler.train.folder import folder_at
+from kindler.train.checkpoint import (
+    CheckpointWarning,
+    Damaged,
+    Header,
+    check,
+    is_checkpoint,
+    pack,
+    parse_header,
+)
+from kindler.train.folder import Folder, folder_at
 from kindler.train.metric_names import improves
 from kindler.train.metric_names import parse as parse_metric
 
-__all__ = ["Checkpoints", "Found", "kept"]
+__all__ = ["Checkpoints", "Found", "is_model_file", "kept", "latest"]
 
 _NAME = re.compile(r"checkpoint-(?P<number>\d+)-epoch-\d+-step-\d+\.kindler")
 _HEADER_BYTES = 1 << 16
+# What files of models that callbacks write begin with, by their suffix.
+_MODEL_FILES = {".keras": b"PK", ".h5": b"\x89HDF", ".pt": b"PK", ".pth": b"PK"}
 
 State = Callable[[], Sequence[bytes | memoryview]]
 Matching = Callable[[Header], bool]
@@ -179,6 +191,36 @@ class Checkpoints:
             CheckpointWarning,
             stacklevel=3,
         )
+
+
+def latest(folder: str | PathLike[str]) -> str | None:
+    """The newest whole checkpoint in a folder: a run's own, or what a callback wrote there under any name."""
+    place, own = folder_at(folder), Checkpoints(folder).newest()
+    names = [name for name in place.names() if not _NAME.fullmatch(name) and not name.startswith(".")]
+    if own is not None:
+        written = place.modified(own.path.rpartition("/")[2])
+        names = [name for name in names if place.modified(name) > written]
+    for name in sorted(names, key=place.modified, reverse=True):
+        if _is_whole(name, place):
+            return place.path(name)
+    return None if own is None else own.path
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file of this name is one of a model, as callbacks write them beside checkpoints."""
+    return name.endswith(tuple(_MODEL_FILES))
+
+
+def _is_whole(name: str, folder: Folder) -> bool:
+    begins = next((begins for suffix, begins in _MODEL_FILES.items() if name.endswith(suffix)), None)
+    try:
+        if begins is None or is_checkpoint(folder.read(name, 64)):
+            check(folder.read(name))
+            return True
+        data = folder.read(name)
+        return data.startswith(begins) and (begins != b"PK" or zipfile.is_zipfile(io.BytesIO(data)))
+    except (Damaged, OSError):
+        return False
 
 
 def kept(known: dict[str, Header], *, keep: int | None, best: tuple[str, str] | None) -> set[str]:

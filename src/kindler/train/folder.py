@@ -32,6 +32,9 @@ class Folder(Protocol):
     def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         """Put a file there, whole or not at all."""
 
+    def modified(self, name: str) -> float:
+        """When a file was written, as seconds; 0 where the store does not say."""
+
     def remove(self, name: str) -> None:
         """Take a file away, if it is there."""
 
@@ -107,6 +110,9 @@ class _Local:
     def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         _write(self._folder / name, pieces)
 
+    def modified(self, name: str) -> float:
+        return (self._folder / name).stat().st_mtime
+
     def remove(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
 
@@ -146,6 +152,12 @@ class _Remote:
     def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         self._files.makedirs(self._root, exist_ok=True)
         self._files.pipe_file(f"{self._root}/{name}", b"".join(pieces))
+
+    def modified(self, name: str) -> float:
+        try:
+            return float(self._files.modified(f"{self._root}/{name}").timestamp())
+        except NotImplementedError:
+            return 0.0
 
     def remove(self, name: str) -> None:
         try:

@@ -6,8 +6,10 @@ Keras saves the optimizer that `compile` was called with. Saving as `.h5` drops 
 
 from __future__ import annotations
 
+import importlib
 import json
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,10 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from kindler.errors import ConfigError, first_line
+from kindler.errors import ConfigError, UntrustedError, first_line
+from kindler.frameworks.keras.library import backend_of, load
 from kindler.frameworks.keras.state import Variables, slots, value_of
 
-__all__ = ["FormatWarning", "check_optimizer", "described", "load_into", "save", "with_live_optimizer"]
+__all__ = [
+    "FormatWarning",
+    "check_optimizer",
+    "described",
+    "load_into",
+    "read_model",
+    "save",
+    "with_live_optimizer",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -131,6 +142,32 @@ def load_into(model: Any, path: str, keras: Any, custom_objects: Mapping[str, An
         warnings.warn(f"{path} {problem}: weights were loaded, and {kept}.", FormatWarning, stacklevel=4)
 
 
+def read_model(path: str, *, trusted: bool) -> Any:
+    """The model in a `.keras` file, compiled as it was; code in it runs only for those who trust it.
+
+    Raises:
+        ConfigError: It is no such file.
+        UntrustedError: It holds code, or is one of Keras 2, which reads files of others at its own risk.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            version = str(json.loads(archive.read("metadata.json"))["keras_version"])
+    except (zipfile.BadZipFile, KeyError, ValueError) as exc:
+        raise ConfigError(f"{path} is not a whole file of a Keras model: {exc}.") from exc
+    if version.startswith("2.") and not trusted:
+        raise UntrustedError(what=f"loading {path}", reason="Keras 2 may import what the file names")
+    keras = importlib.import_module("tf_keras") if version.startswith("2.") else load(backend_of(None, None))
+    try:
+        return keras.saving.load_model(path, safe_mode=not trusted)
+    except (TypeError, ValueError) as exc:
+        if trusted or "safe_mode" not in str(exc):
+            raise ConfigError(
+                f"{path} cannot be read: {first_line(exc)}\nHint: classes of your own must be known to Keras"
+                " (keras.saving.register_keras_serializable) in this program."
+            ) from exc
+        raise UntrustedError(what=f"loading {path}", reason="it holds a lambda") from exc
+
+
 def _take_slots(optimizer: Any, found: tuple[str, list[Array]] | None) -> str:
     """Give the optimizer the state of one of its kind; returns why that cannot be."""
     mine, name = slots(optimizer), type(optimizer).__name__
@@ -153,8 +190,7 @@ def _slots_of(optimizer: Any) -> tuple[str, list[Array]] | None:
 
 def _slots_in_h5(path: str) -> tuple[str, list[Array]] | None:
     """The optimizer's kind and variables in a file of the old format; None where there is none."""
-    import h5py
-
+    h5py: Any = importlib.import_module("h5py")
     with h5py.File(path, "r") as file:
         if "optimizer_weights" not in file or "training_config" not in file.attrs:
             return None

@@ -32,6 +32,7 @@ __all__ = [
     "dumps",
     "lacking",
     "loads",
+    "revived",
     "synchronized",
 ]
 
@@ -163,6 +164,12 @@ def loads(data: bytes) -> KerasSpec:
     return spec
 
 
+def revived(data: bytes) -> KerasSpec:
+    """The spec that `dumps` packed, with the model itself in the place of its archive."""
+    spec = loads(data)
+    return replace(spec, model=build_model(spec)) if isinstance(spec.model, Archive) else spec
+
+
 def _archive(model: Any) -> Archive:
     flavour = flavour_of(model) or "keras"
     with tempfile.TemporaryDirectory(prefix="kindler-model-") as folder:
@@ -182,7 +189,7 @@ def _archive(model: Any) -> Archive:
 
 def _build_scaled(model: Any) -> None:
     """Keras 2 cannot read an optimizer with a loss scale back that had no variables when it was saved."""
-    optimizer = getattr(model, "optimizer", None)
+    optimizer: Any = getattr(model, "optimizer", None)
     if hasattr(optimizer, "_loss_scale") and model.built:
         optimizer.build(model.trainable_variables)
 

@@ -1,0 +1,69 @@
+"""An estimator as one file: what it is, its model's recipe, and its trained state.
+
+A zip archive. Two of its parts are plain: a JSON of facts, and the state, which executes nothing when it is
+read. The recipe is a pickle of the user's own code: who unpickles it must trust whoever wrote the file.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from kindler.errors import ConfigError
+
+__all__ = ["SUFFIX", "Saved", "read", "write"]
+
+SUFFIX = ".estimator"
+
+_FORMAT = 1
+_FACTS, _RECIPE, _STATE = "estimator.json", "recipe.pickle", "state"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What is in the file.
+
+    Attributes:
+        facts: JSON: the framework, the seed, columns, history.
+        recipe: The model's spec, as its framework packs it; a pickle.
+        state: What training goes on from; empty for a model that was never trained.
+    """
+
+    facts: dict[str, Any]
+    recipe: bytes = field(repr=False)
+    state: bytes = field(repr=False)
+
+
+def write(path: Path, saved: Saved) -> None:
+    """Write the file."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(_FACTS, json.dumps({"format": _FORMAT, **saved.facts}))
+        archive.writestr(_RECIPE, saved.recipe)
+        archive.writestr(_STATE, saved.state)
+
+
+def read(path: str | PathLike[str]) -> Saved:
+    """What is in the file; nothing of it is executed.
+
+    Raises:
+        ConfigError: It is no whole file of an estimator.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            facts = json.loads(archive.read(_FACTS))
+            saved = Saved(facts, archive.read(_RECIPE), archive.read(_STATE))
+    except (zipfile.BadZipFile, KeyError, ValueError) as exc:
+        raise ConfigError(
+            f"{path} is not a whole file of an estimator: {exc}.\n"
+            f"Hint: est.save('name{SUFFIX}') writes one; weights alone are loaded into an estimator that has"
+            " the model: est.load(path)."
+        ) from exc
+    if facts.get("format") != _FORMAT:
+        raise ConfigError(
+            f"{path} has format {facts.get('format')!r} of estimators; this version reads {_FORMAT}."
+        )
+    return saved
