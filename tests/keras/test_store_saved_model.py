@@ -1,4 +1,4 @@
-"""SavedModels in a store: nothing but operations that are known to be harmless gets in or out without trust."""
+"""SavedModels in a store: only harmless operations get in or out without trust."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ def test_a_constant_that_forges_a_handle_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_asset_that_lies_elsewhere_is_refused(tmp_path: Path) -> None:
-    found = dangers(saved(tmp_path / "f", lambda graph: graph.asset_file_def.add(filename="../../etc/passwd")))
+    found = dangers(
+        saved(tmp_path / "f", lambda graph: graph.asset_file_def.add(filename="../../etc/passwd"))
+    )
     assert found == ["the asset '../../etc/passwd', which lies elsewhere"]
 
 
@@ -172,15 +174,15 @@ def test_a_saved_model_cannot_reach_a_file_by_a_detour(tmp_path: Path, way: str)
         @tf.function(input_signature=[])
         def __call__(self) -> Any:
             if way == "constant":
-                return tf.raw_ops.ImmutableConst(
-                    dtype=tf.uint8, shape=[6], memory_region_name=str(secret)
-                )
+                return tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[6], memory_region_name=str(secret))
             if way == "table":
                 table = tf.raw_ops.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64)
                 tf.raw_ops.InitializeTableFromTextFileV2(
                     table_handle=table, filename=str(secret), key_index=-2, value_index=-1
                 )
-                return tf.raw_ops.LookupTableExportV2(table_handle=table, Tkeys=tf.string, Tvalues=tf.int64)[0]
+                return tf.raw_ops.LookupTableExportV2(table_handle=table, Tkeys=tf.string, Tvalues=tf.int64)[
+                    0
+                ]
             data = tf.data.Dataset.from_tensors(str(secret)).map(tf.io.read_file)
             graph = tf.raw_ops.DatasetToGraphV2(input_dataset=data._variant_tensor)
             return tf.raw_ops.DatasetFromGraph(graph_def=tf.constant(tf.get_static_value(graph) or b""))
@@ -198,11 +200,26 @@ def models(keras: Any) -> dict[str, Any]:
     text = layers.TextVectorization(max_tokens=20, output_sequence_length=4, vocabulary=["a", "b", "c"])
     word = layers.Input((1,), dtype="string")
     number = layers.Input((1,))
-    image = [layers.Input((8, 8, 3)), layers.Rescaling(1 / 255), layers.Conv2D(4, 3), layers.BatchNormalization()]
+    image = [
+        layers.Input((8, 8, 3)),
+        layers.Rescaling(1 / 255),
+        layers.Conv2D(4, 3),
+        layers.BatchNormalization(),
+    ]
     sequence = [layers.Input((7,)), layers.Embedding(20, 4, mask_zero=True)]
     return {
-        "dense": [layers.Input((4,)), layers.Dense(3, "gelu"), layers.LayerNormalization(), layers.Dropout(0.5)],
-        "conv": [*image, layers.MaxPooling2D(), layers.SeparableConv2D(4, 2), layers.GlobalAveragePooling2D()],
+        "dense": [
+            layers.Input((4,)),
+            layers.Dense(3, "gelu"),
+            layers.LayerNormalization(),
+            layers.Dropout(0.5),
+        ],
+        "conv": [
+            *image,
+            layers.MaxPooling2D(),
+            layers.SeparableConv2D(4, 2),
+            layers.GlobalAveragePooling2D(),
+        ],
         "lstm": [*sequence, layers.Bidirectional(layers.LSTM(3, return_sequences=True)), layers.GRU(3)],
         "text": keras.Model(word, layers.Dense(2)(layers.Embedding(20, 3)(text(word)))),
         "lookup": keras.Model(word, layers.StringLookup(vocabulary=["a", "b"])(word)),

@@ -1,4 +1,4 @@
-"""What a SavedModel would do besides computing. It is a program: only operations that are known to be harmless pass.
+"""What a SavedModel would do besides computing: it is a program, and only harmless operations pass.
 
 Every SavedModel with variables also has two functions that save and restore them, by file operations.
 TensorFlow 2 does not call them when it loads one, so they pass if nothing else in the model can call them.
@@ -19,9 +19,9 @@ from kindler.store.names import check_path
 
 __all__ = ["dangers"]
 
-# SavedModel.meta_graphs; MetaGraphDef.graph_def, .saver_def, .asset_file_def, .object_graph_def; GraphDef.node, .library
+# SavedModel.meta_graphs; MetaGraphDef.graph_def, .saver_def, .asset_file_def, .object_graph_def
 _META, _GRAPH, _SAVER, _ASSETS, _OBJECTS = 2, 2, 3, 6, 7
-_NODE, _LIBRARY = 1, 2
+_NODE, _LIBRARY = 1, 2  # of GraphDef
 # TensorProto.dtype, and its values that are no numbers or text but handles and objects
 _DTYPE, _HANDLES, _HANDLE_VALUES = 1, (20, 21), (14, 15)
 
@@ -31,7 +31,7 @@ _LIKE_AN_OPERATION = re.compile(r"_?[A-Z]|.*>")
 
 @dataclass
 class _Piece:
-    """What a node of the graph, or a function, does: its operations, what they call, which attributes it has."""
+    """What a node of the graph, or a function, does: operations, what they call, its attributes."""
 
     ops: set[str] = field(default_factory=set)
     calls: set[str] = field(default_factory=set)
@@ -97,7 +97,9 @@ def _unknown(piece: _Piece, functions: Mapping[str, _Piece]) -> Iterator[str]:
 
 def _add(piece: _Piece, node: memoryview) -> None:
     piece.ops.update(texts(node, 2))
-    for attribute in messages(node, 5, 2):  # AttrValue: func = 10, tensor = 8, list = 1 with func = 9, tensor = 8
+    for attribute in messages(
+        node, 5, 2
+    ):  # AttrValue: func = 10, tensor = 8, list = 1 with func = 9, tensor = 8
         piece.calls.update(texts(attribute, 10, 1))
         piece.calls.update(texts(attribute, 1, 9, 1))
         for path in ((8,), (1, 8)):

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 __all__ = ["HARMLESS"]
 
-HARMLESS = frozenset(
-    """
+_NAMES = """
     Abs AccumulateNV2 Acos Acosh Add AddN AddV2 AdjustContrast AdjustContrastv2 AdjustHue
     AdjustSaturation All AllCandidateSampler Angle AnonymousHashTable AnonymousMutableDenseHashTable
     AnonymousMutableHashTable AnonymousMutableHashTableOfTensors Any ApplyAdaMax ApplyAdadelta
@@ -173,5 +172,6 @@ HARMLESS = frozenset(
     Unpack UnravelIndex UnsortedSegmentJoin UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd
     UnsortedSegmentSum UpperBound VarHandleOp VarIsInitializedOp Variable VariableShape VariableV2 Where
     While Xdivy Xlog1py Xlogy ZerosLike Zeta
-    """.split()
-)
+"""
+
+HARMLESS = frozenset(_NAMES.split())
