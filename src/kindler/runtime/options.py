@@ -76,10 +76,11 @@ def check(call: str, options: Mapping[str, Any]) -> None:
     """
     refused = sorted(name for name, value in options.items() if not _is_harmless(name, value))
     if refused:
+        shown = ", ".join(f"{name}=..." for name in refused)
         raise UntrustedError(
             what=f"the task {call}",
-            reason=f"it has {', '.join(f'{name}=...' for name in refused)}, and this worker takes options that"
-            " could name files or settings only if it was started by `kindler worker --trusted`",
+            reason=f"it has {shown}, and options that could name files or settings are only for workers that"
+            " were started by `kindler worker --trusted`",
         )
 
 

@@ -51,6 +51,7 @@ class EstimatorHandler(Handler):
         if meta["model_kind"] not in _MODELS:
             raise ConfigError(f"an estimator cannot have a model of kind {meta['model_kind']!r}.")
         handler = KINDS.handler(str(meta["model_kind"]))
-        model = handler.read(folder / _MODEL, meta["model_meta"], trusted=trusted)
+        for_model = {name: options.pop(name) for name in handler.get_options if name in options}
+        model = handler.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
         make = Estimator.from_torch if handler.kind == "torch" else Estimator.from_keras
         return make(model=model, **options).recall(meta["signature"], meta["history"])

@@ -1,4 +1,4 @@
-"""Whether a file of HDF5 keeps to itself: its links and datasets can name other files, which HDF5 would read."""
+"""Whether an HDF5 file keeps to itself: its links and datasets can name other files that HDF5 would read."""
 
 from __future__ import annotations
 
