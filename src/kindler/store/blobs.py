@@ -20,6 +20,8 @@ from kindler.store import staging
 from kindler.store.hashing import sha256_of
 from kindler.store.urls import folder_of
 
+_CHUNK_BYTES = 1 << 20
+
 __all__ = ["Blobs", "FileBlobs", "MemoryBlobs", "check_whole", "open_blobs"]
 
 
@@ -132,7 +134,8 @@ class FileBlobs:
             with suppress(OSError):
                 os.link(blob, target)
                 return
-        shutil.copyfile(blob, target)
+        with blob.open("rb") as source, target.open("xb") as copy:  # never into a file that is there
+            shutil.copyfileobj(source, copy, _CHUNK_BYTES)
 
     def has(self, sha256: str) -> bool:
         """See `Blobs`."""

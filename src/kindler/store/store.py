@@ -22,7 +22,7 @@ from kindler.store.blobs import Blobs, open_blobs
 from kindler.store.hashing import sha256_of
 from kindler.store.names import check_path, check_tag, literal_prefix, matches
 from kindler.store.selectors import Selector
-from kindler.store.versions import Address, Draft, File, Version
+from kindler.store.versions import Address, Draft, File, Version, check_files
 
 if TYPE_CHECKING:
     from kindler.store.catalog import Catalog
@@ -240,6 +240,7 @@ class Store:
         Raises:
             DamagedError: A blob is gone or not what it was.
         """
+        check_files(version.files)
         for file in version.files:
             target = folder / check_path(file.path)
             target.parent.mkdir(parents=True, exist_ok=True)

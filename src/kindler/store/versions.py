@@ -12,7 +12,7 @@ from typing import Any
 from kindler.errors import ConfigError
 from kindler.store.names import check_bucket, check_name, check_path
 
-__all__ = ["Address", "Draft", "File", "Version", "as_json"]
+__all__ = ["Address", "Draft", "File", "Version", "as_json", "check_files"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,24 @@ class File:
             raise ConfigError(f"{self.sha256!r} is no SHA-256.")
 
 
+def check_files(files: Sequence[File]) -> None:
+    """Whether the files of a version can lie in one folder.
+
+    They come from archives and catalogs of others too. A path that is there twice would make the second file
+    be written over the first.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    paths = {file.path for file in files}
+    if len(paths) != len(files):
+        raise ConfigError("a version cannot have two files at the same path.")
+    for path in paths:
+        parts = path.split("/")
+        if any("/".join(parts[:i]) in paths for i in range(1, len(parts))):
+            raise ConfigError(f"a version cannot have the file {path!r} within another file.")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
     """A version before it has a number.
@@ -69,6 +87,9 @@ class Draft:
     files: tuple[File, ...]
     meta: Mapping[str, Any] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_files(self.files)
 
     @property
     def size(self) -> int:
