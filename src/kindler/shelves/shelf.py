@@ -214,7 +214,12 @@ class Shelf:
         if bucket is None and tag is None:
             raise ConfigError("promote() needs bucket=... or tag=..., to say where to.")
         if bucket is None or bucket == self.bucket:
-            return self.tag(name, str(tag))
+            if tag is None:
+                raise ConfigError(
+                    f"promote({name!r}, bucket={bucket!r}): it is in that bucket already.\n"
+                    "Hint: tag=... moves a tag to it; bucket=... takes another bucket."
+                )
+            return self.tag(name, tag)
         return self.copy(name, parse(name).name, bucket=bucket, tag=tag)
 
     def copy(

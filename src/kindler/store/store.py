@@ -219,7 +219,7 @@ class Store:
         Raises:
             NotFoundError: There is none of that name.
         """
-        if not self._catalog.remove_tag(address, check_tag(tag)):
+        if not self._catalog.remove_tag(address, tag):
             there = sorted(self._catalog.tags(address))
             raise NotFoundError(what=f"tag of {address.name!r}", name=tag, available=there)
 
