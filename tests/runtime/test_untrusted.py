@@ -12,10 +12,12 @@ from runtime_servers import X, Y
 from sklearn.linear_model import LinearRegression
 
 from kindler import Omega
+from kindler.engine.channel import Frame
 from kindler.errors import ConfigError, UntrustedError
 from kindler.runtime.executor import Executor
 from kindler.runtime.logs import Log
 from kindler.runtime.messages import Task
+from kindler.runtime.parcels import Parcels
 from kindler.runtime.worker import _reported
 
 DATA = [[0.1], [0.2]]
@@ -103,3 +105,23 @@ def test_code_that_calls_sys_exit_fails_its_task_and_not_the_worker(om: Omega, t
     report = _reported(Executor(om.store.url), asked, Log(tmp_path))
     assert report.error is not None
     assert "SystemExit" in str(report.error)
+
+
+def test_a_list_of_more_than_16_mib_arrives(om: Omega) -> None:
+    many = [[0.123456789012345 + i] for i in range(1_000_000)]
+    runtime = Omega(om.store.url, broker="local://?workers=1")
+    assert len(runtime.runtime.model("net").predict(many).get(120)) == len(many)
+    runtime.close()
+
+
+def test_parcels_that_were_read_leave_nothing_behind(om: Omega) -> None:
+    parcels = Parcels(om.store.url)
+    message = parcels.pack(Frame("x", {}, (bytes(2 << 20),)), "p-1")
+    assert parcels.unpack(message).buffers == (bytes(2 << 20),)
+    parcels.drop(message)
+    assert om.datasets.list(hidden=True) == []
+    assert not [path for path in (Path(om.store.url) / "blobs").rglob("*") if path.stat().st_size > 1 << 20]
+    with om.store._catalog._database.reading() as connection:
+        found = connection.exec_driver_sql("SELECT name FROM kindler_objects").scalars().all()
+    assert found == ["net"]
+    parcels.close()

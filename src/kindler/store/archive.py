@@ -102,7 +102,7 @@ def reading(store: Stages, path: Path) -> Iterator[tuple[Archived, Path]]:
         except (ConfigError, DamagedError):
             raise
         except _MALFORMED as exc:
-            raise ConfigError(f"{path} is no whole archive: {exc or type(exc).__name__}.") from exc
+            raise ConfigError(f"{path} is no whole archive: {str(exc) or type(exc).__name__}.") from exc
         yield told, folder
 
 

@@ -231,7 +231,8 @@ class Catalog:
             for row in connection.execute(wanted):
                 said = Manifest.read(row.manifest)
                 if before is not None and said.since is not None:
-                    said = said.after(replace(before, meta=_copied(before.meta)))
+                    joined = said.after(replace(before, meta=_copied(before.meta)))
+                    said = replace(joined, files=sorted(joined.files, key=_by_path))
                 found.append(_version(address, row, said))
                 before = said
         return found
@@ -395,7 +396,7 @@ class Catalog:
             one = Manifest.read(text)
             whole = one if whole is None else one.after(replace(whole, files=()))
             files.extend(one.files)
-        return _version(address, row, replace(whole or said, files=files))
+        return _version(address, row, replace(whole or said, files=sorted(files, key=_by_path)))
 
     def _hand_on(self, connection: sa.Connection, object_id: int | None, number: int) -> None:
         """Before a version is dropped: give what it has to the next one, if that grows on it."""
@@ -464,12 +465,15 @@ def _is(address: Address) -> tuple[sa.ColumnElement[bool], ...]:
     )
 
 
+def _by_path(file: File) -> str:
+    return file.path
+
+
 def _copied(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, list) else value for key, value in meta.items()}
 
 
 def _version(address: Address, row: Any, said: Manifest) -> Version:
-    said = replace(said, files=sorted(said.files, key=lambda file: file.path))
     return Version.restored(
         address,
         number=row.number,

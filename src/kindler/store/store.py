@@ -378,12 +378,13 @@ def _paged(
     if limit is None:
         return [one for one in fetch(after, None) if keep(one)]
     found: list[T] = []
+    count = _PAGE + limit
     while True:
-        some = fetch(after, _PAGE + limit)
+        some = fetch(after, count)
         found += [one for one in some if keep(one)]
-        if len(found) >= limit or len(some) < _PAGE + limit:
+        if len(found) >= limit or len(some) < count:
             return found[:limit]
-        after = name(some[-1])
+        after, count = name(some[-1]), 4 * count
 
 
 def _files_in(folder: Path) -> dict[File, Path]:
