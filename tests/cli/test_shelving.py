@@ -29,7 +29,9 @@ def om(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Omega:
     """An empty store that commands use, in the folder where they run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KINDLER_STORE", str(tmp_path / "store"))
-    return Omega(tmp_path / "store")
+    made = Omega(tmp_path / "store")
+    assert made.buckets == []  # opened, and so made
+    return made
 
 
 @pytest.fixture
@@ -198,3 +200,12 @@ def test_a_reader_that_goes_away_is_no_error(om: Omega) -> None:
     os.close(write)
 
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("verb", [["ls"], ["rm", "x"], ["get", "x", "y"], ["tag", "x"]])
+def test_a_mistyped_store_is_not_made(tmp_path: Path, kindler: Kindler, verb: list[str]) -> None:
+    place = tmp_path / "mistyped"
+    status, _, said = kindler("models", *verb, "--store", str(place))
+    assert status != 0
+    assert "there is no store at" in said
+    assert not place.exists()

@@ -7,6 +7,7 @@ import os
 import pickle
 import warnings
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from sklearn.tree import DecisionTreeRegressor
 
 from kindler import Omega
 from kindler.errors import ConfigError, DamagedError, StoreError, UntrustedError
+from kindler.serve.servables import load
+from kindler.shelves.scan.onnx_file import scan
 
 NAMES = [
     "../x",
@@ -135,12 +138,13 @@ def test_a_scikit_learn_model_with_a_function_of_its_own_needs_trust(local: Omeg
     assert local.models.get("f", trusted=True).func is os.path.basename
 
 
+def field(number: int, data: bytes) -> bytes:
+    """A field of a protocol buffer."""
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
 def onnx(location: str) -> bytes:
     """A model with one tensor that lies in another file."""
-
-    def field(number: int, data: bytes) -> bytes:
-        return bytes([number << 3 | 2, len(data)]) + data
-
     entry = field(1, b"location") + field(2, location.encode())
     return field(7, field(5, field(8, b"w") + field(13, entry)))
 
@@ -239,3 +243,133 @@ def test_links_are_not_followed_into_the_store(local: Omega, tmp_path: Path) -> 
     with pytest.raises((StoreError, ConfigError)):
         local.models.put(model, "x", trusted=True)
     assert local.models.list() == []
+
+
+def republished(om: Omega, version: Any, path: Path, **meta: Any) -> Omega:
+    """The same files under other metadata, as an archive of others may have them."""
+    with zipfile.ZipFile(om.models.export(str(version), path)) as source:
+        told = json.loads(source.read("kindler.json"))
+        files = {name: source.read(name) for name in source.namelist() if name != "kindler.json"}
+    told["meta"] |= meta
+    with zipfile.ZipFile(path, "w") as target:
+        target.writestr("kindler.json", json.dumps(told))
+        for name, data in files.items():
+            target.writestr(name, data)
+    om.models.import_(path)
+    return om
+
+
+@pytest.mark.parametrize(
+    "place", ["../secret.onnx", "/etc/secret.onnx", "a/../../secret.onnx", "no.onnx", 3, ""]
+)
+@pytest.mark.parametrize("kind", ["onnx", "openvino"])
+def test_metadata_cannot_name_a_file_outside_of_the_version(
+    local: Omega, tmp_path: Path, place: Any, kind: str
+) -> None:
+    source = tmp_path / f"net{'.onnx' if kind == 'onnx' else '.xml'}"
+    source.write_bytes(onnx("weights.bin"))
+    for name in ("weights.bin", "net.bin"):
+        (tmp_path / name).write_bytes(b"w")
+    version = local.models.put(source, "net")
+    republished(local, version, tmp_path / "x.zip", file=place)
+    with pytest.raises(ConfigError, match=r"no path of a stored file|has no file"):
+        load(local.models, local.models.metadata("net"), trusted=False)
+
+
+def test_an_onnx_model_is_looked_through_again_when_it_is_loaded(local: Omega, tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(onnx("/etc/passwd"))
+    version = local.models.put(tmp_path / "net.onnx", "net", trusted=True)
+    with pytest.raises(UntrustedError, match="/etc/passwd"):
+        load(local.models, version, trusted=False)
+    (tmp_path / "net.onnx").write_bytes(onnx("beside.bin"))
+    (tmp_path / "beside.bin").write_bytes(b"w")
+    version = local.models.put(tmp_path / "net.onnx", "net")
+    kept = [file for file in version.files if file.path == "net.onnx"]
+    alone = local.store.publish(version.address, kind="onnx", meta=version.meta, shared=kept)
+    with pytest.raises(ConfigError, match=r"no file 'beside\.bin'"):
+        load(local.models, alone, trusted=False)
+
+
+@pytest.mark.parametrize(
+    ("node", "function", "refused"),
+    [
+        (field(4, b"Relu"), b"", False),
+        (field(4, b"Gelu") + field(7, b"com.microsoft"), b"", False),
+        (field(4, b"EPContext") + field(7, b"com.microsoft"), b"", True),
+        (field(4, b"AzureTextToText") + field(7, b"com.microsoft.extensions"), b"", True),
+        (field(4, b"F") + field(7, b"mine"), field(1, b"F") + field(10, b"mine"), False),
+        (field(4, b"G") + field(7, b"mine"), field(1, b"F") + field(10, b"mine"), True),
+    ],
+)
+def test_an_onnx_model_of_operations_of_others_needs_trust(
+    local: Omega, tmp_path: Path, node: bytes, function: bytes, refused: bool
+) -> None:
+    functions = bytes([25 << 3 & 0x7F | 0x80 | 2, 1, len(function)]) + function if function else b""
+    (tmp_path / "net.onnx").write_bytes(field(7, field(1, node)) + functions)
+    if not refused:
+        local.models.put(tmp_path / "net.onnx", "net")
+        return
+    with pytest.raises(UntrustedError, match="the operation"):
+        local.models.put(tmp_path / "net.onnx", "net")
+
+
+def test_tensors_in_the_attributes_of_a_function_are_looked_at(tmp_path: Path) -> None:
+    entry = field(1, b"location") + field(2, b"/etc/passwd")
+    function = field(11, field(5, field(13, entry)))
+    functions = bytes([25 << 3 & 0x7F | 0x80 | 2, 1, len(function)]) + function
+    (tmp_path / "net.onnx").write_bytes(field(7, b"") + functions)
+    assert scan(tmp_path / "net.onnx").files == ["/etc/passwd"]
+
+
+ZERO = "5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": [["a", ZERO, 1], ["a", ZERO, 1]]},
+        {"files": [["a", ZERO, 1], ["a/b", ZERO, 1]]},
+        {"files": [["a", ZERO, 10**12]]},
+        {"files": [["a", ZERO, "many"]]},
+        {"files": [["a", ZERO]]},
+        {"files": 3},
+        {"meta": []},
+        {"attributes": None},
+        {"kind": None},
+        {"shelf": ["datasets"]},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_malformed_archive_is_said_to_be_one(local: Omega, tmp_path: Path, changes: dict[str, Any]) -> None:
+    told = {"files": [["value.json", ZERO, 1]]} | changes
+    path = tmp_path / "a.zip"
+    archive(path)
+    with zipfile.ZipFile(path) as source:
+        whole = json.loads(source.read("kindler.json"))
+    with zipfile.ZipFile(path, "w") as out:
+        out.writestr("kindler.json", json.dumps(whole | told))
+        out.writestr("files/a", "0")
+    with pytest.raises(ConfigError, match=r"archive|unpacks|two files|within another"):
+        local.datasets.import_(path)
+    assert local.datasets.list(hidden=True) == []
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"[" * 100_000, b"3", b"null"])
+def test_an_archive_whose_description_is_not_one_is_refused(
+    local: Omega, tmp_path: Path, text: bytes
+) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as out:
+        out.writestr("kindler.json", text)
+    with pytest.raises(ConfigError, match="archive"):
+        local.datasets.import_(tmp_path / "a.zip")
+
+
+def test_two_files_at_one_path_cannot_write_over_a_blob(local: Omega) -> None:
+    first, second = local.datasets.put(1, "one"), local.datasets.put(2, "two")
+    with pytest.raises(ConfigError, match="two files at the same path"):
+        local.store.publish(first.address, kind="json", shared=[*first.files, *second.files])
+    forged = replace(first, files=(*first.files, *second.files))
+    with pytest.raises(ConfigError, match="two files"), local.store.files(forged):
+        pass
+    assert (local.datasets.get("one"), local.datasets.get("two")) == (1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,10 @@ def test_a_model_of_an_importable_class_is_made_again_with_its_arguments(om: Ome
     model = Net(width=6).eval()
     om.models.put(model, "net", init={"width": 6})
     x = torch.randn(5, 3)
-    assert torch.equal(om.models.get("net")(x), model(x))
+    with pytest.raises(UntrustedError, match=r"imported by the name.*classes="):
+        om.models.get("net")
+    assert torch.equal(om.models.get("net", classes=[Net])(x), model(x))
+    assert torch.equal(om.models.get("net", trusted=True)(x), model(x))
 
     with pytest.raises(ConfigError, match="is another model"):
         om.models.put(model, "net")
@@ -83,14 +87,71 @@ def test_a_class_that_others_cannot_import_is_said_so_and_can_be_exported(om: Om
 
 
 @pytest.mark.parametrize(
-    "path", ["os:system", "builtins:dict", "no_such_module:Net", "torch.nn:Linear.forward"]
+    "path",
+    [
+        "os:system",
+        "builtins:dict",
+        "no_such_module:Net",
+        "torch.nn:Linear.forward",
+        "unittest.__main__:Net",
+        "torch.nn.parallel.data_parallel:DataParallel",
+        "torch.nn.modules.linear:Net",
+        "antigravity:Net",
+    ],
 )
 def test_a_manifest_cannot_name_what_is_no_model(om: Omega, path: str) -> None:
     version = om.models.put(Net(), "net")
     om.store.publish(
         version.address, kind="torch", meta={**version.meta, "class": path}, shared=version.files
     )
-    with pytest.raises(ConfigError):
+    before = set(sys.modules)
+    with pytest.raises(UntrustedError, match=re.escape(path)):
+        om.models.get("net")
+    assert set(sys.modules) == before  # nothing was imported
+
+
+@pytest.mark.parametrize("path", ["os:system", "no_such_module:Net", "torch.nn:Linear.forward"])
+def test_a_trusted_manifest_must_name_a_class_of_models(om: Omega, path: str) -> None:
+    version = om.models.put(Net(), "net")
+    om.store.publish(
+        version.address, kind="torch", meta={**version.meta, "class": path}, shared=version.files
+    )
+    with pytest.raises(ConfigError, match=re.escape(path)):
+        om.models.get("net", trusted=True)
+
+
+def test_a_module_that_calls_sys_exit_when_it_is_imported_does_not_end_the_process(
+    om: Omega, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    version = om.models.put(Net(), "net")
+    om.store.publish(
+        version.address, kind="torch", meta={**version.meta, "class": "leaves:Net"}, shared=version.files
+    )
+    with pytest.raises(ConfigError, match=r"SystemExit\(3\)"):
+        om.models.get("net", trusted=True)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        {"layer": "DataParallel", "with": {}},
+        {"layer": "__class__", "with": {}},
+        {"layer": "Linear", "with": {"in_features": 3, "out_features": 4, "device": "cuda"}},
+        {"layer": "Linear", "with": {"in_features": 10**9, "out_features": 10**9}},
+        {"layer": "Linear", "with": {"in_features": "3", "out_features": 4}},
+        {"layer": "Sequential", "children": [["0", {"same": ".7"}]]},
+        {"layer": "Sequential", "children": [["0", None]]},
+        {"layer": "Identity", "with": {}},
+    ],
+)
+def test_a_manifest_cannot_describe_what_is_not_a_model_of_its_weights(om: Omega, layers: Any) -> None:
+    version = om.models.put(torch.nn.Linear(3, 4), "net")
+    om.store.publish(
+        version.address, kind="torch", meta={**version.meta, "layers": layers}, shared=version.files
+    )
+    with pytest.raises(ConfigError, match="the stored PyTorch model cannot be made again"):
         om.models.get("net")
 
 

@@ -112,7 +112,10 @@ def _add_get(parser: argparse.ArgumentParser, shelf: str) -> None:
 def _list(chosen: argparse.Namespace) -> int:
     shelf = _shelf(chosen)
     versions = shelf.newest(chosen.pattern, hidden=chosen.hidden, kind=chosen.kind)
-    tags = {(v.name, number): names for v in versions for number, names in _tags(shelf, v.name).items()}
+    tags: dict[tuple[str, int], list[str]] = {}
+    for name, found in shelf.store.all_tags(shelf.bucket, shelf.shelf).items():
+        for tag, number in sorted(found.items()):
+            tags.setdefault((name, number), []).append(tag)
     if chosen.versions:
         versions = [one for v in versions for one in shelf.versions(v.name)]
     print((as_json if chosen.json else as_table)(versions, tags))
@@ -215,7 +218,7 @@ def _tag(chosen: argparse.Namespace) -> int:
 
 
 def _shelf(chosen: argparse.Namespace) -> Shelf:
-    omega = opened(chosen)
+    omega = opened(chosen, make=chosen.verb == "put")
     shelf: Shelf = omega.models if chosen.shelf == "models" else omega.datasets
     return shelf
 
@@ -227,13 +230,6 @@ def _matching(shelf: Shelf, given: str, force: bool) -> Sequence[str]:
     found = shelf.list(given, hidden=True)
     if not found and not force:
         raise NotFoundError(what=shelf.shelf.rstrip("s"), name=given, available=shelf.list())
-    return found
-
-
-def _tags(shelf: Shelf, name: str) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for tag, number in sorted(shelf.tags(name).items()):
-        found.setdefault(number, []).append(tag)
     return found
 
 

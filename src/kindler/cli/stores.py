@@ -25,10 +25,23 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def opened(chosen: argparse.Namespace) -> Omega:
-    """The shelves of the bucket."""
-    from kindler.omega import Omega
+def opened(chosen: argparse.Namespace, *, make: bool = False) -> Omega:
+    """The shelves of the bucket.
 
+    Args:
+        chosen: What was said on the command line.
+        make: Whether to make a store that is not there; else a mistyped place would become one.
+
+    Raises:
+        ConfigError: There is no store at that place.
+    """
+    from kindler.errors import ConfigError
+    from kindler.omega import Omega
+    from kindler.store import Store
+
+    if not make and not Store.is_there(chosen.store):
+        shown = "the default place" if chosen.store is None else repr(chosen.store)
+        raise ConfigError(f"there is no store at {shown}.\nHint: `kindler models put` makes one.")
     return Omega(chosen.store, bucket=chosen.bucket)
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -34,7 +35,7 @@ def read(given: Any, datasets: Datasets, *, trusted: bool, spark: Any = None) ->
         ConfigError: Its name cannot be one, or the table has no such column.
     """
     if not isinstance(given, str):
-        return np.asarray(given) if isinstance(given, list) else given
+        return _not_paths(given)
     found = _COLUMNS.fullmatch(given)
     if found is None:
         return _stored(given, datasets, trusted=trusted, spark=spark)
@@ -60,4 +61,17 @@ def _stored(name: str, datasets: Datasets, *, trusted: bool, spark: Any, form: s
             options = {"as_": "spark", "spark": spark}
         elif form is not None or version.meta.get("made_from") == "spark":
             options = {"as_": "pandas"}
-    return datasets.get(str(version), trusted=trusted, **options)
+    return _not_paths(datasets.get(str(version), trusted=trusted, **options))
+
+
+def _not_paths(value: Any) -> Any:
+    """Lists as arrays. Text is refused: an estimator would take it for the path of a file on this machine.
+
+    Raises:
+        ConfigError: It is text.
+    """
+    if isinstance(value, str | bytes | os.PathLike):
+        raise ConfigError(
+            "the data is text; a verb takes arrays and tables.\nHint: give the name of a dataset of them."
+        )
+    return np.asarray(value) if isinstance(value, list) else value

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kindler.errors import ConfigError, UntrustedError
-from kindler.runtime import data, faces, training, values
+from kindler.runtime import data, faces, options, training, values
 from kindler.runtime.messages import WRITES, Task
 from kindler.shelves.datasets import Datasets
 from kindler.shelves.models import Models
@@ -27,7 +27,8 @@ class Executor:
     Args:
         url: The store.
         capacity: How many models stay in memory; the one that was not used for longest goes first.
-        trusted: Whether tasks that ask for it may run code and pickles of the store.
+        trusted: Whether tasks that ask for it may run code and pickles of the store, and all tasks may have
+            options that name files and settings.
     """
 
     def __init__(self, url: str, *, capacity: int = 4, trusted: bool = True) -> None:
@@ -42,14 +43,17 @@ class Executor:
         """The task's result, of any kind; whatever goes wrong is raised.
 
         Raises:
-            UntrustedError: It needs code of the store, and the task or this worker does not allow that.
+            UntrustedError: It needs code of the store, and the task or this worker does not allow that; or
+                it has options that this worker takes only from those it trusts.
         """
         refused = task.trusted and not self._trusted
         if refused:
             task = replace(task, trusted=False)
-        args, options = self._arguments(task)
+        args, given = self._arguments(task)
+        if not self._trusted and task.shelf == "models":
+            options.check(str(task), given)
         try:
-            result = (self._script if task.shelf == "scripts" else self._model)(task, args, options)
+            result = (self._script if task.shelf == "scripts" else self._model)(task, args, given)
         except UntrustedError as exc:
             if not refused:
                 raise

@@ -14,7 +14,7 @@ from kindler.engine.channel import Frame
 from kindler.errors import FrameError
 from kindler.runtime.messages import pack, unpack
 from kindler.shelves.datasets import Datasets
-from kindler.store import Store
+from kindler.store import Address, Store
 
 __all__ = ["Parcels"]
 
@@ -62,7 +62,7 @@ class Parcels:
         """The message was read for the last time: drop its parcel, if it has one."""
         frame = unpack(content)
         if frame.kind == "parcel":
-            self._shelf().drop(f"{_FOLDER}/{self._name(frame)}", force=True)
+            self._forget(f"{_FOLDER}/{self._name(frame)}")
 
     def tidy(self) -> None:
         """Drop the parcels that nobody came for, and the bytes of those that were read."""
@@ -70,8 +70,12 @@ class Parcels:
         shelf = self._shelf()
         for version in shelf.newest(f"{_FOLDER}/*", hidden=True):
             if version.created < limit:
-                shelf.drop(version.name, force=True)
+                self._forget(version.name)
         shelf.store.sweep()
+
+    def _forget(self, name: str) -> None:
+        shelf = self._shelf()
+        shelf.store.forget(Address(shelf.bucket, shelf.shelf, name))
 
     def close(self) -> None:
         """Close the store's connections."""

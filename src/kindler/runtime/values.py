@@ -6,6 +6,7 @@ the JSON names by its number. What has no such form is refused by whoever sends 
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -23,6 +24,7 @@ Resolve: TypeAlias = Callable[[Mapping[str, Any]], Any]
 
 _MARK = "$"
 _DEEPEST = 64
+_LARGEST_BYTES = 1 << 20
 _PLAIN = (type(None), bool, int, float, str)
 _KINDS = "biufcmMSU"  # of numpy's dtypes, those whose values are their bytes
 
@@ -34,7 +36,11 @@ def encode(value: Any) -> tuple[Any, list[bytes]]:
         DataError: It, or something in it, has no form that travels.
     """
     buffers: list[bytes] = []
-    return _encoded(value, buffers, 0), buffers
+    tree = _encoded(value, buffers, 0)
+    text = json.dumps(tree).encode()
+    if len(text) > _LARGEST_BYTES:  # a frame has room for buffers, and little for its header
+        tree = {_MARK: "json", "buffer": _added(text, buffers)}
+    return tree, buffers
 
 
 def decode(tree: Any, buffers: Sequence[bytes], resolve: Resolve | None = None) -> Any:
@@ -50,10 +56,12 @@ def decode(tree: Any, buffers: Sequence[bytes], resolve: Resolve | None = None) 
         FrameError: It is nothing that `encode` made.
     """
     try:
+        if isinstance(tree, dict) and tree.get(_MARK) == "json":
+            tree = json.loads(_buffer(tree, buffers))
         return _decoded(tree, buffers, resolve, 0)
     except FrameError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError, pa.ArrowException) as exc:
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError, pa.ArrowException) as exc:
         raise FrameError(f"a value on the wire is broken: {type(exc).__name__}: {exc}") from exc
 
 
@@ -160,10 +168,7 @@ def _decoded(tree: Any, buffers: Sequence[bytes], resolve: Resolve | None, depth
 
 
 def _from_buffer(form: str, tree: Mapping[str, Any], buffers: Sequence[bytes]) -> Any:
-    number = tree["buffer"]
-    if type(number) is not int or not 0 <= number < len(buffers):
-        raise FrameError(f"a value names the buffer {number!r}; there are {len(buffers)}.")
-    content = buffers[number]
+    content = _buffer(tree, buffers)
     if form == "bytes":
         return bytes(content)
     if form in ("array", "scalar"):
@@ -185,6 +190,13 @@ def _from_buffer(form: str, tree: Mapping[str, Any], buffers: Sequence[bytes]) -
         series = table.to_pandas().iloc[:, 0]
         return series.rename(None) if series.name == "" else series
     raise FrameError(f"a value of the form {form!r} is not known.")
+
+
+def _buffer(tree: Mapping[str, Any], buffers: Sequence[bytes]) -> bytes:
+    number = tree["buffer"]
+    if type(number) is not int or not 0 <= number < len(buffers):
+        raise FrameError(f"a value names the buffer {number!r}; there are {len(buffers)}.")
+    return buffers[number]
 
 
 def _shape(tree: Mapping[str, Any]) -> tuple[int, ...]:

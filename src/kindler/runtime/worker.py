@@ -45,7 +45,9 @@ def serve(worker: Worker, order: bytes) -> list[bytes]:
 def _reported(executor: Executor, task: Task, log: Log) -> Report:
     try:
         value, buffers = values.encode(executor.run(task))
-    except Exception as exc:  # noqa: BLE001 - the edge of the worker: whoever asked raises it
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # noqa: BLE001 - the edge of the worker, also for code that calls sys.exit
         return Report("failed", error=described(exc), log=log.tail())
     return Report("done", value, tuple(buffers), log=log.tail())
 

@@ -151,9 +151,10 @@ class Datasets(Shelf):
                 renumber(folder, len(latest.files))
                 shared = [*latest.files, *_renumbered(files, len(latest.files))]
             after = None if mode == "replace" else (0 if latest is None else latest.number)
+            grows = latest if mode == "append" else None
             try:
                 return self.store.publish(
-                    address, folder, kind=handler.kind, shared=shared, after=after, **told
+                    address, folder, kind=handler.kind, shared=shared, after=after, grows=grows, **told
                 )
             except OvertakenError:
                 continue  # another one was quicker; its rows come before ours

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from kindler.errors import ConfigError, UntrustedError
 from kindler.store import File, Store, Version
+from kindler.store.names import check_path
 
-__all__ = ["Handler", "known_only", "require_trust"]
+__all__ = ["Handler", "confined", "known_only", "require_trust"]
 
 
 class Handler:
@@ -41,6 +42,15 @@ class Handler:
         """The object again. The folder is gone afterwards, and nothing in it may be changed."""
         raise NotImplementedError
 
+    def located(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Path:
+        """Of kinds that are files: the one that their own runtime loads, looked through whoever stored it.
+
+        Raises:
+            ConfigError: It is not a file of the version, or the kind is not files.
+            UntrustedError: Loading it would read other files, or run code.
+        """
+        raise ConfigError(f"a model of kind {self.kind!r} is read, and not loaded from a file.")
+
     def write_blobs(self, obj: Any, store: Store) -> tuple[list[File], dict[str, Any]] | None:
         """Write blobs elsewhere, as Spark's tasks do; None if `write` is to write files here."""
         return None
@@ -48,6 +58,18 @@ class Handler:
     def read_blobs(self, version: Version, store: Store, options: Mapping[str, Any]) -> Any:
         """What reads blobs elsewhere, as a frame of Spark's does; None if `read` is to read files here."""
         return None
+
+
+def confined(folder: Path, name: object) -> Path:
+    """A file of a version that its metadata names.
+
+    Raises:
+        ConfigError: There is none of that name in the folder, or it leads elsewhere.
+    """
+    path = folder / check_path(name)
+    if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"the version has no file {name!r}.")
+    return path
 
 
 def known_only(given: Mapping[str, Any], known: frozenset[str], *, what: str) -> dict[str, Any]:

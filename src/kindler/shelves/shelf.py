@@ -15,7 +15,7 @@ from kindler.errors import AlreadyExistsError, ConfigError
 from kindler.shelves.handler import Handler, known_only
 from kindler.shelves.registry import KINDS, Kinds
 from kindler.store import Address, Store, Version, archive
-from kindler.store.names import check_bucket, is_hidden
+from kindler.store.names import check_bucket
 from kindler.store.selectors import Selector, parse
 
 __all__ = ["Shelf", "listed"]
@@ -128,7 +128,13 @@ class Shelf:
         return self.store.seek(self.bucket, self.shelf, parse(name, version)) is not None
 
     def list(
-        self, pattern: str = "**", *, hidden: bool = False, kind: str | None = None
+        self,
+        pattern: str = "**",
+        *,
+        hidden: bool = False,
+        kind: str | None = None,
+        after: str = "",
+        limit: int | None = None,
     ) -> builtins.list[str]:
         """The names that a glob means, sorted.
 
@@ -137,18 +143,27 @@ class Shelf:
                 Case matters, and everything else means itself.
             hidden: Also names with a part that begins with `.` or `_`.
             kind: Only those whose newest version is of this kind.
+            after: Only names that come after this one: the last one of the page before.
+            limit: At most so many: a page.
         """
-        return [version.name for version in self.newest(pattern, hidden=hidden, kind=kind)]
+        if kind is None:
+            return self.store.names(self.bucket, self.shelf, pattern, hidden=hidden, after=after, limit=limit)
+        found = self.newest(pattern, hidden=hidden, kind=kind, after=after, limit=limit)
+        return [version.name for version in found]
 
     def newest(
-        self, pattern: str = "**", *, hidden: bool = False, kind: str | None = None
+        self,
+        pattern: str = "**",
+        *,
+        hidden: bool = False,
+        kind: str | None = None,
+        after: str = "",
+        limit: int | None = None,
     ) -> builtins.list[Version]:
         """The newest version of each name that `list` gives."""
-        return [
-            version
-            for version in self.store.newest(self.bucket, self.shelf, pattern)
-            if (hidden or not is_hidden(version.name)) and kind in (None, version.kind)
-        ]
+        return self.store.newest(
+            self.bucket, self.shelf, pattern, hidden=hidden, kind=kind, after=after, limit=limit
+        )
 
     def versions(self, name: str) -> builtins.list[Version]:
         """All versions of a name, oldest first.
@@ -214,7 +229,12 @@ class Shelf:
         if bucket is None and tag is None:
             raise ConfigError("promote() needs bucket=... or tag=..., to say where to.")
         if bucket is None or bucket == self.bucket:
-            return self.tag(name, str(tag))
+            if tag is None:
+                raise ConfigError(
+                    f"promote({name!r}, bucket={bucket!r}): it is in that bucket already.\n"
+                    "Hint: tag=... moves a tag to it; bucket=... takes another bucket."
+                )
+            return self.tag(name, tag)
         return self.copy(name, parse(name).name, bucket=bucket, tag=tag)
 
     def copy(

@@ -7,7 +7,9 @@ files/PATH       the files
 from __future__ import annotations
 
 import json
+import lzma
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from kindler.errors import ConfigError, DamagedError
 from kindler.store.hashing import copy_hashed
 from kindler.store.names import check_name
 from kindler.store.store import Store
-from kindler.store.versions import File, Version, as_json
+from kindler.store.versions import File, Version, as_json, check_files
 
 __all__ = ["Archived", "Stages", "reading", "write"]
 
@@ -26,6 +28,18 @@ _FORMAT = 1
 _TOLD = "kindler.json"
 _TOLD_BYTES = 16 << 20
 _KNOWN = ("name", "shelf", "kind", "meta", "attributes")
+# `write` packs nothing; an archive of others may unpack to so many times its size.
+_RATIO, _UNPACKED_BYTES = 100, 64 << 20
+# What reading a zip of others can raise: it may be cut off, locked, or packed in an unknown way.
+_MALFORMED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    NotImplementedError,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,14 +93,17 @@ def reading(store: Stages, path: Path) -> Iterator[tuple[Archived, Path]]:
         ConfigError: It is no archive of Kindler's, or names files that lead elsewhere.
         DamagedError: A file in it is not what the archive says.
     """
-    try:
-        with zipfile.ZipFile(path) as archive, store.stage() as folder:
-            told = _told(archive, path)
-            for file in told.files:
-                _extract(archive, file, folder)
-            yield told, folder
-    except zipfile.BadZipFile as exc:
-        raise ConfigError(f"{path} is no whole archive: {exc}.") from exc
+    with store.stage() as folder:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                told = _told(archive, path)
+                for file in told.files:
+                    _extract(archive, file, folder)
+        except (ConfigError, DamagedError):
+            raise
+        except _MALFORMED as exc:
+            raise ConfigError(f"{path} is no whole archive: {str(exc) or type(exc).__name__}.") from exc
+        yield told, folder
 
 
 def _told(archive: zipfile.ZipFile, path: Path) -> Archived:
@@ -99,16 +116,24 @@ def _told(archive: zipfile.ZipFile, path: Path) -> Archived:
             raise ConfigError(f"{path} has the format {told['format']!r}, and this Kindler knows {_FORMAT}.")
         files = tuple(File(str(name), str(sha256), int(size)) for name, sha256, size in told["files"])
         fields = {key: told[key] for key in _KNOWN}
-    except (KeyError, TypeError, json.JSONDecodeError) as exc:
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, ValueError, RecursionError) as exc:
         raise ConfigError(f"{path} is no archive of a store: {exc!r}.") from exc
     check_name(fields["name"])
+    check_files(files)
+    kinds = {"shelf": str, "kind": str, "meta": dict, "attributes": dict}
+    wrong = [key for key, kind in kinds.items() if not isinstance(fields[key], kind)]
+    if wrong:
+        raise ConfigError(f"{path} is no archive of a store: its {wrong[0]} is {fields[wrong[0]]!r}.")
+    total, at_most = sum(file.size for file in files), _RATIO * path.stat().st_size + _UNPACKED_BYTES
+    if total > at_most:
+        raise ConfigError(f"{path} unpacks to {total} bytes, and may to {at_most}.")
     return Archived(files=files, **fields)
 
 
 def _extract(archive: zipfile.ZipFile, file: File, folder: Path) -> None:
     target = folder / file.path
-    if target.exists():
-        raise ConfigError(f"the archive has two files at {file.path!r}.")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with archive.open(f"files/{file.path}") as source:

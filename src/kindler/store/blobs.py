@@ -20,6 +20,8 @@ from kindler.store import staging
 from kindler.store.hashing import sha256_of
 from kindler.store.urls import folder_of
 
+_CHUNK_BYTES = 1 << 20
+
 __all__ = ["Blobs", "FileBlobs", "MemoryBlobs", "check_whole", "open_blobs"]
 
 
@@ -103,24 +105,27 @@ class FileBlobs:
     def put(self, source: Path, sha256: str) -> None:
         """See `Blobs`."""
         target = self._path(sha256)
-        if self._touched(target):
+        there = target.exists()
+        if there and _is_whole(target, sha256) and _touched(target):
             return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _sync(source)
-        source.chmod(0o444)
         try:
-            os.link(source, target)
-        except FileExistsError:
-            return
-        except OSError:
-            # Another disk, or one without links: beside, then renamed.
-            with staging.folder(self.stage) as beside:
-                copy = beside / sha256
-                shutil.copyfile(source, copy)
-                _sync(copy)
-                copy.chmod(0o444)
-                os.replace(copy, target)
-        _sync(target.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _sync(source)
+            source.chmod(0o444)
+            if there or not _linked(source, target):
+                self._copy(source, target)
+            _sync(target.parent)
+        except PermissionError as exc:
+            raise StoreError(f"cannot write to the store at {self._folder}: {exc}.") from exc
+
+    def _copy(self, source: Path, target: Path) -> None:
+        """Beside, then renamed: over a damaged blob, one of somebody else, or from another disk."""
+        with staging.folder(self.stage) as beside:
+            copy = beside / target.name
+            shutil.copyfile(source, copy)
+            _sync(copy)
+            copy.chmod(0o444)
+            os.replace(copy, target)
 
     def get(self, sha256: str, target: Path, *, private: bool = False) -> None:
         """See `Blobs`."""
@@ -132,7 +137,8 @@ class FileBlobs:
             with suppress(OSError):
                 os.link(blob, target)
                 return
-        shutil.copyfile(blob, target)
+        with blob.open("rb") as source, target.open("xb") as copy:  # never into a file that is there
+            shutil.copyfileobj(source, copy, _CHUNK_BYTES)
 
     def has(self, sha256: str) -> bool:
         """See `Blobs`."""
@@ -153,16 +159,6 @@ class FileBlobs:
 
     def _path(self, sha256: str) -> Path:
         return self._folder / sha256[:2] / sha256
-
-    def _touched(self, path: Path) -> bool:
-        """Whether the blob is there; it counts as put now, so that no sweep takes it for debris."""
-        try:
-            os.utime(path)
-        except FileNotFoundError:
-            return False
-        except OSError as exc:
-            raise StoreError(f"cannot write to the store at {self._folder}: {exc}.") from exc
-        return True
 
 
 class MemoryBlobs:
@@ -203,6 +199,34 @@ class MemoryBlobs:
         with self._lock:
             for sha256 in hashes:
                 self._blobs.pop(sha256, None)
+
+
+def _is_whole(path: Path, sha256: str) -> bool:
+    """Whether the bytes are those of the name; a damaged blob is healed by whoever puts it again."""
+    try:
+        return sha256_of(path) == sha256
+    except OSError:
+        return False
+
+
+def _touched(path: Path) -> bool:
+    """Let the blob count as put now, so that no sweep takes it for debris; False if that cannot be."""
+    try:
+        os.utime(path)
+    except (FileNotFoundError, PermissionError):
+        return False
+    return True
+
+
+def _linked(source: Path, target: Path) -> bool:
+    """Whether the file could be taken over without a copy."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        pass  # another process has put the same just now
+    except OSError:
+        return False  # another disk, or one without links
+    return True
 
 
 def _sync(path: Path) -> None:

@@ -8,8 +8,9 @@ are all there; so no version is ever without its bytes, however the two meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -20,11 +21,11 @@ from kindler.errors import ConfigError
 from kindler.store.engines import Database
 from kindler.store.selectors import Selector
 from kindler.store.urls import without_secrets
-from kindler.store.versions import Address, Draft, Version
+from kindler.store.versions import Address, Draft, File, Manifest, Version, growth
 
 __all__ = ["Catalog", "LackingBlobs", "OvertakenError"]
 
-FORMAT = 1
+FORMATS = (1, 2)  # since 2, a version may say only what it has more than the one before it
 _CHUNK = 500
 _LOCK_KEY = 0x6B696E64  # "kind": for PostgreSQL, while tables are made
 
@@ -147,6 +148,7 @@ class Catalog:
         has: Callable[[str], bool],
         tags: Sequence[str] = (),
         after: int | None = None,
+        grows: Version | None = None,
     ) -> Version:
         """Make the draft the newest version of its name.
 
@@ -156,13 +158,16 @@ class Catalog:
             has: Whether a blob is there.
             tags: Tags that move to it.
             after: The newest version must be this one (0: there must be none).
+            grows: The version with the number `after`, if the draft has all that it has.
 
         Raises:
             LackingBlobs: Some blobs are not there.
             OvertakenError: The newest version is not `after`.
         """
         created = datetime.now(timezone.utc).isoformat()
-        manifest, hashes = draft.manifest(), sorted({file.sha256 for file in draft.files})
+        said = Manifest(draft.files, dict(draft.meta), dict(draft.attributes))
+        if grows is not None:
+            self._allow_growth()
         with self._database.writing() as connection:
             connection.execute(sa.select(_state.c.id).with_for_update(read=True)).all()
             object_id, number = self._next(connection, address)
@@ -171,6 +176,8 @@ class Catalog:
             )
             if after is not None and after != (latest or 0):
                 raise OvertakenError(latest or 0)
+            kept = self._grown(connection, object_id, draft, grows) or said
+            hashes = sorted({file.sha256 for file in kept.files})
             known = self._needed(connection, hashes)
             lacking = [sha256 for sha256 in hashes if sha256 not in known and not has(sha256)]
             if lacking:
@@ -183,7 +190,7 @@ class Catalog:
                     created=created,
                     size=draft.size,
                     digest=draft.digest,
-                    manifest=manifest,
+                    manifest=kept.text(),
                 )
             )
             if hashes:
@@ -198,7 +205,7 @@ class Catalog:
             created=created,
             size=draft.size,
             digest=draft.digest,
-            manifest=manifest,
+            manifest=Manifest.read(said.text()),  # as it will be read: what JSON has
         )
 
     def find(self, address: Address, selector: Selector) -> Version | None:
@@ -211,52 +218,81 @@ class Catalog:
             known = {"bucket": address.bucket, "shelf": address.shelf, "name": address.name}
             wanted = {**known, "number": _BEYOND if number is None else min(number, _BEYOND)}
             rows = connection.execute(_FIND, {**wanted, "count": selector.back + 1}).all()
-        if len(rows) <= selector.back or number not in (None, rows[0].number):
-            return None
-        return _version(address, rows[-1])
+            if len(rows) <= selector.back or number not in (None, rows[0].number):
+                return None
+            return self._resolved(connection, address, rows[-1])
 
     def versions(self, address: Address) -> list[Version]:
         """All versions of a name, oldest first."""
         wanted = sa.select(_versions).select_from(_joined).where(*_is(address)).order_by(_versions.c.number)
+        found: list[Version] = []
+        before: Manifest | None = None
         with self._database.reading() as connection:
-            return [_version(address, row) for row in connection.execute(wanted)]
+            for row in connection.execute(wanted):
+                said = Manifest.read(row.manifest)
+                if before is not None and said.since is not None:
+                    joined = said.after(replace(before, meta=_copied(before.meta)))
+                    said = replace(joined, files=sorted(joined.files, key=_by_path))
+                found.append(_version(address, row, said))
+                before = said
+        return found
 
-    def newest(self, bucket: str, shelf: str, prefix: str = "") -> list[Version]:
-        """The newest version of each name that begins so, by name."""
-        newest = (
-            sa.select(_versions.c.object, sa.func.max(_versions.c.number).label("number"))
-            .group_by(_versions.c.object)
-            .subquery()
+    def newest(
+        self, bucket: str, shelf: str, prefix: str = "", *, after: str = "", limit: int | None = None
+    ) -> list[Version]:
+        """The newest version of each name that begins so and comes after `after`, by name."""
+        newest = _versions.alias()
+        wanted = self._names(sa.select(_objects.c.name, _versions), bucket, shelf, prefix, after, limit)
+        wanted = wanted.select_from(_joined).where(
+            _versions.c.number
+            == sa.select(sa.func.max(newest.c.number))
+            .where(newest.c.object == _objects.c.id)
+            .scalar_subquery()
         )
-        wanted = (
-            sa.select(_objects.c.name, _versions)
-            .select_from(
-                _joined.join(
-                    newest,
-                    (newest.c.object == _versions.c.object) & (newest.c.number == _versions.c.number),
-                )
-            )
-            .where(_objects.c.bucket == bucket, _objects.c.shelf == shelf)
-        )
-        if prefix:
-            wanted = wanted.where(_objects.c.name.startswith(prefix, autoescape=True))
         with self._database.reading() as connection:
-            found = [_version(Address(bucket, shelf, row.name), row) for row in connection.execute(wanted)]
-        return sorted(found, key=lambda version: version.name)  # databases do not agree on an order of text
+            rows = connection.execute(wanted).all()
+            return [self._resolved(connection, Address(bucket, shelf, row.name), row) for row in rows]
+
+    def names(
+        self, bucket: str, shelf: str, prefix: str = "", *, after: str = "", limit: int | None = None
+    ) -> list[str]:
+        """The names alone."""
+        wanted = self._names(sa.select(_objects.c.name), bucket, shelf, prefix, after, limit).where(
+            sa.exists().where(_versions.c.object == _objects.c.id)
+        )
+        with self._database.reading() as connection:
+            return list(connection.scalars(wanted))
+
+    def all_tags(self, bucket: str, shelf: str) -> dict[str, dict[str, int]]:
+        """The tags of all names that have any."""
+        joined = _tags.join(_objects, _tags.c.object == _objects.c.id)
+        wanted = sa.select(_objects.c.name, _tags.c.tag, _tags.c.number).select_from(joined)
+        wanted = wanted.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf)
+        found: dict[str, dict[str, int]] = {}
+        with self._database.reading() as connection:
+            for row in connection.execute(wanted):
+                found.setdefault(row.name, {})[row.tag] = row.number
+        return found
 
     def buckets(self) -> list[str]:
         """The buckets that hold something."""
         with self._database.reading() as connection:
             return sorted(connection.scalars(sa.select(_objects.c.bucket).select_from(_joined).distinct()))
 
-    def drop(self, address: Address, number: int | None = None) -> list[int]:
-        """Take a version away, or all of a name; returns which."""
+    def drop(self, address: Address, number: int | None = None, *, forget: bool = False) -> list[int]:
+        """Take a version away, or all of a name; returns which. One that is forgotten begins with 1 again."""
         with self._database.writing() as connection:
             ids = sa.select(_objects.c.id).where(*_is(address)).scalar_subquery()
             which = _versions.c.object == ids
+            # Nobody publishes this name meanwhile: the next version might grow on the one that goes.
+            object_id = connection.scalar(sa.select(_objects.c.id).where(*_is(address)).with_for_update())
             if number is not None:
+                self._hand_on(connection, object_id, number)
                 which &= _versions.c.number == number
-            return sorted(connection.scalars(_versions.delete().where(which).returning(_versions.c.number)))
+            gone = sorted(connection.scalars(_versions.delete().where(which).returning(_versions.c.number)))
+            if forget:
+                connection.execute(_objects.delete().where(*_is(address)))
+            return gone
 
     def tags(self, address: Address) -> dict[str, int]:
         """The tags of a name, and the numbers they stand at."""
@@ -298,10 +334,12 @@ class Catalog:
             row = connection.execute(sa.select(_state)).first() if made else None
         if row is None:
             row = self._create(blobs or new_blobs)
-        if row.format != FORMAT:
+        if row.format not in FORMATS:
+            known = " and ".join(map(str, FORMATS))
             raise ConfigError(
-                f"the store's catalog has the format {row.format}, and this Kindler knows {FORMAT}."
+                f"the store's catalog has the format {row.format}, and this Kindler knows {known}."
             )
+        self._format = row.format
         known = str(row.blobs)
         if blobs is not None and blobs.partition("?")[0] != known.partition("?")[0]:
             raise ConfigError(
@@ -318,9 +356,75 @@ class Catalog:
             )
         with self._database.writing() as connection:
             self._database.make(connection, _tables, _LOCK_KEY)
-            first = self._insert(_state).values(id=1, format=FORMAT, blobs=without_secrets(blobs))
+            first = self._insert(_state).values(id=1, format=max(FORMATS), blobs=without_secrets(blobs))
             connection.execute(first.on_conflict_do_nothing())
             return connection.execute(sa.select(_state)).one()
+
+    def _allow_growth(self) -> None:
+        """Let no older Kindler read what it would take for all of a version."""
+        if self._format < max(FORMATS):
+            with self._database.writing() as connection:
+                connection.execute(_state.update().values(format=max(FORMATS)))
+            self._format = max(FORMATS)
+
+    def _grown(
+        self, connection: sa.Connection, object_id: int, draft: Draft, before: Version | None
+    ) -> Manifest | None:
+        if before is None:
+            return None
+        row = connection.execute(
+            sa.select(_versions.c.manifest).where(
+                _versions.c.object == object_id, _versions.c.number == before.number
+            )
+        ).one()
+        since = Manifest.read(row.manifest).since
+        return growth(draft, before, before.number if since is None else since)
+
+    def _resolved(self, connection: sa.Connection, address: Address, row: Any) -> Version:
+        """The version of a row, with all that it grew on."""
+        said = Manifest.read(row.manifest)
+        if said.since is None:
+            return _version(address, row, said)
+        wanted = (
+            sa.select(_versions.c.manifest)
+            .where(_versions.c.object == row.object, _versions.c.number.between(said.since, row.number))
+            .order_by(_versions.c.number)
+        )
+        files: list[File] = []
+        whole: Manifest | None = None
+        for text in connection.scalars(wanted):
+            one = Manifest.read(text)
+            whole = one if whole is None else one.after(replace(whole, files=()))
+            files.extend(one.files)
+        return _version(address, row, replace(whole or said, files=sorted(files, key=_by_path)))
+
+    def _hand_on(self, connection: sa.Connection, object_id: int | None, number: int) -> None:
+        """Before a version is dropped: give what it has to the next one, if that grows on it."""
+        wanted = sa.select(_versions.c.number, _versions.c.manifest).where(_versions.c.object == object_id)
+        own = connection.execute(wanted.where(_versions.c.number == number)).first()
+        later = wanted.where(_versions.c.number > number).order_by(_versions.c.number).limit(1)
+        heir = connection.execute(later).first()
+        if own is None or heir is None or Manifest.read(heir.manifest).since is None:
+            return
+        joined = Manifest.read(heir.manifest).after(Manifest.read(own.manifest))
+        which = (_versions.c.object == object_id) & (_versions.c.number == heir.number)
+        connection.execute(_versions.update().where(which).values(manifest=joined.text()))
+        rows = [
+            {"object": object_id, "number": heir.number, "sha256": sha256}
+            for sha256 in sorted({file.sha256 for file in joined.files})
+        ]
+        if rows:
+            connection.execute(self._insert(_needs).on_conflict_do_nothing(), rows)
+
+    def _names(self, wanted: Any, bucket: str, shelf: str, prefix: str, after: str, limit: int | None) -> Any:
+        # By the codes of the characters, as Python sorts; databases do not agree on an order of text.
+        name = _objects.c.name if self._database.dialect == "sqlite" else _objects.c.name.collate("C")
+        wanted = wanted.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf).order_by(name)
+        if prefix:
+            wanted = wanted.where(_objects.c.name.startswith(prefix, autoescape=True))
+        if after or prefix:
+            wanted = wanted.where(name > after, name >= prefix)
+        return wanted if limit is None else wanted.limit(limit)
 
     def _next(self, connection: sa.Connection, address: Address) -> tuple[int, int]:
         made = self._insert(_objects).values(
@@ -361,7 +465,15 @@ def _is(address: Address) -> tuple[sa.ColumnElement[bool], ...]:
     )
 
 
-def _version(address: Address, row: Any) -> Version:
+def _by_path(file: File) -> str:
+    return file.path
+
+
+def _copied(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, list) else value for key, value in meta.items()}
+
+
+def _version(address: Address, row: Any, said: Manifest) -> Version:
     return Version.restored(
         address,
         number=row.number,
@@ -369,5 +481,5 @@ def _version(address: Address, row: Any) -> Version:
         created=row.created,
         size=row.size,
         digest=row.digest,
-        manifest=row.manifest,
+        manifest=said,
     )

@@ -7,13 +7,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import NullPool, StaticPool
 
 from kindler.errors import MissingExtraError, StoreError
 
@@ -112,12 +112,32 @@ def _engine(url: sa.URL, *, in_memory: bool) -> sa.Engine:
     settings: dict[str, Any] = {"timeout": _PATIENCE_S, "check_same_thread": False}
     if in_memory:
         engine = sa.create_engine(url, connect_args=settings, poolclass=StaticPool)
+    elif _is_read_only(path := Path(str(url.database))):
+        # Each time anew, as it may have to be opened in another way.
+        engine = sa.create_engine(url, creator=lambda: _connect_to_read(path), poolclass=NullPool)
+        event.listen(engine, "begin", _begin)
+        return engine
     else:
-        Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            path.touch(mode=0o666, exist_ok=False)  # as the umask says: SQLite would let no group write
         engine = sa.create_engine(url, connect_args=settings)
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def _is_read_only(path: Path) -> bool:
+    """Whether there is a database that this user may not write to."""
+    return path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    # As long as somebody has it open to write, a file beside it says what is new. Where there is none,
+    # nothing changes, and SQLite must be told so: it would want to make that file.
+    is_open = path.with_name(path.name + "-wal").exists()
+    uri = f"{path.as_uri()}?mode=ro" + ("" if is_open else "&immutable=1")
+    return sqlite3.connect(uri, uri=True, timeout=_PATIENCE_S, check_same_thread=False, isolation_level=None)
 
 
 def _prepare(connection: Any, _: Any) -> None:

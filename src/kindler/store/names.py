@@ -41,8 +41,14 @@ def check_bucket(bucket: object) -> str:
 
 
 def check_tag(tag: object) -> str:
-    """A tag: a plain word that is no version number."""
-    return _word(tag, "tag")
+    """A tag: a plain word, and none that means a version by itself, as `name@v3` and `name@latest` do."""
+    word = _word(tag, "tag")
+    if word == "latest" or re.fullmatch(r"v\d+", word):
+        meant = "the newest version" if word == "latest" else f"version {word[1:]}"
+        raise ConfigError(
+            f"tag={word!r} cannot be a tag: name@{word} always means {meant}.\nHint: tag='release-1'."
+        )
+    return word
 
 
 def check_path(path: object) -> str:

@@ -6,6 +6,7 @@ debris: a writer that takes a day is left alone, and one that was killed a secon
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -39,12 +40,23 @@ def of_this_user() -> Path:
 
 @contextmanager
 def folder(parent: Path) -> Iterator[Path]:
-    """A new, empty folder, gone after the block."""
+    """A new, empty folder, gone after the block.
+
+    Raises:
+        StoreError: The disk was full, whatever was written in the block.
+    """
     parent.mkdir(parents=True, exist_ok=True)
     made, lock = _locked(parent)
     try:
         made.mkdir()
         yield made
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StoreError(
+            f"there is no space left on the disk of {parent}, where the store's files are prepared: {exc}.\n"
+            "Hint: om.sweep() removes what nothing needs any more."
+        ) from exc
     finally:
         shutil.rmtree(made, ignore_errors=True)
         made.with_suffix(_LOCK).unlink(missing_ok=True)
@@ -56,9 +68,9 @@ def sweep(parent: Path) -> int:
     removed = 0
     for lock in sorted(parent.glob(f"*{_LOCK}")):
         try:
-            handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
+            handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):
+            continue  # gone, or of somebody who lets nobody else look
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -76,7 +88,7 @@ def _locked(parent: Path) -> tuple[Path, int]:
     while True:
         made = parent / uuid.uuid4().hex
         lock = made.with_suffix(_LOCK)
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         fcntl.flock(handle, fcntl.LOCK_EX)
         # A sweep may have come between the two lines and taken the lock file away.
         if lock.exists():

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from kindler.errors import MissingExtraError, NotFoundError, StoreError
+from kindler.errors import ConfigError, MissingExtraError, NotFoundError, StoreError
 from kindler.store import staging, urls
 from kindler.store.blobs import Blobs, open_blobs
 from kindler.store.hashing import sha256_of
-from kindler.store.names import check_path, check_tag, literal_prefix, matches
+from kindler.store.names import check_path, check_tag, is_hidden, literal_prefix, matches
 from kindler.store.selectors import Selector
-from kindler.store.versions import Address, Draft, File, Version
+from kindler.store.versions import Address, Draft, File, Version, check_files
 
 if TYPE_CHECKING:
     from kindler.store.catalog import Catalog
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Store", "Swept"]
 
 _SWEPT_AT_ONCE = 200
+_PAGE = 100  # fetched beyond those that are asked for, as some may not be listed
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,13 @@ class Store:
         known = f"file://{quote(str(beside))}" if catalog.blobs == urls.BESIDE else catalog.blobs
         return cls(named, catalog, open_blobs(known))
 
+    @staticmethod
+    def is_there(url: str | os.PathLike[str] | None = None) -> bool:
+        """Whether there is a store on this machine; one that is a server's is taken to be there."""
+        place = urls.parse(urls.default_url(os.environ) if url is None else os.fspath(url))
+        path = place.catalog.removeprefix("sqlite:///")
+        return path == place.catalog or Path(path).exists()
+
     def __reduce__(self) -> tuple[Any, ...]:
         if self.blobs.url == "memory://":
             raise StoreError("a store in memory belongs to its process and cannot be sent to another.")
@@ -99,8 +108,11 @@ class Store:
         self._catalog.close()
 
     def stage(self) -> AbstractContextManager[Path]:
-        """An empty folder to prepare files in, gone after the block."""
-        return staging.folder(self.blobs.stage)
+        """An empty folder to prepare files in, gone after the block.
+
+        On the blobs' own disk; a store that this user may only read has files prepared among the user's own.
+        """
+        return staging.folder(self.blobs.stage if self._may_write() else staging.of_this_user())
 
     def publish(
         self,
@@ -113,6 +125,7 @@ class Store:
         tags: Sequence[str] = (),
         shared: Sequence[File] = (),
         after: int | None = None,
+        grows: Version | None = None,
     ) -> Version:
         """Make the newest version of a name.
 
@@ -125,6 +138,8 @@ class Store:
             tags: Tags that move to it, in the same moment.
             shared: Files whose blobs are in the store already.
             after: The number that the newest version must have (0: there must be none).
+            grows: The version with the number `after`, if this one has all its files and more: the catalog
+                then writes down only what is new.
 
         Raises:
             OvertakenError: The newest version is not `after`.
@@ -146,7 +161,9 @@ class Store:
         for sha256, path in sources.items():
             self.blobs.put(path, sha256)
         try:
-            return self._catalog.publish(address, draft, has=self.blobs.has, tags=tags, after=after)
+            return self._catalog.publish(
+                address, draft, has=self.blobs.has, tags=tags, after=after, grows=grows
+            )
         except LackingBlobs:
             pass  # a sweep took them for debris just now
 
@@ -157,7 +174,7 @@ class Store:
             return self.blobs.has(sha256)
 
         try:
-            return self._catalog.publish(address, draft, has=has, tags=tags, after=after)
+            return self._catalog.publish(address, draft, has=has, tags=tags, after=after, grows=grows)
         except LackingBlobs as exc:
             raise StoreError(
                 f"{address.name!r} cannot be published: {len(exc.hashes)} of its blobs were removed "
@@ -184,10 +201,60 @@ class Store:
         """All versions of a name, oldest first; none for a name that is not there."""
         return self._catalog.versions(address)
 
-    def newest(self, bucket: str, shelf: str, pattern: str = "**") -> list[Version]:
-        """The newest version of each name that a glob means, by name."""
-        found = self._catalog.newest(bucket, shelf, literal_prefix(pattern))
-        return [version for version in found if matches(pattern, version.name)]
+    def newest(
+        self,
+        bucket: str,
+        shelf: str,
+        pattern: str = "**",
+        *,
+        hidden: bool = True,
+        kind: str | None = None,
+        after: str = "",
+        limit: int | None = None,
+    ) -> list[Version]:
+        """The newest version of each name that a glob means, by name.
+
+        Args:
+            bucket: The bucket.
+            shelf: The shelf.
+            pattern: The glob.
+            hidden: Also names that listings leave out.
+            kind: Only those whose newest version is of this kind.
+            after: Only names that come after this one.
+            limit: At most so many.
+        """
+        prefix = literal_prefix(pattern)
+        return _paged(
+            lambda last, count: self._catalog.newest(bucket, shelf, prefix, after=last, limit=count),
+            lambda one: _listed(one.name, pattern, hidden=hidden) and kind in (None, one.kind),
+            lambda one: one.name,
+            after,
+            limit,
+        )
+
+    def names(
+        self,
+        bucket: str,
+        shelf: str,
+        pattern: str = "**",
+        *,
+        hidden: bool = True,
+        after: str = "",
+        limit: int | None = None,
+    ) -> list[str]:
+        """The names alone, which takes less time; see `newest`."""
+        prefix = literal_prefix(pattern)
+        return _paged(
+            lambda last, count: self._catalog.names(bucket, shelf, prefix, after=last, limit=count),
+            lambda one: _listed(one, pattern, hidden=hidden),
+            str,
+            after,
+            limit,
+        )
+
+    def all_tags(self, bucket: str, shelf: str) -> dict[str, dict[str, int]]:
+        """The tags of all names of a shelf that have any, and the numbers they stand at."""
+        return self._catalog.all_tags(bucket, shelf)
 
     def buckets(self) -> list[str]:
         """The buckets that hold something."""
@@ -199,6 +266,16 @@ class Store:
         Bytes that nothing needs any more go with the next `sweep`.
         """
         return self._catalog.drop(address, number)
+
+    def forget(self, address: Address) -> None:
+        """Take a name away as if it had never been: with its bytes, and with the memory of its numbers.
+
+        For what has a name of its own each time, and was never a version that anybody could refer to.
+        """
+        hashes = sorted({file.sha256 for version in self.versions(address) for file in version.files})
+        self._catalog.drop(address, forget=True)
+        with self._catalog.unneeded(hashes) as debris:
+            self.blobs.remove(debris)
 
     def tags(self, address: Address) -> dict[str, int]:
         """The tags of a name, and the numbers they stand at."""
@@ -219,7 +296,7 @@ class Store:
         Raises:
             NotFoundError: There is none of that name.
         """
-        if not self._catalog.remove_tag(address, check_tag(tag)):
+        if not self._catalog.remove_tag(address, tag):
             there = sorted(self._catalog.tags(address))
             raise NotFoundError(what=f"tag of {address.name!r}", name=tag, available=there)
 
@@ -240,6 +317,7 @@ class Store:
         Raises:
             DamagedError: A blob is gone or not what it was.
         """
+        check_files(version.files)
         for file in version.files:
             target = folder / check_path(file.path)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -262,6 +340,13 @@ class Store:
                 removed += len(debris)
         return Swept(blobs=removed, folders=folders)
 
+    def _may_write(self) -> bool:
+        stage = self.blobs.stage
+        return (
+            os.access(stage if stage.exists() else stage.parent, os.W_OK | os.X_OK)
+            or not stage.parent.exists()
+        )
+
     def _missing(self, address: Address, selector: Selector) -> NotFoundError:
         what = address.shelf.removesuffix("s")
         known = self.versions(address)
@@ -269,11 +354,37 @@ class Store:
             there = [str(version) for version in known]
             there += [f"{address.name}@{tag}" for tag in sorted(self.tags(address))]
             return NotFoundError(what=f"version of the {what}", name=str(selector), available=there)
-        names = [version.name for version in self.newest(address.bucket, address.shelf)]
+        names = self.names(address.bucket, address.shelf)
         near = difflib.get_close_matches(address.name, names, n=3)
         return NotFoundError(
             what=f"{what} in the bucket {address.bucket!r}:", name=address.name, available=near
         )
+
+
+def _listed(name: str, pattern: str, *, hidden: bool) -> bool:
+    return (hidden or not is_hidden(name)) and matches(pattern, name)
+
+
+def _paged(
+    fetch: Callable[[str, int | None], list[T]],
+    keep: Callable[[T], bool],
+    name: Callable[[T], str],
+    after: str,
+    limit: int | None,
+) -> list[T]:
+    """The first so many that are kept, fetched in pieces: a page of a large store takes little time."""
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit={limit}: must be at least 1.")
+    if limit is None:
+        return [one for one in fetch(after, None) if keep(one)]
+    found: list[T] = []
+    count = _PAGE + limit
+    while True:
+        some = fetch(after, count)
+        found += [one for one in some if keep(one)]
+        if len(found) >= limit or len(some) < count:
+            return found[:limit]
+        after, count = name(some[-1]), 4 * count
 
 
 def _files_in(folder: Path) -> dict[File, Path]:

@@ -12,7 +12,7 @@ from typing import Any
 from kindler.errors import ConfigError
 from kindler.store.names import check_bucket, check_name, check_path
 
-__all__ = ["Address", "Draft", "File", "Version", "as_json"]
+__all__ = ["Address", "Draft", "File", "Manifest", "Version", "as_json", "check_files", "growth"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,89 @@ class File:
             raise ConfigError(f"{self.sha256!r} is no SHA-256.")
 
 
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a row of the catalog says of a version's content.
+
+    A version that has all that the one before it has, and more, says only what is new: a dataset to which
+    something was appended a thousand times takes room for a thousand pieces, and not for half a million.
+
+    Attributes:
+        files: Its files; the new ones, if it grows.
+        meta: What the reader must know; of lists that grow, what is new at their end.
+        attributes: What the user wants to remember.
+        since: The number of the first version in the row of those that grow; None if it says all.
+        grown: Which lists of `meta` grow.
+    """
+
+    files: Sequence[File]
+    meta: dict[str, Any]
+    attributes: dict[str, Any]
+    since: int | None = None
+    grown: tuple[str, ...] = ()
+
+    @staticmethod
+    def read(text: str) -> Manifest:
+        """What `text` wrote."""
+        told = json.loads(text)
+        files = [File(*entry) for entry in told["files"]]
+        return Manifest(
+            files, told["meta"], told["attributes"], told.get("since"), tuple(told.get("grown", ()))
+        )
+
+    def text(self) -> str:
+        """As JSON."""
+        files = [[file.path, file.sha256, file.size] for file in self.files]
+        told = {"files": files, "meta": self.meta, "attributes": self.attributes}
+        growing = {} if self.since is None else {"since": self.since, "grown": list(self.grown)}
+        return as_json(told | growing)
+
+    def after(self, before: Manifest) -> Manifest:
+        """This one and the one that it grows on, as one. What `before` has may be used up."""
+        if self.since is None:
+            return self
+        meta = dict(self.meta)
+        for key in self.grown:
+            whole = before.meta[key]
+            whole.extend(meta[key])
+            meta[key] = whole
+        grown = tuple(key for key in self.grown if key in before.grown)
+        return Manifest([*before.files, *self.files], meta, self.attributes, before.since, grown)
+
+
+def growth(draft: Draft, before: Version, since: int) -> Manifest | None:
+    """What a draft has more than a version; None if it lacks something of it."""
+    had = set(before.files)
+    if not had <= set(draft.files):
+        return None
+    meta, grown = dict(draft.meta), []
+    for key, value in draft.meta.items():
+        old = before.meta.get(key)
+        if isinstance(value, list) and isinstance(old, list) and value[: len(old)] == old:
+            meta[key] = value[len(old) :]
+            grown.append(key)
+    added = [file for file in draft.files if file not in had]
+    return Manifest(added, meta, dict(draft.attributes), since, tuple(grown))
+
+
+def check_files(files: Sequence[File]) -> None:
+    """Whether the files of a version can lie in one folder.
+
+    They come from archives and catalogs of others too. A path that is there twice would make the second file
+    be written over the first.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    paths = {file.path for file in files}
+    if len(paths) != len(files):
+        raise ConfigError("a version cannot have two files at the same path.")
+    for path in paths:
+        parts = path.split("/")
+        if any("/".join(parts[:i]) in paths for i in range(1, len(parts))):
+            raise ConfigError(f"a version cannot have the file {path!r} within another file.")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
     """A version before it has a number.
@@ -70,6 +153,9 @@ class Draft:
     meta: Mapping[str, Any] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_files(self.files)
+
     @property
     def size(self) -> int:
         """The bytes of all files."""
@@ -83,8 +169,7 @@ class Draft:
 
     def manifest(self) -> str:
         """All of it as JSON."""
-        files = [[file.path, file.sha256, file.size] for file in self.files]
-        return as_json({"files": files, "meta": self.meta, "attributes": self.attributes})
+        return Manifest(self.files, dict(self.meta), dict(self.attributes)).text()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,10 +212,9 @@ class Version:
 
     @staticmethod
     def restored(
-        address: Address, *, number: int, kind: str, created: str, size: int, digest: str, manifest: str
+        address: Address, *, number: int, kind: str, created: str, size: int, digest: str, manifest: Manifest
     ) -> Version:
         """From a row of the catalog."""
-        told = json.loads(manifest)
         return Version(
             bucket=address.bucket,
             shelf=address.shelf,
@@ -140,9 +224,9 @@ class Version:
             created=datetime.fromisoformat(created).astimezone(timezone.utc),
             size=size,
             digest=digest,
-            files=tuple(File(*entry) for entry in told["files"]),
-            meta=told["meta"],
-            attributes=told["attributes"],
+            files=tuple(manifest.files),
+            meta=manifest.meta,
+            attributes=manifest.attributes,
         )
 
 

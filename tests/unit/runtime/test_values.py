@@ -170,3 +170,13 @@ def test_a_task_that_cannot_be_one_is_refused(change: dict[str, Any]) -> None:
 def test_settings_are_checked_when_they_are_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         TaskSettings(**wrong)
+
+
+def test_lists_that_are_larger_than_a_frames_header_travel_in_a_buffer() -> None:
+    value = [[float(i), "text", None, {"a": (1, 2)}] for i in range(60_000)]
+    tree, buffers = values.encode(value)
+    assert len(json.dumps(tree)) < 100
+    assert len(buffers[0]) > 1 << 20
+    assert travelled(value) == value
+    with pytest.raises(FrameError, match="broken"):
+        values.decode({"$": "json", "buffer": 0}, [b"["])

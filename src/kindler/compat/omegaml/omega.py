@@ -90,6 +90,10 @@ class _Trusting(Shelf):
         super().__init__(opened.store, opened.bucket)
         self._trusted = trusted
 
+    def put(self, obj: Any, name: str, *, trusted: bool = False, **options: Any) -> Version:
+        """Store something; see the shelf of the same name in `kindler.shelves`."""
+        return super().put(obj, name, trusted=trusted or self._trusted, **options)
+
     def get(
         self, name: str, *, version: int | str | None = None, trusted: bool = False, **options: Any
     ) -> Any:

@@ -59,15 +59,14 @@ def load(models: Models, version: Version, *, trusted: bool) -> Servable:
     """
     if version.kind in _FILES:
         with models.store.files(version) as folder:
-            made: Servable = _class(_FILES[version.kind])(folder / str(version.meta["file"]))
-            return made
+            return load_files(version.kind, folder, version.meta, trusted=trusted)
     return wrap(models.get(str(version), trusted=trusted), version.kind)
 
 
 def load_files(kind: str, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Servable:
     """The same of the files of a version that lie in a folder, outside of any store."""
     if kind in _FILES:
-        made: Servable = _class(_FILES[kind])(folder / str(meta["file"]))
+        made: Servable = _class(_FILES[kind])(STORED.handler(kind).located(folder, meta, trusted=trusted))
         return made
     if kind == FunctionHandler.kind:
         return wrap(restored(folder, meta, trusted=trusted), kind)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from kindler.errors import ConfigError
 from kindler.estimator import Estimator
 from kindler.shelves.handler import Handler, known_only
 from kindler.shelves.registry import KINDS
@@ -17,6 +18,7 @@ from kindler.shelves.registry import KINDS
 __all__ = ["EstimatorHandler"]
 
 _MODEL = "model"
+_MODELS = ("keras", "tf_keras", "torch")
 
 
 class EstimatorHandler(Handler):
@@ -46,7 +48,10 @@ class EstimatorHandler(Handler):
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
         """See `Handler`."""
+        if meta["model_kind"] not in _MODELS:
+            raise ConfigError(f"an estimator cannot have a model of kind {meta['model_kind']!r}.")
         handler = KINDS.handler(str(meta["model_kind"]))
-        model = handler.read(folder / _MODEL, meta["model_meta"], trusted=trusted)
+        for_model = {name: options.pop(name) for name in handler.get_options if name in options}
+        model = handler.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
         make = Estimator.from_torch if handler.kind == "torch" else Estimator.from_keras
         return make(model=model, **options).recall(meta["signature"], meta["history"])

@@ -68,7 +68,10 @@ class KerasHandler(Handler):
         registered = self._library().saving.get_registered_object
 
         def known(name: str) -> bool:
-            return name in own or registered(name) is not None
+            # What Keras registers of its own is on the list of what is harmless, or not.
+            found = own.get(name) or registered(name)
+            module = str(getattr(found, "__module__", ""))
+            return found is not None and module.partition(".")[0] not in ("keras", "tf_keras")
 
         found = dangers(path, is_registered=known)
         if found:

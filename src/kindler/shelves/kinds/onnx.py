@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from kindler.errors import ConfigError
-from kindler.shelves.handler import require_trust
+from kindler.shelves.handler import confined, require_trust
 from kindler.shelves.kinds.files import FileHandler
-from kindler.shelves.scan.onnx_file import external_files
+from kindler.shelves.scan.onnx_file import scan
 
 __all__ = ["OnnxHandler"]
 
@@ -17,6 +18,14 @@ class OnnxHandler(FileHandler):
     """`.onnx` files, and `onnx.ModelProto` objects."""
 
     kind: ClassVar[str] = "onnx"
+    suffix: ClassVar[str] = ".onnx"
+
+    def located(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Path:
+        """See `FileHandler`. Tensors that lie outside must lie in files of the version."""
+        path = super().located(folder, meta, trusted=trusted)
+        for name in _check(path, trusted=trusted):
+            confined(path.parent, name)
+        return path
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""
@@ -38,8 +47,15 @@ class OnnxHandler(FileHandler):
 
 def _check(path: Path, *, trusted: bool) -> list[str]:
     """The files beside the model that it reads; one that lies elsewhere is none of its business."""
-    named = external_files(path)
+    found = scan(path)
+    named = found.files
     outside = [name for name in named if Path(name).name != name or name in ("", ".", "..")]
     if outside:
         require_trust(trusted, what=f"the ONNX model {path.name}", reason=f"it reads the file {outside[0]!r}")
+    if found.strange:
+        require_trust(
+            trusted,
+            what=f"the ONNX model {path.name}",
+            reason=f"it has the operation {found.strange[0]}, which is not ONNX's own",
+        )
     return [name for name in named if name not in outside]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from kindler.errors import ConfigError
+from kindler.shelves.handler import confined
 from kindler.shelves.kinds.files import FileHandler
 
 __all__ = ["OpenvinoHandler"]
@@ -18,6 +20,13 @@ class OpenvinoHandler(FileHandler):
     """`.xml` files with their weights, and `openvino.Model` objects."""
 
     kind: ClassVar[str] = "openvino"
+    suffix: ClassVar[str] = ".xml"
+
+    def located(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Path:
+        """See `FileHandler`. OpenVINO reads the weights beside it, and nothing else."""
+        path = super().located(folder, meta, trusted=trusted)
+        confined(folder, path.with_suffix(".bin").relative_to(folder).as_posix())
+        return path
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from kindler.errors import ConfigError
-from kindler.shelves.handler import Handler, require_trust
+from kindler.shelves.handler import Handler, confined, require_trust
 
 __all__ = ["PickleHandler"]
 
@@ -43,7 +43,7 @@ class PickleHandler(Handler):
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
         """See `Handler`."""
         require_trust(trusted, what="a stored pickle", reason="reading a pickle can run any program")
-        path = folder / Path(str(meta["file"])).name
+        path = confined(folder, meta["file"])
         if path.suffix in _TORCH:
             import torch
 

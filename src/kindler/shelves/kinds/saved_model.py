@@ -26,8 +26,8 @@ class SavedModelHandler(Handler):
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
         """See `Handler`."""
-        _check(obj, trusted=trusted)
         shutil.copytree(obj, folder, symlinks=True, dirs_exist_ok=True)  # links are refused, not followed
+        _check(folder, trusted=trusted)
         return {}
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:

@@ -1,7 +1,8 @@
 """PyTorch modules: weights as safetensors, beside the layers or the name of the class that they belong to.
 
-Neither is a pickle. A class is imported from what is installed where the model is read, and must be a module.
-An exported program runs code of its file: loading it evaluates text that is in it.
+Neither is a pickle. Layers are those of `torch.nn`. Any other class is given by the reader, or imported by
+its name if the reader trusts the store. An exported program runs code of its file: loading it evaluates text
+that is in it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,8 @@ import torch
 
 from kindler.errors import ConfigError, MissingExtraError
 from kindler.shelves.handler import Handler, require_trust
-from kindler.shelves.kinds.torch_layers import build, describe
+from kindler.shelves.kinds.torch_layers import build, describe, layer_class
+from kindler.shelves.kinds.torch_state import difference, kept, noted, put_back
 
 __all__ = ["TorchHandler"]
 
@@ -33,11 +35,12 @@ class TorchHandler(Handler):
     """`nn.Module` objects, and `.pt2` files of `torch.export`.
 
     `init` are the arguments its class is made with, as JSON has them. `example` is a tuple of inputs, with
-    which `torch.export` makes a program that needs no class.
+    which `torch.export` makes a program that needs no class. `classes` are those that the model may be of.
     """
 
     kind: ClassVar[str] = "torch"
     put_options: ClassVar[frozenset[str]] = frozenset({"init", "example"})
+    get_options: ClassVar[frozenset[str]] = frozenset({"classes"})
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""
@@ -64,20 +67,44 @@ class TorchHandler(Handler):
         if example is not None:
             torch.export.save(torch.export.export(obj, tuple(example)), folder / _PROGRAM)
             return {"form": "program"}
-        told = _how_to_make(obj, init)
-        _safetensors().save_file(_weights(obj), folder / _WEIGHTS)
-        return {**told, "training": obj.training}
+        told = _how_to_make(obj, init) | _noted(obj)
+        _check_same(obj, told)
+        try:
+            _safetensors().save_file(kept(obj, told), folder / _WEIGHTS)
+        except (ValueError, KeyError, RuntimeError) as exc:  # kinds of tensors that the format has not
+            raise ConfigError(f"the model's weights cannot be stored: {exc}.\n{_HINT}") from exc
+        return told
 
-    def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
+    def read(
+        self,
+        folder: Path,
+        meta: Mapping[str, Any],
+        *,
+        trusted: bool,
+        classes: Sequence[type[torch.nn.Module]] = (),
+        **options: Any,
+    ) -> Any:
         """See `Handler`."""
         if meta["form"] == "program":
             require_trust(
                 trusted, what="an exported program", reason="loading it evaluates text that is in it"
             )
             return torch.export.load(folder / _PROGRAM).module()
-        model = build(meta["layers"]) if meta["form"] == "layers" else _class(meta["class"])(**meta["init"])
-        model.load_state_dict(_safetensors().load_file(folder / _WEIGHTS))
-        return model.train(bool(meta["training"]))
+        cls = None if meta["form"] == "layers" else _class(str(meta["class"]), classes, trusted=trusted)
+        weights = {name: value.clone() for name, value in _loaded(folder / _WEIGHTS).items()}
+        try:
+            return put_back(_made(meta, cls), weights, meta)
+        except Exception as exc:  # of PyTorch, or of the user's class: they say why
+            raise ConfigError(f"the stored PyTorch model cannot be made again: {exc}") from exc
+
+
+def _made(meta: Mapping[str, Any], cls: type[torch.nn.Module] | None) -> torch.nn.Module:
+    """The module, whose weights are still to come."""
+    if cls is not None and layer_class(cls.__name__) is not cls:
+        return cls(**meta["init"])
+    # Without numbers: all of them come from the file, and no more memory is taken than that has.
+    with torch.device("meta"):
+        return build(meta["layers"]) if cls is None else cls(**meta["init"])
 
 
 def _how_to_make(model: torch.nn.Module, init: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -91,44 +118,83 @@ def _how_to_make(model: torch.nn.Module, init: Mapping[str, Any] | None) -> dict
         found = getattr(found, part, None)
     if cls.__module__ == "__main__" or found is not cls:
         raise ConfigError(f"the class of this model, {path}, cannot be imported by others.\n{_HINT}")
-    try:
-        with torch.device("meta"):
-            again = cls(**(init or {}))
-    except Exception as exc:  # the class's own code says why it cannot be made
-        raise ConfigError(f"{path} cannot be made with init={dict(init or {})!r}: {exc}.\n{_HINT}") from exc
-    wanted, made = _shapes(model), _shapes(again)
-    if wanted != made:
-        differ = sorted(key for key in wanted.keys() | made.keys() if wanted.get(key) != made.get(key))
-        raise ConfigError(
-            f"{path} made with init={dict(init or {})!r} is another model: {differ[:5]} differ.\n{_HINT}"
-        )
     return {"form": "class", "class": path, "init": dict(init or {})}
 
 
-def _class(path: str) -> type[torch.nn.Module]:
+def _noted(model: torch.nn.Module) -> dict[str, Any]:
+    try:
+        return noted(model)
+    except ConfigError as exc:
+        raise ConfigError(f"{exc}\n{_HINT}") from exc
+
+
+def _check_same(model: torch.nn.Module, told: Mapping[str, Any]) -> None:
+    """Make the module again as a reader will, without its numbers, and compare.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    shown = (
+        f"{told['class']} made with init={told['init']!r}"
+        if told["form"] == "class"
+        else "the model, made again,"
+    )
+    cls = type(model) if told["form"] == "class" else None
+    try:
+        with torch.device("meta"):
+            again = _made(told, cls)
+    except Exception as exc:  # the class's own code says why it cannot be made
+        raise ConfigError(f"{shown.replace(' made ', ' cannot be made ')}: {exc}.\n{_HINT}") from exc
+    ties = {name for names in told["ties"] for name in names[1:]}
+    empty = {
+        name: torch.empty_like(value, device="meta")
+        for name, value in model.state_dict().items()
+        if isinstance(value, torch.Tensor) and name not in ties
+    }
+    try:
+        differ = difference(model, put_back(again, empty, told))
+    except Exception as exc:  # PyTorch says which
+        raise ConfigError(f"{shown} is another model: {exc}\n{_HINT}") from exc
+    if differ:
+        raise ConfigError(f"{shown} is another model: {differ[:5]} differ.\n{_HINT}")
+
+
+def _class(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bool) -> type[torch.nn.Module]:
+    """The class of a model: a layer of PyTorch's own, one that the caller gave, or any that can be imported.
+
+    Raises:
+        UntrustedError: It would have to be imported, and the caller does not trust whoever named it.
+        ConfigError: It cannot be imported, or is not a class of models.
+    """
+    for cls in (layer_class(path.rpartition(":")[2]), *classes):
+        if cls is not None and f"{cls.__module__}:{cls.__qualname__}" == path:
+            return cls
+    require_trust(
+        trusted,
+        what=f"a PyTorch model of the class {path!r}",
+        reason="its class would be imported by the name that is stored with it (or give classes=[...])",
+    )
     module, _, name = path.partition(":")
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as exc:
-        raise ConfigError(f"the model's class {path!r} cannot be imported here: {exc}.") from exc
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # code of the module's: it may also call sys.exit
+        raise ConfigError(f"the model's class {path!r} cannot be imported here: {exc!r}.") from exc
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
         raise ConfigError(f"{path!r} is no class of models.")
     return found
 
 
-def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    state = model.state_dict()
-    other = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
-    if other:
-        raise ConfigError(f"the model's state has {other[:5]}, which are no tensors.\n{_HINT}")
-    # Copies: tensors that share their memory would be refused.
-    return {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
-
-
-def _shapes(model: torch.nn.Module) -> dict[str, Any]:
-    return {key: getattr(value, "shape", None) for key, value in model.state_dict().items()}
+def _loaded(path: Path) -> dict[str, torch.Tensor]:
+    safetensors = _safetensors()
+    try:
+        found: dict[str, torch.Tensor] = safetensors.load_file(path)
+    except Exception as exc:  # its errors have no base of their own
+        raise ConfigError(f"the stored weights cannot be read: {exc}.") from exc
+    return found
 
 
 def _safetensors() -> Any:

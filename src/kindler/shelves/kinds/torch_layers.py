@@ -1,7 +1,7 @@
 """Modules that are made of PyTorch's own layers alone, described by the layers' arguments.
 
 Such a model needs no class of the user's: it is built again from `torch.nn`. A description counts only if
-what it builds looks the same as the original.
+what it builds looks the same as the original. A layer that is there several times is described once.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from torch import nn
 
 from kindler.errors import ConfigError
 
-__all__ = ["build", "describe"]
+__all__ = ["build", "describe", "layer_class"]
 
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 _PLAIN = (bool, int, float, str, type(None))
+_WHERE = ("device", "dtype")  # arguments that say nothing of the layer
+# Layers whose signature does not say what they take.
+_RNN = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+_RECURRENT = {"RNN": (*_RNN, "nonlinearity"), "GRU": _RNN, "LSTM": (*_RNN, "proj_size")}
 
 
 def describe(module: nn.Module) -> dict[str, Any] | None:
     """The layers and their arguments, as JSON has them; None if that is not all there is."""
-    told = _described(module)
+    told = _described(module, "", {})
     if told is None:
         return None
     with torch.device("meta"):
@@ -31,56 +35,99 @@ def describe(module: nn.Module) -> dict[str, Any] | None:
             again = build(told)
         except (ConfigError, TypeError, ValueError, RuntimeError):
             return None
-    return told if repr(again) == repr(module) else None
+    same = repr(again) == repr(module) and all(
+        _plain_attributes(one) == _plain_attributes(other)
+        for one, other in zip(again.modules(), module.modules(), strict=True)
+    )
+    return told if same else None
 
 
 def build(told: Mapping[str, Any]) -> nn.Module:
     """The module that a description says; its weights are new.
 
     Raises:
-        ConfigError: It names what is no layer of PyTorch's.
+        ConfigError: It is not a description, or names what is not a layer of PyTorch's.
     """
-    name = str(told["layer"])
-    cls = getattr(nn, name, None)
+    return _built(told, "", {})
+
+
+def layer_class(name: str) -> type[nn.Module] | None:
+    """The layer of PyTorch's own that `torch.nn` has under this name; None if there is none."""
+    cls = getattr(nn, name, None) if name.isidentifier() else None
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        return None
+    return cls if cls.__module__.startswith("torch.nn.modules.") else None
+
+
+def _built(told: Any, path: str, made: dict[str, nn.Module]) -> nn.Module:
+    if not isinstance(told, Mapping):
+        raise ConfigError(f"the stored model is described by {told!r}, which is not a layer.")
+    if "same" in told:
+        if told["same"] not in made:
+            raise ConfigError(f"the stored model repeats the layer {told['same']!r}, which is not there.")
+        return made[told["same"]]
+    name = str(told.get("layer"))
+    cls = layer_class(name)
+    if cls is None:
         raise ConfigError(f"the stored model has a layer {name!r}, which torch.nn has not.")
     if name in _CONTAINERS:
-        children = [(str(key), build(child)) for key, child in told["children"]]
-        if name == "ModuleDict":
-            return nn.ModuleDict(dict(children))
-        made: nn.Module = nn.ModuleList() if name == "ModuleList" else nn.Sequential()
-        for key, child in children:
-            made.add_module(key, child)
-        return made
-    arguments = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in told["with"].items()
-    }
-    return cls(**arguments)
+        made[path] = holder = cls()
+        for key, child in told["children"]:
+            holder.add_module(str(key), _built(child, f"{path}.{key}", made))
+        return holder
+    given = told["with"]
+    if not isinstance(given, Mapping) or not set(given) <= set(_argument_names(cls)):
+        raise ConfigError(f"the stored model has a layer {name!r} with {given!r}, which it does not take.")
+    arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    made[path] = cls(**arguments)
+    return made[path]
 
 
-def _described(module: nn.Module) -> dict[str, Any] | None:
+def _described(module: nn.Module, path: str, seen: dict[int, str]) -> dict[str, Any] | None:
+    if id(module) in seen:
+        return {"same": seen[id(module)]}
+    seen[id(module)] = path
     name = type(module).__name__
-    if getattr(nn, name, None) is not type(module):
+    if layer_class(name) is not type(module):
         return None
+    inside = module._modules.items()  # with those that are there twice, which `named_children` leaves out
     if name in _CONTAINERS:
-        children = [[key, _described(child)] for key, child in module.named_children()]
+        children = [[key, child and _described(child, f"{path}.{key}", seen)] for key, child in inside]
         return {"layer": name, "children": children} if all(child for _, child in children) else None
-    if any(True for _ in module.children()):
-        return None
-    return {"layer": name, "with": _arguments(module)}
+    return None if inside else {"layer": name, "with": _arguments(module)}
 
 
 def _arguments(module: nn.Module) -> dict[str, Any]:
     """Layers keep what they were made with under the names of the arguments; `bias` as a tensor or None."""
     found: dict[str, Any] = {}
-    for name, parameter in inspect.signature(type(module)).parameters.items():
-        if name in ("device", "dtype") or not hasattr(module, name):
+    for name, default in _argument_names(type(module)).items():
+        if not hasattr(module, name):
             continue
         value = getattr(module, name)
-        if name in ("bias", "elementwise_affine") and isinstance(parameter.default, bool):
+        if name in ("bias", "elementwise_affine") and isinstance(default, bool):
             value = value is not None and value is not False
-        if isinstance(value, _PLAIN) or (
-            isinstance(value, tuple) and all(isinstance(v, _PLAIN) for v in value)
-        ):
+        if _is_plain(value):
             found[name] = value
     return found
+
+
+def _argument_names(cls: type[nn.Module]) -> dict[str, Any]:
+    """What a layer is made with, and the defaults."""
+    if cls.__name__ in _RECURRENT:
+        return dict.fromkeys(_RECURRENT[cls.__name__])
+    parameters = inspect.signature(cls).parameters
+    return {name: one.default for name, one in parameters.items() if name not in _WHERE}
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if _is_plain(value) and name != "training" and not name.startswith("_")
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (
+        isinstance(value, tuple) and all(isinstance(v, _PLAIN) for v in value)
+    )

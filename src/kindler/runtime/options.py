@@ -1,0 +1,98 @@
+"""Which options a task may bring to a worker that does not trust its senders.
+
+Options reach the model's own methods, and through `Estimator` files, folders and the settings of a Java
+process. A worker without trust takes only those named here, which say how to compute. Text passes only where
+it names a column, a class of the framework or one of a few words; never where it could be a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kindler.errors import UntrustedError
+
+__all__ = ["check"]
+
+# How to compute: numbers, truth values, arrays and tables.
+_NUMBERS = frozenset(
+    {
+        "accumulation_steps",
+        "batch_size",
+        "class_weight",
+        "clip_norm",
+        "clip_value",
+        "coef_init",
+        "copy",
+        "epochs",
+        "intercept_init",
+        "lr",
+        "max_steps",
+        "return_cov",
+        "return_std",
+        "sample_weight",
+        "seed",
+        "shapes",
+        "shuffle",
+        "stack_features",
+        "steps",
+        "steps_per_epoch",
+        "validation_data",
+        "validation_freq",
+        "verbose",
+        "workers",
+    }
+)
+# The same, with names of columns, classes and devices.
+_NAMES = frozenset(
+    {
+        "allow_nan",
+        "classes",
+        "device",
+        "dtypes",
+        "feature_cols",
+        "keras_backend",
+        "label_cols",
+        "loss",
+        "metrics",
+        "optimizer",
+        "output_cols",
+        "precision",
+        "sample_weight_col",
+    }
+)
+_WORDS: Mapping[str, tuple[Any, ...]] = {"engine": ("auto", "local", "spark")}
+
+
+def check(call: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that are not known to be harmless.
+
+    Args:
+        call: What was called, for the error.
+        options: Its options.
+
+    Raises:
+        UntrustedError: There is one.
+    """
+    refused = sorted(name for name, value in options.items() if not _is_harmless(name, value))
+    if refused:
+        shown = ", ".join(f"{name}=..." for name in refused)
+        raise UntrustedError(
+            what=f"the task {call}",
+            reason=f"it has {shown}, and options that could name files or settings are only for workers that"
+            " were started by `kindler worker --trusted`",
+        )
+
+
+def _is_harmless(name: str, value: Any) -> bool:
+    if name in _WORDS:
+        return value in _WORDS[name]
+    return name in _NAMES or (name in _NUMBERS and not _has_text(value))
+
+
+def _has_text(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has_text(inside) for inside in value.values())
+    if isinstance(value, list | tuple):
+        return any(_has_text(inside) for inside in value)
+    return isinstance(value, str | bytes)

@@ -1,0 +1,127 @@
+"""What a task may bring to a worker that trusts nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime_servers import X, Y
+from sklearn.linear_model import LinearRegression
+
+from kindler import Omega
+from kindler.engine.channel import Frame
+from kindler.errors import ConfigError, UntrustedError
+from kindler.runtime.executor import Executor
+from kindler.runtime.logs import Log
+from kindler.runtime.messages import Task
+from kindler.runtime.parcels import Parcels
+from kindler.runtime.worker import _reported
+
+DATA = [[0.1], [0.2]]
+
+
+def task(verb: str = "fit", *args: Any, name: str = "net", trusted: bool = True, **options: Any) -> Task:
+    arguments = [list(args) or [DATA, [0, 1]], options]
+    return Task(
+        id="t", shelf="models", bucket="default", name=name, verb=verb, arguments=arguments, trusted=trusted
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {
+            "engine": "spark",
+            "spark": {"conf": {"spark.driver.extraJavaOptions": "-XX:OnOutOfMemoryError=id"}},
+        },
+        {"spark": {}},
+        {"engine": "os"},
+        {"engine": ["spark"]},
+        {"model_dir": "/tmp/x"},
+        {"log_dir": "/tmp/x"},
+        {"config": {"anything": 1}},
+        {"settings": {}},
+        {"callbacks": []},
+        {"resume": True},
+        {"ingest": "direct"},
+        {"validation_data": "/etc/data.parquet"},
+        {"validation_data": [["/etc/data.parquet"]]},
+        {"output_path": "/tmp/x"},
+        {"batch_size": "8"},
+        {"what_a_later_version_knows": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("verb", ["fit", "partial_fit", "predict", "score"])
+def test_an_option_that_is_not_known_to_be_harmless_is_refused(
+    store: str, verb: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(UntrustedError, match=rf"{next(reversed(options))}=.*kindler worker --trusted"):
+        Executor(store, trusted=False).run(task(verb, **options))
+
+
+@pytest.fixture
+def om(tmp_path: Path) -> Iterator[Omega]:
+    opened = Omega(tmp_path / "store")
+    opened.models.put(LinearRegression().fit(X, Y), "net")
+    yield opened
+    opened.close()
+
+
+def test_options_that_say_how_to_compute_pass(om: Omega) -> None:
+    executor = Executor(om.store.url, trusted=False)
+    version = executor.run(task("fit", X.tolist(), Y.tolist(), sample_weight=np.ones(len(Y)).tolist()))
+    assert str(version) == "net@2"
+
+
+def test_a_worker_that_was_started_trusted_takes_them(store: str) -> None:
+    with pytest.raises(TypeError, match="model_dir"):  # scikit-learn's own word on it
+        Executor(store, trusted=True).run(task(model_dir="/tmp/x", trusted=False))
+
+
+def test_text_in_a_dataset_is_not_taken_for_a_path(om: Omega) -> None:
+    om.datasets.put("/etc/data.parquet", "place")
+    om.datasets.put(["/etc/data.parquet"], "places")
+    executor = Executor(om.store.url, trusted=False)
+    with pytest.raises(ConfigError, match="the data is text"):
+        executor.run(task("predict", "place"))
+    with pytest.raises(ValueError, match="array"):  # an array of text, which no model takes
+        executor.run(task("predict", "places"))
+
+
+def test_code_that_calls_sys_exit_fails_its_task_and_not_the_worker(om: Omega, tmp_path: Path) -> None:
+    def leave() -> None:
+        import sys
+
+        sys.exit(3)
+
+    om.scripts.put(leave, "leave")
+    asked = Task(
+        id="t", shelf="scripts", bucket="default", name="leave", verb="run", arguments=[[], {}], trusted=True
+    )
+    report = _reported(Executor(om.store.url), asked, Log(tmp_path))
+    assert report.error is not None
+    assert "SystemExit" in str(report.error)
+
+
+def test_a_list_of_more_than_16_mib_arrives(om: Omega) -> None:
+    many = [[0.123456789012345 + i] for i in range(1_000_000)]
+    runtime = Omega(om.store.url, broker="local://?workers=1")
+    assert len(runtime.runtime.model("net").predict(many).get(120)) == len(many)
+    runtime.close()
+
+
+def test_parcels_that_were_read_leave_nothing_behind(om: Omega) -> None:
+    parcels = Parcels(om.store.url)
+    message = parcels.pack(Frame("x", {}, (bytes(2 << 20),)), "p-1")
+    assert parcels.unpack(message).buffers == (bytes(2 << 20),)
+    parcels.drop(message)
+    assert om.datasets.list(hidden=True) == []
+    assert not [path for path in (Path(om.store.url) / "blobs").rglob("*") if path.stat().st_size > 1 << 20]
+    with om.store._catalog._database.reading() as connection:
+        found = connection.exec_driver_sql("SELECT name FROM kindler_objects").scalars().all()
+    assert found == ["net"]
+    parcels.close()
