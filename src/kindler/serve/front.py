@@ -28,8 +28,9 @@ from kindler.serve.protocols.tfserving import TfServing
 from kindler.serve.protocols.v2 import V2
 from kindler.serve.requests import Answer, InferRequest, Reply, Target
 from kindler.serve.residents import Resident, Residents
+from kindler.serve.servables import Servable, signatures_of
 from kindler.serve.settings import ServeSettings
-from kindler.serve.signature import Arrays, fit, from_columns, rows_of
+from kindler.serve.signature import SIGNATURE_METHOD, Arrays, Signature, fit, from_columns, rows_of
 from kindler.serve.stats import Stats
 from kindler.serve.stored_data import read_inputs
 from kindler.serve.tasks import wants_later
@@ -163,13 +164,14 @@ class Front:
         servable = resident.servable
         if request.method not in servable.methods:
             raise Problem(400, f"the model has no {request.method}; it has {', '.join(servable.methods)}.")
-        given = from_columns(servable.signature, request.inputs) if request.columns else request.inputs
-        inputs = fit(servable.signature, given)
+        signature, method = servable.signature, request.method
+        if request.signature is not None:
+            signature, method = _asked_signature(servable, request.signature)
+        given = from_columns(signature, request.inputs) if request.columns else request.inputs
+        inputs = fit(signature, given)
         rows = rows_of(inputs)
         timeout_s = min(self._settings.timeout_s, request.timeout_s or self._settings.timeout_s)
-        ticket = resident.batcher.submit(
-            inputs, request.method, rows=rows, timeout_s=timeout_s, batch=request.batch
-        )
+        ticket = resident.batcher.submit(inputs, method, rows=rows, timeout_s=timeout_s, batch=request.batch)
         patience = min(_PATIENCE_S, timeout_s)
         watch = _Watch(ticket, timeout_s - patience, receive)
         timer = asyncio.get_running_loop().call_later(patience, watch.start)
@@ -235,6 +237,17 @@ class _Watch:
             self._ticket.leave(Problem(499, "the client went away."))
         except TimeoutError:
             self._ticket.leave(Problem(504, "the model did not answer in time."))
+
+
+def _asked_signature(servable: Servable, name: str) -> tuple[Signature, str]:
+    """A signature by its name, and the method that it is called by."""
+    known = signatures_of(servable)
+    if name not in known:
+        shown = ", ".join(map(repr, known))
+        raise Problem(400, f"the model has no signature {name[:80]!r}; it has {shown}.")
+    if known[name] is servable.signature:
+        return servable.signature, servable.methods[0]
+    return known[name], f"{SIGNATURE_METHOD}{name}"
 
 
 def _wanted(outputs: Arrays, request: InferRequest) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from kindler.errors import KindlerError, MissingExtraError, NotFoundError, Untru
 from kindler.omega import Omega
 from kindler.serve.batching import Batcher
 from kindler.serve.problems import Problem, as_problem
+from kindler.serve.proofs import tried
 from kindler.serve.servables import Servable, load
 from kindler.serve.settings import ServeSettings
 from kindler.serve.signature import example
@@ -205,7 +206,7 @@ class Residents:
     async def _loaded_now(self, version: Version) -> Resident:
         loop = asyncio.get_running_loop()
         try:
-            servable = await loop.run_in_executor(self._loads, self._read, version)
+            servable, joins = await loop.run_in_executor(self._loads, self._read, version)
         except Exception as exc:
             self._stats.loads.labels("failed").inc()
             raise _not_loaded(version, exc) from exc
@@ -215,6 +216,7 @@ class Residents:
             servable.call,
             executor=self._calls,
             settings=self._settings,
+            joins=joins,
             observe=stats.measured,
             steady=getattr(servable, "steady", True),
         )
@@ -223,12 +225,13 @@ class Residents:
         self._make_room(resident)
         return resident
 
-    def _read(self, version: Version) -> Servable:
+    def _read(self, version: Version) -> tuple[Servable, dict[str, bool | None]]:
         started = time.perf_counter()
         servable = load(self._omega[version.bucket].models, version, trusted=self._settings.trusted)
-        _warm(servable)
+        alone = version.name in self._settings.alone or version.attributes.get("batching") is False
+        joins = _warmed(servable, alone=alone)
         _log.info("loaded %s in %.2f s", version, time.perf_counter() - started)
-        return servable
+        return servable, joins
 
     def _make_room(self, newest: Resident) -> None:
         while sum(r.size for r in self._loaded.values()) > self._settings.memory_bytes:
@@ -263,12 +266,26 @@ def _not_loaded(version: Version, error: Exception) -> Problem:
     return Problem(503, f"{version} cannot be loaded: {shown}", {"retry-after": "5"})
 
 
-def _warm(servable: Servable) -> None:
-    """Call it once, so that what happens at a first call does not happen at a client's."""
-    given = example(servable.signature)
-    if given is None:
-        return
-    try:
-        servable.call(given, servable.methods[0])
-    except Exception as exc:  # noqa: BLE001 - zeros may be nothing that it can take; clients will be told
-        _log.info("a call with zeros failed: %s", exc)
+def _warmed(servable: Servable, *, alone: bool) -> dict[str, bool | None]:
+    """Call it, so that what happens at a first call does not happen at a client's.
+
+    Returns:
+        For each method, whether requests may share a call; None if that is not known yet.
+    """
+    joins = False if alone else servable.joins
+    given = example(servable.signature, rows=3)
+    found: dict[str, bool | None] = {}
+    for method in servable.methods:
+        found[method] = joins
+        if given is None or (joins is not None and found.keys() != {servable.methods[0]}):
+            continue
+        try:
+            if joins is None:
+                found[method] = tried(
+                    lambda rows, method=method: servable.call(rows, method), given, 1
+                ).per_row
+            else:
+                servable.call({name: array[:1] for name, array in given.items()}, method)
+        except Exception as exc:  # noqa: BLE001 - made-up values may be nothing that it can take
+            _log.info("a call with made-up values failed: %s", exc)
+    return found

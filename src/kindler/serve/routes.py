@@ -25,6 +25,7 @@ from kindler.serve.protocols.tables import ARROW, PARQUET
 from kindler.serve.protocols.v2 import described
 from kindler.serve.protocols.values import as_object, dumps, loads, plain
 from kindler.serve.residents import Resident, Residents
+from kindler.serve.servables import signatures_of
 from kindler.serve.settings import ServeSettings
 from kindler.serve.shown import show_model, show_resident, show_signature, show_version
 from kindler.serve.stats import Stats
@@ -429,17 +430,19 @@ def _signature_def(resident: Resident) -> dict[str, Any]:
             }
         return found
 
-    signature = resident.servable.signature
-    function = {
-        "inputs": side(signature.inputs),
-        "outputs": side(signature.outputs),
-        "method_name": "tensorflow/serving/predict",
-        "defaults": {},
+    functions = {
+        name: {
+            "inputs": side(signature.inputs),
+            "outputs": side(signature.outputs),
+            "method_name": "tensorflow/serving/predict",
+            "defaults": {},
+        }
+        for name, signature in signatures_of(resident.servable).items()
     }
     version = str(resident.version.number)
     return {
         "model_spec": {"name": resident.version.name, "signature_name": "", "version": version},
-        "metadata": {"signature_def": {"signature_def": {"serving_default": function}}},
+        "metadata": {"signature_def": {"signature_def": functions}},
     }
 
 

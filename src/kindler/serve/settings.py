@@ -26,6 +26,7 @@ class ServeSettings:
         trusted: Load what could run code of others: pickles, Lambda layers, scripts.
         batch_rows: Most rows in one call of a model. Larger requests are cut and put together again.
         batches: Calls of one model at a time.
+        alone: Names of models whose requests never share a call.
         queue_rows: Most rows that wait for one model; beyond that, requests are refused with 429.
         queue_bytes: The same in bytes. Also the most that the bodies of all requests may take together;
             beyond that, requests are refused with 503.
@@ -41,6 +42,7 @@ class ServeSettings:
     trusted: bool = False
     batch_rows: int = 64
     batches: int = 1
+    alone: tuple[str, ...] = ()
     queue_rows: int = 16_384
     queue_bytes: int = 256 << 20
     body_bytes: int = 64 << 20

@@ -28,7 +28,7 @@ from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.values import loads, plain
 from kindler.serve.requests import METHODS, Target
 from kindler.serve.routes import Bucket, Json
-from kindler.serve.signature import Signature
+from kindler.serve.signature import Signature, as_text
 
 __all__ = ["Tasks", "task_routes", "wants_later"]
 
@@ -257,12 +257,13 @@ async def _data(
         raise Problem(400, f"{action} needs ?datax=, the name of a dataset, and ?datay= for its labels.")
     sent = Sent(await request.body(), dict(request.headers), dict(request.query_params))
     decoded = OmegaCodec().decode(sent, Signature((), ()), Target(name, action=action))
+    inputs = {name: as_text(array, name) for name, array in decoded.inputs.items()}
     if not decoded.columns:
-        (array,) = decoded.inputs.values()
+        (array,) = inputs.values()
         return (array,)
     import pandas as pd
 
-    return (pd.DataFrame({name: list(column) for name, column in decoded.inputs.items()}),)
+    return (pd.DataFrame({name: list(column) for name, column in inputs.items()}),)
 
 
 def _answered(tasks: Tasks, begun: Begun, request: Request, *, later: bool) -> Json:

@@ -19,6 +19,7 @@ class SklearnServable:
     """A fitted estimator. Its output has the name of the method."""
 
     size = 0
+    joins: bool | None = None
 
     def __init__(self, model: Any) -> None:
         self._model = model

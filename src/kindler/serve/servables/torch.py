@@ -18,6 +18,7 @@ class TorchServable:
     """An `nn.Module`, or the module of an exported program."""
 
     methods = ("predict",)
+    joins: bool | None = None
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
