@@ -28,12 +28,13 @@ from kindler.serve.proofs import tried
 from kindler.serve.settings import ServeSettings
 from kindler.serve.signature import Arrays
 
-__all__ = ["Batcher", "Call", "Measured", "Observer", "Ticket"]
+__all__ = ["MOST_LOST", "Batcher", "Call", "Measured", "Observer", "Ticket"]
 
 Call: TypeAlias = Callable[[Arrays, str], Arrays]
 _FORGETS = 0.2  # how fast the estimate of a row's time follows the newest call
 _SHORT_S = 0.002  # a call that may hold up everybody else
 _REMEMBERED = (1 << 16) - 1  # of the last 16 calls, which were not short: a bit each
+MOST_LOST = 2  # calls of a model that did not come back, and are replaced by others
 _MOST_TRIALS = 8  # that may leave it open whether requests can share a call
 
 
@@ -134,7 +135,7 @@ class Batcher:
 
     Args:
         call: The model.
-        executor: Where it is called.
+        executor: Where it is called; should have `MOST_LOST` threads beside those of `settings.batches`.
         settings: How much may wait and go together.
         joins: For each method, whether requests may share a call; None, or no entry, if that is to be tried.
         observe: Is told of every call.
@@ -162,6 +163,9 @@ class Batcher:
         self._long = _REMEMBERED  # until it has shown that it is not
         self._most_rows = 0
         self._free = settings.batches
+        self._running: dict[int, float] = {}  # calls in threads, by number, and when each began
+        self._number = 0
+        self._lost: set[int] = set()
         self._queues: dict[Hashable, deque[Ticket]] = {}
         self._again: deque[list[_Piece]] = deque()
         self._scheduled = False
@@ -188,6 +192,14 @@ class Batcher:
             Problem: 413, 429 or 503: it is too large, too much waits already, or it would not be in time.
         """
         settings = self._settings
+        if not self._free or self._trial is not None:
+            self._replace_lost()
+        if self.is_stuck:
+            raise Problem(
+                503,
+                f"the model has not come back from {len(self._lost)} calls, and is not called any more.",
+                {"retry-after": str(round(settings.timeout_s))},
+            )
         if rows > settings.rows:
             raise Problem(413, f"the request has {rows} rows; {settings.rows} are allowed.")
         size = sum(array.nbytes for array in inputs.values())
@@ -210,6 +222,23 @@ class Batcher:
         if self._free:
             self._pump_soon()  # at the next turn of the loop: requests that arrived together go together
         return ticket
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether so many calls did not come back that no others are begun."""
+        return not self._free and len(self._lost) >= MOST_LOST + self._settings.batches
+
+    def _replace_lost(self) -> None:
+        """A call that nobody waits for any more gives up its place; its thread is lost till it comes back."""
+        until = self.clock() - self._settings.timeout_s
+        for number, started in self._running.items():
+            if started < until and number not in self._lost:
+                self._lost.add(number)
+                if len(self._lost) <= MOST_LOST:
+                    self._free += 1
+                if self._trial is not None and all(piece.ticket.future.done() for piece in self._trial):
+                    self._joins[self._trial[0].ticket.method] = False
+                    self._trial = None
 
     def joins(self, method: str) -> bool | None:
         """Whether requests share calls of a method; None while that is not known."""
@@ -317,13 +346,19 @@ class Batcher:
     def _start(self, pieces: list[_Piece]) -> None:
         """Call the model in a thread."""
         self._free -= 1
-        loop = asyncio.get_running_loop()
-        started = self.clock()
+        self._number += 1
+        number, loop = self._number, asyncio.get_running_loop()
+        self._running[number] = self.clock()
         running = loop.run_in_executor(self._executor, self._run, pieces)
-        running.add_done_callback(lambda done: self._finished(pieces, done, started))
+        running.add_done_callback(lambda done: self._finished(pieces, done, number))
 
-    def _finished(self, pieces: list[_Piece], done: asyncio.Future[_Ran], started: float) -> None:
-        self._free += 1
+    def _finished(self, pieces: list[_Piece], done: asyncio.Future[_Ran], number: int) -> None:
+        started = self._running.pop(number)
+        if number in self._lost:
+            self._lost.discard(number)
+            self._free += len(self._lost) >= MOST_LOST
+        else:
+            self._free += 1
         if done.cancelled() or done.exception() is not None:
             error = RuntimeError("the server is stopping") if done.cancelled() else done.exception()
             ran = _Ran(self.clock() - started, {}, error)

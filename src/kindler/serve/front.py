@@ -26,6 +26,7 @@ from kindler.serve.protocols.mlflow import Mlflow
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.tfserving import TfServing
 from kindler.serve.protocols.v2 import V2
+from kindler.serve.readers import Readers, where_read
 from kindler.serve.requests import Answer, InferRequest, Reply, Target
 from kindler.serve.residents import Resident, Residents
 from kindler.serve.servables import Servable, signatures_of
@@ -45,7 +46,7 @@ _V2, _TFS, _MLFLOW, _OMEGA = V2(), TfServing(), Mlflow(), OmegaCodec()
 _PATIENCE_S = 0.05  # before a request is watched for a client that goes away
 _LINGER_S = 5.0  # for a client that goes on sending what was refused, and would not hear why
 _CLOSES = ("connection", "close")
-_LARGE_BYTES = 1 << 20  # bodies that are decoded beside the event loop
+_LARGE_BYTES = 1 << 20  # of arrays that are not handled on the event loop
 
 
 def codec_of(path: str) -> Codec:
@@ -71,6 +72,7 @@ class Front:
         stats: The counters.
         looks: Where the store is asked what takes no time.
         reads: Where datasets are read.
+        readers: What reads large bodies.
     """
 
     def __init__(
@@ -84,10 +86,12 @@ class Front:
         stats: Stats,
         looks: Executor,
         reads: Executor,
+        readers: Readers,
     ) -> None:
         self._rest = rest
         self._omega = omega
         self._residents = residents
+        self._readers = readers
         self._gate = gate
         self._settings = settings
         self._bodies = Bodies(settings)
@@ -151,12 +155,20 @@ class Front:
         if codec is _OMEGA and "datax" in sent.query:
             request = await self._from_dataset(bucket, sent.query["datax"], target)
         else:
-            decoded = (sent, resident.servable.signature, target)
-            large = len(sent.body) > _LARGE_BYTES
-            request = await asyncio.to_thread(codec.decode, *decoded) if large else codec.decode(*decoded)
+            request = await self._decoded(codec, sent, resident.servable.signature, target)
         outputs, rows = await self._called(resident, request, receive)
         answer = Answer(resident.version.name, resident.version.number, _wanted(outputs, request), rows)
-        return codec.encode(answer, request, sent, target)
+        encoding = (answer, request, sent, target)
+        large = sum(array.nbytes for array in outputs.values()) > _LARGE_BYTES
+        return await asyncio.to_thread(codec.encode, *encoding) if large else codec.encode(*encoding)
+
+    async def _decoded(self, codec: Codec, sent: Sent, signature: Signature, target: Target) -> InferRequest:
+        where = where_read(sent)
+        if where == "process":
+            return await self._readers.request(codec, sent, signature, target)
+        if where == "thread":
+            return await asyncio.to_thread(codec.decode, sent, signature, target)
+        return codec.decode(sent, signature, target)
 
     async def _called(
         self, resident: Resident, request: InferRequest, receive: Receive
@@ -167,8 +179,10 @@ class Front:
         signature, method = servable.signature, request.method
         if request.signature is not None:
             signature, method = _asked_signature(servable, request.signature)
-        given = from_columns(signature, request.inputs) if request.columns else request.inputs
-        inputs = fit(signature, given)
+        large = sum(array.nbytes for array in request.inputs.values()) > _LARGE_BYTES
+        inputs = (
+            await asyncio.to_thread(_fitted, signature, request) if large else _fitted(signature, request)
+        )
         rows = rows_of(inputs)
         timeout_s = min(self._settings.timeout_s, request.timeout_s or self._settings.timeout_s)
         ticket = resident.batcher.submit(inputs, method, rows=rows, timeout_s=timeout_s, batch=request.batch)
@@ -185,7 +199,13 @@ class Front:
     async def _from_dataset(self, bucket: str, name: str, target: Target) -> InferRequest:
         loop = asyncio.get_running_loop()
         inputs, columns = await loop.run_in_executor(
-            self._reads, read_inputs, self._omega[bucket].datasets, name, self._settings.rows
+            self._reads,
+            lambda: read_inputs(
+                self._omega[bucket].datasets,
+                name,
+                most_rows=self._settings.rows,
+                most_bytes=self._settings.queue_bytes,
+            ),
         )
         return InferRequest(inputs=inputs, columns=columns, method=target.action)
 
@@ -237,6 +257,11 @@ class _Watch:
             self._ticket.leave(Problem(499, "the client went away."))
         except TimeoutError:
             self._ticket.leave(Problem(504, "the model did not answer in time."))
+
+
+def _fitted(signature: Signature, request: InferRequest) -> Arrays:
+    given = from_columns(signature, request.inputs) if request.columns else request.inputs
+    return fit(signature, given)
 
 
 def _asked_signature(servable: Servable, name: str) -> tuple[Signature, str]:

@@ -6,6 +6,8 @@ may have slashes, so a path comes before those that it fits too; of several deco
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,16 +22,16 @@ from kindler.data.arrow import stream
 from kindler.omega import Omega
 from kindler.serve.gate import Gate
 from kindler.serve.problems import Problem
-from kindler.serve.protocols.arrow import read_arrow, read_parquet
 from kindler.serve.protocols.tables import ARROW, PARQUET
 from kindler.serve.protocols.v2 import described
-from kindler.serve.protocols.values import as_object, dumps, loads, plain
+from kindler.serve.protocols.values import dumps, plain
+from kindler.serve.readers import Readers
 from kindler.serve.residents import Resident, Residents
 from kindler.serve.servables import signatures_of
 from kindler.serve.settings import ServeSettings
 from kindler.serve.shown import show_model, show_resident, show_signature, show_version
 from kindler.serve.stats import Stats
-from kindler.serve.stored_data import as_table, read_value, to_table
+from kindler.serve.stored_data import as_table, read_value
 
 if TYPE_CHECKING:
     from kindler.serve.tasks import Tasks
@@ -50,6 +52,8 @@ class Parts:
     settings: ServeSettings
     stats: Stats
     tasks: Tasks
+    readers: Readers
+    looks: Executor
 
 
 class AliasMove(BaseModel):
@@ -85,10 +89,9 @@ def health_routes(parts: Parts) -> APIRouter:
         return {"status": "alive"}
 
     @routes.get("/readyz", responses={503: {"description": "The store cannot be reached"}})
-    def readyz() -> dict[str, str]:
-        """The server can answer: its store can be reached."""
-        parts.omega.buckets  # noqa: B018 - raises StoreError, which is a 503
-        return {"status": "ready"}
+    async def readyz() -> dict[str, Any]:
+        """The server can answer: its store can be reached, and its models, or some of them, come back."""
+        return {"status": "ready", "stuck": await _check_ready(parts)}
 
     @routes.get("/ping", response_class=PlainTextResponse)
     @routes.get("/health", response_class=PlainTextResponse)
@@ -127,9 +130,9 @@ def protocol_routes(parts: Parts) -> APIRouter:
         return {"live": True}
 
     @routes.get("/v2/health/ready", **v2)
-    def ready() -> dict[str, bool]:
+    async def ready() -> dict[str, bool]:
         """The server can answer."""
-        parts.omega.buckets  # noqa: B018 - raises StoreError, which is a 503
+        await _check_ready(parts)
         return {"ready": True}
 
     @routes.get("/v2/models", **v2)
@@ -151,6 +154,8 @@ def protocol_routes(parts: Parts) -> APIRouter:
     async def model_ready(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """Whether a model can answer; loads it."""
         resident = await parts.residents.find((bucket, name, version))
+        if resident.batcher.is_stuck:
+            raise Problem(503, f"{resident.version} does not come back from its calls.")
         return {"name": resident.version.name, "ready": True}
 
     @routes.get("/v2/models/{name:path}", **v2)
@@ -335,10 +340,12 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
         shelf = parts.omega[bucket].datasets
         version = shelf.metadata(name)
         asked = {key: value for key, value in request.query_params.items() if key not in _KNOWN}
-        table = as_table(shelf, version, min(limit, parts.settings.rows), asked)
+        most = parts.settings.body_bytes
+        limit = min(limit, parts.settings.rows)
+        table = as_table(shelf, version, limit, asked, most_bytes=most)
         head = {"name": version.name, "version": version.number}
         if table is None:
-            value = read_value(shelf, version, trusted=parts.settings.trusted, limit=limit)
+            value = read_value(shelf, version, trusted=parts.settings.trusted, limit=limit, most_bytes=most)
             shape = getattr(value, "shape", None)
             extra = {} if shape is None else {"shape": list(shape), "dtype": value.dtype.name}
             return Json({**head, "data": value if shape is None else plain(value), **extra})
@@ -359,7 +366,8 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
         request: Request, name: str, bucket: Bucket, append: bool = False, mode: str | None = None
     ) -> dict[str, Any]:
         """Store a table: JSON with `data` (columns or rows), `dtypes` and `append`, or Arrow, or Parquet."""
-        table, told_mode = _sent_table(await request.body(), request.headers.get("content-type", ""))
+        kind = request.headers.get("content-type", "")
+        table, told_mode = await parts.readers.table(await request.body(), kind)
         chosen: Any = mode or told_mode or ("append" if append else "fail")
         version = await _in_thread(lambda: parts.omega[bucket].datasets.put(table, name, mode=chosen))
         return {"dataset": version.name, "version": version.number}
@@ -394,6 +402,24 @@ _DATASET_BODY = {
     "required": True,
     "content": {"application/json": {"schema": _TABLE_SCHEMA}, ARROW: _BYTES, PARQUET: _BYTES},
 }
+
+
+async def _check_ready(parts: Parts) -> list[str]:
+    """The models that hang, if others can still answer.
+
+    Raises:
+        StoreError: The store cannot be reached.
+        Problem: 503: no model in memory comes back, or not the one that the server is for.
+    """
+    await asyncio.get_running_loop().run_in_executor(parts.looks, lambda: parts.omega.buckets)
+    shown = parts.residents.shown()
+    stuck = [str(resident.version) for resident in shown if resident.batcher.is_stuck]
+    own = (parts.settings.model or "").partition("@")[0].rstrip("^")
+    of_own = [r for r in shown if r.version.name == own and r.version.bucket == "default"]
+    for asked in (shown, of_own):
+        if asked and all(resident.batcher.is_stuck for resident in asked):
+            raise Problem(503, f"{', '.join(stuck)} do not come back from their calls.")
+    return stuck
 
 
 async def _in_thread(work: Any) -> Any:
@@ -444,25 +470,6 @@ def _signature_def(resident: Resident) -> dict[str, Any]:
         "model_spec": {"name": resident.version.name, "signature_name": "", "version": version},
         "metadata": {"signature_def": {"signature_def": functions}},
     }
-
-
-def _sent_table(body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind == ARROW:
-        return read_arrow(body), None
-    if kind == PARQUET:
-        return read_parquet(body), None
-    if kind not in ("", "application/json"):
-        raise Problem(415, f"{kind[:80]!r} is not read here; application/json, {ARROW} and {PARQUET} are.")
-    told = as_object(loads(body))
-    if "data" not in told:
-        raise Problem(400, "the request has no 'data'.")
-    mode = told.get("mode")
-    if mode is not None and not isinstance(mode, str):
-        raise Problem(400, "'mode' must be text.")
-    return to_table(told["data"], told.get("dtypes")), mode or (
-        "append" if told.get("append") is True else None
-    )
 
 
 def _oriented(table: pa.Table, orient: str) -> Any:

@@ -192,7 +192,7 @@ def as_text(array: Array, name: str) -> Array:
     items = array.ravel().tolist()
     if not any(type(item) is bytes for item in items):
         return array
-    made = np.empty(len(items), dtype=object)
+    made: Array = np.empty(len(items), dtype=object)
     for i, item in enumerate(items):
         try:
             made[i] = item.decode() if type(item) is bytes else item
