@@ -21,6 +21,7 @@ import kindler
 from kindler.data.arrow import stream
 from kindler.omega import Omega
 from kindler.serve.gate import Gate
+from kindler.serve.patterns import newest
 from kindler.serve.problems import Problem
 from kindler.serve.protocols.tables import ARROW, PARQUET
 from kindler.serve.protocols.v2 import described
@@ -143,10 +144,9 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @routes.post("/v2/repository/index", **v2)
     def index(bucket: Bucket) -> list[dict[str, str]]:
         """The models there are, with their newest versions."""
-        newest = parts.omega[bucket].models.newest()
         return [
             {"name": version.name, "version": str(version.number), "state": "READY", "reason": ""}
-            for version in newest
+            for version in parts.omega[bucket].models.newest()
         ]
 
     @routes.get("/v2/models/{name:path}/ready", **v2)
@@ -263,7 +263,7 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         """The models of a bucket, each with its newest version and its aliases."""
         shelf = parts.omega[bucket].models
         found = []
-        for version in shelf.newest(pattern):
+        for version in newest(shelf, pattern):
             tags = shelf.tags(version.name)
             found.append({**show_version(version), "tags": tags})
         return {"models": found}
@@ -314,7 +314,7 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
         """The datasets of a bucket, each with its newest version."""
         shelf = parts.omega[bucket].datasets
         found = []
-        for version in shelf.newest(pattern):
+        for version in newest(shelf, pattern):
             rows = version.meta.get("rows")
             found.append(
                 {
@@ -384,7 +384,7 @@ def _scripts(routes: APIRouter, parts: Parts) -> None:
     @routes.get("/scripts", **told)
     def scripts(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
         """The scripts of a bucket."""
-        return {"scripts": [show_version(v) for v in parts.omega[bucket].scripts.newest(pattern)]}
+        return {"scripts": [show_version(v) for v in newest(parts.omega[bucket].scripts, pattern)]}
 
 
 _TABLE_SCHEMA = {

@@ -62,6 +62,7 @@ def columns_of(data: Mapping[str, Any]) -> dict[str, Array]:
 
 def from_csv(body: bytes) -> dict[str, Array]:
     """A table with a line of names."""
+    _check_columns(body.count(b",", 0, body.find(b"\n")) + 1)
     try:
         return table_columns(pyarrow.csv.read_csv(io.BytesIO(body)))
     except (pa.ArrowException, ValueError) as exc:
