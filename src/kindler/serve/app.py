@@ -15,7 +15,7 @@ import kindler
 from kindler.errors import KindlerError
 from kindler.omega import Omega
 from kindler.serve.front import Front, codec_of
-from kindler.serve.gate import Gate
+from kindler.serve.gate import Gate, Scopes
 from kindler.serve.keys import Keys
 from kindler.serve.openapi import with_predictions
 from kindler.serve.page import page_routes
@@ -91,10 +91,10 @@ def create_app(
         omega, trusted=settings.trusted, timeout_s=settings.timeout_s, most_bytes=settings.queue_bytes
     )
     parts = Parts(omega, residents, gate, settings, stats, tasks, readers, looks)
-    for routes in (page_routes(), health_routes(parts), protocol_routes(parts)):
+    routers = [page_routes(), health_routes(parts), protocol_routes(parts), catalog_routes(parts)]
+    routers.append(task_routes(tasks, readers, waits))  # its paths fit those of aliases too
+    for routes in routers:
         app.include_router(routes)
-    app.include_router(catalog_routes(parts))
-    app.include_router(task_routes(tasks, readers, waits))  # its paths fit those of aliases too
     _say_what_is_wrong(app)
     written = app.openapi
     document: dict[str, Any] = {}
@@ -110,6 +110,7 @@ def create_app(
         omega=omega,
         residents=residents,
         gate=gate,
+        scopes=Scopes([route for routes in routers for route in routes.routes], app.openapi_url),
         settings=settings,
         stats=stats,
         looks=looks,

@@ -18,7 +18,7 @@ from kindler.omega import Omega
 from kindler.serve.batching import Ticket
 from kindler.serve.bodies import Bodies, ClientGoneError, Receive
 from kindler.serve.deadlines import within
-from kindler.serve.gate import Gate, needed
+from kindler.serve.gate import Gate, Scopes
 from kindler.serve.keys import Key
 from kindler.serve.problems import Problem, as_problem
 from kindler.serve.protocols import Codec, Sent
@@ -28,7 +28,7 @@ from kindler.serve.protocols.tfserving import TfServing
 from kindler.serve.protocols.v2 import V2
 from kindler.serve.readers import Readers, where_read
 from kindler.serve.requests import Answer, InferRequest, Reply, Target
-from kindler.serve.residents import Resident, Residents
+from kindler.serve.residents import Resident, Residents, shown_name
 from kindler.serve.servables import Servable, signatures_of
 from kindler.serve.settings import ServeSettings
 from kindler.serve.signature import SIGNATURE_METHOD, Arrays, Signature, fit, from_columns, rows_of
@@ -68,6 +68,7 @@ class Front:
         omega: The store.
         residents: The models.
         gate: Who may.
+        scopes: What the routes of `rest` need.
         settings: The limits.
         stats: The counters.
         looks: Where the store is asked what takes no time.
@@ -82,6 +83,7 @@ class Front:
         omega: Omega,
         residents: Residents,
         gate: Gate,
+        scopes: Scopes,
         settings: ServeSettings,
         stats: Stats,
         looks: Executor,
@@ -93,6 +95,7 @@ class Front:
         self._residents = residents
         self._readers = readers
         self._gate = gate
+        self._scopes = scopes
         self._settings = settings
         self._bodies = Bodies(settings)
         self._stats = stats
@@ -113,7 +116,8 @@ class Front:
         body = b""
         try:
             target = codec.target(scope["method"], path)
-            key = await self._gate.admit(headers, "predict" if target else needed(scope["method"], path))
+            wanted = ("predict",) if target else self._scopes.of(scope["method"], path)
+            key = await self._gate.admit(headers, wanted)
             if scope["method"] not in ("GET", "HEAD"):
                 body = await self._bodies.read(receive, headers)
             if target is None or (codec is _OMEGA and wants_later(headers, scope["query_string"])):
@@ -122,7 +126,7 @@ class Front:
             query = _query(scope["query_string"]) if scope["query_string"] else {}
             sent = Sent(body, headers, query)
             if codec is _OMEGA and "datax" in query:
-                await self._gate.admit(headers, "read")
+                await self._gate.admit(headers, ("read",))
             reply = await self._predicted(codec, target, sent, receive, found)
         except ClientGoneError:
             return
@@ -151,7 +155,7 @@ class Front:
         bucket = sent.headers.get("bucket") or sent.query.get("bucket") or "default"
         key = (bucket, name, target.version)
         resident = self._residents.at_hand(key) or await self._residents.find(key)
-        found.append(resident.version.name)
+        found.append(shown_name(resident.version))
         if codec is _OMEGA and "datax" in sent.query:
             request = await self._from_dataset(bucket, sent.query["datax"], target)
         else:

@@ -30,7 +30,7 @@ from kindler.serve.stats import ModelStats, Stats
 from kindler.serve.threads import Threads
 from kindler.store import Version
 
-__all__ = ["Resident", "Residents"]
+__all__ = ["Resident", "Residents", "shown_name"]
 
 _log = logging.getLogger("kindler.serve")
 _LONGEST_STALE = 4  # times `refresh_s`: older than that is not served without a look
@@ -249,7 +249,7 @@ class Residents:
             raise problem from exc
         self._failed.pop(key, None)
         self._stats.loads.labels("loaded").inc()
-        stats = self._stats.model(version.name)
+        stats = self._stats.model(shown_name(version))
         batcher = Batcher(
             servable.call,
             # Threads of its own: if it hangs, nobody else waits.
@@ -257,7 +257,7 @@ class Residents:
             settings=self._settings,
             joins=joins,
             observe=stats.measured,
-            steady=getattr(servable, "steady", True),
+            steady=servable.steady,
         )
         resident = Resident(version, servable, batcher, stats, max(version.size, servable.size))
         self._loaded[key] = resident
@@ -302,6 +302,11 @@ class Residents:
         for name in [name for name, known in self._known.items() if known.resident is resident]:
             del self._known[name]
         _log.info("took %s out of memory", resident.version)
+
+
+def shown_name(version: Version) -> str:
+    """A model's name in counters: that of another bucket begins with the bucket's."""
+    return version.name if version.bucket == "default" else f"{version.bucket}:{version.name}"
 
 
 def _remember(known: OrderedDict[Any, Any], name: Any, value: Any) -> None:

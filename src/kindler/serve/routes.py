@@ -20,7 +20,8 @@ from pydantic import BaseModel
 import kindler
 from kindler.data.arrow import stream
 from kindler.omega import Omega
-from kindler.serve.gate import Gate
+from kindler.serve.gate import Gate, needs
+from kindler.serve.keys import SCOPES
 from kindler.serve.patterns import newest
 from kindler.serve.problems import Problem
 from kindler.serve.protocols.tables import ARROW, PARQUET
@@ -85,27 +86,37 @@ def health_routes(parts: Parts) -> APIRouter:
     routes = APIRouter(tags=["health"])
 
     @routes.get("/healthz")
+    @routes.head("/healthz", include_in_schema=False)
+    @needs()
     async def healthz() -> dict[str, str]:
         """The server lives."""
         return {"status": "alive"}
 
     @routes.get("/readyz", responses={503: {"description": "The store cannot be reached"}})
+    @routes.head("/readyz", include_in_schema=False)
+    @needs()
     async def readyz() -> dict[str, Any]:
         """The server can answer: its store can be reached, and its models, or some of them, come back."""
         return {"status": "ready", "stuck": await _check_ready(parts)}
 
     @routes.get("/ping", response_class=PlainTextResponse)
     @routes.get("/health", response_class=PlainTextResponse)
+    @routes.head("/ping", include_in_schema=False)
+    @routes.head("/health", include_in_schema=False)
+    @needs()
     async def ping() -> str:
         """MLflow's and SageMaker's question whether the server lives."""
         return "\n"
 
     @routes.get("/version", response_class=PlainTextResponse)
+    @routes.head("/version", include_in_schema=False)
+    @needs()
     async def version() -> str:
         """Kindler's version."""
         return kindler.__version__
 
     @routes.get("/metrics", response_class=PlainTextResponse)
+    @needs("read")
     async def metrics() -> Response:
         """Counters for Prometheus."""
         parts.stats.waiting.set(parts.residents.rows_waiting)
@@ -121,27 +132,35 @@ def protocol_routes(parts: Parts) -> APIRouter:
     v1: dict[str, Any] = {"tags": ["tfserving"]}
 
     @routes.get("/v2", **v2)
+    @routes.head("/v2", include_in_schema=False)
+    @needs()
     async def server() -> dict[str, Any]:
         """The server."""
         return {"name": "kindler", "version": kindler.__version__, "extensions": ["binary_tensor_data"]}
 
     @routes.get("/v2/health/live", **v2)
+    @routes.head("/v2/health/live", include_in_schema=False)
+    @needs()
     async def live() -> dict[str, bool]:
         """The server lives."""
         return {"live": True}
 
     @routes.get("/v2/health/ready", **v2)
+    @routes.head("/v2/health/ready", include_in_schema=False)
+    @needs()
     async def ready() -> dict[str, bool]:
         """The server can answer."""
         await _check_ready(parts)
         return {"ready": True}
 
     @routes.get("/v2/models", **v2)
+    @needs("read")
     def names(bucket: Bucket) -> dict[str, list[str]]:
         """The models there are."""
         return {"models": parts.omega[bucket].models.list()}
 
     @routes.post("/v2/repository/index", **v2)
+    @needs("read")
     def index(bucket: Bucket) -> list[dict[str, str]]:
         """The models there are, with their newest versions."""
         return [
@@ -151,6 +170,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
 
     @routes.get("/v2/models/{name:path}/ready", **v2)
     @routes.get("/v2/models/{name:path}/versions/{version}/ready", **v2)
+    @needs("predict", "read")
     async def model_ready(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """Whether a model can answer; loads it."""
         resident = await parts.residents.find((bucket, name, version))
@@ -160,6 +180,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
 
     @routes.get("/v2/models/{name:path}", **v2)
     @routes.get("/v2/models/{name:path}/versions/{version}", **v2)
+    @needs("predict", "read")
     async def metadata(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """What a model takes and gives; loads it."""
         resident = await parts.residents.find((bucket, name, version))
@@ -173,6 +194,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
         }
 
     @routes.get("/v1/models", **v1)
+    @needs("read")
     def models(bucket: Bucket) -> dict[str, list[str]]:
         """The models there are."""
         return {"models": parts.omega[bucket].models.list()}
@@ -180,6 +202,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @routes.get("/v1/models/{name:path}/metadata", **v1)
     @routes.get("/v1/models/{name:path}/labels/{version}/metadata", **v1)
     @routes.get("/v1/models/{name:path}/versions/{version}/metadata", **v1)
+    @needs("predict", "read")
     async def signatures(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """What a model takes and gives; loads it."""
         return _signature_def(await parts.residents.find((bucket, name, version)))
@@ -187,6 +210,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @routes.get("/v1/models/{name:path}", **v1)
     @routes.get("/v1/models/{name:path}/labels/{version}", **v1)
     @routes.get("/v1/models/{name:path}/versions/{version}", **v1)
+    @needs("predict", "read")
     def status(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """The versions of a model that can be asked."""
         shelf = parts.omega[bucket].models
@@ -219,16 +243,20 @@ def _general(routes: APIRouter, parts: Parts) -> None:
     told: dict[str, Any] = {"tags": ["server"]}
 
     @routes.get("/ping", **told)
+    @routes.head("/ping", include_in_schema=False)
+    @needs()
     async def ping() -> dict[str, str]:
         """The server lives."""
         return {"ping": datetime.now(timezone.utc).isoformat()}
 
     @routes.get("/buckets", **told)
+    @needs("read")
     def buckets() -> dict[str, list[str]]:
         """The buckets that hold something."""
         return {"buckets": parts.omega.buckets}
 
     @routes.get("/key", **told)
+    @needs(*SCOPES)
     async def key(request: Request) -> dict[str, Any]:
         """What the key of this request allows."""
         found = request.scope.get("kindler.key")
@@ -240,6 +268,7 @@ def _general(routes: APIRouter, parts: Parts) -> None:
         }
 
     @routes.get("/stats", **told)
+    @needs("read")
     async def stats() -> dict[str, Any]:
         """Live figures: rates, latencies, queues, the models in memory, and what the runtime has to do."""
         counted = parts.stats
@@ -259,6 +288,7 @@ def _models(routes: APIRouter, parts: Parts) -> None:
     told: dict[str, Any] = {"tags": ["models"]}
 
     @routes.get("/models", **told)
+    @needs("read")
     def models(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
         """The models of a bucket, each with its newest version and its aliases."""
         shelf = parts.omega[bucket].models
@@ -269,6 +299,7 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         return {"models": found}
 
     @routes.get("/model/{name:path}/signature", **told)
+    @needs("predict", "read")
     async def signature(name: str, bucket: Bucket) -> dict[str, Any]:
         """What a model takes and gives; loads it."""
         resident = await parts.residents.find((bucket, name, None))
@@ -280,6 +311,7 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         }
 
     @routes.get("/model/{name:path}", **told)
+    @needs("predict", "read")
     @routes.get("/model/{name:path}/", **told)
     @routes.get("/model/{name:path}/metadata", **told)
     def model(name: str, bucket: Bucket) -> Json:
@@ -292,6 +324,7 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         return Json({"model": chosen.name, "result": shown, "resource_uri": chosen.name})
 
     @routes.put("/model/{name:path}/aliases/{alias}", **told)
+    @needs("admin")
     async def move(name: str, alias: str, to: AliasMove, bucket: Bucket) -> dict[str, Any]:
         """Make an alias stand at a version. Answers when the version serves."""
         await _in_thread(lambda: parts.omega[bucket].models.tag(f"{name}@{to.version}", alias))
@@ -299,6 +332,7 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         return {"model": name, "tags": await _in_thread(lambda: parts.omega[bucket].models.tags(name))}
 
     @routes.delete("/model/{name:path}/aliases/{alias}", **told)
+    @needs("admin")
     async def remove(name: str, alias: str, bucket: Bucket) -> dict[str, Any]:
         """Take an alias away."""
         await _in_thread(lambda: parts.omega[bucket].models.untag(name, alias))
@@ -310,6 +344,7 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
     told: dict[str, Any] = {"tags": ["datasets"]}
 
     @routes.get("/datasets", **told)
+    @needs("read")
     def datasets(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
         """The datasets of a bucket, each with its newest version."""
         shelf = parts.omega[bucket].datasets
@@ -326,6 +361,7 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
         return {"datasets": found}
 
     @routes.get("/dataset/{name:path}", **told)
+    @needs("read")
     def dataset(
         request: Request,
         name: str,
@@ -362,6 +398,7 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
         )
 
     @routes.put("/dataset/{name:path}", **told, openapi_extra={"requestBody": _DATASET_BODY})
+    @needs("write")
     async def put(
         request: Request, name: str, bucket: Bucket, append: bool = False, mode: str | None = None
     ) -> dict[str, Any]:
@@ -373,6 +410,7 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
         return {"dataset": version.name, "version": version.number}
 
     @routes.delete("/dataset/{name:path}", **told)
+    @needs("write")
     def drop(name: str, bucket: Bucket) -> dict[str, Any]:
         """Take a dataset away with all its versions, or the one that is named."""
         return {"dataset": name, "dropped": parts.omega[bucket].datasets.drop(name)}
@@ -382,6 +420,7 @@ def _scripts(routes: APIRouter, parts: Parts) -> None:
     told: dict[str, Any] = {"tags": ["scripts"]}
 
     @routes.get("/scripts", **told)
+    @needs("read")
     def scripts(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
         """The scripts of a bucket."""
         return {"scripts": [show_version(v) for v in newest(parts.omega[bucket].scripts, pattern)]}

@@ -25,6 +25,7 @@ from kindler.omega import Omega
 from kindler.runtime.handles import Handle
 from kindler.runtime.runtime import Runtime
 from kindler.serve.deadlines import within
+from kindler.serve.gate import needs, needs_by_action
 from kindler.serve.problems import Problem, as_problem
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.omega import OmegaCodec
@@ -45,6 +46,7 @@ _WORDS = {
     "failed": "FAILURE",
     "cancelled": "REVOKED",
 }
+_SCOPES = {verb: "write" if verb in ("fit", "partial_fit") else "predict" for verb in _VERBS}
 WAITS = 16
 _YES = ("1", "true", "yes", "on")
 _TOLD = ("async", "bucket", "datax", "datay")
@@ -246,6 +248,7 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
     @routes.put(
         "/model/{name:path}/{action}", tags=["models"], openapi_extra={"requestBody": _MAYBE_JSON}, **told
     )
+    @needs_by_action(_SCOPES)
     async def model(
         request: Request,
         name: str,
@@ -267,6 +270,7 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
     @routes.post(
         "/script/{name:path}/run", tags=["scripts"], openapi_extra={"requestBody": _ANY_JSON}, **told
     )
+    @needs("predict")
     async def script(request: Request, name: str, bucket: Bucket, later: Later) -> Json:
         """Run a stored function with the body as its argument, if the server trusts its store."""
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
@@ -283,11 +287,13 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
         return await begun(request, begin, later=later)
 
     @routes.get("/task/{task}/status", tags=["tasks"])
+    @needs("predict")
     def status(task: str) -> dict[str, Any]:
         """How far a task is: PENDING, STARTED, SUCCESS, FAILURE or REVOKED."""
         return {"task_id": task, "status": _WORDS[tasks.find(task).handle.status]}
 
     @routes.get("/task/{task}/result", tags=["tasks"])
+    @needs("predict")
     def result(task: str) -> Json:
         """What a task gave; 400 and why if it gave nothing."""
         begun = tasks.find(task)
@@ -299,6 +305,7 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
         return Json({"task_id": task, "status": _WORDS[handle.status], "response": response})
 
     @routes.delete("/task/{task}", tags=["tasks"])
+    @needs("predict")
     def cancel(task: str) -> dict[str, Any]:
         """Do not run a task, or end it where it runs; one that has ended stays as it is."""
         handle = tasks.find(task).handle

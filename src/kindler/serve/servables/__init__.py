@@ -29,12 +29,15 @@ class Servable(Protocol):
         size: The bytes it takes in memory, as far as is known.
         joins: Whether rows of several requests may share a call. False: what the model declares of its
             outputs speaks against it. None: that has to be tried. True: each row is computed alone anyway.
+        steady: Whether all of it is known code whose time depends on shapes alone, so that calls that were
+            short stay short. Only such a model may be called on the event loop.
     """
 
     signature: Signature
     methods: tuple[str, ...]
     size: int
     joins: bool | None
+    steady: bool
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
         """The outputs for the inputs, which `signature` fits. Any thread may call it."""

@@ -46,6 +46,7 @@ class _Renamed:
         self.methods = inner.methods
         self.size = inner.size
         self.joins = inner.joins
+        self.steady = inner.steady
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
         """See `Servable`."""

@@ -35,6 +35,11 @@ class KerasServable:
     def __init__(self, model: Any) -> None:
         self.signature = _signature(model)
         self.joins = _joins(self.signature)
+        self.steady = all(
+            type(layer).__module__.partition(".")[0] in ("keras", "tf_keras")
+            and type(layer).__name__ != "Lambda"
+            for layer in model._flatten_layers()
+        )
         self.size = int(sum(int(np.prod(w.shape)) * 4 for w in model.weights))
         backend = library.backend_of(model, None)
         make = {"tensorflow": _on_tensorflow, "jax": _on_jax, "torch": _on_torch}[backend]

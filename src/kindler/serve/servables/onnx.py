@@ -26,6 +26,7 @@ class OnnxServable:
     """A session of onnxruntime, which any number of threads may use."""
 
     methods = ("predict",)
+    steady = False  # it may have loops
 
     def __init__(self, path: Path) -> None:
         try:

@@ -23,6 +23,7 @@ class OpenvinoServable:
     """A compiled model; its requests are used one at a time."""
 
     methods = ("predict",)
+    steady = False  # it may have loops
 
     def __init__(self, path: Path) -> None:
         try:

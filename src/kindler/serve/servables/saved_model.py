@@ -16,6 +16,7 @@ class SavedModelServable:
     """What `tf.saved_model.load` gave. Each of its signatures is a method, see `SIGNATURE_METHOD`."""
 
     methods = ("predict",)
+    steady = False  # it may have loops
 
     def __init__(self, model: Any) -> None:
         self._tf = importlib.import_module("tensorflow")
