@@ -19,7 +19,7 @@ from kindler.serve.packing import Frame, read_frame, signature_told, unpacked_re
 from kindler.serve.problems import Problem
 from kindler.serve.protocols import Codec, Sent
 from kindler.serve.protocols.omega import RAW
-from kindler.serve.protocols.tables import ARROW, PARQUET
+from kindler.serve.protocols.tables import ARROW, PARQUET, read_table
 from kindler.serve.protocols.v2 import LENGTH
 from kindler.serve.requests import InferRequest, Target
 from kindler.serve.signature import Signature
@@ -87,7 +87,8 @@ class Readers:
             with pa.ipc.open_stream(content) as stream:
                 return stream.read_all(), told["mode"]
 
-        return await self._in_thread(read)
+        where = where_read(Sent(body, {"content-type": content_type}, {}))
+        return await self._in_thread(read if where == "process" else lambda: read_table(body, content_type))
 
     def close(self) -> None:
         """End the processes."""
