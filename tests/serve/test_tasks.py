@@ -262,7 +262,11 @@ def test_the_bytes_of_tasks_that_have_not_ended_are_bounded(tmp_path: Path, meet
 
 
 @pytest.mark.timeout(180)
-def test_waiting_scripts_take_no_threads_and_do_not_outlive_the_server(filled: Path, meeting: Any) -> None:
+def test_waiting_scripts_take_no_threads_and_do_not_outlive_the_server(tmp_path: Path, meeting: Any) -> None:
+    filled = tmp_path / "store"
+    om = Omega(filled)
+    om.scripts.put(knock, "knock")
+    om.close()
     port = meeting.getsockname()[1]
 
     async def play(served: Any) -> None:
@@ -272,7 +276,7 @@ def test_waiting_scripts_take_no_threads_and_do_not_outlive_the_server(filled: P
             connection, _ = await asyncio.to_thread(meeting.accept)
             with connection:
                 while (await client.get("/api/v1/stats")).json()["runtime"]["waiting"] < 40:
-                    pass
+                    await asyncio.sleep(0.1)
                 assert (await client.get("/readyz")).status_code == 200
                 assert (await client.get("/api/v1/models")).status_code == 200
                 assert psutil.Process(served.process.pid).num_threads() < 45
