@@ -7,9 +7,12 @@ from typing import Any
 
 import flavour
 import numpy as np
+import pytest
 
 from kindler import Estimator, Omega
-from kindler.serve.servables import load, wrap
+from kindler.serve.residents import _warmed
+from kindler.serve.servables import load, signatures_of, wrap
+from kindler.serve.signature import fit
 
 X = np.random.default_rng(0).random((5, 4), np.float32)
 
@@ -90,3 +93,63 @@ def test_a_saved_model_is_asked_by_its_default_signature(tmp_path: Path, keras: 
     (name,) = served.signature.names
     (outputs,) = served.call({name: X}, "predict").values()
     np.testing.assert_allclose(outputs, model.predict(X, verbose=0), rtol=1e-5)
+
+
+def test_rows_are_shared_and_filled_up_only_if_they_are_their_own(keras: Any) -> None:
+    if flavour.FLAVOUR == "tf_keras":
+        pytest.skip("keras.ops is of Keras 3")
+    ops = keras.ops
+
+    class Lead(keras.layers.Layer):  # type: ignore[misc]
+        """Something of the whole batch, with an output that may be as long as it by chance."""
+
+        def __init__(self, made: Any) -> None:
+            super().__init__()
+            self._made = made
+
+        def call(self, x: Any) -> Any:
+            return self._made(x)
+
+    made = {
+        "rows": lambda x: x * 2,
+        "flat": lambda x: ops.reshape(x, (-1,)),
+        "across": lambda x: ops.softmax(x, axis=0),
+        "last": lambda x: x - x[-1:],
+        "four": lambda x: ops.sum(x, axis=0),
+    }
+    for name, function in made.items():
+        inputs = keras.layers.Input((4,), name="x")
+        served = wrap(keras.Model(inputs, Lead(function)(inputs)))
+        assert (_warmed(served, alone=False) == {"predict": True}) == (name == "rows")
+        for rows in (1, 3, 5):
+            (found,) = served.call({"x": X[:rows]}, "predict").values()
+            expected = ops.convert_to_numpy(function(ops.convert_to_tensor(X[:rows])))
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@flavour.one_is_enough
+def test_a_saved_model_is_asked_by_any_of_its_signatures(tmp_path: Path, keras: Any) -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    class Two(tf.Module):  # type: ignore[misc]
+        @tf.function(input_signature=[tf.TensorSpec([None, 4], name="x")])  # type: ignore[untyped-decorator]
+        def twice(self, x: Any) -> Any:
+            return {"y": x * 2}
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="t")])  # type: ignore[untyped-decorator]
+        def length(self, t: Any) -> Any:
+            return {"n": tf.strings.length(t)}
+
+    two = Two()
+    signatures = {"serving_default": two.twice, "length": two.length}
+    tf.saved_model.save(two, str(tmp_path / "saved"), signatures=signatures)
+    om = Omega(tmp_path / "store")
+
+    served = load(om.models, om.models.put(tmp_path / "saved", "saved"), trusted=False)
+
+    np.testing.assert_allclose(served.call({"x": X}, "predict")["y"], X * 2)
+    words = np.array([b"abc", b"\xff"], dtype=object)
+    signature = signatures_of(served)["length"]
+    fitted = fit(signature, {"t": words})  # bytes stay bytes here: they may be anything
+    assert served.call(fitted, "signature:length")["n"].tolist() == [3, 1]
+    assert _warmed(served, alone=False) == {"predict": True}

@@ -41,7 +41,10 @@ def run(scenario: Callable[[Batcher, Model], Coroutine[Any, Any, None]], **limit
 
     async def play() -> None:
         with ThreadPoolExecutor(2) as pool:
-            await scenario(Batcher(model, executor=pool, settings=ServeSettings(**limits)), model)
+            await scenario(
+                Batcher(model, executor=pool, settings=ServeSettings(**limits), joins={"predict": True}),
+                model,
+            )
 
     asyncio.run(play())
     return model
@@ -111,19 +114,19 @@ def test_a_poison_row_fails_alone() -> None:
     run(scenario)
 
 
-def test_outputs_without_a_row_for_each_row_end_the_sharing_and_are_right() -> None:
-    calls: list[int] = []
-
+@pytest.mark.parametrize("joins", [True, None])
+def test_outputs_without_a_row_for_each_row_end_the_sharing_and_are_right(joins: bool | None) -> None:
     def mean(inputs: Arrays, method: str) -> Arrays:
-        calls.append(len(inputs["x"]))
         return {"y": inputs["x"].mean(keepdims=True)}
 
     async def play() -> None:
         with ThreadPoolExecutor(1) as pool:
-            batcher = Batcher(mean, executor=pool, settings=ServeSettings(batch_rows=4))
+            batcher = Batcher(
+                mean, executor=pool, settings=ServeSettings(batch_rows=4), joins={"predict": joins}
+            )
             tickets = [ask(batcher, 1, 3), ask(batcher, 5, 7), ask(batcher, *range(9))]
             assert [(await t.future)["y"].tolist() for t in tickets] == [[2], [6], [4]]
-            assert not batcher.joins
+            assert batcher.joins("predict") is False
             assert batcher.rows_waiting == 0
             later = [ask(batcher, 1), ask(batcher, 2)]
             assert [(await t.future)["y"].tolist() for t in later] == [[1], [2]]
@@ -213,3 +216,73 @@ def test_a_request_may_ask_to_be_alone() -> None:
         await asyncio.gather(*(t.future for t in tickets))
 
     assert run(scenario).calls == [[1], [2], [3, 4]]
+
+
+ACROSS_ROWS: dict[str, Callable[[Any], Any]] = {
+    "softmax over the batch": lambda x: np.exp(x) / np.exp(x).sum(axis=0),
+    "normalised by the batch": lambda x: x - x.mean(axis=0),
+    "sorted": lambda x: np.sort(x, axis=0),
+    "the last row for all": lambda x: np.repeat(x[-1:], len(x), axis=0),
+    "two classes": lambda x: np.array([0.25, 0.75]),
+    "one number": lambda x: x.sum(),
+    "as long as the batch, of the batch": lambda x: np.full(len(x), x.sum()),
+}
+
+
+@pytest.mark.parametrize("model", ACROSS_ROWS.values(), ids=ACROSS_ROWS)
+@pytest.mark.parametrize("batches", [1, 3])
+def test_what_a_request_gets_never_depends_on_who_asked_beside_it(
+    model: Callable[[Any], Any], batches: int
+) -> None:
+    requests = [np.random.default_rng(i).normal(size=1 + i % 3) for i in range(40)]
+
+    async def play() -> None:
+        with ThreadPoolExecutor(batches) as pool:
+            batcher = Batcher(
+                lambda inputs, method: {"y": np.asarray(model(inputs["x"]))},
+                executor=pool,
+                settings=ServeSettings(batch_rows=4, batches=batches),
+            )
+            tickets = [ask(batcher, *values) for values in requests]
+            for ticket, values in zip(tickets, requests, strict=True):
+                np.testing.assert_array_equal((await ticket.future)["y"], model(values))
+            assert batcher.joins("predict") is False
+            assert batcher.rows_waiting == batcher.bytes_waiting == 0
+
+    asyncio.run(play())
+
+
+def test_a_model_that_nothing_is_known_of_shares_calls_after_a_trial_with_what_was_sent() -> None:
+    async def scenario(batcher: Batcher, model: Model) -> None:
+        batcher._joins.clear()
+        first = await busy(batcher, model)
+        tickets = [ask(batcher, value) for value in (5, 5, 6, 7, 8)]
+        model.gate.set()
+        assert (await first.future)["y"].tolist() == [0]
+        assert [(await t.future)["y"].tolist() for t in tickets] == [[10], [10], [12], [14], [16]]
+        assert batcher.joins("predict") is True
+
+    # Two that are the same can tell nothing; the next two go apart, together, and turned round.
+    assert run(scenario).calls == [[0], [5], [5], [6], [5, 6], [6, 5], [7, 8]]
+
+
+def test_a_request_larger_than_a_batch_is_its_own_trial() -> None:
+    async def scenario(batcher: Batcher, model: Model) -> None:
+        batcher._joins.clear()
+        result = await ask(batcher, *range(7)).future
+        assert result["y"].tolist() == [2 * i for i in range(7)]
+
+    assert run(scenario, batch_rows=3).calls == [[0], [1, 2], [0, 1, 2], [2, 1, 0], [3, 4, 5], [6]]
+
+
+def test_a_poison_row_in_a_trial_fails_alone() -> None:
+    async def scenario(batcher: Batcher, model: Model) -> None:
+        batcher._joins.clear()
+        tickets = [ask(batcher, *values) for values in ([1], [-2], [3, -4, 5], [6], [7])]
+        results = await asyncio.gather(*(t.future for t in tickets), return_exceptions=True)
+        assert [r["y"].tolist() for r in results if isinstance(r, dict)] == [[2], [12], [14]]
+        assert [r.status for r in results if isinstance(r, Problem)] == [400, 400]
+        assert batcher.joins("predict") is True
+        assert batcher.rows_waiting == batcher.bytes_waiting == 0
+
+    run(scenario, batch_rows=4)

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from kindler import Omega
-from kindler.serve.gate import is_loopback, needed
+from kindler.serve.gate import is_loopback
 from kindler.serve.keys import Keys
+from kindler.serve.stats import Stats
 from tests.serve.served import command, constant, serving
 
 BODY = {"instances": [[1, 2, 3]]}
@@ -89,6 +90,52 @@ def test_every_route_of_the_document_asks_for_a_key(client: httpx.Client, tokens
             assert (allowed != 403) is (reads or path == "/v2/repository/index"), (method, path, allowed)
 
 
+@pytest.mark.parametrize("alias", ["score", "fit", "partial_fit", "predict", "run", "predict_proba"])
+def test_the_scope_is_that_of_the_route_whatever_its_words(
+    client: httpx.Client, tokens: dict[str, str], alias: str
+) -> None:
+    url = f"/api/v1/model/net/aliases/{alias}"
+    for scope in ("predict", "write", "read"):
+        headers = {"x-api-key": tokens[scope]}
+        assert client.put(url, json={"version": 1}, headers=headers).status_code == 403
+        assert client.delete(url, headers=headers).status_code == 403
+    headers = {"x-api-key": tokens["admin"]}
+    assert client.put(url, json={"version": 1}, headers=headers).json()["tags"][alias] == 1
+    assert client.delete(url, headers=headers).status_code == 200
+
+
+def test_metadata_of_a_model_is_for_those_who_may_ask_it_and_datasets_are_not(
+    client: httpx.Client, tokens: dict[str, str]
+) -> None:
+    headers = {"x-api-key": tokens["predict"]}
+    for path in ("v2/models/net", "v2/models/net/ready", "v1/models/net", "v1/models/net/metadata"):
+        assert client.get(f"/{path}", headers=headers).status_code == 200
+    for path in ("api/v1/model/net", "api/v1/model/net/signature", "api/v1/key"):
+        assert client.get(f"/{path}", headers=headers).status_code == 200
+    for path in ("api/v1/datasets", "api/v1/dataset/d", "api/v1/models", "metrics", "api/v1/stats"):
+        assert client.get(f"/{path}", headers=headers).status_code == 403
+    for path in ("v2/models/net", "api/v1/model/net"):
+        assert client.get(f"/{path}", headers={"x-api-key": tokens["write"]}).status_code == 403
+    assert client.put("/api/v1/model/net/fit?datax=d", headers=headers).status_code == 403
+    assert client.put("/api/v1/model/net/dance", headers=headers).status_code == 403
+
+
+def test_who_may_not_ask_is_no_failure(client: httpx.Client, tokens: dict[str, str]) -> None:
+    url, reader = "/api/v1/stats", {"x-api-key": tokens["read"]}
+    for headers in ({}, reader):
+        assert client.post("/v1/models/net:predict", json=BODY, headers=headers).status_code in (401, 403)
+    stats = Stats()
+    for status in (200, 400, 401, 403, 503):
+        stats.answered("v2", status, 0.1, "net")
+    assert stats.live._seconds[-1].failures == 2
+    assert client.get(url, headers=reader).status_code == 200
+
+
+def test_health_is_asked_by_head_too(client: httpx.Client) -> None:
+    for path in sorted(OPEN):
+        assert (client.head(path).status_code, client.head(path).content) == (200, b"")
+
+
 def test_health_needs_no_key_and_other_clients_send_theirs_in_their_own_way(
     client: httpx.Client, tokens: dict[str, str]
 ) -> None:
@@ -137,9 +184,6 @@ def test_a_store_without_keys_is_served_on_this_machine_only(tmp_path: Path) -> 
     assert "kindler keys add" in done.stderr
 
 
-def test_what_is_not_known_needs_the_highest_scope() -> None:
-    assert needed("POST", "/something/new") == "admin"
-    assert needed("DELETE", "/api/v1/model/net/aliases/prod") == "admin"
-    assert needed("POST", "/api/v1/script/x/run") == "predict"
+def test_a_server_is_for_this_machine_only_under_its_own_addresses() -> None:
     assert all(is_loopback(host) for host in ("127.0.0.1", "::1", "[::1]", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example"))

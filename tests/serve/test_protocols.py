@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 from typing import Any
 
@@ -12,6 +13,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from kindler.serve.protocols import Sent
+from kindler.serve.protocols.mlflow import Mlflow
+from kindler.serve.requests import Target
+from kindler.serve.signature import Signature
 from tests.serve.served import NAMES, Served, X, expected
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -97,6 +102,16 @@ def test_mlflow_in_all_its_forms(client: httpx.Client, body: dict[str, Any]) -> 
     reply = client.post("/invocations", json=body)
     assert reply.json() == {"predictions": pytest.approx(expected(ROWS))}
     assert client.post("/models/net@prod/invocations", json=body).json() == reply.json()
+
+
+def test_mlflow_has_nulls_among_numbers_as_nan() -> None:
+    records = {"dataframe_records": [{"a": 1, "s": "x"}, {"a": None, "s": None}]}
+    split = {"dataframe_split": {"columns": ["a", "s"], "data": [[1, "x"], [None, None]]}}
+    for body in (records, split):
+        sent = Sent(json.dumps(body).encode(), {"content-type": "application/json"}, {})
+        found = Mlflow().decode(sent, Signature(()), Target("net")).inputs
+        np.testing.assert_array_equal(found["a"], [1.0, np.nan])
+        assert found["s"].tolist() == ["x", None]
 
 
 def test_mlflow_takes_csv_parquet_and_arrow_and_no_other(client: httpx.Client) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kindler.serve.problems import Problem
 from kindler.serve.residents import Resident, Residents
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
+from kindler.serve.threads import Threads
 from tests.serve.served import constant
 
 
@@ -32,12 +34,10 @@ def play(
     stats = Stats()
 
     async def run() -> None:
-        with ThreadPoolExecutor(2) as pool:
-            residents = Residents(
-                om, ServeSettings(**settings), looks=pool, loads=pool, calls=pool, stats=stats
-            )
-            await scenario(residents)
-            residents.close()
+        looks, asks, loads = (Threads(8, "test") for _ in range(3))
+        residents = Residents(om, ServeSettings(**settings), looks=looks, asks=asks, loads=loads, stats=stats)
+        await scenario(residents)
+        residents.close()
 
     asyncio.run(run())
     om.close()
@@ -94,7 +94,7 @@ def test_a_new_version_that_cannot_be_loaded_changes_nothing(om: Omega) -> None:
             await residents.find(name("net@2"))
         assert caught.value.status == 403
 
-    assert play(om, scenario) == {"loaded": 1, "failed": 2}
+    assert play(om, scenario) == {"loaded": 1, "failed": 1}
 
 
 def test_a_dropped_version_is_not_found_any_more(om: Omega) -> None:
@@ -119,3 +119,88 @@ def test_the_model_that_was_used_least_lately_leaves_when_memory_is_short(om: Om
         assert await value_of(await residents.find(name("net1"))) == 1
 
     assert play(om, scenario, memory_bytes=2 * max(sizes), refresh_s=10_000) == {"loaded": 4}
+
+
+def test_a_version_that_cannot_be_loaded_is_tried_less_and_less_often(om: Omega) -> None:
+    om.models.put(constant(1), "net")
+
+    async def scenario(residents: Residents) -> None:
+        await residents.find(name("net"))
+        om.models.put(object, "net", kind="pickle", trusted=True)
+        waits = []
+        for _ in range(3):
+            for _ in range(20):  # refresh_s is 0: each looks again
+                assert await value_of(await residents.find(name("net"))) == 1
+            (failed,) = residents._failed.values()
+            waits.append(failed.wait_s)
+            (key,) = residents._failed
+            residents._failed[key] = replace(failed, until=0.0)
+        assert waits == [2, 4, 8]
+        await residents.moved("default", "net")  # who moves an alias has it tried at once
+        (failed,) = residents._failed.values()
+        assert failed.wait_s == 2
+
+    assert play(om, scenario, refresh_s=0) == {"loaded": 1, "failed": 4}
+
+
+def test_a_name_that_there_is_not_is_looked_up_once_and_apart_from_others(om: Omega) -> None:
+    om.models.put(constant(1), "net")
+    looked: list[str] = []
+
+    async def scenario(residents: Residents) -> None:
+        found = residents.version
+
+        def counted(asked: Any, executor: Any = None) -> Any:
+            looked.append(asked[1])
+            assert (executor is residents._asks) == (asked[1] == "nte" or looked.count("net") == 1)
+            return found(asked, executor)
+
+        residents.version = counted  # type: ignore[method-assign]
+        for _ in range(5):
+            with pytest.raises(NotFoundError):
+                await residents.find(name("nte"))
+        await residents.find(name("net"))
+        await residents.moved("default", "net")
+
+    play(om, scenario, refresh_s=1000)
+    assert looked == ["nte", "net", "net"]
+
+
+def test_a_model_that_never_ends_loading_does_not_keep_others_from_it(
+    om: Omega, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    found = Residents._read
+
+    def read(self: Residents, version: Any) -> Any:
+        if version.name != "net":
+            over.wait(60)
+        return found(self, version)
+
+    monkeypatch.setattr(Residents, "_read", read)
+    for text in ("a", "b", "c", "net"):
+        om.models.put(constant(1), text)
+
+    async def scenario(residents: Residents) -> None:
+        hung = [asyncio.create_task(residents.find(name(text))) for text in "abc"]
+        results = await asyncio.gather(*hung, return_exceptions=True)
+        assert [(r.status, "still being loaded" in r.message) for r in results if isinstance(r, Problem)] == [
+            (504, True)
+        ] * 3
+        assert await value_of(await residents.find(name("net"))) == 1
+        over.set()
+
+    play(om, scenario, timeout_s=2)
+
+
+def test_models_of_the_same_name_in_two_buckets_are_counted_apart(om: Omega) -> None:
+    om.models.put(constant(1), "net")
+    om["other"].models.put(constant(2), "net")
+
+    async def scenario(residents: Residents) -> None:
+        first = await residents.find(name("net"))
+        second = await residents.find(("other", "net", None))
+        assert first.stats is not second.stats
+        assert sorted(residents._stats.models) == ["net", "other:net"]
+
+    play(om, scenario)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -236,3 +237,55 @@ def test_no_more_tasks_are_begun_than_can_be_remembered(tmp_path: Path, meeting:
         tasks.find(first.handle.id)
     om.close()
     nursery.close()
+
+
+def test_the_bytes_of_tasks_that_have_not_ended_are_bounded(tmp_path: Path, meeting: Any) -> None:
+    om = Omega(tmp_path / "store", broker="local://?workers=1")
+    om.scripts.put(knock, "knock")
+    tasks = Tasks(om, trusted=True, timeout_s=60, most_bytes=100)
+    port = meeting.getsockname()[1]
+
+    def begin(size: int) -> Begun:
+        return tasks.begin("default", {"script": "knock"}, lambda r: r.script("knock").run(port), size)
+
+    first = begin(80)
+    with pytest.raises(Problem, match="have 80 bytes already") as caught:
+        begin(30)
+    assert caught.value.status == 429
+    second = begin(20)
+    assert tasks.held_bytes == 100
+    for task in (first, second):
+        assert task.handle.cancel()
+    assert not eventually_none(lambda: tasks.held_bytes)
+    om.close()
+    nursery.close()
+
+
+@pytest.mark.timeout(180)
+def test_waiting_scripts_take_no_threads_and_do_not_outlive_the_server(tmp_path: Path, meeting: Any) -> None:
+    filled = tmp_path / "store"
+    om = Omega(filled)
+    om.scripts.put(knock, "knock")
+    om.close()
+    port = meeting.getsockname()[1]
+
+    async def play(served: Any) -> None:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120) as client:
+            asked = client.build_request("POST", "/api/v1/script/knock/run", json=port)
+            waiting = [asyncio.create_task(client.send(asked)) for _ in range(50)]
+            connection, _ = await asyncio.to_thread(meeting.accept)
+            with connection:
+                while (await client.get("/api/v1/stats")).json()["runtime"]["waiting"] < 40:
+                    await asyncio.sleep(0.1)
+                assert (await client.get("/readyz")).status_code == 200
+                assert (await client.get("/api/v1/models")).status_code == 200
+                assert psutil.Process(served.process.pid).num_threads() < 45
+                assert served.stop() == 0
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    with serving(filled, "--trusted", "--drain-s", "1") as served:
+        process = psutil.Process(served.process.pid)
+        asyncio.run(play(served))
+        assert not process.is_running()
+    pids = [p.pid for p in psutil.process_iter() if str(filled) in " ".join(p.cmdline())]
+    assert not eventually_none(lambda: [pid for pid in pids if psutil.pid_exists(pid)])

@@ -29,6 +29,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", help="the model that /invocations means")
     parser.add_argument("--trusted", action="store_true", help="load and run what could be code of others")
+    parser.add_argument(
+        "--alone", metavar="NAME", action="append", default=[],
+        help="a model whose requests never share a call; may be given several times",
+    )  # fmt: skip
     for name, kind, text in _LIMITS:
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=text)
     parser.set_defaults(run=_serve)
@@ -56,7 +60,7 @@ def _serve(chosen: argparse.Namespace) -> int:
         raise _lacking(exc) from exc
     names = [name.replace("-", "_") for name, *_ in _LIMITS]
     given = {name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None}
-    settings = ServeSettings(model=chosen.model, trusted=chosen.trusted, **given)
+    settings = ServeSettings(model=chosen.model, trusted=chosen.trusted, alone=tuple(chosen.alone), **given)
     serve(
         chosen.store,
         host=chosen.host,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,22 +15,23 @@ import kindler
 from kindler.errors import KindlerError
 from kindler.omega import Omega
 from kindler.serve.front import Front, codec_of
-from kindler.serve.gate import Gate
+from kindler.serve.gate import Gate, Scopes
 from kindler.serve.keys import Keys
 from kindler.serve.openapi import with_predictions
 from kindler.serve.page import page_routes
 from kindler.serve.problems import Problem, as_problem
+from kindler.serve.readers import READERS, Readers
 from kindler.serve.residents import Residents
 from kindler.serve.routes import Parts, catalog_routes, health_routes, protocol_routes
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
-from kindler.serve.tasks import Tasks, task_routes
+from kindler.serve.tasks import WAITS, Tasks, task_routes
+from kindler.serve.threads import Threads
 
 __all__ = ["create_app"]
 
-_LOOKS = 2
-_LOADS = 2
-_CALLS = 8
+_LOOKS, _ASKS, _READS = 2, 2, 2
+_LOADS = 32  # most of them of models that never end loading
 _FAULTS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The request cannot be"},
     401: {"description": "A key is needed"},
@@ -59,20 +59,22 @@ def create_app(
     """
     settings = settings or ServeSettings()
     stats = Stats()
-    # Apart, so that no look-up waits until a large model is read.
-    looks = ThreadPoolExecutor(_LOOKS, thread_name_prefix="kindler-look")
-    loads = ThreadPoolExecutor(_LOADS, thread_name_prefix="kindler-load")
-    calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="kindler-call")
+    # Apart, so that nobody's large model, misspelled name or long script keeps others waiting.
+    looks, asks = Threads(_LOOKS, "kindler-look"), Threads(_ASKS, "kindler-ask")
+    loads, reads = Threads(_LOADS, "kindler-load"), Threads(_READS, "kindler-read")
+    bodies, waits = Threads(READERS, "kindler-body"), Threads(WAITS, "kindler-wait")
+    readers = Readers(bodies, settings.timeout_s)
     keys = Keys(omega.store.url)
-    residents = Residents(omega, settings, looks=looks, loads=loads, calls=calls, stats=stats)
+    residents = Residents(omega, settings, looks=looks, asks=asks, loads=loads, stats=stats)
     gate = Gate(keys, looks, local=local)
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
         yield
         residents.close()
-        for pool in (looks, loads, calls):
-            pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (looks, asks, loads, reads, bodies, waits):
+            pool.shutdown(cancel_futures=True)
+        readers.close()
         keys.close()
 
     app = FastAPI(
@@ -85,12 +87,14 @@ def create_app(
         lifespan=lifespan,
         responses=_FAULTS,
     )
-    tasks = Tasks(omega, trusted=settings.trusted, timeout_s=settings.timeout_s)
-    parts = Parts(omega, residents, gate, settings, stats, tasks)
-    for routes in (page_routes(), health_routes(parts), protocol_routes(parts)):
+    tasks = Tasks(
+        omega, trusted=settings.trusted, timeout_s=settings.timeout_s, most_bytes=settings.queue_bytes
+    )
+    parts = Parts(omega, residents, gate, settings, stats, tasks, readers, looks)
+    routers = [page_routes(), health_routes(parts), protocol_routes(parts), catalog_routes(parts)]
+    routers.append(task_routes(tasks, readers, waits))  # its paths fit those of aliases too
+    for routes in routers:
         app.include_router(routes)
-    app.include_router(catalog_routes(parts))
-    app.include_router(task_routes(tasks))  # its paths fit those of aliases too
     _say_what_is_wrong(app)
     written = app.openapi
     document: dict[str, Any] = {}
@@ -106,10 +110,12 @@ def create_app(
         omega=omega,
         residents=residents,
         gate=gate,
+        scopes=Scopes([route for routes in routers for route in routes.routes], app.openapi_url),
         settings=settings,
         stats=stats,
         looks=looks,
-        reads=loads,
+        reads=reads,
+        readers=readers,
     )
 
 

@@ -4,6 +4,9 @@ Work-conserving: a free slot takes at once what waits, and requests gather only 
 First come, first served; the limit is in rows; what cannot be joined (other names, dtypes, shapes or methods)
 never meets. All but the call itself happens on the event loop, so there are no locks, and nothing polls.
 
+Requests share a call only if the model is known to compute each row by itself (see `proofs.py`). Until that
+is known they go alone, and the first rows that wait together and differ are a trial.
+
 A model whose calls were short is called on the event loop too: going to a thread and back would take longer
 than the call.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -21,15 +24,18 @@ from typing import TypeAlias
 import numpy as np
 
 from kindler.serve.problems import Problem
+from kindler.serve.proofs import tried
 from kindler.serve.settings import ServeSettings
 from kindler.serve.signature import Arrays
 
-__all__ = ["Batcher", "Call", "Measured", "Observer", "Ticket"]
+__all__ = ["MOST_LOST", "Batcher", "Call", "Measured", "Observer", "Ticket"]
 
 Call: TypeAlias = Callable[[Arrays, str], Arrays]
 _FORGETS = 0.2  # how fast the estimate of a row's time follows the newest call
 _SHORT_S = 0.002  # a call that may hold up everybody else
 _REMEMBERED = (1 << 16) - 1  # of the last 16 calls, which were not short: a bit each
+MOST_LOST = 2  # calls of a model that did not come back, and are replaced by others
+_MOST_TRIALS = 8  # that may leave it open whether requests can share a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,7 @@ class _Ran:
     seconds: float
     outputs: Arrays
     error: BaseException | None
+    per_row: bool | None = True  # of a trial, what it found
 
 
 class Batcher:
@@ -128,8 +135,9 @@ class Batcher:
 
     Args:
         call: The model.
-        executor: Where it is called.
+        executor: Where it is called; should have `MOST_LOST` threads beside those of `settings.batches`.
         settings: How much may wait and go together.
+        joins: For each method, whether requests may share a call; None, or no entry, if that is to be tried.
         observe: Is told of every call.
         steady: Whether calls with as many rows take as long, so that a short one can be foreseen.
         clock: Seconds that only grow.
@@ -141,6 +149,7 @@ class Batcher:
         *,
         executor: Executor,
         settings: ServeSettings,
+        joins: Mapping[str, bool | None] | None = None,
         observe: Observer | None = None,
         steady: bool = False,
         clock: Callable[[], float] = time.perf_counter,
@@ -154,13 +163,18 @@ class Batcher:
         self._long = _REMEMBERED  # until it has shown that it is not
         self._most_rows = 0
         self._free = settings.batches
+        self._running: dict[int, float] = {}  # calls in threads, by number, and when each began
+        self._number = 0
+        self._lost: set[int] = set()
         self._queues: dict[Hashable, deque[Ticket]] = {}
         self._again: deque[list[_Piece]] = deque()
         self._scheduled = False
         self._row_s = 0.0
         self.rows_waiting = 0
         self.bytes_waiting = 0
-        self.joins = True  # until an output turns out not to have the rows of the inputs
+        self._joins = dict(joins or {})
+        self._trial: list[_Piece] | None = None  # that runs now; nothing else begins meanwhile
+        self._trials: dict[str, int] = {}
 
     def submit(
         self, inputs: Arrays, method: str, *, rows: int, timeout_s: float, batch: bool = True
@@ -178,6 +192,14 @@ class Batcher:
             Problem: 413, 429 or 503: it is too large, too much waits already, or it would not be in time.
         """
         settings = self._settings
+        if not self._free or self._trial is not None:
+            self._replace_lost()
+        if self.is_stuck:
+            raise Problem(
+                503,
+                f"the model has not come back from {len(self._lost)} calls, and is not called any more.",
+                {"retry-after": str(round(settings.timeout_s))},
+            )
         if rows > settings.rows:
             raise Problem(413, f"the request has {rows} rows; {settings.rows} are allowed.")
         size = sum(array.nbytes for array in inputs.values())
@@ -201,6 +223,27 @@ class Batcher:
             self._pump_soon()  # at the next turn of the loop: requests that arrived together go together
         return ticket
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether so many calls did not come back that no others are begun."""
+        return not self._free and len(self._lost) >= MOST_LOST + self._settings.batches
+
+    def _replace_lost(self) -> None:
+        """A call that nobody waits for any more gives up its place; its thread is lost till it comes back."""
+        until = self.clock() - self._settings.timeout_s
+        for number, started in self._running.items():
+            if started < until and number not in self._lost:
+                self._lost.add(number)
+                if len(self._lost) <= MOST_LOST:
+                    self._free += 1
+                if self._trial is not None and all(piece.ticket.future.done() for piece in self._trial):
+                    self._joins[self._trial[0].ticket.method] = False
+                    self._trial = None
+
+    def joins(self, method: str) -> bool | None:
+        """Whether requests share calls of a method; None while that is not known."""
+        return self._joins.get(method)
+
     def left(self, ticket: Ticket) -> None:
         """A ticket was given up while some of its rows were waiting."""
         self._count_out(ticket, ticket.rows - ticket.taken)
@@ -219,11 +262,13 @@ class Batcher:
 
     def _pump(self) -> None:
         self._scheduled = False
-        while self._free and (self._again or self._queues):
+        while self._free and self._trial is None and (self._again or self._queues):
             pieces = self._again.popleft() if self._again else self._take()
             pieces = [piece for piece in pieces if not piece.ticket.future.done()]
             if not pieces:
                 continue
+            if len(pieces) == 2 and self._joins.get(pieces[0].ticket.method) is None:
+                self._trial = pieces
             if not self._is_short(pieces):
                 self._start(pieces)
                 continue
@@ -247,37 +292,73 @@ class Batcher:
         """The next batch, of the queue whose head has waited longest."""
         key = min(self._queues, key=lambda key: self._queues[key][0].arrived)
         queue, room = self._queues[key], self._settings.batch_rows
-        pieces: list[_Piece] = []
-        while queue and room:
-            ticket = queue[0]
-            left = ticket.rows - ticket.taken
-            joins = self.joins and ticket.batch
-            # Only what is larger than a whole batch is cut; what does not fit goes first in the next.
-            if pieces and (not joins or left > room):
-                break
-            rows = min(left, room) if joins else left
-            pieces.append(_Piece(ticket, ticket.taken, ticket.taken + rows))
-            ticket.taken += rows
-            self._count_out(ticket, rows)
-            room -= rows
-            if ticket.taken == ticket.rows:
-                queue.popleft()
-            if not joins:
-                break
+        joins = self._joins.get(queue[0].method)
+        if joins is None:
+            pieces = self._take_for_trial(queue, room) or [self._cut(queue, queue[0].rows)]
+        else:
+            pieces = self._take_together(queue, room, joins=joins)
         if not queue:
             del self._queues[key]
         return pieces
 
+    def _take_together(self, queue: deque[Ticket], room: int, *, joins: bool) -> list[_Piece]:
+        pieces: list[_Piece] = []
+        while queue and room:
+            ticket = queue[0]
+            left = ticket.rows - ticket.taken
+            together = joins and ticket.batch
+            # Only what is larger than a whole batch is cut; what does not fit goes first in the next.
+            if pieces and (not together or left > room):
+                break
+            rows = min(left, room) if together else left
+            pieces.append(self._cut(queue, rows))
+            room -= rows
+            if not together:
+                break
+        return pieces
+
+    def _take_for_trial(self, queue: deque[Ticket], room: int) -> list[_Piece]:
+        """Two pieces that can show whether rows may share a call: of one request, or two whole requests."""
+        first = queue[0]
+        if not first.batch:
+            return []
+        if room >= 2 and first.rows >= 2:
+            if _same_row(first, 0, first, min(first.rows, room) - 1):
+                return []
+            return [self._cut(queue, 1), self._cut(queue, min(first.rows, room) - 1)]
+        second = queue[1] if len(queue) > 1 else first
+        if second is first or not second.batch or first.rows + second.rows > room:
+            return []
+        if _same_row(first, 0, second, second.rows - 1):
+            return []
+        return [self._cut(queue, first.rows), self._cut(queue, second.rows)]
+
+    def _cut(self, queue: deque[Ticket], rows: int) -> _Piece:
+        """The next rows of the queue's first request, which leaves it with its last."""
+        ticket = queue[0]
+        piece = _Piece(ticket, ticket.taken, ticket.taken + rows)
+        ticket.taken += rows
+        self._count_out(ticket, rows)
+        if ticket.taken == ticket.rows:
+            queue.popleft()
+        return piece
+
     def _start(self, pieces: list[_Piece]) -> None:
         """Call the model in a thread."""
         self._free -= 1
-        loop = asyncio.get_running_loop()
-        started = self.clock()
-        running = loop.run_in_executor(self._executor, _run, self._call, pieces, self.clock)
-        running.add_done_callback(lambda done: self._finished(pieces, done, started))
+        self._number += 1
+        number, loop = self._number, asyncio.get_running_loop()
+        self._running[number] = self.clock()
+        running = loop.run_in_executor(self._executor, self._run, pieces)
+        running.add_done_callback(lambda done: self._finished(pieces, done, number))
 
-    def _finished(self, pieces: list[_Piece], done: asyncio.Future[_Ran], started: float) -> None:
-        self._free += 1
+    def _finished(self, pieces: list[_Piece], done: asyncio.Future[_Ran], number: int) -> None:
+        started = self._running.pop(number)
+        if number in self._lost:
+            self._lost.discard(number)
+            self._free += len(self._lost) >= MOST_LOST
+        else:
+            self._free += 1
         if done.cancelled() or done.exception() is not None:
             error = RuntimeError("the server is stopping") if done.cancelled() else done.exception()
             ran = _Ran(self.clock() - started, {}, error)
@@ -289,12 +370,15 @@ class Batcher:
     def _call_here(self, pieces: list[_Piece]) -> None:
         """Call the model on the event loop."""
         started = self.clock()
-        self._ended(pieces, _run(self._call, pieces, self.clock), started)
+        self._ended(pieces, self._run(pieces), started)
 
     def _ended(self, pieces: list[_Piece], ran: _Ran, started: float) -> None:
         rows = sum(piece.stop - piece.start for piece in pieces)
         self._measure(pieces, rows, ran, started)
-        if ran.error is not None:
+        if pieces is self._trial:
+            self._trial = None
+            self._tried(pieces, ran, rows)
+        elif ran.error is not None:
             self._failed(pieces, ran.error)
         else:
             self._deliver(pieces, ran.outputs, rows)
@@ -322,15 +406,28 @@ class Batcher:
         ticket.future.set_exception(_as_problem(error))
         self.left(ticket)
 
+    def _tried(self, pieces: list[_Piece], ran: _Ran, rows: int) -> None:
+        method = pieces[0].ticket.method
+        if self._joins.get(method) is None:
+            self._trials[method] = self._trials.get(method, 0) + 1
+            found = None if ran.error is not None else ran.per_row
+            self._joins[method] = False if found is None and self._trials[method] >= _MOST_TRIALS else found
+        if self._joins[method]:
+            self._deliver(pieces, ran.outputs, rows)
+        else:
+            self._whole_again(pieces)
+
     def _deliver(self, pieces: list[_Piece], outputs: Arrays, rows: int) -> None:
+        wrong = any(not array.ndim or len(array) != rows for array in outputs.values())
+        if wrong:
+            self._joins[pieces[0].ticket.method] = False
         apart = len(pieces) == 1 and pieces[0].stop - pieces[0].start == pieces[0].ticket.rows
         if apart:
             if not pieces[0].ticket.future.done():
                 pieces[0].ticket.future.set_result(outputs)
             return
-        wrong = [name for name, array in outputs.items() if not array.ndim or len(array) != rows]
         if wrong:
-            self._does_not_join(pieces)
+            self._whole_again(pieces)
             return
         start = 0
         for piece in pieces:
@@ -338,9 +435,8 @@ class Batcher:
             self._hand_over(piece, {name: array[start:stop] for name, array in outputs.items()})
             start = stop
 
-    def _does_not_join(self, pieces: list[_Piece]) -> None:
+    def _whole_again(self, pieces: list[_Piece]) -> None:
         """Outputs that are not one row for each row of the inputs belong to whole requests only."""
-        self.joins = False
         for ticket in dict.fromkeys(piece.ticket for piece in pieces):
             if not ticket.future.done():
                 self._count_out(ticket, ticket.rows - ticket.taken)
@@ -350,7 +446,23 @@ class Batcher:
                     if not queue:
                         del self._queues[ticket.key]
                 ticket.taken = ticket.rows
+                ticket.parts.clear()
                 self._again.append([_Piece(ticket, 0, ticket.rows)])
+
+    def _run(self, pieces: Sequence[_Piece]) -> _Ran:
+        """Call the model: in a thread, or where it is known to be short."""
+        started = self.clock()
+        method = pieces[0].ticket.method
+        try:
+            if pieces is self._trial:
+                rows = _joined(pieces)
+                trial = tried(lambda part: self._call(part, method), rows, pieces[0].stop - pieces[0].start)
+                outputs = _appended(trial.first, trial.second) if trial.per_row else {}
+                return _Ran(self.clock() - started, outputs, None, trial.per_row)
+            outputs = self._call(_joined(pieces), method)
+        except Exception as exc:  # noqa: BLE001 - whatever a model raises is told to whoever sent its rows
+            return _Ran(self.clock() - started, {}, exc)
+        return _Ran(self.clock() - started, outputs, None)
 
     @staticmethod
     def _hand_over(piece: _Piece, outputs: Arrays) -> None:
@@ -362,19 +474,7 @@ class Batcher:
             return
         ticket.parts[piece.start] = outputs
         if sum(len(next(iter(part.values()))) for part in ticket.parts.values()) == ticket.rows:
-            parts = [ticket.parts[start] for start in sorted(ticket.parts)]
-            joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            ticket.future.set_result(joined)
-
-
-def _run(call: Call, pieces: Sequence[_Piece], clock: Callable[[], float]) -> _Ran:
-    """Call the model: in a thread, or where it is known to be short."""
-    started = clock()
-    try:
-        outputs = call(_joined(pieces), pieces[0].ticket.method)
-    except Exception as exc:  # noqa: BLE001 - whatever a model raises is told to whoever sent its rows
-        return _Ran(clock() - started, {}, exc)
-    return _Ran(clock() - started, outputs, None)
+            ticket.future.set_result(_appended(*(ticket.parts[start] for start in sorted(ticket.parts))))
 
 
 def _joined(pieces: Sequence[_Piece]) -> Arrays:
@@ -388,6 +488,14 @@ def _joined(pieces: Sequence[_Piece]) -> Arrays:
         name: np.concatenate([piece.ticket.inputs[name][piece.start : piece.stop] for piece in pieces])
         for name in inputs
     }
+
+
+def _appended(*parts: Arrays) -> Arrays:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _same_row(first: Ticket, at: int, second: Ticket, other: int) -> bool:
+    return all(np.array_equal(array[at], second.inputs[name][other]) for name, array in first.inputs.items())
 
 
 def _key(inputs: Arrays, method: str) -> Hashable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
@@ -51,7 +52,9 @@ class Bodies:
                 await self._gather(receive, parts)
             body = parts[0] if len(parts) == 1 else b"".join(parts)
             coding = headers.get("content-encoding", "").strip().lower()
-            content = body if coding in ("", "identity") else _decompressed(body, coding, limit)
+            content = body
+            if coding not in ("", "identity"):
+                content = await asyncio.to_thread(_decompressed, body, coding, limit)
         except TimeoutError as exc:
             self._give_up(parts)
             late = f"the body did not arrive within {self._settings.timeout_s:g} s."
@@ -101,6 +104,8 @@ def _decompressed(body: bytes, coding: str, limit: int) -> bytes:
         raise Problem(400, f"the body is no {coding}: {exc}.") from exc
     if len(content) > limit:
         raise Problem(413, f"the body has more than {limit} bytes when it is decompressed.")
+    if engine.unused_data:
+        raise Problem(400, f"the body goes on after the end of its {coding}.")
     if not engine.eof:
         raise Problem(400, f"the body ends in the middle of its {coding}.")
     return content

@@ -18,7 +18,7 @@ from kindler.omega import Omega
 from kindler.serve.batching import Ticket
 from kindler.serve.bodies import Bodies, ClientGoneError, Receive
 from kindler.serve.deadlines import within
-from kindler.serve.gate import Gate, needed
+from kindler.serve.gate import Gate, Scopes
 from kindler.serve.keys import Key
 from kindler.serve.problems import Problem, as_problem
 from kindler.serve.protocols import Codec, Sent
@@ -26,10 +26,12 @@ from kindler.serve.protocols.mlflow import Mlflow
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.tfserving import TfServing
 from kindler.serve.protocols.v2 import V2
+from kindler.serve.readers import Readers, where_read
 from kindler.serve.requests import Answer, InferRequest, Reply, Target
-from kindler.serve.residents import Resident, Residents
+from kindler.serve.residents import Resident, Residents, shown_name
+from kindler.serve.servables import Servable, signatures_of
 from kindler.serve.settings import ServeSettings
-from kindler.serve.signature import Arrays, fit, from_columns, rows_of
+from kindler.serve.signature import SIGNATURE_METHOD, Arrays, Signature, fit, from_columns, rows_of
 from kindler.serve.stats import Stats
 from kindler.serve.stored_data import read_inputs
 from kindler.serve.tasks import wants_later
@@ -44,7 +46,7 @@ _V2, _TFS, _MLFLOW, _OMEGA = V2(), TfServing(), Mlflow(), OmegaCodec()
 _PATIENCE_S = 0.05  # before a request is watched for a client that goes away
 _LINGER_S = 5.0  # for a client that goes on sending what was refused, and would not hear why
 _CLOSES = ("connection", "close")
-_LARGE_BYTES = 1 << 20  # bodies that are decoded beside the event loop
+_LARGE_BYTES = 1 << 20  # of arrays that are not handled on the event loop
 
 
 def codec_of(path: str) -> Codec:
@@ -66,10 +68,12 @@ class Front:
         omega: The store.
         residents: The models.
         gate: Who may.
+        scopes: What the routes of `rest` need.
         settings: The limits.
         stats: The counters.
         looks: Where the store is asked what takes no time.
         reads: Where datasets are read.
+        readers: What reads large bodies.
     """
 
     def __init__(
@@ -79,15 +83,19 @@ class Front:
         omega: Omega,
         residents: Residents,
         gate: Gate,
+        scopes: Scopes,
         settings: ServeSettings,
         stats: Stats,
         looks: Executor,
         reads: Executor,
+        readers: Readers,
     ) -> None:
         self._rest = rest
         self._omega = omega
         self._residents = residents
+        self._readers = readers
         self._gate = gate
+        self._scopes = scopes
         self._settings = settings
         self._bodies = Bodies(settings)
         self._stats = stats
@@ -108,7 +116,8 @@ class Front:
         body = b""
         try:
             target = codec.target(scope["method"], path)
-            key = await self._gate.admit(headers, "predict" if target else needed(scope["method"], path))
+            wanted = ("predict",) if target else self._scopes.of(scope["method"], path)
+            key = await self._gate.admit(headers, wanted)
             if scope["method"] not in ("GET", "HEAD"):
                 body = await self._bodies.read(receive, headers)
             if target is None or (codec is _OMEGA and wants_later(headers, scope["query_string"])):
@@ -117,7 +126,7 @@ class Front:
             query = _query(scope["query_string"]) if scope["query_string"] else {}
             sent = Sent(body, headers, query)
             if codec is _OMEGA and "datax" in query:
-                await self._gate.admit(headers, "read")
+                await self._gate.admit(headers, ("read",))
             reply = await self._predicted(codec, target, sent, receive, found)
         except ClientGoneError:
             return
@@ -146,16 +155,24 @@ class Front:
         bucket = sent.headers.get("bucket") or sent.query.get("bucket") or "default"
         key = (bucket, name, target.version)
         resident = self._residents.at_hand(key) or await self._residents.find(key)
-        found.append(resident.version.name)
+        found.append(shown_name(resident.version))
         if codec is _OMEGA and "datax" in sent.query:
             request = await self._from_dataset(bucket, sent.query["datax"], target)
         else:
-            decoded = (sent, resident.servable.signature, target)
-            large = len(sent.body) > _LARGE_BYTES
-            request = await asyncio.to_thread(codec.decode, *decoded) if large else codec.decode(*decoded)
+            request = await self._decoded(codec, sent, resident.servable.signature, target)
         outputs, rows = await self._called(resident, request, receive)
         answer = Answer(resident.version.name, resident.version.number, _wanted(outputs, request), rows)
-        return codec.encode(answer, request, sent, target)
+        encoding = (answer, request, sent, target)
+        large = sum(array.nbytes for array in outputs.values()) > _LARGE_BYTES
+        return await asyncio.to_thread(codec.encode, *encoding) if large else codec.encode(*encoding)
+
+    async def _decoded(self, codec: Codec, sent: Sent, signature: Signature, target: Target) -> InferRequest:
+        where = where_read(sent)
+        if where == "process":
+            return await self._readers.request(codec, sent, signature, target)
+        if where == "thread":
+            return await asyncio.to_thread(codec.decode, sent, signature, target)
+        return codec.decode(sent, signature, target)
 
     async def _called(
         self, resident: Resident, request: InferRequest, receive: Receive
@@ -163,13 +180,16 @@ class Front:
         servable = resident.servable
         if request.method not in servable.methods:
             raise Problem(400, f"the model has no {request.method}; it has {', '.join(servable.methods)}.")
-        given = from_columns(servable.signature, request.inputs) if request.columns else request.inputs
-        inputs = fit(servable.signature, given)
+        signature, method = servable.signature, request.method
+        if request.signature is not None:
+            signature, method = _asked_signature(servable, request.signature)
+        large = sum(array.nbytes for array in request.inputs.values()) > _LARGE_BYTES
+        inputs = (
+            await asyncio.to_thread(_fitted, signature, request) if large else _fitted(signature, request)
+        )
         rows = rows_of(inputs)
         timeout_s = min(self._settings.timeout_s, request.timeout_s or self._settings.timeout_s)
-        ticket = resident.batcher.submit(
-            inputs, request.method, rows=rows, timeout_s=timeout_s, batch=request.batch
-        )
+        ticket = resident.batcher.submit(inputs, method, rows=rows, timeout_s=timeout_s, batch=request.batch)
         patience = min(_PATIENCE_S, timeout_s)
         watch = _Watch(ticket, timeout_s - patience, receive)
         timer = asyncio.get_running_loop().call_later(patience, watch.start)
@@ -183,7 +203,13 @@ class Front:
     async def _from_dataset(self, bucket: str, name: str, target: Target) -> InferRequest:
         loop = asyncio.get_running_loop()
         inputs, columns = await loop.run_in_executor(
-            self._reads, read_inputs, self._omega[bucket].datasets, name, self._settings.rows
+            self._reads,
+            lambda: read_inputs(
+                self._omega[bucket].datasets,
+                name,
+                most_rows=self._settings.rows,
+                most_bytes=self._settings.queue_bytes,
+            ),
         )
         return InferRequest(inputs=inputs, columns=columns, method=target.action)
 
@@ -235,6 +261,22 @@ class _Watch:
             self._ticket.leave(Problem(499, "the client went away."))
         except TimeoutError:
             self._ticket.leave(Problem(504, "the model did not answer in time."))
+
+
+def _fitted(signature: Signature, request: InferRequest) -> Arrays:
+    given = from_columns(signature, request.inputs) if request.columns else request.inputs
+    return fit(signature, given)
+
+
+def _asked_signature(servable: Servable, name: str) -> tuple[Signature, str]:
+    """A signature by its name, and the method that it is called by."""
+    known = signatures_of(servable)
+    if name not in known:
+        shown = ", ".join(map(repr, known))
+        raise Problem(400, f"the model has no signature {name[:80]!r}; it has {shown}.")
+    if known[name] is servable.signature:
+        return servable.signature, servable.methods[0]
+    return known[name], f"{SIGNATURE_METHOD}{name}"
 
 
 def _wanted(outputs: Arrays, request: InferRequest) -> Mapping[str, Any]:

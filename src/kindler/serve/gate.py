@@ -1,4 +1,4 @@
-"""Who may do what: a scope for every method and path, and the key of a request.
+"""Who may do what: the scopes that routes say of themselves, and the key of a request.
 
 A server that listens on this machine alone and has no keys lets everybody in, but only under a name of this
 machine, and no page of another site, which a browser on this machine would let reach it.
@@ -9,51 +9,73 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from kindler.errors import StoreError
 from kindler.serve.keys import Key, Keys, id_of
 from kindler.serve.problems import Problem
 
-__all__ = ["Gate", "is_loopback", "needed"]
+__all__ = ["Gate", "Scopes", "is_loopback", "needs", "needs_by_action"]
 
-_OPEN = frozenset(
-    ("/", "/healthz", "/readyz", "/ping", "/health", "/version", "/openapi.json", "/favicon.ico",
-     "/v2", "/v2/health/live", "/v2/health/ready", "/api/v1/ping")
-)  # fmt: skip
-_STATIC = "/static/"
-_WRITES = re.compile(r"/api/v1/(dataset/.+|model/.+/(fit|partial_fit))")
-_RUNS = re.compile(r"/api/v1/(script/.+/run|model/.+/score)")
-_TASKS = "/api/v1/task/"  # an id is known to whoever began it
-_READS = frozenset({"/v2/repository/index"})
+_OTHER = "admin"  # what nobody has said of needs the highest
 _FRESH_S = 2.0
 _log = logging.getLogger("kindler.serve")
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
 
-def needed(method: str, path: str) -> str | None:
-    """The scope that a request needs; None if it needs none. What is not known needs the highest.
+def needs(*scopes: str) -> Callable[[_Endpoint], _Endpoint]:
+    """Say of a route which scopes allow it, one of them being enough; none at all: it needs no key."""
+
+    def mark(endpoint: _Endpoint) -> _Endpoint:
+        endpoint.kindler_scopes = scopes  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
+def needs_by_action(scopes: Mapping[str, str]) -> Callable[[_Endpoint], _Endpoint]:
+    """The same of a route whose path has an `action`."""
+
+    def mark(endpoint: _Endpoint) -> _Endpoint:
+        endpoint.kindler_actions = scopes  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
+class Scopes:
+    """Which scopes allow a request: those of the route that will answer it.
 
     Predictions are not among these: their protocols know their own paths.
 
-    >>> needed("GET", "/api/v1/models"), needed("PUT", "/api/v1/dataset/x"), needed("GET", "/healthz")
-    ('read', 'write', None)
+    Args:
+        routes: The routes, in the order in which they are tried.
+        document: The path of the document that describes them, which needs no key.
     """
-    if path.startswith(_TASKS):
-        return "predict"
-    if method in ("GET", "HEAD"):
-        return None if path in _OPEN or path.startswith(_STATIC) else "read"
-    if method == "POST" and path in _READS:
-        return "read"
-    if method in ("PUT", "DELETE") and _WRITES.fullmatch(path):
-        return "write"
-    if method in ("PUT", "POST") and _RUNS.fullmatch(path):
-        return "predict"
-    return "admin"
+
+    def __init__(self, routes: Sequence[Any], document: str | None) -> None:
+        self._routes = routes
+        self._document = document
+
+    def of(self, method: str, path: str) -> tuple[str, ...]:
+        """The scopes of which one is needed; empty if none is."""
+        if path == self._document and method in ("GET", "HEAD"):
+            return ()
+        for route in self._routes:
+            found = route.path_regex.match(path)
+            if found is None or method not in (route.methods or ()):
+                continue
+            actions: Mapping[str, str] | None = getattr(route.endpoint, "kindler_actions", None)
+            if actions is not None:
+                return (actions.get(found["action"], _OTHER),)
+            scopes: tuple[str, ...] = getattr(route.endpoint, "kindler_scopes", (_OTHER,))
+            return scopes
+        return ("read",) if method in ("GET", "HEAD") else (_OTHER,)
 
 
 def is_loopback(host: str) -> bool:
@@ -88,13 +110,17 @@ class Gate:
         self._read_at = -1e9
         self._reading: asyncio.Task[None] | None = None
 
-    async def admit(self, headers: Mapping[str, str], scope: str | None) -> Key | None:
+    async def admit(self, headers: Mapping[str, str], scopes: Sequence[str]) -> Key | None:
         """The key of a request, if it has one and needs one.
+
+        Args:
+            headers: The request's.
+            scopes: The key must have one of these; empty if no key is needed.
 
         Raises:
             Problem: 401: it needs a key, or has a wrong one. 403: its key is not for this.
         """
-        if scope is None:
+        if not scopes:
             return None
         if self._clock() - self._read_at > _FRESH_S:
             await self._look()
@@ -115,8 +141,9 @@ class Gate:
         key = self._known.get(name)
         if key is None or not key.is_of(token) or key.is_over():
             raise Problem(401, "the key is not known, or its time is over.", {"www-authenticate": "Bearer"})
-        if not key.allows(scope):
-            raise Problem(403, f"the key {key.id} is for {', '.join(key.scopes)}, and this needs {scope}.")
+        if not any(map(key.allows, scopes)):
+            wanted = " or ".join(scopes)
+            raise Problem(403, f"the key {key.id} is for {', '.join(key.scopes)}, and this needs {wanted}.")
         return key
 
     @property

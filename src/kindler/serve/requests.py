@@ -38,6 +38,7 @@ class InferRequest:
         inputs: Arrays by name; one of an unnamed input has the name "".
         columns: Whether these are columns of a table, and not the model's inputs.
         method: What is called: "predict", "predict_proba", ...
+        signature: The name of the signature that is asked for; None for the model's own.
         params: What the client said beside it.
         outputs: The outputs that it wants, with what it said of each; None for all.
         id: What the answer repeats.
@@ -48,6 +49,7 @@ class InferRequest:
     inputs: Mapping[str, Array]
     columns: bool = False
     method: str = "predict"
+    signature: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     outputs: Mapping[str, Mapping[str, Any]] | None = None
     id: str = ""

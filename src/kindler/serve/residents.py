@@ -2,7 +2,8 @@
 
 A name is looked up again while requests come: after `refresh_s` beside them, so that none waits, and before
 an answer only if nobody asked for a while. When another version has taken its place, that one is loaded and
-called once before it serves; until then the old one does. A version that cannot be loaded changes nothing.
+called once before it serves; until then the old one does. A version that cannot be loaded changes nothing,
+and is tried again after a while that doubles each time.
 What was taken out of memory answers the requests it has, and is gone when the last of them is.
 """
 
@@ -14,23 +15,28 @@ import time
 from collections import OrderedDict
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 from kindler.errors import KindlerError, MissingExtraError, NotFoundError, UntrustedError
 from kindler.omega import Omega
-from kindler.serve.batching import Batcher
+from kindler.serve.batching import MOST_LOST, Batcher
 from kindler.serve.problems import Problem, as_problem
+from kindler.serve.proofs import tried
 from kindler.serve.servables import Servable, load
 from kindler.serve.settings import ServeSettings
-from kindler.serve.signature import example
+from kindler.serve.signature import Arrays, example
 from kindler.serve.stats import ModelStats, Stats
+from kindler.serve.threads import Threads
 from kindler.store import Version
 
-__all__ = ["Resident", "Residents"]
+__all__ = ["Resident", "Residents", "shown_name"]
 
 _log = logging.getLogger("kindler.serve")
 _LONGEST_STALE = 4  # times `refresh_s`: older than that is not served without a look
 _MOST_KNOWN = 4096
+_LOADS = 2
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 2.0, 300.0  # before a version that could not be loaded is tried again
 
 Name: TypeAlias = tuple[str, str, str | None]  # bucket, name, version: as the client wrote them
 Key: TypeAlias = tuple[str, str, int]
@@ -64,15 +70,24 @@ class _Known:
     looking: asyncio.Task[None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A version that could not be loaded, and when that is tried again."""
+
+    problem: Problem
+    wait_s: float
+    until: float
+
+
 class Residents:
     """The models of a server.
 
     Args:
         omega: The store.
         settings: How much memory, how fresh.
-        looks: Where names are looked up.
-        loads: Where models are read.
-        calls: Where models are called.
+        looks: Where names that are known are looked up again.
+        asks: Where other names are looked up, which may be many that there are not.
+        loads: Where models are read. Only a few at a time are; one that takes too long is not waited for.
         stats: The counters.
     """
 
@@ -82,19 +97,22 @@ class Residents:
         settings: ServeSettings,
         *,
         looks: Executor,
+        asks: Executor,
         loads: Executor,
-        calls: Executor,
         stats: Stats,
     ) -> None:
         self._omega = omega
         self._settings = settings
         self._looks = looks
+        self._asks = asks
         self._loads = loads
-        self._calls = calls
         self._stats = stats
         self._known: OrderedDict[Name, _Known] = OrderedDict()
         self._loaded: OrderedDict[Key, Resident] = OrderedDict()
         self._loading: dict[Key, asyncio.Task[Resident]] = {}
+        self._room = asyncio.Semaphore(_LOADS)
+        self._failed: OrderedDict[Key, _Failed] = OrderedDict()
+        self._missing: OrderedDict[Name, tuple[float, NotFoundError]] = OrderedDict()
 
     def at_hand(self, name: Name) -> Resident | None:
         """The version that a name means, if it is in memory and was looked up lately."""
@@ -126,23 +144,33 @@ class Residents:
             known = self._known.get(name)
             if known is not None:
                 return known.resident
-        resident = await self._load(await self.version(name))
-        self._known[name] = _Known(resident, time.monotonic())
-        self._known.move_to_end(name)
-        while len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
+        resident = await self._load(await self._asked(name))
+        _remember(self._known, name, _Known(resident, time.monotonic()))
         return resident
 
-    async def version(self, name: Name) -> Version:
+    async def _asked(self, name: Name) -> Version:
+        """The version that a name means which nobody asked for lately."""
+        until, error = self._missing.get(name, (0.0, None))
+        if error is not None and time.monotonic() < until:
+            raise error
+        try:
+            return await self.version(name, self._asks)
+        except NotFoundError as exc:
+            _remember(self._missing, name, (time.monotonic() + self._settings.refresh_s, exc))
+            raise
+
+    async def version(self, name: Name, executor: Executor | None = None) -> Version:
         """The version that a name means now, by the store."""
         bucket, text, version = name
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._looks, lambda: self._omega[bucket].models.metadata(text, version=version)
+            executor or self._looks, lambda: self._omega[bucket].models.metadata(text, version=version)
         )
 
     async def moved(self, bucket: str, name: str) -> None:
         """An alias of a name was moved here: returns when what it means now serves."""
+        for key in [key for key in self._failed if key[:2] == (bucket, name)]:
+            del self._failed[key]  # whoever moves an alias wants it to be tried
         for (other, text, version), known in list(self._known.items()):
             if other == bucket and text.partition("@")[0].rstrip("^") == name:
                 if known.looking is not None:
@@ -190,12 +218,18 @@ class Residents:
             self._loaded.move_to_end(key)
             return found
         task = self._loading.get(key)
+        failed = self._failed.get(key)
+        if task is None and failed is not None and time.monotonic() < failed.until:
+            raise failed.problem
         if task is None:
             task = asyncio.create_task(self._loaded_now(version))
             self._loading[key] = task
             task.add_done_callback(lambda done: self._load_ended(key, done))
         # A client that goes away must not stop what others wait for.
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), self._settings.timeout_s)
+        except asyncio.TimeoutError:
+            raise Problem(504, f"{version} is still being loaded.", {"retry-after": "5"}) from None
 
     def _load_ended(self, key: Key, done: asyncio.Task[Resident]) -> None:
         self._loading.pop(key, None)
@@ -203,32 +237,56 @@ class Residents:
             done.exception()  # whoever waits has it; nobody may be left
 
     async def _loaded_now(self, version: Version) -> Resident:
-        loop = asyncio.get_running_loop()
+        key = _key(version)
         try:
-            servable = await loop.run_in_executor(self._loads, self._read, version)
+            servable, joins = await self._read_in_turn(version)
         except Exception as exc:
             self._stats.loads.labels("failed").inc()
-            raise _not_loaded(version, exc) from exc
+            problem = _not_loaded(version, exc)
+            before = self._failed.get(key)
+            wait_s = _FIRST_WAIT_S if before is None else min(2 * before.wait_s, _LONGEST_WAIT_S)
+            _remember(self._failed, key, _Failed(problem, wait_s, time.monotonic() + wait_s))
+            raise problem from exc
+        self._failed.pop(key, None)
         self._stats.loads.labels("loaded").inc()
-        stats = self._stats.model(version.name)
+        stats = self._stats.model(shown_name(version))
         batcher = Batcher(
             servable.call,
-            executor=self._calls,
+            # Threads of its own: if it hangs, nobody else waits.
+            executor=Threads(self._settings.batches + MOST_LOST, f"kindler-call-{version.name}"),
             settings=self._settings,
+            joins=joins,
             observe=stats.measured,
-            steady=getattr(servable, "steady", True),
+            steady=servable.steady,
         )
         resident = Resident(version, servable, batcher, stats, max(version.size, servable.size))
-        self._loaded[_key(version)] = resident
+        self._loaded[key] = resident
         self._make_room(resident)
         return resident
 
-    def _read(self, version: Version) -> Servable:
+    async def _read_in_turn(self, version: Version) -> tuple[Servable, dict[str, bool | None]]:
+        loop = asyncio.get_running_loop()
+        await self._room.acquire()
+        held = [True]
+
+        def let_go() -> None:
+            if held and held.pop():
+                self._room.release()
+
+        timer = loop.call_later(self._settings.timeout_s, let_go)  # it may never end
+        try:
+            return await loop.run_in_executor(self._loads, self._read, version)
+        finally:
+            timer.cancel()
+            let_go()
+
+    def _read(self, version: Version) -> tuple[Servable, dict[str, bool | None]]:
         started = time.perf_counter()
         servable = load(self._omega[version.bucket].models, version, trusted=self._settings.trusted)
-        _warm(servable)
+        alone = version.name in self._settings.alone or version.attributes.get("batching") is False
+        joins = _warmed(servable, alone=alone)
         _log.info("loaded %s in %.2f s", version, time.perf_counter() - started)
-        return servable
+        return servable, joins
 
     def _make_room(self, newest: Resident) -> None:
         while sum(r.size for r in self._loaded.values()) > self._settings.memory_bytes:
@@ -244,6 +302,18 @@ class Residents:
         for name in [name for name, known in self._known.items() if known.resident is resident]:
             del self._known[name]
         _log.info("took %s out of memory", resident.version)
+
+
+def shown_name(version: Version) -> str:
+    """A model's name in counters: that of another bucket begins with the bucket's."""
+    return version.name if version.bucket == "default" else f"{version.bucket}:{version.name}"
+
+
+def _remember(known: OrderedDict[Any, Any], name: Any, value: Any) -> None:
+    known[name] = value
+    known.move_to_end(name)
+    while len(known) > _MOST_KNOWN:
+        known.popitem(last=False)
 
 
 def _key(version: Version) -> Key:
@@ -263,12 +333,28 @@ def _not_loaded(version: Version, error: Exception) -> Problem:
     return Problem(503, f"{version} cannot be loaded: {shown}", {"retry-after": "5"})
 
 
-def _warm(servable: Servable) -> None:
-    """Call it once, so that what happens at a first call does not happen at a client's."""
-    given = example(servable.signature)
-    if given is None:
-        return
-    try:
-        servable.call(given, servable.methods[0])
-    except Exception as exc:  # noqa: BLE001 - zeros may be nothing that it can take; clients will be told
-        _log.info("a call with zeros failed: %s", exc)
+def _called(servable: Servable, method: str, rows: Arrays) -> Arrays:
+    return servable.call(rows, method)
+
+
+def _warmed(servable: Servable, *, alone: bool) -> dict[str, bool | None]:
+    """Call it, so that what happens at a first call does not happen at a client's.
+
+    Returns:
+        For each method, whether requests may share a call; None if that is not known yet.
+    """
+    joins = False if alone else servable.joins
+    given = example(servable.signature, rows=3)
+    found: dict[str, bool | None] = {}
+    for method in servable.methods:
+        found[method] = joins
+        if given is None or (joins is not None and found.keys() != {servable.methods[0]}):
+            continue
+        try:
+            if joins is None:
+                found[method] = tried(partial(_called, servable, method), given, 1).per_row
+            else:
+                servable.call({name: array[:1] for name, array in given.items()}, method)
+        except Exception as exc:  # noqa: BLE001 - made-up values may be nothing that it can take
+            _log.info("a call with made-up values failed: %s", exc)
+    return found

@@ -6,6 +6,8 @@ may have slashes, so a path comes before those that it fits too; of several deco
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,17 +20,20 @@ from pydantic import BaseModel
 import kindler
 from kindler.data.arrow import stream
 from kindler.omega import Omega
-from kindler.serve.gate import Gate
+from kindler.serve.gate import Gate, needs
+from kindler.serve.keys import SCOPES
+from kindler.serve.patterns import newest
 from kindler.serve.problems import Problem
-from kindler.serve.protocols.arrow import read_arrow, read_parquet
 from kindler.serve.protocols.tables import ARROW, PARQUET
 from kindler.serve.protocols.v2 import described
-from kindler.serve.protocols.values import as_object, dumps, loads, plain
+from kindler.serve.protocols.values import dumps, plain
+from kindler.serve.readers import Readers
 from kindler.serve.residents import Resident, Residents
+from kindler.serve.servables import signatures_of
 from kindler.serve.settings import ServeSettings
 from kindler.serve.shown import show_model, show_resident, show_signature, show_version
 from kindler.serve.stats import Stats
-from kindler.serve.stored_data import as_table, read_value, to_table
+from kindler.serve.stored_data import as_table, read_value
 
 if TYPE_CHECKING:
     from kindler.serve.tasks import Tasks
@@ -49,6 +54,8 @@ class Parts:
     settings: ServeSettings
     stats: Stats
     tasks: Tasks
+    readers: Readers
+    looks: Executor
 
 
 class AliasMove(BaseModel):
@@ -79,28 +86,37 @@ def health_routes(parts: Parts) -> APIRouter:
     routes = APIRouter(tags=["health"])
 
     @routes.get("/healthz")
+    @routes.head("/healthz", include_in_schema=False)
+    @needs()
     async def healthz() -> dict[str, str]:
         """The server lives."""
         return {"status": "alive"}
 
     @routes.get("/readyz", responses={503: {"description": "The store cannot be reached"}})
-    def readyz() -> dict[str, str]:
-        """The server can answer: its store can be reached."""
-        parts.omega.buckets  # noqa: B018 - raises StoreError, which is a 503
-        return {"status": "ready"}
+    @routes.head("/readyz", include_in_schema=False)
+    @needs()
+    async def readyz() -> dict[str, Any]:
+        """The server can answer: its store can be reached, and its models, or some of them, come back."""
+        return {"status": "ready", "stuck": await _check_ready(parts)}
 
     @routes.get("/ping", response_class=PlainTextResponse)
     @routes.get("/health", response_class=PlainTextResponse)
+    @routes.head("/ping", include_in_schema=False)
+    @routes.head("/health", include_in_schema=False)
+    @needs()
     async def ping() -> str:
         """MLflow's and SageMaker's question whether the server lives."""
         return "\n"
 
     @routes.get("/version", response_class=PlainTextResponse)
+    @routes.head("/version", include_in_schema=False)
+    @needs()
     async def version() -> str:
         """Kindler's version."""
         return kindler.__version__
 
     @routes.get("/metrics", response_class=PlainTextResponse)
+    @needs("read")
     async def metrics() -> Response:
         """Counters for Prometheus."""
         parts.stats.waiting.set(parts.residents.rows_waiting)
@@ -116,44 +132,55 @@ def protocol_routes(parts: Parts) -> APIRouter:
     v1: dict[str, Any] = {"tags": ["tfserving"]}
 
     @routes.get("/v2", **v2)
+    @routes.head("/v2", include_in_schema=False)
+    @needs()
     async def server() -> dict[str, Any]:
         """The server."""
         return {"name": "kindler", "version": kindler.__version__, "extensions": ["binary_tensor_data"]}
 
     @routes.get("/v2/health/live", **v2)
+    @routes.head("/v2/health/live", include_in_schema=False)
+    @needs()
     async def live() -> dict[str, bool]:
         """The server lives."""
         return {"live": True}
 
     @routes.get("/v2/health/ready", **v2)
-    def ready() -> dict[str, bool]:
+    @routes.head("/v2/health/ready", include_in_schema=False)
+    @needs()
+    async def ready() -> dict[str, bool]:
         """The server can answer."""
-        parts.omega.buckets  # noqa: B018 - raises StoreError, which is a 503
+        await _check_ready(parts)
         return {"ready": True}
 
     @routes.get("/v2/models", **v2)
+    @needs("read")
     def names(bucket: Bucket) -> dict[str, list[str]]:
         """The models there are."""
         return {"models": parts.omega[bucket].models.list()}
 
     @routes.post("/v2/repository/index", **v2)
+    @needs("read")
     def index(bucket: Bucket) -> list[dict[str, str]]:
         """The models there are, with their newest versions."""
-        newest = parts.omega[bucket].models.newest()
         return [
             {"name": version.name, "version": str(version.number), "state": "READY", "reason": ""}
-            for version in newest
+            for version in parts.omega[bucket].models.newest()
         ]
 
     @routes.get("/v2/models/{name:path}/ready", **v2)
     @routes.get("/v2/models/{name:path}/versions/{version}/ready", **v2)
+    @needs("predict", "read")
     async def model_ready(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """Whether a model can answer; loads it."""
         resident = await parts.residents.find((bucket, name, version))
+        if resident.batcher.is_stuck:
+            raise Problem(503, f"{resident.version} does not come back from its calls.")
         return {"name": resident.version.name, "ready": True}
 
     @routes.get("/v2/models/{name:path}", **v2)
     @routes.get("/v2/models/{name:path}/versions/{version}", **v2)
+    @needs("predict", "read")
     async def metadata(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """What a model takes and gives; loads it."""
         resident = await parts.residents.find((bucket, name, version))
@@ -167,6 +194,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
         }
 
     @routes.get("/v1/models", **v1)
+    @needs("read")
     def models(bucket: Bucket) -> dict[str, list[str]]:
         """The models there are."""
         return {"models": parts.omega[bucket].models.list()}
@@ -174,6 +202,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @routes.get("/v1/models/{name:path}/metadata", **v1)
     @routes.get("/v1/models/{name:path}/labels/{version}/metadata", **v1)
     @routes.get("/v1/models/{name:path}/versions/{version}/metadata", **v1)
+    @needs("predict", "read")
     async def signatures(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """What a model takes and gives; loads it."""
         return _signature_def(await parts.residents.find((bucket, name, version)))
@@ -181,6 +210,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @routes.get("/v1/models/{name:path}", **v1)
     @routes.get("/v1/models/{name:path}/labels/{version}", **v1)
     @routes.get("/v1/models/{name:path}/versions/{version}", **v1)
+    @needs("predict", "read")
     def status(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """The versions of a model that can be asked."""
         shelf = parts.omega[bucket].models
@@ -213,16 +243,20 @@ def _general(routes: APIRouter, parts: Parts) -> None:
     told: dict[str, Any] = {"tags": ["server"]}
 
     @routes.get("/ping", **told)
+    @routes.head("/ping", include_in_schema=False)
+    @needs()
     async def ping() -> dict[str, str]:
         """The server lives."""
         return {"ping": datetime.now(timezone.utc).isoformat()}
 
     @routes.get("/buckets", **told)
+    @needs("read")
     def buckets() -> dict[str, list[str]]:
         """The buckets that hold something."""
         return {"buckets": parts.omega.buckets}
 
     @routes.get("/key", **told)
+    @needs(*SCOPES)
     async def key(request: Request) -> dict[str, Any]:
         """What the key of this request allows."""
         found = request.scope.get("kindler.key")
@@ -234,6 +268,7 @@ def _general(routes: APIRouter, parts: Parts) -> None:
         }
 
     @routes.get("/stats", **told)
+    @needs("read")
     async def stats() -> dict[str, Any]:
         """Live figures: rates, latencies, queues, the models in memory, and what the runtime has to do."""
         counted = parts.stats
@@ -253,16 +288,18 @@ def _models(routes: APIRouter, parts: Parts) -> None:
     told: dict[str, Any] = {"tags": ["models"]}
 
     @routes.get("/models", **told)
+    @needs("read")
     def models(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
         """The models of a bucket, each with its newest version and its aliases."""
         shelf = parts.omega[bucket].models
         found = []
-        for version in shelf.newest(pattern):
+        for version in newest(shelf, pattern):
             tags = shelf.tags(version.name)
             found.append({**show_version(version), "tags": tags})
         return {"models": found}
 
     @routes.get("/model/{name:path}/signature", **told)
+    @needs("predict", "read")
     async def signature(name: str, bucket: Bucket) -> dict[str, Any]:
         """What a model takes and gives; loads it."""
         resident = await parts.residents.find((bucket, name, None))
@@ -274,6 +311,7 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         }
 
     @routes.get("/model/{name:path}", **told)
+    @needs("predict", "read")
     @routes.get("/model/{name:path}/", **told)
     @routes.get("/model/{name:path}/metadata", **told)
     def model(name: str, bucket: Bucket) -> Json:
@@ -286,6 +324,7 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         return Json({"model": chosen.name, "result": shown, "resource_uri": chosen.name})
 
     @routes.put("/model/{name:path}/aliases/{alias}", **told)
+    @needs("admin")
     async def move(name: str, alias: str, to: AliasMove, bucket: Bucket) -> dict[str, Any]:
         """Make an alias stand at a version. Answers when the version serves."""
         await _in_thread(lambda: parts.omega[bucket].models.tag(f"{name}@{to.version}", alias))
@@ -293,6 +332,7 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         return {"model": name, "tags": await _in_thread(lambda: parts.omega[bucket].models.tags(name))}
 
     @routes.delete("/model/{name:path}/aliases/{alias}", **told)
+    @needs("admin")
     async def remove(name: str, alias: str, bucket: Bucket) -> dict[str, Any]:
         """Take an alias away."""
         await _in_thread(lambda: parts.omega[bucket].models.untag(name, alias))
@@ -304,11 +344,12 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
     told: dict[str, Any] = {"tags": ["datasets"]}
 
     @routes.get("/datasets", **told)
+    @needs("read")
     def datasets(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
         """The datasets of a bucket, each with its newest version."""
         shelf = parts.omega[bucket].datasets
         found = []
-        for version in shelf.newest(pattern):
+        for version in newest(shelf, pattern):
             rows = version.meta.get("rows")
             found.append(
                 {
@@ -320,6 +361,7 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
         return {"datasets": found}
 
     @routes.get("/dataset/{name:path}", **told)
+    @needs("read")
     def dataset(
         request: Request,
         name: str,
@@ -334,10 +376,12 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
         shelf = parts.omega[bucket].datasets
         version = shelf.metadata(name)
         asked = {key: value for key, value in request.query_params.items() if key not in _KNOWN}
-        table = as_table(shelf, version, min(limit, parts.settings.rows), asked)
+        most = parts.settings.body_bytes
+        limit = min(limit, parts.settings.rows)
+        table = as_table(shelf, version, limit, asked, most_bytes=most)
         head = {"name": version.name, "version": version.number}
         if table is None:
-            value = read_value(shelf, version, trusted=parts.settings.trusted, limit=limit)
+            value = read_value(shelf, version, trusted=parts.settings.trusted, limit=limit, most_bytes=most)
             shape = getattr(value, "shape", None)
             extra = {} if shape is None else {"shape": list(shape), "dtype": value.dtype.name}
             return Json({**head, "data": value if shape is None else plain(value), **extra})
@@ -354,16 +398,19 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
         )
 
     @routes.put("/dataset/{name:path}", **told, openapi_extra={"requestBody": _DATASET_BODY})
+    @needs("write")
     async def put(
         request: Request, name: str, bucket: Bucket, append: bool = False, mode: str | None = None
     ) -> dict[str, Any]:
         """Store a table: JSON with `data` (columns or rows), `dtypes` and `append`, or Arrow, or Parquet."""
-        table, told_mode = _sent_table(await request.body(), request.headers.get("content-type", ""))
+        kind = request.headers.get("content-type", "")
+        table, told_mode = await parts.readers.table(await request.body(), kind)
         chosen: Any = mode or told_mode or ("append" if append else "fail")
         version = await _in_thread(lambda: parts.omega[bucket].datasets.put(table, name, mode=chosen))
         return {"dataset": version.name, "version": version.number}
 
     @routes.delete("/dataset/{name:path}", **told)
+    @needs("write")
     def drop(name: str, bucket: Bucket) -> dict[str, Any]:
         """Take a dataset away with all its versions, or the one that is named."""
         return {"dataset": name, "dropped": parts.omega[bucket].datasets.drop(name)}
@@ -373,9 +420,10 @@ def _scripts(routes: APIRouter, parts: Parts) -> None:
     told: dict[str, Any] = {"tags": ["scripts"]}
 
     @routes.get("/scripts", **told)
+    @needs("read")
     def scripts(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
         """The scripts of a bucket."""
-        return {"scripts": [show_version(v) for v in parts.omega[bucket].scripts.newest(pattern)]}
+        return {"scripts": [show_version(v) for v in newest(parts.omega[bucket].scripts, pattern)]}
 
 
 _TABLE_SCHEMA = {
@@ -393,6 +441,24 @@ _DATASET_BODY = {
     "required": True,
     "content": {"application/json": {"schema": _TABLE_SCHEMA}, ARROW: _BYTES, PARQUET: _BYTES},
 }
+
+
+async def _check_ready(parts: Parts) -> list[str]:
+    """The models that hang, if others can still answer.
+
+    Raises:
+        StoreError: The store cannot be reached.
+        Problem: 503: no model in memory comes back, or not the one that the server is for.
+    """
+    await asyncio.get_running_loop().run_in_executor(parts.looks, lambda: parts.omega.buckets)
+    shown = parts.residents.shown()
+    stuck = [str(resident.version) for resident in shown if resident.batcher.is_stuck]
+    own = (parts.settings.model or "").partition("@")[0].rstrip("^")
+    of_own = [r for r in shown if r.version.name == own and r.version.bucket == "default"]
+    for asked in (shown, of_own):
+        if asked and all(resident.batcher.is_stuck for resident in asked):
+            raise Problem(503, f"{', '.join(stuck)} do not come back from their calls.")
+    return stuck
 
 
 async def _in_thread(work: Any) -> Any:
@@ -429,37 +495,20 @@ def _signature_def(resident: Resident) -> dict[str, Any]:
             }
         return found
 
-    signature = resident.servable.signature
-    function = {
-        "inputs": side(signature.inputs),
-        "outputs": side(signature.outputs),
-        "method_name": "tensorflow/serving/predict",
-        "defaults": {},
+    functions = {
+        name: {
+            "inputs": side(signature.inputs),
+            "outputs": side(signature.outputs),
+            "method_name": "tensorflow/serving/predict",
+            "defaults": {},
+        }
+        for name, signature in signatures_of(resident.servable).items()
     }
     version = str(resident.version.number)
     return {
         "model_spec": {"name": resident.version.name, "signature_name": "", "version": version},
-        "metadata": {"signature_def": {"signature_def": {"serving_default": function}}},
+        "metadata": {"signature_def": {"signature_def": functions}},
     }
-
-
-def _sent_table(body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind == ARROW:
-        return read_arrow(body), None
-    if kind == PARQUET:
-        return read_parquet(body), None
-    if kind not in ("", "application/json"):
-        raise Problem(415, f"{kind[:80]!r} is not read here; application/json, {ARROW} and {PARQUET} are.")
-    told = as_object(loads(body))
-    if "data" not in told:
-        raise Problem(400, "the request has no 'data'.")
-    mode = told.get("mode")
-    if mode is not None and not isinstance(mode, str):
-        raise Problem(400, "'mode' must be text.")
-    return to_table(told["data"], told.get("dtypes")), mode or (
-        "append" if told.get("append") is True else None
-    )
 
 
 def _oriented(table: pa.Table, orient: str) -> Any:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 
@@ -22,14 +25,24 @@ __all__ = ["serve"]
 
 _BACKLOG = 2048
 _SWITCH_S = 0.001
+_SPARE_S = 1.0  # after the drain, for what is closed then
 
 
 class _Server(uvicorn.Server):
     """Says where it listens when it does."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None], drain_s: float) -> None:
         super().__init__(config)
         self._when_started = started
+        self._drain_s = drain_s
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Stop; at the end of the drain the process ends, whatever has not come back by then."""
+        if not self.should_exit:
+            end = threading.Timer(self._drain_s + _SPARE_S, _end)
+            end.daemon = True
+            end.start()
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
@@ -87,15 +100,19 @@ def serve(
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        _Server(config, lambda: say(f"Kindler serves {omega.store!r} at {where}") if say else None).run(
-            [listener]
-        )
+        told = f"Kindler serves {omega.store!r} at {where}"
+        _Server(config, lambda: say(told) if say else None, settings.drain_s).run([listener])
     finally:
         listener.close()
         sys.setswitchinterval(interval)
         for number, handler in before.items():
             signal.signal(number, handler)
         omega.close()
+
+
+def _end() -> None:
+    logging.getLogger("kindler.serve").warning("some calls did not come back in time; the server ends now")
+    os._exit(0)
 
 
 def _ended(number: int, frame: object) -> None:

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from kindler.errors import ConfigError
 
 __all__ = ["ServeSettings"]
 
 
-def _half_of_memory() -> int:
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
+
+
+def half_of_memory(limits: Sequence[str] = _LIMITS) -> int:
+    """Half of what the machine, or the container that this is, has.
+
+    Args:
+        limits: Files that hold a number of bytes, or something else if there is no limit.
+    """
+    found = []
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (ValueError, OSError):
-        return 4 << 30
+        found.append(8 << 30)
+    for path in limits:
+        try:
+            found.append(int(Path(path).read_text()))
+        except (ValueError, OSError):
+            pass
+    return min(found) // 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +43,7 @@ class ServeSettings:
         trusted: Load what could run code of others: pickles, Lambda layers, scripts.
         batch_rows: Most rows in one call of a model. Larger requests are cut and put together again.
         batches: Calls of one model at a time.
+        alone: Names of models whose requests never share a call.
         queue_rows: Most rows that wait for one model; beyond that, requests are refused with 429.
         queue_bytes: The same in bytes. Also the most that the bodies of all requests may take together;
             beyond that, requests are refused with 503.
@@ -41,6 +59,7 @@ class ServeSettings:
     trusted: bool = False
     batch_rows: int = 64
     batches: int = 1
+    alone: tuple[str, ...] = ()
     queue_rows: int = 16_384
     queue_bytes: int = 256 << 20
     body_bytes: int = 64 << 20
@@ -52,7 +71,7 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         if not self.memory_bytes:
-            object.__setattr__(self, "memory_bytes", _half_of_memory())
+            object.__setattr__(self, "memory_bytes", half_of_memory())
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):

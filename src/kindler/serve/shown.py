@@ -64,7 +64,7 @@ def show_resident(resident: Resident) -> dict[str, Any]:
         "kind": resident.version.kind,
         "size": resident.size,
         "rows_waiting": resident.batcher.rows_waiting,
-        "batches_join": resident.batcher.joins,
+        "batches_join": resident.batcher.joins(resident.servable.methods[0]),
         "methods": list(resident.servable.methods),
     }
 

@@ -14,10 +14,24 @@ import numpy as np
 
 from kindler.serve.problems import Problem
 
-__all__ = ["Array", "Arrays", "Signature", "TensorSpec", "example", "fit", "from_columns", "rows_of"]
+__all__ = [
+    "DEFAULT_SIGNATURE",
+    "SIGNATURE_METHOD",
+    "Array",
+    "Arrays",
+    "Signature",
+    "TensorSpec",
+    "as_text",
+    "example",
+    "fit",
+    "from_columns",
+    "rows_of",
+]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Arrays: TypeAlias = dict[str, Array]
+DEFAULT_SIGNATURE = "serving_default"  # TensorFlow's name of what a model does if nothing else is asked of it
+SIGNATURE_METHOD = "signature:"  # begins the method by which another signature is called
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +42,13 @@ class TensorSpec:
         name: Its name.
         dtype: Its numpy dtype; "object" is text or bytes, None any.
         shape: Its shape, rows first; None where a length is free. None altogether if it is not known.
+        binary: Whether text is bytes to it, as TensorFlow has it. To every other model text is `str`.
     """
 
     name: str
     dtype: str | None = None
     shape: tuple[int | None, ...] | None = None
+    binary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +72,17 @@ class Signature:
 
 
 def example(signature: Signature, rows: int = 1) -> Arrays | None:
-    """Inputs that a model takes, all zeros; None if it does not say enough of itself."""
+    """Inputs that a model might take, with rows that differ; None if it does not say enough of itself."""
+    random = np.random.default_rng(0)
     made: Arrays = {}
     for spec in signature.inputs:
         if spec.shape is None or spec.dtype in (None, "object") or None in spec.shape[1:]:
             return None
-        made[spec.name] = np.zeros((rows, *(int(n or 1) for n in spec.shape[1:])), spec.dtype)
+        shape = (rows, *(int(n or 1) for n in spec.shape[1:]))
+        if np.dtype(spec.dtype).kind == "f":
+            made[spec.name] = random.normal(size=shape).astype(spec.dtype)
+        else:  # 0 and 1 are valid indices of most tables
+            made[spec.name] = random.integers(0, 2, shape).astype(spec.dtype)
     return made
 
 
@@ -160,8 +181,33 @@ def _check_names(signature: Signature, given: Mapping[str, Array]) -> None:
         raise Problem(400, f"the model takes the inputs {_listed(names)}; {told}.")
 
 
+def as_text(array: Array, name: str) -> Array:
+    """The same with `str` for every bytes in it; other values stay what they are.
+
+    Raises:
+        Problem: 400: some bytes are no UTF-8.
+    """
+    if array.dtype.kind not in "OS":
+        return array
+    items = array.ravel().tolist()
+    if not any(type(item) is bytes for item in items):
+        return array
+    made: Array = np.empty(len(items), dtype=object)
+    for i, item in enumerate(items):
+        try:
+            made[i] = item.decode() if type(item) is bytes else item
+        except UnicodeDecodeError as exc:
+            raise Problem(
+                400, f"the input {name!r} has bytes that are no UTF-8 (value {i}); the model takes text."
+            ) from exc
+    shaped: Array = made.reshape(array.shape)
+    return shaped
+
+
 def _fitted(array: Array, spec: TensorSpec) -> Array:
     _check_shape(array, spec)
+    if not spec.binary:
+        array = as_text(array, spec.name)
     if spec.dtype is None:
         if array.dtype.kind == "U":
             return array.astype(object)

@@ -164,7 +164,7 @@ class Stats:
             self._children[key] = found
         found[0].inc()
         found[1].observe(seconds)
-        failed = status >= 400
+        failed = status >= 400 and status not in (401, 403)  # who may not ask has found nothing wrong
         self.live.add(seconds, failed=failed)
         if model is not None:
             self.model(model).live.add(seconds, failed=failed)

@@ -6,9 +6,12 @@ tasks are run, and where, is the runtime's business.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Annotated, Any
@@ -16,21 +19,23 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 from fastapi import APIRouter, Depends, Header, Query, Request
-from starlette.concurrency import run_in_threadpool
 
 from kindler.errors import KindlerError, NotFoundError, TaskTimeoutError, WorkerError
 from kindler.omega import Omega
 from kindler.runtime.handles import Handle
 from kindler.runtime.runtime import Runtime
+from kindler.serve.deadlines import within
+from kindler.serve.gate import needs, needs_by_action
 from kindler.serve.problems import Problem, as_problem
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.values import loads, plain
+from kindler.serve.readers import Readers, where_read
 from kindler.serve.requests import METHODS, Target
 from kindler.serve.routes import Bucket, Json
-from kindler.serve.signature import Signature
+from kindler.serve.signature import Signature, as_text
 
-__all__ = ["Tasks", "task_routes", "wants_later"]
+__all__ = ["WAITS", "Tasks", "task_routes", "wants_later"]
 
 _DATASET_VERBS = ("fit", "partial_fit", "score")
 _VERBS = (*METHODS, *_DATASET_VERBS)
@@ -41,6 +46,8 @@ _WORDS = {
     "failed": "FAILURE",
     "cancelled": "REVOKED",
 }
+_SCOPES = {verb: "write" if verb in ("fit", "partial_fit") else "predict" for verb in _VERBS}
+WAITS = 16
 _YES = ("1", "true", "yes", "on")
 _TOLD = ("async", "bucket", "datax", "datay")
 _ANY_JSON = {"required": True, "content": {"application/json": {"schema": {}}}}
@@ -71,34 +78,69 @@ class Tasks:
         timeout_s: Seconds that a client waits that did not ask for an id.
         keep: How many tasks are remembered. The oldest that has ended goes first; while none has, no more
             are begun.
+        most_bytes: What the requests of tasks that have not ended may have together.
     """
 
-    def __init__(self, omega: Omega, *, trusted: bool, timeout_s: float, keep: int = 1000) -> None:
+    def __init__(
+        self,
+        omega: Omega,
+        *,
+        trusted: bool,
+        timeout_s: float,
+        keep: int = 1000,
+        most_bytes: int = 256 << 20,
+    ) -> None:
         self._omega = omega
         self._trusted = trusted
         self._timeout_s = timeout_s
         self._keep = keep
+        self._most_bytes = most_bytes
+        self.held_bytes = 0
         self._begun: OrderedDict[str, Begun] = OrderedDict()
         self._lock = threading.Lock()
 
-    def begin(self, bucket: str, head: Mapping[str, Any], call: Callable[[Runtime], Handle]) -> Begun:
+    def begin(
+        self, bucket: str, head: Mapping[str, Any], call: Callable[[Runtime], Handle], size: int = 0
+    ) -> Begun:
         """Begin what `call` does with the runtime of a bucket.
 
+        Args:
+            bucket: The bucket.
+            head: What the answer begins with.
+            call: Begins it.
+            size: The bytes of its request, which are held until it has ended.
+
         Raises:
-            Problem: 429: too many have not ended.
+            Problem: 429: too many, or too large ones, have not ended.
         """
         with self._lock:
+            if self.held_bytes and self.held_bytes + size > self._most_bytes:
+                raise Problem(
+                    429,
+                    f"the requests of tasks that have not ended have {self.held_bytes} bytes already.",
+                    {"retry-after": "5"},
+                )
             if len(self._begun) >= self._keep:
                 ended = (name for name, begun in self._begun.items() if begun.handle.ready())
                 oldest = next(ended, None)
                 if oldest is None:
                     raise Problem(429, f"{self._keep} tasks have not ended yet.", {"retry-after": "5"})
                 del self._begun[oldest]
-        runtime = self._omega[bucket].runtime.options(trusted=self._trusted)
-        begun = Begun(call(runtime), head, datetime.now(timezone.utc))
+            self.held_bytes += size
+        try:
+            runtime = self._omega[bucket].runtime.options(trusted=self._trusted)
+            begun = Begun(call(runtime), head, datetime.now(timezone.utc))
+        except BaseException:
+            self._let_go(size)
+            raise
+        begun.handle.when_ended(lambda _: self._let_go(size))
         with self._lock:
             self._begun[begun.handle.id] = begun
         return begun
+
+    def _let_go(self, size: int) -> None:
+        with self._lock:
+            self.held_bytes -= size
 
     def find(self, task: str) -> Begun:
         """A task that was begun.
@@ -112,14 +154,27 @@ class Tasks:
             raise NotFoundError(what="task", name=task[:100])
         return found
 
-    def awaited(self, begun: Begun) -> dict[str, Any]:
-        """The answer of a task whose client waits for it.
+    async def ended(self, begun: Begun) -> None:
+        """Wait until a task has ended, or its client's time is over. No thread waits meanwhile."""
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+
+        def tell(_: Handle) -> None:
+            with suppress(RuntimeError):  # the server has stopped
+                loop.call_soon_threadsafe(over.set)
+
+        begun.handle.when_ended(tell)
+        with suppress(TimeoutError), within(self._timeout_s):
+            await over.wait()
+
+    def answer(self, begun: Begun) -> dict[str, Any]:
+        """The answer of a task whose client has waited for it.
 
         Raises:
             Problem: 504: it took too long, and was ended. Others: it failed.
         """
         try:
-            response = _response(begun, begun.handle.get(self._timeout_s))
+            response = _response(begun, begun.handle.get(0))
         except TaskTimeoutError as exc:
             if not exc.goes_on:
                 raise _failure(exc) from exc
@@ -164,8 +219,23 @@ def _later(
 Later = Annotated[bool, Depends(_later)]
 
 
-def task_routes(tasks: Tasks) -> APIRouter:
-    """The routes."""
+def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter:
+    """The routes.
+
+    Args:
+        tasks: The tasks.
+        readers: What reads large bodies.
+        executor: Where the runtime is spoken to.
+    """
+
+    async def begun(request: Request, begin: Callable[[], Begun], *, later: bool) -> Json:
+        loop = asyncio.get_running_loop()
+        task = await loop.run_in_executor(executor, begin)
+        if later:
+            return _later_reply(task, request)
+        await tasks.ended(task)
+        return await loop.run_in_executor(executor, lambda: Json(tasks.answer(task)))
+
     routes = APIRouter(prefix="/api/v1")
     told: dict[str, Any] = {
         "responses": {
@@ -178,6 +248,7 @@ def task_routes(tasks: Tasks) -> APIRouter:
     @routes.put(
         "/model/{name:path}/{action}", tags=["models"], openapi_extra={"requestBody": _MAYBE_JSON}, **told
     )
+    @needs_by_action(_SCOPES)
     async def model(
         request: Request,
         name: str,
@@ -188,40 +259,41 @@ def task_routes(tasks: Tasks) -> APIRouter:
         datay: str | None = None,
     ) -> Json:
         """Train or score a stored model on stored datasets; or predict, if nobody waits for it."""
-        data = await _data(request, name, action, datax, datay)
-        head = {"model": name}
+        data = await _data(request, readers, name, action, datax, datay)
+        size = _held_bytes(data, len(await request.body()))
 
-        def work() -> Json:
-            begun = tasks.begin(bucket, head, lambda runtime: getattr(runtime.model(name), action)(*data))
-            return _answered(tasks, begun, request, later=later)
+        def begin() -> Begun:
+            return tasks.begin(bucket, {"model": name}, lambda r: getattr(r.model(name), action)(*data), size)
 
-        return await run_in_threadpool(work)
+        return await begun(request, begin, later=later)
 
     @routes.post(
         "/script/{name:path}/run", tags=["scripts"], openapi_extra={"requestBody": _ANY_JSON}, **told
     )
+    @needs("predict")
     async def script(request: Request, name: str, bucket: Bucket, later: Later) -> Json:
         """Run a stored function with the body as its argument, if the server trusts its store."""
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise Problem(415, "the argument of a script is application/json.")
         body = await request.body()
-        given = () if not body else (loads(body),)
+        given = () if not body else (await asyncio.to_thread(loads, body),)
         named = {key: value for key, value in request.query_params.items() if key not in _TOLD}
 
-        def work() -> Json:
-            begun = tasks.begin(
-                bucket, {"script": name}, lambda runtime: runtime.script(name).run(*given, **named)
+        def begin() -> Begun:
+            return tasks.begin(
+                bucket, {"script": name}, lambda r: r.script(name).run(*given, **named), len(body)
             )
-            return _answered(tasks, begun, request, later=later)
 
-        return await run_in_threadpool(work)
+        return await begun(request, begin, later=later)
 
     @routes.get("/task/{task}/status", tags=["tasks"])
+    @needs("predict")
     def status(task: str) -> dict[str, Any]:
         """How far a task is: PENDING, STARTED, SUCCESS, FAILURE or REVOKED."""
         return {"task_id": task, "status": _WORDS[tasks.find(task).handle.status]}
 
     @routes.get("/task/{task}/result", tags=["tasks"])
+    @needs("predict")
     def result(task: str) -> Json:
         """What a task gave; 400 and why if it gave nothing."""
         begun = tasks.find(task)
@@ -233,6 +305,7 @@ def task_routes(tasks: Tasks) -> APIRouter:
         return Json({"task_id": task, "status": _WORDS[handle.status], "response": response})
 
     @routes.delete("/task/{task}", tags=["tasks"])
+    @needs("predict")
     def cancel(task: str) -> dict[str, Any]:
         """Do not run a task, or end it where it runs; one that has ended stays as it is."""
         handle = tasks.find(task).handle
@@ -243,7 +316,7 @@ def task_routes(tasks: Tasks) -> APIRouter:
 
 
 async def _data(
-    request: Request, name: str, action: str, datax: str | None, datay: str | None
+    request: Request, readers: Readers, name: str, action: str, datax: str | None, datay: str | None
 ) -> tuple[Any, ...]:
     """What a verb gets: names of datasets, or what was sent."""
     if action not in _VERBS:
@@ -256,18 +329,27 @@ async def _data(
     if action in _DATASET_VERBS:
         raise Problem(400, f"{action} needs ?datax=, the name of a dataset, and ?datay= for its labels.")
     sent = Sent(await request.body(), dict(request.headers), dict(request.query_params))
-    decoded = OmegaCodec().decode(sent, Signature((), ()), Target(name, action=action))
+    asked = (sent, Signature((), ()), Target(name, action=action))
+    if where_read(sent) == "process":
+        decoded = await readers.request(OmegaCodec(), *asked)
+    else:
+        decoded = await asyncio.to_thread(OmegaCodec().decode, *asked)
+    inputs = {name: as_text(array, name) for name, array in decoded.inputs.items()}
     if not decoded.columns:
-        (array,) = decoded.inputs.values()
+        (array,) = inputs.values()
         return (array,)
     import pandas as pd
 
-    return (pd.DataFrame({name: list(column) for name, column in decoded.inputs.items()}),)
+    return (pd.DataFrame({name: list(column) for name, column in inputs.items()}),)
 
 
-def _answered(tasks: Tasks, begun: Begun, request: Request, *, later: bool) -> Json:
-    if not later:
-        return Json(tasks.awaited(begun))
+def _held_bytes(data: Sequence[Any], body: int) -> int:
+    """What a task holds until it has ended: at least its body, and what that became."""
+    sizes = (getattr(item, "nbytes", 0) for item in data)
+    return max(body, sum(size for size in sizes if isinstance(size, int)))
+
+
+def _later_reply(begun: Begun, request: Request) -> Json:
     task = begun.handle.id
     told = {**begun.head, "task_id": task, "status": "PENDING", "resource_uri": request.url.path}
     return Json(told, 202, {"location": f"/api/v1/task/{task}/result"})

@@ -14,6 +14,7 @@ from importlib import resources
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from kindler.serve.gate import needs
 from kindler.serve.problems import Problem
 
 __all__ = ["page_routes"]
@@ -63,14 +64,17 @@ def page_routes() -> APIRouter:
     files = _files()
 
     @routes.api_route("/", methods=["GET", "HEAD"])
+    @needs()
     async def index(request: Request) -> Response:
         return files["index.html"].reply(request)
 
     @routes.api_route("/favicon.ico", methods=["GET", "HEAD"])
+    @needs()
     async def icon(request: Request) -> Response:
         return files["favicon.svg"].reply(request)
 
     @routes.api_route("/static/{name:path}", methods=["GET", "HEAD"])
+    @needs()
     async def static(request: Request, name: str) -> Response:
         if name not in files:
             raise Problem(404, f"the page has no file {name[:80]!r}.")

@@ -1,7 +1,8 @@
 """Arrow streams and Parquet files in a body, which must not become more than the server can hold.
 
-A few bytes of either can stand for more rows than there is memory. What claims more values than its bytes
-could hold, or more bytes than it can be worth, is refused before it is read.
+A few bytes of either can stand for more rows than there is memory. A stream that claims more than its bytes
+hold is refused before it is read. What a Parquet file becomes is known only when it is read, so that happens
+in a process whose memory is bounded (`readers.py`); what it claims is looked at first.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,6 +22,7 @@ __all__ = ["is_text", "read_arrow", "read_parquet"]
 _VALUES_PER_BYTE = 8  # booleans
 _GROWTH = 16  # how much larger than the body a Parquet file may say that it is
 _SPARE_BYTES = 64 << 20
+_REPEATING = frozenset(("string_view", "binary_view", "list_view", "large_list_view", "run_end_encoded"))
 _TEXTS = frozenset(
     (
         "string",
@@ -37,15 +40,14 @@ def read_arrow(body: bytes) -> pa.Table:
     """A stream of Arrow record batches, without compression.
 
     Raises:
-        Problem: 400: it is none, or claims more than it holds.
+        Problem: 400: it is none, claims more than it holds, or has types that may stand for more than that.
     """
     try:
-        _check_not_compressed(body)
+        _check_messages(body)
         with pa.ipc.open_stream(body) as stream:
+            for field in stream.schema:
+                _check_type(field.type, field.name)
             table = stream.read_all()
-        claimed = max((_longest(chunk) for column in table.columns for chunk in column.chunks), default=0)
-        if claimed > _VALUES_PER_BYTE * len(body):
-            raise ValueError(f"it claims {claimed} values in {len(body)} bytes")
         table.validate(full=True)
         return table
     except (pa.ArrowException, OSError, ValueError, struct.error) as exc:
@@ -72,26 +74,29 @@ def read_parquet(body: bytes, *, share_texts: bool = False) -> pa.Table:
             raise ValueError(f"it claims {claimed} bytes in {len(body)}")
         texts = [field.name for field in schema if is_text(field.type)] if share_texts else None
         with pq.ParquetFile(pa.BufferReader(body), read_dictionary=texts) as file:
-            return file.read()
+            return file.read(use_threads=False)  # whose stacks would count as memory of the file
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise Problem(400, f"the body is no Parquet file: {first_line(exc)}.") from exc
 
 
-def _longest(array: Any) -> int:
-    """The length of an array, or of the longest within it."""
-    kids = [array.field(i) for i in range(array.type.num_fields)] if _has_fields(array) else []
-    kids += [getattr(array, name) for name in ("values", "storage", "dictionary") if hasattr(array, name)]
-    return max([len(array), *map(_longest, kids)])
+def _check_type(kind: pa.DataType, name: str) -> None:
+    """Views, runs and unions may show the same bytes any number of times, which shows only in reading."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+        if kind.num_fields:
+            raise ValueError(f"the column {name!r} is a dictionary of {kind}, which is not read here")
+    told = str(kind).partition("[")[0].partition("<")[0]
+    if told in _REPEATING or told.endswith("_union"):
+        raise ValueError(f"the column {name!r} is of type {told}, which is not read here; cast it")
+    for i in range(kind.num_fields):
+        _check_type(kind.field(i).type, name)
 
 
-def _has_fields(array: Any) -> bool:
-    return isinstance(array, pa.StructArray | pa.UnionArray)
-
-
-def _check_not_compressed(body: bytes) -> None:
-    """What a compressed buffer becomes is not known before it has become that."""
-    reader = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
-    for message in reader:
+def _check_messages(body: bytes) -> None:
+    """No message may claim more than it holds: no compression, no bytes used twice, no endless columns."""
+    for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(body)):
         told = message.metadata.to_pybytes()
         header = _follow(told, struct.unpack_from("<I", told)[0], 2)
         if message.type == "dictionary batch":
@@ -100,6 +105,22 @@ def _check_not_compressed(body: bytes) -> None:
             continue
         if _field(told, header, 3):
             raise ValueError("its buffers are compressed; they must not be")
+        here = message.body.size if message.body is not None else 0
+        lengths, sizes = _pairs(told, header, 1)[:, 0], _pairs(told, header, 2)[:, 1]
+        if sizes.min(initial=0) < 0 or int(sizes.sum()) > here:
+            raise ValueError(f"its buffers claim more than the {here} bytes of a message")
+        claimed = int(lengths.max(initial=0))
+        if lengths.min(initial=0) < 0 or claimed > _VALUES_PER_BYTE * len(body):
+            raise ValueError(f"it claims {claimed} values in {len(body)} bytes")
+
+
+def _pairs(told: bytes, table: int, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A vector of structs of two long integers in a flatbuffer; none if it is not there."""
+    if not _field(told, table, number):
+        return np.zeros((0, 2), np.int64)
+    at = _follow(told, table, number)
+    count = int(struct.unpack_from("<I", told, at)[0])
+    return np.frombuffer(told, "<i8", 2 * count, at + 4).reshape(count, 2)
 
 
 def _field(told: bytes, table: int, number: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
+
 from kindler.serve.problems import Problem, require_post
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.tables import (
@@ -19,7 +21,7 @@ from kindler.serve.protocols.tables import (
 )
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
 from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
-from kindler.serve.signature import Signature
+from kindler.serve.signature import Array, Signature
 
 __all__ = ["Mlflow"]
 
@@ -101,11 +103,11 @@ def _method(params: dict[str, Any]) -> str:
 
 def _request(field: str, value: Any) -> InferRequest:
     if field == "dataframe_split":
-        return InferRequest(inputs=_split(value), columns=True)
+        return InferRequest(inputs=_with_nan(_split(value)), columns=True)
     if field == "dataframe_records":
         if not isinstance(value, list):
             raise Problem(400, "'dataframe_records' must be a list of objects.")
-        return InferRequest(inputs=from_records(value), columns=True)
+        return InferRequest(inputs=_with_nan(from_records(value)), columns=True)
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return InferRequest(inputs=from_records(value), columns=True)
     if isinstance(value, dict):
@@ -114,6 +116,16 @@ def _request(field: str, value: Any) -> InferRequest:
         inputs = {str(name): as_tensor(item, f"the input {name!r}") for name, item in value.items()}
         return InferRequest(inputs=inputs, columns=True)
     return InferRequest(inputs={"": as_tensor(value, f"{field!r}")})
+
+
+def _with_nan(columns: dict[str, Array]) -> dict[str, Array]:
+    """Nulls among numbers as NaN, as pandas has them, and so MLflow."""
+    made = {}
+    for name, array in columns.items():
+        kinds = set(map(type, array.ravel().tolist())) if array.dtype.kind == "O" else set()
+        missing = type(None) in kinds and kinds <= {int, float, type(None)}
+        made[name] = array.astype(np.float64) if missing else array
+    return made
 
 
 def _split(value: Any) -> dict[str, Any]:

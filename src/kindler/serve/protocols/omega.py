@@ -23,6 +23,7 @@ __all__ = ["RAW", "OmegaCodec"]
 
 RAW = "application/octet-stream"
 _PATH = re.compile(rf"/api/v1/model/(?P<name>.+)/(?P<action>{'|'.join(METHODS)})/?")
+_ALIAS = re.compile(r"/api/v1/model/.+/aliases/[^/]+")  # which may have the name of an action
 _DTYPES = (
     "bool",
     "float16",
@@ -40,7 +41,7 @@ class OmegaCodec:
     def target(self, method: str, path: str) -> Target | None:
         """See `Codec`."""
         found = _PATH.fullmatch(path)
-        if found is None:
+        if found is None or (method in ("PUT", "DELETE") and _ALIAS.fullmatch(path)):
             return None
         if method not in ("PUT", "POST"):
             raise Problem(405, f"{method} is not for this; PUT is.", {"allow": "PUT, POST"})

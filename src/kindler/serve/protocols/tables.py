@@ -14,7 +14,7 @@ from kindler.data.arrow import stream
 from kindler.errors import first_line
 from kindler.serve.problems import Problem
 from kindler.serve.protocols.arrow import is_text, read_arrow, read_parquet
-from kindler.serve.protocols.values import as_tensor
+from kindler.serve.protocols.values import as_object, as_tensor, loads
 from kindler.serve.requests import Answer
 from kindler.serve.signature import Array
 
@@ -26,12 +26,14 @@ __all__ = [
     "from_csv",
     "from_parquet",
     "from_records",
+    "read_table",
     "table_columns",
     "to_arrow",
 ]
 
 ARROW = "application/vnd.apache.arrow.stream"
 PARQUET = "application/vnd.apache.parquet"
+_MOST_COLUMNS = 10_000
 
 
 def from_records(records: Sequence[Any]) -> dict[str, Array]:
@@ -39,6 +41,7 @@ def from_records(records: Sequence[Any]) -> dict[str, Array]:
     if not records or not isinstance(records[0], dict):
         raise Problem(400, "the data must be a list of objects that is not empty.")
     names = list(records[0])
+    _check_columns(len(names))
     for i, record in enumerate(records):
         if not isinstance(record, dict) or record.keys() != records[0].keys():
             raise Problem(400, f"row {i} does not have the columns {names} of the first.")
@@ -47,6 +50,7 @@ def from_records(records: Sequence[Any]) -> dict[str, Array]:
 
 def columns_of(data: Mapping[str, Any]) -> dict[str, Array]:
     """An object of lists, or of objects that are lists by row number."""
+    _check_columns(len(data))
     found = {}
     for name, values in data.items():
         listed = list(values.values()) if isinstance(values, dict) else values
@@ -58,6 +62,7 @@ def columns_of(data: Mapping[str, Any]) -> dict[str, Array]:
 
 def from_csv(body: bytes) -> dict[str, Array]:
     """A table with a line of names."""
+    _check_columns(body.count(b",", 0, body.find(b"\n")) + 1)
     try:
         return table_columns(pyarrow.csv.read_csv(io.BytesIO(body)))
     except (pa.ArrowException, ValueError) as exc:
@@ -72,6 +77,54 @@ def from_parquet(body: bytes) -> dict[str, Array]:
 def from_arrow(body: bytes) -> dict[str, Array]:
     """A stream of Arrow record batches."""
     return table_columns(read_arrow(body))
+
+
+def read_table(body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
+    """A table to be stored, and what the body says is to become of one that is there.
+
+    Raises:
+        Problem: 400, 413 or 415: it is none, is too wide, or is of a type that is not read.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == ARROW:
+        return read_arrow(body), None
+    if kind == PARQUET:
+        return read_parquet(body), None
+    if kind not in ("", "application/json"):
+        raise Problem(415, f"{kind[:80]!r} is not read here; application/json, {ARROW} and {PARQUET} are.")
+    told = as_object(loads(body))
+    if "data" not in told:
+        raise Problem(400, "the request has no 'data'.")
+    mode = told.get("mode")
+    if mode is not None and not isinstance(mode, str):
+        raise Problem(400, "'mode' must be text.")
+    table = _from_json(told["data"], told.get("dtypes"))
+    return table, mode or ("append" if told.get("append") is True else None)
+
+
+def _from_json(data: Any, dtypes: Any) -> pa.Table:
+    if isinstance(data, dict):
+        arrays = columns_of(data)
+    elif isinstance(data, list):
+        arrays = from_records(data)
+    else:
+        raise Problem(400, "'data' must be an object of columns, or a list of rows.")
+    if dtypes is not None and not isinstance(dtypes, dict):
+        raise Problem(400, "'dtypes' must be an object of columns.")
+    try:
+        columns = {name: pa.array(array.tolist()) for name, array in arrays.items()}
+        for name, dtype in (dtypes or {}).items():
+            if name not in columns:
+                raise Problem(400, f"'dtypes' names {name!r}, which is no column.")
+            columns[name] = columns[name].cast(pa.from_numpy_dtype(np.dtype(str(dtype))))
+        return pa.table(columns)
+    except (pa.ArrowException, TypeError, ValueError) as exc:
+        raise Problem(400, f"the data is no table: {exc}") from exc
+
+
+def _check_columns(count: int) -> None:
+    if count > _MOST_COLUMNS:
+        raise Problem(413, f"the table has {count} columns; {_MOST_COLUMNS} are allowed.")
 
 
 def to_arrow(answer: Answer) -> bytes:
@@ -95,6 +148,7 @@ def _arrow(array: Array) -> pa.Array:
 
 def table_columns(table: pa.Table) -> dict[str, Array]:
     """The columns of an Arrow table."""
+    _check_columns(table.num_columns)
     if len(set(table.column_names)) != table.num_columns:
         raise Problem(400, "the table has columns with the same name.")
     try:

@@ -47,9 +47,12 @@ class TfServing:
         if ("instances" in body) == ("inputs" in body):
             both = "instances" in body
             raise Problem(400, f"the request has {'both' if both else 'neither'} 'instances' and 'inputs'.")
-        if "instances" in body:
-            return InferRequest(inputs=_by_row(body["instances"]), params={_ROWS: True})
-        return InferRequest(inputs=_by_column(body["inputs"]), params={_ROWS: False})
+        asked = body.get("signature_name")
+        if asked is not None and not isinstance(asked, str):
+            raise Problem(400, "'signature_name' must be text.")
+        by_row = "instances" in body
+        inputs = _by_row(body["instances"]) if by_row else _by_column(body["inputs"])
+        return InferRequest(inputs=inputs, signature=asked or None, params={_ROWS: by_row})
 
     def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
         """See `Codec`."""

@@ -7,6 +7,7 @@ import binascii
 import json
 from array import array as Packed
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ __all__ = ["as_object", "as_tensor", "dumps", "loads", "plain", "with_bytes"]
 
 _SHOWN = 80
 _LONG = 256  # values in a list from which it pays to look at the first of them
+_MOST_DIMS = 32
+_NUMBERS = frozenset((int, float, bool))
 
 
 def loads(body: bytes) -> Any:
@@ -57,33 +60,54 @@ def as_tensor(value: Any, what: str) -> Array:
     Raises:
         Problem: 400: rows have different lengths, or values that no array has.
     """
-    quick = _numbers(value) if isinstance(value, list) and len(value) >= _LONG else None
-    if quick is not None:
-        return quick
-    try:
-        array = np.array(value)
-    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
-        raise Problem(
-            400, f"{what} is no array: its rows differ in length, or it is nested too deeply."
-        ) from exc
-    if array.dtype.kind in "biuf":
-        return array
-    array = np.array(value, dtype=object)
-    found = {type(item) for item in array.ravel()}
-    if found <= {str, bytes, type(None)} or (
-        found <= {str, int, float, bool, type(None)} and type(None) in found
-    ):
-        return array
-    if found <= {int, float, bool}:
-        return array.astype(np.float64)  # whole numbers that no integer of a machine holds
+    values, dims = _flattened(value, what)
+    return _array(values, what).reshape(dims)
+
+
+def _flattened(value: Any, what: str) -> tuple[list[Any], list[int]]:
+    """The values of nested lists one behind the other, and the lengths of the lists.
+
+    Never by numpy, which would make all texts as long as the longest.
+    """
+    if not isinstance(value, list):
+        return [value], []
+    dims = [len(value)]
+    while value and type(value[0]) is list:
+        lengths = set(map(len, value)) if set(map(type, value)) == {list} else set()
+        if len(lengths) != 1:
+            raise Problem(400, f"{what} is no array: its rows differ in length.")
+        if len(dims) == _MOST_DIMS:
+            raise Problem(400, f"{what} is no array: it is nested too deeply.")
+        dims.append(lengths.pop())
+        value = list(chain.from_iterable(value))
+    return value, dims
+
+
+def _array(values: list[Any], what: str) -> Array:
+    found = set(map(type, values))
+    if found <= _NUMBERS:
+        quick = _packed(values) if len(values) >= _LONG else None
+        if quick is not None:
+            return quick
+        array = np.array(values)
+        try:
+            # Whole numbers that no integer of a machine holds become floats.
+            return array if array.dtype.kind in "biuf" else np.array(list(map(float, values)))
+        except OverflowError as exc:
+            raise Problem(400, f"{what} has a number that no float holds.") from exc
     if found & {list, tuple}:
         raise Problem(400, f"{what} is no array: its rows differ in length.")
-    names = ", ".join(sorted(_word(kind) for kind in found))
+    texts = found <= {str, bytes, type(None)}
+    if texts or (type(None) in found and found <= {str, type(None)} | _NUMBERS):
+        made = np.empty(len(values), dtype=object)
+        made[:] = values
+        return made
+    names = ", ".join(sorted({_word(kind) for kind in found}))
     raise Problem(400, f"{what} mixes {names}, which no array holds together.")
 
 
-def _numbers(value: list[Any]) -> Array | None:
-    """A flat list of bytes or floats, such as an image, in a third of the time that numpy takes.
+def _packed(value: list[Any]) -> Array | None:
+    """Bytes or floats, such as an image, in a third of the time that numpy takes.
 
     Both ways refuse what is no number, and give what numpy would.
     """

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kindler.errors import ConfigError
-from kindler.serve.signature import Arrays, Signature
+from kindler.serve.signature import DEFAULT_SIGNATURE, Arrays, Signature
 from kindler.shelves.kinds.function import FunctionHandler, restored
 from kindler.shelves.models import Models
 from kindler.shelves.registry import KINDS as STORED
 from kindler.store import Version
 
-__all__ = ["KINDS", "Servable", "load", "load_files", "wrap"]
+__all__ = ["KINDS", "Servable", "load", "load_files", "signatures_of", "wrap"]
 
 
 class Servable(Protocol):
@@ -27,11 +27,17 @@ class Servable(Protocol):
         signature: What it takes and gives.
         methods: What can be called on it; "predict" is the first.
         size: The bytes it takes in memory, as far as is known.
+        joins: Whether rows of several requests may share a call. False: what the model declares of its
+            outputs speaks against it. None: that has to be tried. True: each row is computed alone anyway.
+        steady: Whether all of it is known code whose time depends on shapes alone, so that calls that were
+            short stay short. Only such a model may be called on the event loop.
     """
 
     signature: Signature
     methods: tuple[str, ...]
     size: int
+    joins: bool | None
+    steady: bool
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
         """The outputs for the inputs, which `signature` fits. Any thread may call it."""
@@ -93,6 +99,12 @@ def wrap(model: Any, kind: str | None = None) -> Servable:
 
         return CallableServable(model)
     raise ConfigError(f"a model of kind {kind!r} ({type(model).__qualname__}) cannot be served.")
+
+
+def signatures_of(servable: Servable) -> Mapping[str, Signature]:
+    """The signatures of a model by TensorFlow's names for them; a model that is not TensorFlow's has one."""
+    found: Mapping[str, Signature] | None = getattr(servable, "signatures", None)
+    return found if found is not None else {DEFAULT_SIGNATURE: servable.signature}
 
 
 def _class(target: str) -> Any:

@@ -15,6 +15,7 @@ class CallableServable:
     """Is given one array, and returns an array, several, or a dict of them."""
 
     size = 0
+    joins: bool | None = None
     steady = False  # it may do anything, and take any time
 
     def __init__(self, model: Any) -> None:

@@ -30,9 +30,11 @@ def from_estimator(estimator: Any) -> Servable:
 
 def _spec(name: str, known: TensorSpec, layout: Any) -> TensorSpec:
     if name not in layout:
-        return TensorSpec(name, known.dtype, known.shape)
+        return replace(known, name=name)
     dtype, shape = layout[name]
-    return TensorSpec(name, known.dtype or str(dtype), known.shape or (None, *map(int, shape)))
+    return replace(
+        known, name=name, dtype=known.dtype or str(dtype), shape=known.shape or (None, *map(int, shape))
+    )
 
 
 class _Renamed:
@@ -43,6 +45,8 @@ class _Renamed:
         self.signature = signature
         self.methods = inner.methods
         self.size = inner.size
+        self.joins = inner.joins
+        self.steady = inner.steady
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
         """See `Servable`."""

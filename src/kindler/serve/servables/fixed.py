@@ -1,29 +1,82 @@
-"""Any number of rows through a model that was made for one number of them."""
+"""Models that declare how many rows they take: any number, or one number only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from kindler.serve.signature import Array, Arrays
+from kindler.serve.problems import Problem
+from kindler.serve.proofs import free_rows, tried
+from kindler.serve.signature import Array, Arrays, Signature, example
 
-__all__ = ["in_fixed_rows"]
+__all__ = ["DeclaredRows"]
 
 
-def in_fixed_rows(call: Callable[[Arrays], Arrays], inputs: Arrays, size: int | None) -> Arrays:
-    """What `call` gives, if it is called with `size` rows each time; with all at once if that is None.
+class DeclaredRows:
+    """Calls a model with the numbers of rows that it declares.
 
-    The last call is filled up with the last row, and what comes of that is cut off.
+    One that was made for one number of rows is called with that many each time: the last call is filled up
+    with the last row, and what comes of that is cut off. This needs outputs that declare as many rows and,
+    for more than one row at a time, a trial that shows that these are the rows of the inputs.
+
+    Args:
+        run: The model.
+        signature: What it takes and gives.
+        inputs: The declared shape of each input; a free length is None or a name. None if it is not known.
+        outputs: The same of the outputs.
+
+    Attributes:
+        joins: See `Servable`.
     """
-    rows = len(next(iter(inputs.values())))
-    if size is None or rows == size:
-        return call(inputs)
-    pieces = [
-        call({name: _filled(array[first : first + size], size) for name, array in inputs.items()})
-        for first in range(0, rows, size)
-    ]
-    return {name: np.concatenate([piece[name] for piece in pieces])[:rows] for name in pieces[0]}
+
+    def __init__(
+        self,
+        run: Callable[[Arrays], Arrays],
+        signature: Signature,
+        inputs: Sequence[Sequence[Any] | None],
+        outputs: Sequence[Sequence[Any] | None],
+    ) -> None:
+        self._run = run
+        fixed = {shape[0] for shape in inputs if shape and isinstance(shape[0], int)}
+        self._size: int | None = fixed.pop() if len(fixed) == 1 else None
+        self.joins: bool | None
+        if self._size is None:
+            self.joins = None if free_rows(inputs, outputs) else False
+            return
+        self._fills = all(shape and shape[0] == self._size for shape in outputs)
+        self.joins = self._fills and self._size == 1
+        if self._fills and self._size > 1:
+            self._fills = self._is_per_row(signature)
+
+    def call(self, inputs: Arrays) -> Arrays:
+        """The outputs for any number of rows.
+
+        Raises:
+            Problem: 400: the model takes one number of rows only, and these are not as many.
+        """
+        rows, size = len(next(iter(inputs.values()))), self._size
+        if size is None or rows == size:
+            return self._run(inputs)
+        if not self._fills:
+            raise Problem(
+                400,
+                f"the model takes {size} rows at a time, and the request has {rows};"
+                " its outputs do not have a row for each of them, so they cannot be cut.",
+            )
+        pieces = [
+            self._run({name: _filled(array[first : first + size], size) for name, array in inputs.items()})
+            for first in range(0, rows, size)
+        ]
+        return {name: np.concatenate([piece[name] for piece in pieces])[:rows] for name in pieces[0]}
+
+    def _is_per_row(self, signature: Signature) -> bool:
+        rows = example(signature, rows=3)
+        try:
+            return rows is not None and tried(self.call, rows, 1).per_row is True
+        except Exception:  # noqa: BLE001 - it does not take what was made up, so nothing is known
+            return False
 
 
 def _filled(array: Array, size: int) -> Array:

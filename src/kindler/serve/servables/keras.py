@@ -2,7 +2,7 @@
 
 On TensorFlow that is one graph for any number of rows, with the weights as constants of it where that can be,
 so that TensorFlow joins operations that it would not otherwise; on JAX one program for each power of two, to
-which rows are filled up; PyTorch runs as it is.
+which rows are filled up if a trial shows that this changes nothing; PyTorch runs as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from kindler.frameworks.keras import library
+from kindler.serve.proofs import free_rows, tried
 from kindler.serve.servables.outputs import named
 from kindler.serve.signature import Array, Arrays, Signature, TensorSpec, example
 
@@ -23,6 +24,7 @@ __all__ = ["KerasServable"]
 
 _log = logging.getLogger("kindler.serve")
 _MOST_CONSTANTS = 1 << 30  # bytes; a graph is a message of at most twice that
+_MOST_PROGRAMS = 64
 
 
 class KerasServable:
@@ -32,6 +34,12 @@ class KerasServable:
 
     def __init__(self, model: Any) -> None:
         self.signature = _signature(model)
+        self.joins = _joins(self.signature)
+        self.steady = all(
+            type(layer).__module__.partition(".")[0] in ("keras", "tf_keras")
+            and type(layer).__name__ != "Lambda"
+            for layer in model._flatten_layers()
+        )
         self.size = int(sum(int(np.prod(w.shape)) * 4 for w in model.weights))
         backend = library.backend_of(model, None)
         make = {"tensorflow": _on_tensorflow, "jax": _on_jax, "torch": _on_torch}[backend]
@@ -60,13 +68,25 @@ def _signature(model: Any) -> Signature:
     return Signature(inputs, outputs or ())
 
 
+def _joins(signature: Signature) -> bool | None:
+    shapes = [spec.shape for spec in signature.inputs], [spec.shape for spec in signature.outputs]
+    if not signature.outputs or None in shapes[0]:
+        return None  # a subclass: it declares nothing
+    return None if free_rows(*shapes) else False
+
+
 def _specs(tensors: Any, names: Any) -> tuple[TensorSpec, ...] | None:
     if not tensors:
         return None
     found = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
     shown = list(names) if names and len(names) == len(found) else [str(t.name) for t in found]
     return tuple(
-        TensorSpec(str(name), _dtype(t), tuple(None if n is None else int(n) for n in t.shape))
+        TensorSpec(
+            str(name),
+            _dtype(t),
+            tuple(None if n is None else int(n) for n in t.shape),
+            binary=_dtype(t) == "object",
+        )
         for name, t in zip(shown, found, strict=True)
     )
 
@@ -144,16 +164,31 @@ def _on_jax(model: Any, signature: Signature) -> Callable[[list[Array]], Any]:
     trainable = [v.value for v in model.trainable_variables]
     other = [v.value for v in model.non_trainable_variables]
 
-    def call(arrays: list[Array]) -> Any:
+    sizes: set[tuple[int, ...]] = set()
+
+    def exactly(arrays: list[Array]) -> Any:
+        sizes.add(tuple(map(len, arrays)))
+        if len(sizes) > _MOST_PROGRAMS:  # each number of rows is compiled apart
+            forward.clear_cache()
+            sizes.clear()
+        return jax.tree_util.tree_map(np.asarray, forward(trainable, other, arrays))
+
+    def filled(arrays: list[Array]) -> Any:
         rows = len(arrays[0])
         room = 1 << (rows - 1).bit_length()
-        filled = [
-            np.concatenate([a, np.repeat(a[-1:], room - rows, axis=0)]) if room > rows else a for a in arrays
-        ]
-        outputs = forward(trainable, other, filled)
-        return jax.tree_util.tree_map(lambda value: np.asarray(value)[:rows], outputs)
+        if room == rows:
+            return exactly(arrays)
+        outputs = exactly([np.concatenate([a, np.repeat(a[-1:], room - rows, axis=0)]) for a in arrays])
+        return jax.tree_util.tree_map(lambda value: value[:rows], outputs)
 
-    return call
+    given = example(signature, rows=3) if _joins(signature) is not False else None
+    if given is None:
+        return exactly
+    try:
+        return filled if tried(lambda rows: named(filled([*rows.values()])), given, 1).per_row else exactly
+    except Exception as exc:  # noqa: BLE001 - it does not take what was made up, so nothing is known
+        _log.info("rows are not filled up: %s", exc)
+    return exactly
 
 
 def _on_torch(model: Any, signature: Signature) -> Callable[[list[Array]], Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kindler.errors import ConfigError, MissingExtraError, first_line
-from kindler.serve.servables.fixed import in_fixed_rows
+from kindler.serve.servables.fixed import DeclaredRows
 from kindler.serve.signature import Arrays, Signature, TensorSpec
 
 __all__ = ["OnnxServable"]
@@ -26,6 +26,7 @@ class OnnxServable:
     """A session of onnxruntime, which any number of threads may use."""
 
     methods = ("predict",)
+    steady = False  # it may have loops
 
     def __init__(self, path: Path) -> None:
         try:
@@ -40,15 +41,17 @@ class OnnxServable:
             )
         except Exception as exc:  # its errors have no base of their own
             raise ConfigError(f"onnxruntime cannot load {path.name}: {first_line(exc)}") from exc
-        nodes = self._session.get_inputs()
-        self.signature = Signature(_specs(nodes), _specs(self._session.get_outputs()))
+        nodes, outputs = self._session.get_inputs(), self._session.get_outputs()
+        self.signature = Signature(_specs(nodes), _specs(outputs))
         self.size = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
-        fixed = {node.shape[0] for node in nodes if node.shape and isinstance(node.shape[0], int)}
-        self._rows = fixed.pop() if len(fixed) == 1 else None
+        self._rows = DeclaredRows(
+            self._run, self.signature, [node.shape for node in nodes], [node.shape for node in outputs]
+        )
+        self.joins = self._rows.joins
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
         """See `Servable`."""
-        return in_fixed_rows(self._run, inputs, self._rows)
+        return self._rows.call(inputs)
 
     def _run(self, inputs: Arrays) -> Arrays:
         names = [spec.name for spec in self.signature.outputs]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kindler.errors import ConfigError, MissingExtraError
-from kindler.serve.servables.fixed import in_fixed_rows
+from kindler.serve.servables.fixed import DeclaredRows
 from kindler.serve.signature import Arrays, Signature, TensorSpec
 
 __all__ = ["OpenvinoServable"]
@@ -23,6 +23,7 @@ class OpenvinoServable:
     """A compiled model; its requests are used one at a time."""
 
     methods = ("predict",)
+    steady = False  # it may have loops
 
     def __init__(self, path: Path) -> None:
         try:
@@ -41,12 +42,14 @@ class OpenvinoServable:
         self._lock = threading.Lock()
         self.signature = Signature(_specs(compiled.inputs, "input"), _specs(compiled.outputs, "output"))
         self.size = path.with_suffix(".bin").stat().st_size
-        fixed = {_length(port.get_partial_shape()[0]) for port in compiled.inputs if _has_rows(port)}
-        self._rows = fixed.pop() if len(fixed) == 1 else None
+        self._rows = DeclaredRows(
+            self._run, self.signature, list(map(_shape, compiled.inputs)), list(map(_shape, compiled.outputs))
+        )
+        self.joins = self._rows.joins
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
         """See `Servable`."""
-        return in_fixed_rows(self._run, inputs, self._rows)
+        return self._rows.call(inputs)
 
     def _run(self, inputs: Arrays) -> Arrays:
         with self._lock:
@@ -59,15 +62,15 @@ def _specs(ports: Any, what: str) -> tuple[TensorSpec, ...]:
         TensorSpec(
             next(iter(sorted(port.get_names())), f"{what}_{i}"),
             str(np.dtype(port.get_element_type().to_dtype()).name),
-            (None, *map(_length, list(port.get_partial_shape())[1:])) if _has_rows(port) else None,
+            (None, *shape[1:]) if (shape := _shape(port)) else None,
         )
         for i, port in enumerate(ports)
     )
 
 
-def _has_rows(port: Any) -> bool:
+def _shape(port: Any) -> list[int | None] | None:
     shape = port.get_partial_shape()
-    return bool(shape.rank.is_static and len(shape))
+    return [_length(n) for n in shape] if shape.rank.is_static else None
 
 
 def _length(dimension: Any) -> int | None:

@@ -19,9 +19,11 @@ class SklearnServable:
     """A fitted estimator. Its output has the name of the method."""
 
     size = 0
+    joins: bool | None = None
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self.steady = _is_known(model)
         _one_thread()
         columns = getattr(model, "feature_names_in_", None)
         self._columns = None if columns is None else tuple(str(name) for name in columns)
@@ -51,6 +53,18 @@ class SklearnServable:
             return tuple(TensorSpec(method) for method in self.methods[:1])
         kind = "object" if classes.dtype.kind in "OU" else classes.dtype.name
         return (TensorSpec("predict", kind, (None,)),)
+
+
+def _is_known(model: Any) -> bool:
+    """Whether the estimator and those inside it are scikit-learn's own, without functions of others."""
+    if type(model).__module__.partition(".")[0] != "sklearn":
+        return False
+    inside = [model.get_params(deep=True)] if hasattr(model, "get_params") else []
+    values = [value for params in inside for value in params.values()]
+    return not any(
+        callable(value) or (hasattr(value, "fit") and type(value).__module__.partition(".")[0] != "sklearn")
+        for value in values
+    )
 
 
 def _one_thread() -> None:

@@ -18,6 +18,7 @@ class TorchServable:
     """An `nn.Module`, or the module of an exported program."""
 
     methods = ("predict",)
+    joins: bool | None = None
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -25,6 +26,7 @@ class TorchServable:
             model.eval()
         except NotImplementedError:
             pass  # an exported program is as it was exported
+        self.steady = all(type(m).__module__.startswith("torch.nn.modules.") for m in model.modules())
         weights = [*model.parameters(), *model.buffers()]
         self.size = sum(w.numel() * w.element_size() for w in weights)
         self._float = next((w.dtype for w in weights if w.is_floating_point()), torch.float32)
