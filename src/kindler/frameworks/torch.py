@@ -376,7 +376,7 @@ class TorchReplica:
         """Go on from the states of other ranks than there are now, in the epoch that has just begun."""
         fields = [parse(data) for data in states]
         rows = [part["rows"] for part in fields]
-        load_merged(self.model, [part["buffers"] for part in fields], rows)
+        load_merged(self.tracked, [part["buffers"] for part in fields], rows)
         if self.rank == 0:
             self.counter.restore_all([part["tallies"] for part in fields])
         self._epoch_rows = sum(rows) // size

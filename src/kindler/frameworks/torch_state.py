@@ -58,6 +58,7 @@ class Buffered(Protocol):
     """What has buffers: a module, or several taken together."""
 
     def buffers(self) -> Iterable[torch.Tensor]: ...
+    def modules(self) -> Iterator[torch.nn.Module]: ...
 
     def modules(self) -> Iterable[torch.nn.Module]: ...
 
@@ -291,9 +292,7 @@ def merge_buffers(group: Collective, model: Buffered, changed: Sequence[bool], r
     _maximum(group, [b for b in moved if not b.is_floating_point() and not b.is_complex()])
 
 
-def load_merged(
-    model: torch.nn.Module, ranks: Sequence[Mapping[int, torch.Tensor]], rows: Sequence[int]
-) -> None:
+def load_merged(model: Buffered, ranks: Sequence[Mapping[int, torch.Tensor]], rows: Sequence[int]) -> None:
     """Load the buffers that several ranks had, by their places, merged as `merge_buffers` does."""
     means_of = _variances(model)
     buffers = list(model.buffers())
@@ -321,7 +320,7 @@ def _weighted(values: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     return merged
 
 
-def _variances(model: torch.nn.Module) -> dict[int, torch.Tensor]:
+def _variances(model: Buffered) -> dict[int, torch.Tensor]:
     """For each running variance, by its id, the running mean that goes with it."""
     found = {}
     for module in model.modules():
