@@ -38,6 +38,8 @@ def play(
         residents = Residents(om, ServeSettings(**settings), looks=looks, asks=asks, loads=loads, stats=stats)
         await scenario(residents)
         residents.close()
+        for pool in (looks, asks, loads):
+            pool.shutdown()
 
     asyncio.run(run())
     om.close()

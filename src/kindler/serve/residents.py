@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 from kindler.errors import KindlerError, MissingExtraError, NotFoundError, UntrustedError
 from kindler.omega import Omega
@@ -110,6 +111,7 @@ class Residents:
         self._known: OrderedDict[Name, _Known] = OrderedDict()
         self._loaded: OrderedDict[Key, Resident] = OrderedDict()
         self._loading: dict[Key, asyncio.Task[Resident]] = {}
+        self._threads: WeakSet[Threads] = WeakSet()
         self._room = asyncio.Semaphore(_LOADS)
         self._failed: OrderedDict[Key, _Failed] = OrderedDict()
         self._missing: OrderedDict[Name, tuple[float, NotFoundError]] = OrderedDict()
@@ -190,6 +192,8 @@ class Residents:
         """Forget everything."""
         for task in [*self._loading.values(), *(k.looking for k in self._known.values() if k.looking)]:
             task.cancel()
+        for threads in list(self._threads):
+            threads.shutdown(cancel_futures=True)
         self._known.clear()
         self._loaded.clear()
 
@@ -250,10 +254,12 @@ class Residents:
         self._failed.pop(key, None)
         self._stats.loads.labels("loaded").inc()
         stats = self._stats.model(shown_name(version))
+        threads = Threads(self._settings.batches + MOST_LOST, f"kindler-call-{version.name}")
+        self._threads.add(threads)
         batcher = Batcher(
             servable.call,
             # Threads of its own: if it hangs, nobody else waits.
-            executor=Threads(self._settings.batches + MOST_LOST, f"kindler-call-{version.name}"),
+            executor=threads,
             settings=self._settings,
             joins=joins,
             observe=stats.measured,

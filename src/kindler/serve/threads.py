@@ -52,14 +52,15 @@ class Threads(Executor):
             self._closed = True
             while cancel_futures and self._calls:
                 self._calls.popleft()[0].cancel()
+            self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 self._idle += 1
-                there = self._changed.wait_for(lambda: self._calls, _IDLE_S)
+                self._changed.wait_for(lambda: self._calls or self._closed, _IDLE_S)
                 self._idle -= 1
-                if not there:
+                if not self._calls:
                     self._threads -= 1
                     return
                 future, call = self._calls.popleft()

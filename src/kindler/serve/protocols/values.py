@@ -84,11 +84,11 @@ def _flattened(value: Any, what: str) -> tuple[list[Any], list[int]]:
 
 
 def _array(values: list[Any], what: str) -> Array:
+    quick = _packed(values) if len(values) >= _LONG else None
+    if quick is not None:
+        return quick
     found = set(map(type, values))
     if found <= _NUMBERS:
-        quick = _packed(values) if len(values) >= _LONG else None
-        if quick is not None:
-            return quick
         array = np.array(values)
         try:
             # Whole numbers that no integer of a machine holds become floats.
