@@ -11,10 +11,10 @@ import pandas as pd
 import problems
 import pyarrow as pa
 import pytest
-from flavour import FLAVOUR, KERAS, one_is_enough
+from flavour import FLAVOUR, KERAS, one_is_enough, two_are_enough
 
 from kindler import Estimator
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, UntrustedError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 
@@ -115,3 +115,67 @@ def test_several_outputs_come_as_several(tmp_path: Path) -> None:
 
     assert scored["total"].shape == (6, 1)
     assert scored["chances"].shape == (6, 2)
+
+
+@two_are_enough
+def test_outputs_that_a_model_names_keep_their_names() -> None:
+    inputs = KERAS.Input((problems.WIDTH,), name="x")
+    low, high = KERAS.layers.Dense(1, name="a")(inputs), KERAS.layers.Dense(2, name="b")(inputs)
+    model = KERAS.Model(inputs, {"low": low, "high": high})
+    est = Estimator.from_keras(model, workers=1, engine="local")
+
+    scored, bare = est.predict({"x": DATA["x"]}), est.predict(DATA["x"])
+
+    expected = model.predict(DATA["x"], verbose=0)
+    assert sorted(bare) == ["high", "low"]
+    assert sorted(scored) == ["high", "low", "x"]
+    for name in ("low", "high"):
+        assert scored[name] == pytest.approx(np.asarray(expected[name]), abs=1e-6)
+        assert bare[name] == pytest.approx(np.asarray(expected[name]), abs=1e-6)
+
+
+@two_are_enough
+def test_an_estimator_is_loaded_from_one_file_and_trains_on_with_its_optimizer(
+    trained: Estimator, scores: np.ndarray, tmp_path: Path
+) -> None:
+    trained.save(tmp_path / "whole.estimator")
+    trained.save(tmp_path / "model.keras")
+    options = {**OPTIONS, "batch_size": 40, "shuffle": False}
+
+    with pytest.raises(UntrustedError, match="it holds a model's code"):
+        Estimator.load(tmp_path / "whole.estimator")
+    whole = Estimator.load(tmp_path / "whole.estimator", trusted=True)
+    of_keras = Estimator.load(tmp_path / "model.keras", trusted=True, workers=1, engine="local")
+
+    assert whole.predict(DATA["x"]) == pytest.approx(scores, abs=1e-6)
+    alone = KERAS.saving.load_model(str(tmp_path / "model.keras"))
+    alone.train_on_batch(DATA["x"], DATA["y"])
+    for est in (whole, of_keras):
+        est.fit(DATA, epochs=1, **options)
+        difference = problems.largest_difference(est.get_model().get_weights(), alone.get_weights())
+        assert difference < 1e-6
+
+
+@one_is_enough
+def test_a_lambda_in_a_keras_file_needs_trust(tmp_path: Path) -> None:
+    inputs = KERAS.Input((problems.WIDTH,))
+    model = KERAS.Model(inputs, KERAS.layers.Lambda(lambda x: x * 2)(inputs))
+    model.save(str(tmp_path / "m.keras"))
+
+    with pytest.raises(UntrustedError, match="it holds a lambda"):
+        Estimator.load(tmp_path / "m.keras")
+    est = Estimator.load(tmp_path / "m.keras", trusted=True, workers=1, engine="local")
+    assert est.predict(DATA["x"]) == pytest.approx(DATA["x"] * 2)
+
+
+@one_is_enough
+def test_the_latest_checkpoint_may_be_one_of_keras_own_callback(tmp_path: Path) -> None:
+    est = estimator()
+    saving = KERAS.callbacks.ModelCheckpoint(str(tmp_path / "epoch-{epoch}.keras"))
+    est.fit(DATA, epochs=2, callbacks=[saving], **OPTIONS)
+
+    found = Estimator.latest_checkpoint(tmp_path)
+
+    assert found == str(tmp_path / "epoch-2.keras")
+    again = estimator().load_checkpoint(found)
+    assert again.predict(DATA["x"]) == pytest.approx(est.predict(DATA["x"]), abs=1e-6)
