@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kindler import Callback, Estimator, SeveralIteration
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, DataError
 from tests import exact
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -182,3 +182,15 @@ def test_synchronised_batch_norm_is_refused_for_several_workers_and_trains_with_
         estimator(2).fit(clusters("sorted"), callbacks=[Started(tmp_path)], verbose=0)
     assert list(tmp_path.iterdir()) == []
     assert len(estimator(1).fit(clusters("sorted"), batch_size=100, verbose=0)) == 1
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_label_of_no_class_is_named_by_its_row_in_the_data(shuffle: bool) -> None:
+    x, y = np.zeros((200, 4), np.float32), np.zeros(200, np.float32)
+    y[137] = 0.5
+    est = Estimator.from_torch(
+        model=nn.Linear(4, 2), optimizer=torch.optim.SGD, loss=nn.CrossEntropyLoss(), workers=2
+    )
+
+    with pytest.raises(DataError, match=r"column 'y', row 137\b.*0\.5"):
+        est.fit((x, y), batch_size=20, shuffle=shuffle, verbose=0)

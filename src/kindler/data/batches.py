@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,7 @@ class Batch:
         rows: How many rows this worker has in this step; may be 0.
         global_rows: How many rows all workers together have in this step.
         ends: Whether a pass whose length nobody knew ends with it.
+        where: Names a row of this worker's by where it stood in the data; None where that is not known.
     """
 
     features: tuple[Array, ...]
@@ -41,6 +42,7 @@ class Batch:
     rows: int
     global_rows: int
     ends: bool = False
+    where: Callable[[int], int | str] | None = None
 
 
 class Batches:
@@ -185,7 +187,24 @@ class Batches:
                 labels=tuple(_label(_taken(array, rows), column) for column, array in self._labels),
                 rows=stop - start,
                 global_rows=high - low,
+                where=self._where(epoch, start),
             )
+
+    def _where(self, epoch: int, start: int) -> Callable[[int], int | str] | None:
+        """Names the rows of a pass from `start` on, for complaints: looked up only when there is one."""
+        locate = self._spool.locate
+        if locate is None:
+            return None
+
+        def name(row: int) -> int | str:
+            place = start + row
+            if self._numbers is None:
+                place = int(self._rounds.order(epoch)[place])
+                if self._spool.lanes is not None:
+                    place = int(np.argsort(self._spool.lanes, kind="stable")[place])
+            return locate(place)
+
+        return name
 
     def _order(self, epoch: int) -> Array | None:
         """The places of this worker's rows in the order of a pass; None where they lie in it."""

@@ -82,7 +82,7 @@ class ParquetSource:
             return self._own_groups(worker, dealing)
         rows = self.files.rows
         whole = shared_spool(worker, self.columns.all, rows, self._write)
-        return whole.dealt(*dealing.of_rank(rows, worker.rank, worker.size))
+        return self._located(whole.dealt(*dealing.of_rank(rows, worker.rank, worker.size)))
 
     def close(self) -> None:
         """Nothing was made."""
@@ -108,7 +108,13 @@ class ParquetSource:
                     numbers.append(first + np.flatnonzero(mine))
                     lanes.append(dealt[mine])
         spool = writer.close()
-        return spool.dealt(np.concatenate(numbers), np.concatenate(lanes), only_own=True)
+        return self._located(spool.dealt(np.concatenate(numbers), np.concatenate(lanes), only_own=True))
+
+    def _located(self, spool: Spool) -> Spool:
+        numbers = spool.numbers
+        if numbers is not None:
+            spool.locate = lambda place: self.files.locate(int(numbers[place]))
+        return spool
 
     def _write(
         self, writer: SpoolWriter, start: int, stop: int, only: np.ndarray[Any, Any] | None = None
@@ -154,10 +160,15 @@ class DeliveredSource:
         spool = Spool.open(worker.scratch / self.name)
         ids = np.empty(0, np.int64) if spool.numbers is None else spool.numbers
         spool.numbers = _numbers(worker, ids) if in_order else None
+        spool.locate = lambda place: _stood_at(int(ids[place]))
         return spool
 
     def close(self) -> None:
         """What was written goes with the worker's scratch."""
+
+
+def _stood_at(row_id: int) -> str:
+    return f"{row_id & ((1 << ROW_BITS) - 1)} of partition {row_id >> ROW_BITS}"
 
 
 def _numbers(worker: Member, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

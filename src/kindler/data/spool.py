@@ -19,7 +19,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +57,7 @@ class Spool:
         numbers: The number of each row, in that order: its place among the rows of all workers. None where
             nobody knows it.
         lanes: The lane of each row, in that order (see `dealing`); None for rows that were not dealt.
+        locate: Names the row at a place of that order, as complaints do; None where nobody knows a name.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Spool:
         order: Array | None = None,
         numbers: Array | None = None,
         lanes: Array | None = None,
+        locate: Callable[[int], int | str] | None = None,
         layout: Layout | None = None,
     ) -> None:
         self.rows = rows
@@ -74,6 +76,7 @@ class Spool:
         self.order = order
         self.numbers = numbers
         self.lanes = lanes
+        self.locate = locate
         self._layout = layout or {
             name: [array.dtype.name, list(array.shape[1:])] for name, array in arrays.items()
         }
@@ -95,7 +98,7 @@ class Spool:
         arrays = {
             c["name"]: _mapped(folder / c["file"], rows, c["dtype"], c["shape"]) for c in manifest["columns"]
         }
-        of_rows = {
+        of_rows: dict[str, Any] = {
             name: _mapped(folder / manifest[name], rows, kind, []) if manifest.get(name) else None
             for name, kind in (("order", "int64"), ("numbers", "int64"), ("lanes", "int32"))
         }
@@ -113,14 +116,9 @@ class Spool:
             order = self.order
         else:
             order = numbers if self.order is None else self.order[numbers]
-        return Spool(
-            rows=len(numbers),
-            arrays=self.arrays,
-            order=order,
-            numbers=numbers,
-            lanes=lanes,
-            layout=self._layout,
-        )
+        dealt = self._with(order=order, numbers=numbers, lanes=lanes)
+        dealt.rows, dealt.locate = len(numbers), lambda place: int(numbers[place])
+        return dealt
 
     def lane_counts(self, lanes: int) -> list[int]:
         """How many rows each of `lanes` lanes has here; nothing for rows that were not dealt."""
@@ -132,14 +130,7 @@ class Spool:
     def with_lanes(self, lanes: int) -> Spool:
         """This spool, with its lanes joined to so many."""
         found = self.lanes if self.lanes is not None else np.empty(0, np.int32)
-        return Spool(
-            rows=self.rows,
-            arrays=self.arrays,
-            order=self.order,
-            numbers=self.numbers,
-            lanes=found % lanes,
-            layout=self._layout,
-        )
+        return self._with(lanes=found % lanes)
 
     def by_lane(self, otherwise: int) -> dict[int, Array]:
         """For each lane that has rows here, their places in the natural order.
@@ -180,14 +171,14 @@ class Spool:
         """This spool, with what it does not know (because it is empty) filled from `layout`."""
         merged = agreed([layout, self.layout()])
         arrays = self.arrays if self.rows else {name: _empty(*entry) for name, entry in merged.items()}
-        return Spool(
-            rows=self.rows,
-            arrays=arrays,
-            order=self.order,
-            numbers=self.numbers,
-            lanes=self.lanes,
-            layout=merged,
-        )
+        return self._with(arrays=arrays, layout=merged)
+
+    def _with(self, **changed: Any) -> Spool:
+        """This spool, with some of its attributes changed."""
+        kept = {
+            name: getattr(self, name) for name in ("rows", "arrays", "order", "numbers", "lanes", "locate")
+        }
+        return Spool(**{**kept, "layout": self._layout, **changed})
 
 
 def agreed(layouts: Sequence[Layout]) -> Layout:

@@ -37,6 +37,10 @@ class Batch(Protocol):
     def global_rows(self) -> int:
         """Rows of all ranks together."""
 
+    @property
+    def where(self) -> Callable[[int], int | str] | None:
+        """Names a row of this rank's by where it stood in the data; None where that is not known."""
+
 
 class Steps(Protocol):
     """How a replica moves. Between ranks every call but `predict` is made by all, in the same order."""

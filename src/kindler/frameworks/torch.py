@@ -459,14 +459,12 @@ class TorchReplica:
         self.parameters.exchange(fresh)
 
     def _label_source(self, batch: Batch) -> LabelSource:
-        where = getattr(batch, "where", None)
-        if where is None:
-            number, rows = self.step + 1, batch.rows
+        number, rows = self.step + 1, batch.rows
 
-            def where(row: int) -> str:
-                return f"{row} of the {rows} that worker {self.rank} has in step {number}"
+        def within_step(row: int) -> str:
+            return f"{row} of the {rows} that worker {self.rank} has in step {number}"
 
-        return LabelSource(batch.labels, self._label_names, where)
+        return LabelSource(batch.labels, self._label_names, batch.where or within_step)
 
     def _rng(self) -> dict[str, Any]:
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None

@@ -122,6 +122,7 @@ class Counter:
                 "weight": sum(_moved(part["weight"], torch.device("cpu")) for part in parts),
                 "rows": sum(part["rows"] for part in parts),
                 "means": {name: sum(part["means"][name] for part in parts) for name in means},
+                "counts": {name: sum(part["counts"][name] for part in parts) for name in means},
                 "states": {
                     name: _joined_states(self._states[name], [part["states"][name] for part in parts])
                     for name in states & self._states.keys()
