@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ class Rows:
     labels: tuple[Array, ...]
     rows: int
     global_rows: int
+    where: Callable[[int], int | str] | None = None
 
 
 def batch(x: Array, y: Array, start: int = 0, stop: int | None = None) -> Rows:

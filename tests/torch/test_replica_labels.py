@@ -89,7 +89,7 @@ def test_whole_numbers_of_any_type_and_ignored_ones_are_class_numbers(loss: Any,
 
 def test_a_complaint_names_the_row_as_the_batch_does() -> None:
     rows = batch(X, _with(7, 9))
-    rows.where = lambda row: 100 + row  # type: ignore[attr-defined]
+    rows.where = lambda row: 100 + row
 
     with pytest.raises(DataError, match="row 107") as error:
         _replica(nn.CrossEntropyLoss(), accumulation_steps=3).train_step(rows)
