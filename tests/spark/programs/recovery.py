@@ -1,8 +1,7 @@
 """Runs that lose executors: `python recovery.py MASTER WORK_FOLDER` prints what came of them, as JSON.
 
 One run is left alone. From another an executor is killed, which the cluster replaces; from a third the
-executor together with the Spark worker that would replace it. From the last one too, and then a new Spark
-worker joins the cluster.
+executor together with the Spark worker that would replace it, and later a new Spark worker joins the cluster.
 """
 
 from __future__ import annotations
@@ -176,15 +175,13 @@ def main(master: str, work: str) -> None:
     spark = kindler.init(master)
     port = spark.conf.get("spark.driver.port")
     place = Path(work)
-    told = {"alone": train(spark, place / "alone")}
-    folders = {name: place / name for name in ("replaced", "fewer", "grown")}
-    kills = {n: Kill(folder, port, worker_too=n != "replaced") for n, folder in folders.items()}
-    told["replaced"] = train(spark, folders["replaced"], kills["replaced"])
-    told["fewer"] = train(spark, folders["fewer"], kills["fewer"], wait_s=2.0)
-    grown = folders["grown"]
+    replaced, grown = place / "replaced", place / "grown"
+    told = {
+        "alone": train(spark, place / "alone"),
+        "replaced": train(spark, replaced, Kill(replaced, port, worker_too=False)),
+    }
     grown.mkdir()
     with ExitStack() as stack:
-        bring_back(spark, master, folders["fewer"], stack)
 
         def watch() -> None:
             await_file(grown / "alone")
@@ -192,7 +189,7 @@ def main(master: str, work: str) -> None:
 
         watching = threading.Thread(target=watch)
         watching.start()
-        told["grown"] = train(spark, grown, kills["grown"], Await(grown), wait_s=2.0)
+        told["grown"] = train(spark, grown, Kill(grown, port, worker_too=True), Await(grown), wait_s=2.0)
         watching.join()
         print(json.dumps(told))  # noqa: T201
         kindler.stop()
