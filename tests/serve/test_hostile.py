@@ -201,6 +201,7 @@ TFS_BODIES = {
     "one number": b'{"instances": 3}',
     "empty": b'{"instances": []}',
     "bad base64": b'{"instances": [{"b64": "?"}]}',
+    "nothing but bytes": b'{"b64": ""}',
 }
 
 

@@ -64,7 +64,10 @@ class AliasMove(BaseModel):
     version: int
 
 
-def _bucket(request: Request, bucket: Annotated[str | None, Query(description="The bucket")] = None) -> str:
+# `async`, as is `_later` in tasks.py: FastAPI would take a thread for each call of a plain function.
+async def _bucket(
+    request: Request, bucket: Annotated[str | None, Query(description="The bucket")] = None
+) -> str:
     return bucket or request.headers.get("bucket") or "default"
 
 

@@ -209,7 +209,7 @@ def wants_later(headers: Mapping[str, str], query: bytes) -> bool:
     return said is not None and said.strip().lower() in _YES
 
 
-def _later(
+async def _later(
     by_header: Annotated[bool, Header(alias="async", description="Answer with a task's id")] = False,
     by_query: Annotated[bool, Query(alias="async", description="The same")] = False,
 ) -> bool:

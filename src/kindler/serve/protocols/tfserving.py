@@ -43,7 +43,7 @@ class TfServing:
         """See `Codec`."""
         body = as_object(loads(sent.body))
         if b'"b64"' in sent.body:
-            body = with_bytes(body)
+            body = as_object(with_bytes(body))  # which may be nothing but bytes
         if ("instances" in body) == ("inputs" in body):
             both = "instances" in body
             raise Problem(400, f"the request has {'both' if both else 'neither'} 'instances' and 'inputs'.")

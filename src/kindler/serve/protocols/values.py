@@ -192,7 +192,9 @@ def _texts(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    return {list: "a list", str: "text", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
+    return {list: "a list", str: "text", bool: "a boolean", type(None): "null", bytes: "bytes"}.get(
+        type(value), "a number"
+    )
 
 
 def _word(kind: type) -> str:
