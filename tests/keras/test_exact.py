@@ -154,6 +154,30 @@ def test_synchronised_batchnorm_is_refused_for_several_workers(keras: Any, flavo
         est.fit(problems.problem(20), verbose=0, **COLUMNS)
 
 
+def masked(config: dict[str, Any]) -> Any:
+    keras = problems.library(config)
+    layers = keras.layers
+    ignored = config["ignored"]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0 if ignored else None)
+    model = keras.Sequential(
+        [layers.Input((4,)), layers.Embedding(9, 3, mask_zero=not ignored), layers.Dense(3)]
+    )
+    model.compile(optimizer="sgd", loss=loss)
+    return model
+
+
+@one_is_enough
+@pytest.mark.parametrize(("ignored", "complaint"), [(False, "carries a mask"), (True, "ignore_class=0")])
+def test_a_mean_over_something_else_than_rows_is_refused_for_several_workers(
+    flavour: str, ignored: bool, complaint: str
+) -> None:
+    est = two_workers({"flavour": flavour, "ignored": ignored}, masked)
+    tokens = np.random.default_rng(0).integers(0, 9, (12, 4))
+
+    with pytest.raises(ConfigError, match=complaint):
+        est.fit({"x": tokens, "y": tokens % 3}, verbose=0, **COLUMNS)
+
+
 def test_frozen_weights_stay_as_they_are_bit_by_bit(
     keras: Any, flavour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,9 +69,10 @@ def install(model: Any, group: Group, backend: str, *, may_idle: bool) -> Exchan
         may_idle: Whether this rank has steps without a row.
 
     Raises:
-        ConfigError: The loss is a sum over rows, which has no mean over ranks.
+        ConfigError: The loss is a sum over rows, which has no mean over ranks, or a mean over something else.
     """
     _refuse_sums(model)
+    _refuse_masks(model)
     on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
     rows = Rows()
     if may_idle:
@@ -106,6 +107,25 @@ def _refuse_sums(model: Any) -> None:
             raise ConfigError(
                 f"the loss {getattr(loss, 'name', loss)!r} has reduction={loss.reduction!r}; several workers"
                 " need a mean over rows.\nHint: use reduction='sum_over_batch_size', or workers=1."
+            )
+
+
+def _refuse_masks(model: Any) -> None:
+    """A masked loss is the mean over the steps that count, and of those each worker has another number."""
+    hint = (
+        "Hint: use workers=1, or a loss that is a mean over the steps of each row, on outputs without a mask."
+    )
+    for number, output in enumerate(getattr(model, "outputs", None) or ()):
+        if getattr(output, "_keras_mask", None) is not None:
+            raise ConfigError(
+                f"output {number} of the model carries a mask, so its loss is a mean over the steps that are"
+                f" not masked; several workers take means over rows.\n{hint}"
+            )
+    for loss in _losses(getattr(model, "loss", None)):
+        if getattr(loss, "ignore_class", None) is not None:
+            raise ConfigError(
+                f"the loss {getattr(loss, 'name', loss)!r} has ignore_class={loss.ignore_class}, so it is a"
+                f" mean over the labels that count; several workers take means over rows.\n{hint}"
             )
 
 
