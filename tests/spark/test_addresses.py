@@ -9,6 +9,7 @@ import pytest
 
 from kindler import RunSettings
 from kindler.spark import engine
+from kindler.spark import session as spark_session
 
 pytestmark = pytest.mark.spark
 
@@ -20,7 +21,8 @@ def session(**settings: str) -> Any:
 
 @pytest.fixture
 def connected(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(engine, "is_connect", lambda spark: True)
+    for module in (engine, spark_session):
+        monkeypatch.setattr(module, "is_connect", lambda spark: True)
     return lambda host: SimpleNamespace(client=SimpleNamespace(host=host))
 
 

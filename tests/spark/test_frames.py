@@ -120,6 +120,7 @@ def test_training_and_validation_frames_may_have_different_types(spark: Any) -> 
 
 
 def test_feeds_of_different_types_keep_their_own(spark: Any) -> None:
+    from kindler.data.dealing import Dealing
     from kindler.data.plan import ColumnOptions
 
     kinds = ("int", "long")
@@ -129,7 +130,8 @@ def test_feeds_of_different_types_keep_their_own(spark: Any) -> None:
         columns = ColumnOptions(feature_cols="x", label_cols="y").plan(frame.columns)
         feeds.append(Feed(name=kind, frame=frame, columns=columns))
 
-    batches = feed_frame(feeds, 1).toArrow().combine_chunks().to_batches()
+    dealing = Dealing.between(1, seed=0)
+    batches = feed_frame(feeds, 1, dealing).toArrow().combine_chunks().to_batches()
 
     for number, kind in enumerate((pa.int32(), pa.int64())):
         part = batches[0].filter(pa.array(batches[0].column("_kindler_feed").to_numpy() == number))
