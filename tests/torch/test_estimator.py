@@ -243,12 +243,14 @@ def test_a_model_dir_gets_a_whole_checkpoint_per_epoch(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "junk.pt").write_bytes(b"junk")
+    for name in ("junk.pt", "junk.kindler"):
+        (tmp_path / name).write_bytes(b"junk")
 
-    with pytest.raises(ConfigError, match="no file of weights"):
-        estimator().load(tmp_path / "junk.pt")
-    with pytest.raises(ConfigError, match=r"junk\.pt is not a whole checkpoint"):
-        estimator().load_checkpoint(tmp_path / "junk.pt")
+    for load in (Estimator.load_weights, Estimator.load_checkpoint):
+        with pytest.raises(ConfigError, match="no file of weights"):
+            load(estimator(), tmp_path / "junk.pt")
+    with pytest.raises(ConfigError, match=r"junk\.kindler is not a whole checkpoint"):
+        estimator().load_checkpoint(tmp_path / "junk.kindler")
     with pytest.raises(NotFittedError, match="after fit"):
         estimator().save_checkpoint(tmp_path / "none.pt")
 
