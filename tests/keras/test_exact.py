@@ -144,6 +144,7 @@ def synchronised(config: dict[str, Any]) -> Any:
     return model
 
 
+@one_is_enough  # other backends have no such argument
 @pytest.mark.parametrize("given", ["creator", "instance"])
 def test_synchronised_batchnorm_is_refused_for_several_workers(keras: Any, flavour: str, given: str) -> None:
     config = {"flavour": flavour}

@@ -199,4 +199,7 @@ def _is_known(module: Any) -> bool:
         return True
     root, *rest = str(module).split(".")
     inner = [part for part in rest if part not in ("src", "_tf_keras", "api")]
+    if inner[:1] == ["backend"]:
+        inner = inner[2:]  # a backend's own optimizers: backend.torch.optimizers.torch_adam
+        return root == "keras" and inner[:1] == ["optimizers"]
     return root in ("keras", "tf_keras") and (not inner or inner[0] in _PARTS)
