@@ -205,7 +205,7 @@ def partition_keys(partitions: int) -> list[int]:
     """For each partition an integer that Spark's hash partitioning sends there.
 
     >>> partition_keys(3)
-    [2, 0, 1]
+    [0, 1, 11]
     """
     found: dict[int, int] = {}
     key = 0
