@@ -37,6 +37,7 @@ __all__ = [
     "is_local_data",
     "kind",
     "parquet_source",
+    "stood_at",
 ]
 
 ROW_BITS = 33  # as in Spark's monotonically_increasing_id
@@ -160,14 +161,15 @@ class DeliveredSource:
         spool = Spool.open(worker.scratch / self.name)
         ids = np.empty(0, np.int64) if spool.numbers is None else spool.numbers
         spool.numbers = _numbers(worker, ids) if in_order else None
-        spool.locate = lambda place: _stood_at(int(ids[place]))
+        spool.locate = lambda place: stood_at(int(ids[place]))
         return spool
 
     def close(self) -> None:
         """What was written goes with the worker's scratch."""
 
 
-def _stood_at(row_id: int) -> str:
+def stood_at(row_id: int) -> str:
+    """Where the row of an id stood, in the words of a message."""
     return f"{row_id & ((1 << ROW_BITS) - 1)} of partition {row_id >> ROW_BITS}"
 
 

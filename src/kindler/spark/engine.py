@@ -42,11 +42,10 @@ from kindler.errors import DataError, KindlerError, TrainingError, WorkerLost
 from kindler.spark.frame_errors import frame_error
 from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, feed_frame, own_columns
 from kindler.spark.parcels import Folder, Parcels
-from kindler.spark.session import is_connect, is_on_this_machine
+from kindler.spark.session import LOOPBACK, is_connect, is_on_this_machine
 
 __all__ = ["run"]
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _RESULT = "rank int, part int, payload binary"
 _BATCH_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
 _IN_TASK_BYTES = 1 << 20  # buffers up to this size travel with the task: no connection is quicker
@@ -349,7 +348,7 @@ def _driver_hosts(spark: SparkSession) -> tuple[str, str]:
     """The address to listen on at the driver, and the one that executors reach it by."""
     if is_connect(spark):
         server = _connect_host(spark)
-        here = "127.0.0.1" if server in _LOOPBACK else address_towards(server)
+        here = "127.0.0.1" if server in LOOPBACK else address_towards(server)
         return here, here
     reached = spark.conf.get("spark.driver.host", None) or socket.gethostbyname(socket.gethostname())
     bind = spark.conf.get("spark.driver.bindAddress", None) or reached

@@ -21,7 +21,7 @@ from pyspark.sql.types import ArrayType, StructField, TimestampType, UserDefined
 
 from kindler.data.columns import Columns
 from kindler.data.dealing import BASE, Dealing
-from kindler.data.sources import ROW_BITS
+from kindler.data.sources import ROW_BITS, stood_at
 from kindler.errors import ConfigError
 from kindler.spark.frame_errors import frame_error
 
@@ -79,7 +79,7 @@ class Where:
         row_id = int(self._ids[index])
         if row_id == UNNUMBERED:
             return f"{index} of its batch"
-        return f"{row_id & ((1 << ROW_BITS) - 1)} of partition {row_id >> ROW_BITS}"
+        return stood_at(row_id)
 
 
 def arrow_types(frame: DataFrame) -> dict[str, pa.DataType | None]:

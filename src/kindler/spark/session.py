@@ -26,8 +26,9 @@ from kindler.spark.session_settings import SessionPlan, requested_settings, same
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["init", "is_connect", "is_on_this_machine", "running", "stop"]
+__all__ = ["LOOPBACK", "init", "is_connect", "is_on_this_machine", "running", "stop"]
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _JVM_EXIT_TIMEOUT_S = 10.0
 
@@ -134,7 +135,7 @@ def is_connect(session: SparkSession) -> bool:
 def is_on_this_machine(session: SparkSession) -> bool:
     """Whether the session's driver shares this machine, its files and its network."""
     # The driver of a classic session is this process; a Connect client may be anywhere.
-    return not is_connect(session) or session.client.host in ("localhost", "127.0.0.1", "::1")
+    return not is_connect(session) or session.client.host in LOOPBACK
 
 
 def _require_pyspark() -> None:
