@@ -29,7 +29,7 @@ from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, DataError
 from kindler.inference.files import FileTask
 from kindler.inference.outputs import arrow_type, like, refuse_taken, to_arrow
-from kindler.inference.predictor import Predictor
+from kindler.inference.predictor import Predictor, Recipe
 from kindler.inference.shards import ShardScorer
 from kindler.inputs import Ingest, choose_engine, is_frame, is_path
 from kindler.temporary import Folder
@@ -57,16 +57,20 @@ class Request:
     ingest: Ingest
 
     def predictor(self, columns: Columns, *, threads: int | None = None) -> Predictor:
-        return Predictor(
+        recipe = Recipe(
             framework=self.framework,
             spec=self.spec,
             state=self.state,
-            columns=Columns(features=columns.features, labels=(), stack_features=columns.stack_features),
-            batch_size=self.batch_size,
-            output_cols=self.output_cols,
+            feature_names=tuple(column.name for column in columns.features),
             device=self.device,
             seed=self.seed,
             threads=threads,
+        )
+        return Predictor(
+            recipe=recipe,
+            columns=Columns(features=columns.features, labels=(), stack_features=columns.stack_features),
+            batch_size=self.batch_size,
+            output_cols=self.output_cols,
         )
 
 
@@ -202,7 +206,7 @@ def _frame(frame: Any, request: Request) -> Any:
             )
         sample = _sample(first_row(frame, columns), columns)
     # The driver's own threads are none of the predictor's business.
-    outputs = next(replace(predictor, threads=None).score([inputs(columns, sample)]))
+    outputs = next(predictor.with_threads(None).score([inputs(columns, sample)]))
     names = predictor.names(len(outputs))
     folded = {column.lower() for column in frame.columns}  # Spark would put one in the place of the other
     refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])

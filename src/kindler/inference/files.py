@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,7 +47,7 @@ def run(worker: Worker, task_bytes: bytes) -> Sequence[bytes]:
     names = parquet.schema(task.files).names
     path = Path(task.folder) / f"part-{worker.rank:05d}.parquet"
     # Left as it is, every process would compute on all cores at once.
-    predictor = replace(task.predictor, threads=worker.threads)
+    predictor = task.predictor.with_threads(worker.threads)
     rows = Alongside(predictor.columns, first_row=start)
     scored = predictor.score(rows.features(parquet.scan(task.files, names, start, stop)))
     writer: pq.ParquetWriter | None = None

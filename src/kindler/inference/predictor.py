@@ -11,7 +11,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -51,8 +51,8 @@ class Recipe:
     feature_names: tuple[str, ...]
     device: str
     seed: int
-    threads: int | None
-    sys_path: tuple[str, ...]
+    threads: int | None = None
+    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
 
     @property
     def key(self) -> str:
@@ -84,51 +84,30 @@ class Predictor:
     """Scores batches of feature arrays.
 
     Attributes:
-        framework: The framework's name in the registry.
-        spec: The model's recipe, as the framework packs it.
-        state: Its trained state; empty for a model as it was given.
+        recipe: The model.
         columns: The feature columns, in the order in which the model takes them.
         batch_size: Rows per call of the model.
         output_cols: Names of the outputs; None is the model's own where it returns a dict, else "prediction",
             or "prediction_0", ... for several.
-        device: Where the model computes.
-        seed: What a creator's random weights start from.
-        threads: Compute threads; None leaves the process as it is.
-        sys_path: Where the driver finds modules; the model's own may be among them.
     """
 
-    framework: str
-    spec: bytes
-    state: bytes
+    recipe: Recipe
     columns: Columns
     batch_size: int
     output_cols: tuple[str, ...] | None = None
-    device: str = "auto"
-    seed: int = 0
-    threads: int | None = None
-    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
 
-    @cached_property
-    def _recipe(self) -> Recipe:
-        return Recipe(
-            framework=self.framework,
-            spec=self.spec,
-            state=self.state,
-            feature_names=tuple(column.name for column in self.columns.features),
-            device=self.device,
-            seed=self.seed,
-            threads=self.threads,
-            sys_path=self.sys_path,
-        )
+    def with_threads(self, threads: int | None) -> Predictor:
+        """The same on so many threads; None leaves the process as it is."""
+        return replace(self, recipe=replace(self.recipe, threads=threads))
 
     @cached_property
     def _key(self) -> str:
-        return self._recipe.key
+        return self.recipe.key
 
     def replica(self) -> Replica:
         """The loaded model: once per process, however many batches and partitions come by."""
         if self._key not in _resident:
-            _resident[self._key] = self._recipe.load()
+            _resident[self._key] = self.recipe.load()
             while len(_resident) > _MOST_RESIDENT:
                 _resident.popitem(last=False)
         _resident.move_to_end(self._key)
