@@ -130,3 +130,83 @@ def single_process_figures(model: nn.Module, data: dict[str, np.ndarray]) -> dic
         outputs = model.eval().layers(x)  # type: ignore[operator, union-attr]
     figures = {name: float(metric(outputs, y)) for name, metric in metrics().items()}
     return {"loss": float(nn.functional.cross_entropy(outputs, y)), **figures, "num_samples": len(y)}
+
+
+COLUMNS = {"feature_cols": ["id", "x"], "label_cols": "y"}
+
+
+def weights(est: Estimator) -> list[np.ndarray]:
+    return [parameter.detach().numpy().copy() for parameter in est.get_model().parameters()]
+
+
+def assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+def assert_one_two_and_three_workers_train_alike(
+    data: Any, rows: int, folder: Path, *, shuffle: bool, **options: Any
+) -> None:
+    """The same batches, in their order the rows' own without shuffling, and the same weights."""
+    trained = []
+    for workers in (1, 2, 3):
+        notes = folder / str(workers)
+        notes.mkdir()
+        est = estimator(workers=workers, seed=4)
+        callbacks = [Note(notes)]
+        est.fit(
+            data,
+            epochs=2,
+            batch_size=20,
+            shuffle=shuffle,
+            callbacks=callbacks,
+            verbose=0,
+            **COLUMNS,
+            **options,
+        )
+        trained.append((weights(est), {step: sorted(ids) for step, ids in steps(notes).items()}))
+
+    assert_close(trained[1][0], trained[0][0])
+    assert_close(trained[2][0], trained[0][0])
+    assert trained[0][1] == trained[1][1] == trained[2][1]
+    if not shuffle:
+        ids = [i for (epoch, _), batch in trained[0][1].items() if epoch == 1 for i in batch]
+        assert ids == list(range(rows)), "consecutive rows"
+
+
+class Breaks(Callback):
+    """Raises after a step, once the checkpoint of an earlier one is written."""
+
+    def __init__(self, step: int, folder: Path, kept: int) -> None:
+        self.step, self.folder, self.kept = step, str(folder), kept
+
+    def on_step_end(self, run: Any) -> None:
+        if run.step == self.step and run.rank == 1:
+            await_file(Path(self.folder), f"checkpoint-*-step-{self.kept:09d}.kindler")
+            raise RuntimeError("the power is gone")
+
+
+def clusters(rows: int, order: str) -> dict[str, np.ndarray]:
+    """Three classes around centres of their own, sorted by class or in turns."""
+    random = np.random.default_rng(5)
+    y = np.sort(np.arange(rows) % 3) if order == "sorted" else np.arange(rows) % 3
+    x = random.normal(size=(3, 6))[y] * 1.2 + random.normal(size=(rows, 6))
+    return {"x": x.astype(np.float32), "y": y}
+
+
+def normalised() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def accuracy(data: Any, validation: Any, workers: int, **options: Any) -> tuple[float, nn.Module]:
+    """Of a model with BatchNorm on validation rows, and the model."""
+    est = Estimator.from_torch(
+        model=normalised,
+        optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-2),
+        loss=nn.CrossEntropyLoss(),
+        metrics=["accuracy"],
+        workers=workers,
+    )
+    history = est.fit(data, epochs=3, batch_size=48, validation_data=validation, verbose=0, **options)
+    return history["val_accuracy"][-1], est.get_model()

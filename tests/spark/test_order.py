@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from pyspark.sql import functions as F
-from torch import nn
 
-from kindler import Callback, Estimator, SeveralIteration
+from kindler import SeveralIteration
 from kindler.data.columns import Column, Columns
 from kindler.data.dealing import Dealing
 from kindler.spark.frames import FEED, LANE, ROW, Feed, feed_frame, partition_keys
@@ -21,7 +19,6 @@ from tests import exact
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
 SCHEMA = "id long, x array<float>, y long"
-COLUMNS = {"feature_cols": ["id", "x"], "label_cols": "y"}
 
 
 @pytest.fixture
@@ -30,15 +27,6 @@ def frame(partitioned: Callable[..., Any]) -> Any:
     data = exact.problem(100)
     rows = [(int(i), x.tolist(), int(y)) for i, x, y in zip(data["id"], data["x"], data["y"], strict=True)]
     return partitioned([rows[:70], [], rows[70:75], rows[75:]], SCHEMA)
-
-
-def weights(est: Estimator) -> list[np.ndarray]:
-    return [parameter.detach().numpy().copy() for parameter in est.get_model().parameters()]
-
-
-def assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3, 7, 64])
@@ -70,79 +58,34 @@ def test_rows_reach_the_partitions_of_their_lanes(spark: Any, workers: int) -> N
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_one_two_and_three_workers_train_the_same_weights(tmp_path: Path, frame: Any, shuffle: bool) -> None:
-    trained = []
-    for workers in (1, 2, 3):
-        notes = tmp_path / str(workers)
-        notes.mkdir()
-        est = exact.estimator(workers=workers, seed=4)
-        est.fit(
-            frame,
-            epochs=2,
-            batch_size=20,
-            shuffle=shuffle,
-            callbacks=[exact.Note(notes)],
-            ingest="inline",
-            verbose=0,
-            **COLUMNS,
-        )
-        trained.append((weights(est), {step: sorted(ids) for step, ids in exact.steps(notes).items()}))
-
-    assert_close(trained[1][0], trained[0][0])
-    assert_close(trained[2][0], trained[0][0])
-    assert trained[0][1] == trained[1][1] == trained[2][1]
-    if not shuffle:
-        ids = [i for (epoch, _), batch in trained[0][1].items() if epoch == 1 for i in batch]
-        assert ids == list(range(100)), "consecutive rows"
-
-
-class Breaks(Callback):
-    def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
-
-    def on_step_end(self, run: Any) -> None:
-        if run.step == 9 and run.rank == 1:
-            exact.await_file(Path(self.folder), "checkpoint-*-step-000000008.kindler")
-            raise RuntimeError("the power is gone")
+    exact.assert_one_two_and_three_workers_train_alike(frame, 100, tmp_path, shuffle=shuffle, ingest="inline")
 
 
 def test_another_number_of_workers_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, frame: Any) -> None:
-    options = {"epochs": 3, "batch_size": 20, "verbose": 0, **COLUMNS}
+    options = {"epochs": 3, "batch_size": 20, "verbose": 0, **exact.COLUMNS}
     saved = {"checkpoint_trigger": SeveralIteration(4), **options}
     whole = exact.estimator(workers=2)
     whole.fit(frame, **options)
     with pytest.raises(RuntimeError, match="the power is gone"):
-        exact.estimator(workers=2, model_dir=tmp_path).fit(frame, callbacks=[Breaks(tmp_path)], **saved)
+        exact.estimator(workers=2, model_dir=tmp_path).fit(
+            frame, callbacks=[exact.Breaks(9, tmp_path, 8)], **saved
+        )
     (tmp_path / "notes").mkdir()
     again = exact.estimator(workers=3, model_dir=tmp_path)
 
     again.fit(frame, callbacks=[exact.Note(tmp_path / "notes")], resume=True, **saved)
 
     assert min(exact.steps(tmp_path / "notes")) == (2, 9)
-    assert_close(weights(again), weights(whole))
-
-
-def normalised() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    exact.assert_close(exact.weights(again), exact.weights(whole))
 
 
 def test_batch_norm_of_two_workers_is_as_good_as_of_one_on_sorted_rows(spark: Any) -> None:
-    random = np.random.default_rng(5)
-    y = np.sort(np.arange(1200) % 3)
-    x = (random.normal(size=(3, 6))[y] * 1.2 + random.normal(size=(1200, 6))).astype(np.float32)
+    data = exact.clusters(1200, "sorted")
+    x, y = data["x"], data["y"]
     rows = [(row.tolist(), int(label)) for row, label in zip(x, y, strict=True)]
     frame = spark.createDataFrame(rows, "x array<float>, y long").coalesce(1)
-    found = []
-    for workers in (1, 2):
-        est = Estimator.from_torch(
-            model=normalised,
-            optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-2),
-            loss=nn.CrossEntropyLoss(),
-            metrics=["accuracy"],
-            workers=workers,
-        )
-        history = est.fit(frame, epochs=3, batch_size=48, validation_data=(x, y), ingest="inline", verbose=0)
-        found.append(history["val_accuracy"][-1])
+
+    found = [exact.accuracy(frame, (x, y), workers, ingest="inline")[0] for workers in (1, 2)]
 
     assert found[0] > 0.85
     assert found[1] > found[0] - 0.02
