@@ -30,6 +30,8 @@ const VIEWS = {
   activity: () => activity,
 };
 
+const may = (scope) => Boolean(session) && [scope, "admin"].some((given) => session.scopes.includes(given));
+
 async function show() {
   leaving.abort();
   leaving = new AbortController();
@@ -38,7 +40,6 @@ async function show() {
   main.setAttribute("aria-busy", "true");
   try {
     session ??= await api("key", { signal });
-    const may = (scope) => session.scopes.includes(scope) || session.scopes.includes("admin");
     const failed = (error) => fail(error, signal);
     const [view, { buckets }] = await Promise.all([
       VIEWS[at.view](at)({ ...at, may, signal, again: show, failed }), api("buckets", { signal })]);
@@ -68,7 +69,7 @@ function fail(error, signal) {
   if (error.name === "AbortError" || signal.aborted) return;
   leaving.abort(); // what the view still asks for
   if (!(error instanceof ApiError)) console.error(error);
-  if (error.status === 401 || (error.status === 403 && !session)) {
+  if (error.status === 401 || (error.status === 403 && !may("read"))) { // a key that opens no view
     session = null;
     nav.replaceChildren();
     corner.replaceChildren();
