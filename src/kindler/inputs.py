@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from kindler.spark.frames import Feed
 
-__all__ = ["Ingest", "choose_engine", "fitting", "is_frame", "is_path", "prepare", "session_for"]
+__all__ = ["Ingest", "choose_engine", "fitting", "is_frame", "is_path", "opener", "prepare", "session_for"]
 
 Ingest = Literal["auto", "inline", "direct"]
 
@@ -125,11 +126,20 @@ def prepare(
     if is_frame(data):
         return _from_frame(data, name, options, spark, ingest, scratch)
     if is_path(data):
-        return _not_empty(parquet_source(parquet.inspect(data), options)), None
+        return _not_empty(parquet_source(parquet.inspect(data, opener(spark)), options)), None
     local = arrow_source(data, options, scratch=scratch)
     if spark is None or _shares_files(spark):
         return local, None
     return _shipped(local.folder, local.columns, name, spark)
+
+
+def opener(spark: SparkSession | None) -> parquet.EachFile | None:
+    """Who opens the files of paths: tasks of Spark, where the workers are Spark's; else None."""
+    if spark is None:
+        return None
+    from kindler.spark.files import each_file
+
+    return partial(each_file, spark)
 
 
 def _is_on_spark(data: Any) -> bool:

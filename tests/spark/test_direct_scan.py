@@ -16,6 +16,10 @@ from pyspark.sql import functions as F
 from torch import nn
 
 from kindler import Estimator
+from kindler.data import parquet
+from kindler.errors import DataError
+from kindler.inputs import opener
+from kindler.spark.direct_scan import plain_parquet
 from tests.spark.direct_facts import CASES, CLASSIC, outcome, reason
 
 pytestmark = pytest.mark.spark
@@ -140,3 +144,37 @@ def test_a_file_that_changes_before_its_rows_are_scored_is_an_error(tmp_path: Pa
 
     with pytest.raises(PySparkException, match=r"(?s)0\.parquet has changed: column 'x' is double"):
         scored.select("id", "prediction").collect()
+
+
+def many_files(folder: Path, count: int = 300) -> str:
+    folder.mkdir()
+    for number in range(count):
+        pq.write_table(pa.table({"x": [float(number)], "y": [number]}), folder / f"part-{number:03}.parquet")
+    return str(folder)
+
+
+def test_footers_of_many_files_are_read_by_tasks_of_spark(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(file: str) -> None:
+        raise AssertionError(f"the driver opened {file}")
+
+    folder = many_files(tmp_path / "many")
+    monkeypatch.setattr(parquet, "_open", opened)
+
+    scan = plain_parquet(spark.read.parquet(folder), ["x"], must=True)
+    named = parquet.inspect(folder, opener(spark))
+
+    assert scan is not None
+    assert scan.files.rows == named.rows == 300
+    assert named.files == tuple(f"{folder}/part-{number:03}.parquet" for number in range(300))
+    assert named.row_groups == ((1,),) * 300
+    assert len({id(schema) for schema in named.schemas}) == 1
+
+
+def test_one_of_many_files_that_is_not_parquet_is_named(tmp_path: Path, spark: Any) -> None:
+    folder = many_files(tmp_path / "many")
+    Path(folder, "part-123.parquet").write_bytes(b"no footer here")
+
+    with pytest.raises(DataError, match=r"part-123\.parquet is not a Parquet file"):
+        parquet.inspect(folder, opener(spark))

@@ -1,18 +1,19 @@
 """Direct scan: rows of Parquet files by number, read with pyarrow and without Spark.
 
-`inspect` finds the files and counts their rows (on the driver), `share` divides them evenly among readers,
-`scan` reads a range of them in file order. Values stay Arrow here; `columns` turns them into arrays.
+`inspect` finds the files and counts their rows, `share` divides them evenly among readers, `scan` reads a
+range of them in file order. Values stay Arrow here; `columns` turns them into arrays.
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from types import TracebackType
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from kindler.data.paths import expand, file_system, hidden
 from kindler.errors import ConfigError, DataError
 
 __all__ = [
+    "EachFile",
     "ParquetFiles",
     "RowReader",
     "file_length",
@@ -31,6 +33,10 @@ __all__ = [
     "schema",
     "share",
 ]
+
+Footer: TypeAlias = tuple[tuple[int, ...], int, pa.Schema]
+EachFile: TypeAlias = Callable[[Callable[[str], Footer], Sequence[str]], Iterable[Footer]]
+"""Calls a function for each file, in order, wherever the files are best opened."""
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _TABLE_MARKS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
@@ -70,11 +76,17 @@ class ParquetFiles:
         return str(row)
 
 
-def inspect(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> ParquetFiles:
+def inspect(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], each: EachFile | None = None
+) -> ParquetFiles:
     """Find the files behind paths, folders, globs and URIs, and read their footers.
 
     Folders are searched recursively, in sorted order; names that start with "_" or "." are skipped,
     as Spark does.
+
+    Args:
+        paths: What to read.
+        each: Who opens the files; None for threads of this process.
 
     Raises:
         ConfigError: Nothing is there, or it is a Delta, Iceberg or Hudi table.
@@ -83,17 +95,20 @@ def inspect(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     named = [os.fspath(path) for path in given]
     files = [file for path in named for file in expand(path, _data_files)]
-    return _counted(files, named, lambda file, opened: None)
+    return _counted(files, named, lambda file, opened: None, each)
 
 
-def inspect_files(files: Sequence[str], check: Callable[[str, pq.ParquetFile], None]) -> ParquetFiles:
+def inspect_files(
+    files: Sequence[str], check: Callable[[str, pq.ParquetFile], None], each: EachFile | None = None
+) -> ParquetFiles:
     """The same for files that are named one by one; none is searched for, and one may be named twice.
 
     Args:
         files: Absolute paths, or URIs.
-        check: Called with each file and its footer, on any thread; what it raises is raised.
+        check: Called with each file and its footer, wherever it is opened; what it raises is raised.
+        each: As in `inspect`.
     """
-    return _counted(files, files, check)
+    return _counted(files, files, check, each)
 
 
 def file_length(file: str) -> int:
@@ -258,31 +273,37 @@ def _require(found: pa.Schema, names: Sequence[str], file: str) -> None:
 def _shared(schemas: Sequence[pa.Schema]) -> tuple[pa.Schema, ...]:
     """Equal schemas become one object, so that thousands of files travel as one schema."""
     seen: dict[pa.Schema, pa.Schema] = {}
-    plain = (found.remove_metadata() for found in schemas)
-    return tuple(seen.setdefault(found, found) for found in plain)
+    return tuple(seen.setdefault(found, found) for found in schemas)
 
 
 def _counted(
-    files: Sequence[str], named: Sequence[str], check: Callable[[str, pq.ParquetFile], None]
+    files: Sequence[str],
+    named: Sequence[str],
+    check: Callable[[str, pq.ParquetFile], None],
+    each: EachFile | None,
 ) -> ParquetFiles:
     if not files:
         raise ConfigError(f"no Parquet file in {named}.")
 
-    def footer(file: str) -> tuple[tuple[int, ...], int, pa.Schema]:
+    def footer(file: str) -> Footer:
         with _open(file) as opened:
             check(file, opened)
             groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
             nbytes = sum(group.total_byte_size for group in groups)
-            return _group_rows(opened), nbytes, opened.schema_arrow
+            return _group_rows(opened), nbytes, opened.schema_arrow.remove_metadata()
 
-    with ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), "kindler-footers") as pool:
-        footers = list(pool.map(footer, files))
+    footers = list((each or _each_here)(footer, files))
     groups = tuple(rows for rows, _, _ in footers)
     total = sum(map(sum, groups))
     if not total:
         raise DataError(f"the Parquet files in {named} have no rows.")
     nbytes = sum(size for _, size, _ in footers)
     return ParquetFiles(tuple(files), groups, total, nbytes, _shared([found for _, _, found in footers]))
+
+
+def _each_here(read: Callable[[str], Footer], files: Sequence[str]) -> list[Footer]:
+    with ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), "kindler-footers") as pool:
+        return list(pool.map(read, files))
 
 
 def _group_rows(opened: pq.ParquetFile) -> tuple[int, ...]:

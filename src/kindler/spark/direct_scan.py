@@ -27,6 +27,7 @@ from kindler.data import parquet
 from kindler.errors import ConfigError, KindlerError
 from kindler.spark.direct_files import StoredColumns
 from kindler.spark.direct_plans import NotPlain, check_folders, classic_scan, connect_scan
+from kindler.spark.files import each_file
 from kindler.spark.frames import arrow_types
 from kindler.spark.session import is_connect
 
@@ -90,7 +91,9 @@ def _inspect(frame: DataFrame, names: Sequence[str]) -> PlainScan:
     lengths = {file.path: file.length for file in scanned}
     try:
         files = parquet.inspect_files(
-            [file.path for file in scanned], partial(_check_file, columns=columns, lengths=lengths)
+            [file.path for file in scanned],
+            partial(_check_file, columns=columns, lengths=lengths),
+            partial(each_file, frame.sparkSession),
         )
     except (OSError, KindlerError) as exc:
         raise NotPlain(f"its files cannot be read from here ({exc})") from None

@@ -1,35 +1,58 @@
-"""Work on files that Spark can see: by the driver on a classic session, by a task for a client of Connect."""
+"""Work on files that Spark can see: by the driver, or by tasks where there are many or it may see none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import cloudpickle
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from kindler.errors import KindlerError
 from kindler.spark.session import is_connect
+from kindler.spark.slots import slots
 
-__all__ = ["at_files"]
+__all__ = ["at_files", "each_file"]
+
+_Result = TypeVar("_Result")
+_THREADS = 8  # of a task: opening a file is mostly waiting
+_FEW = 256  # as many are opened by the driver before tasks would have started
 
 
-def at_files(spark: SparkSession, call: Callable[[], Any]) -> Any:
+def at_files(spark: SparkSession, call: Callable[[], _Result]) -> _Result:
     """Call where the files are: here, or in a task if this is only a client, which may not see them."""
-    if not is_connect(spark):
-        return call()
+    return _in_tasks(spark, lambda _: call(), [""])[0] if is_connect(spark) else call()
 
-    def task(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in rows:
-            try:
-                result: tuple[Any, KindlerError | None] = (call(), None)
-            except KindlerError as error:
-                result = (None, error)
-            yield pa.RecordBatch.from_arrays([pa.array([cloudpickle.dumps(result)], pa.binary())], ["result"])
 
-    answer = spark.range(0, 1, 1, 1).mapInArrow(task, "result binary").toArrow()
-    value, error = cloudpickle.loads(answer.column(0)[0].as_py())
-    if error is not None:
-        raise error
-    return value
+def each_file(spark: SparkSession, call: Callable[[str], _Result], files: Sequence[str]) -> Iterable[_Result]:
+    """`call(file)` for each file, in order: here for a few of them, in tasks of Spark for many."""
+    if len(files) > _FEW:
+        return _in_tasks(spark, call, files)
+    with ThreadPoolExecutor(_THREADS, "kindler-files") as pool:
+        return list(pool.map(call, files))
+
+
+def _in_tasks(spark: SparkSession, call: Callable[[str], _Result], files: Sequence[str]) -> list[_Result]:
+    def outcome(number: int) -> bytes:
+        try:
+            return cloudpickle.dumps((call(files[number]), None))
+        except Exception as error:  # noqa: BLE001  # raised again by the driver
+            return cloudpickle.dumps((None, error))
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for batch in batches:
+                numbers = batch.column(0).to_pylist()
+                answers = pa.array(list(pool.map(outcome, numbers)), pa.binary())
+                yield pa.RecordBatch.from_arrays([batch.column(0), answers], ["number", "answer"])
+
+    parts = min(len(files), slots(spark))
+    table = spark.range(0, len(files), 1, parts).mapInArrow(task, "number bigint, answer binary").toArrow()
+    results = []
+    for answer in table.sort_by("number").column("answer"):
+        result, error = cloudpickle.loads(answer.as_py())
+        if error is not None:
+            raise error
+        results.append(result)
+    return results
