@@ -9,7 +9,7 @@ from typing import Any
 
 from kindler.engine.channel import NONCE_BYTES, Address, introduction
 from kindler.engine.frames import Frame, Joiner, encode, reading
-from kindler.engine.gathering import Wants, unpack_parts
+from kindler.engine.gather import Wants, unpack_parts
 
 _TIMEOUT_S = 60.0
 _BUFFER_BYTES = 1 << 20

@@ -83,9 +83,9 @@ def waiting(folder: Path) -> float:
     """Seconds to freeze, pack, hash and write the same state."""
     import torch
 
-    from kindler.frameworks.torch import TorchReplica, TorchSpec
-    from kindler.train.checkpoint import Header
-    from kindler.train.checkpoints import Checkpoints
+    from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+    from kindler.train.checkpoint_dir import Checkpoints
+    from kindler.train.checkpoint_file import Header
 
     torch.set_num_threads(1)
     model = wide()

@@ -62,8 +62,8 @@ def main() -> None:
 
 def through_spark(spark: Any, frame: Any, ingest: Any) -> tuple[float, float]:
     """Seconds until two workers of a Spark gang have their tensors, and of it those in the workers."""
-    from kindler.data.dealing import Dealing
-    from kindler.inputs import ColumnOptions, prepare
+    from kindler.data.row_order import Dealing
+    from kindler.estimator.inputs import ColumnOptions, prepare
     from kindler.spark import engine
 
     started = time.time()
@@ -114,7 +114,7 @@ def in_child(path: Path, threads: int, *, pinned: bool) -> float:
 def _job(source: Any, size: int, *, pinned: bool = False, pyarrow: tuple[str, int] | None = None) -> Any:
     import cloudpickle
 
-    from kindler.engine.gang import new_run_id, new_secret
+    from kindler.engine.monitor import new_run_id, new_secret
     from kindler.engine.supervisor import Job
 
     return Job(
@@ -155,7 +155,7 @@ def work(worker: Any, source_bytes: bytes, options_bytes: bytes) -> list[bytes]:
 
 def _part(source: Any, worker: Any) -> list[Any]:
     """The arrays of this worker's spool; of one that has the rows of all workers, an even part."""
-    from kindler.data.dealing import Dealing
+    from kindler.data.row_order import Dealing
 
     spool = source.open(worker, Dealing.between(worker.size, seed=0))
     parts = []

@@ -79,7 +79,7 @@ def take_part(size: int, host: str, port: int) -> None:
 async def _take_part(size: int, address: tuple[str, int]) -> dict[str, float]:
     from _members import each, join_all
 
-    from kindler.engine.gathering import write_numbers
+    from kindler.engine.gather import write_numbers
 
     seen: dict[str, float] = {}
 

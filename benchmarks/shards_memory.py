@@ -166,7 +166,7 @@ def _family() -> set[int]:
         try:
             parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             words = (entry / "cmdline").read_bytes().split(b"\0")
-            if b"kindler.engine._nursery_main" in words:
+            if b"kindler.engine._fork_server_main" in words:
                 owners[int(entry.name)] = int(json.loads(words[-2])["owner"])
         except (OSError, ValueError, KeyError):
             continue  # the process is over

@@ -21,7 +21,7 @@ def nurseries() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
-        if "kindler.engine._nursery_main" in command and json.loads(command[-1])["owner"] in family:
+        if "kindler.engine._fork_server_main" in command and json.loads(command[-1])["owner"] in family:
             found.append(process)
     # A worker is a fork of its nursery and has its command line; only the topmost is the nursery.
     return [p for p in found if p.ppid() not in {q.pid for q in found}]

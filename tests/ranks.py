@@ -22,7 +22,7 @@ from typing import Any
 import cloudpickle
 
 from kindler.engine.address import own_address
-from kindler.engine.links import connect_links
+from kindler.engine.peer_sockets import connect_links
 
 DIED = "died"
 

@@ -57,7 +57,7 @@ def watch_jax():
 
 order = json.loads(sys.argv[1])
 {"torch": watch_torch, "tensorflow": watch_tensorflow, "jax": watch_jax}[order["framework"]]()
-from kindler.engine._nursery_main import _preload
+from kindler.engine._fork_server_main import _preload
 failure = _preload(order["preload"])
 assert failure is None, failure
 print("WATCHED" + json.dumps({"calls": calls, "then": order["then"] in sys.modules}))

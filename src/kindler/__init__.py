@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kindler.config import RunSettings as RunSettings
-    from kindler.estimator import Estimator as Estimator
+    from kindler.estimator.estimator import Estimator as Estimator
     from kindler.features import MinMaxScaler as MinMaxScaler
     from kindler.features import StandardScaler as StandardScaler
     from kindler.features import StringIndexer as StringIndexer
@@ -45,7 +45,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Callback": "kindler.train.callbacks",
     "EarlyStopping": "kindler.train.callbacks",
-    "Estimator": "kindler.estimator",
+    "Estimator": "kindler.estimator.estimator",
     "EveryEpoch": "kindler.train.triggers",
     "History": "kindler.train.history",
     "LearningRateMonitor": "kindler.train.callbacks",

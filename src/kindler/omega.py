@@ -10,14 +10,14 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from kindler.shelves.datasets import Datasets
+from kindler.shelves.datasets.shelf import Datasets
 from kindler.shelves.models import Models
 from kindler.shelves.scripts import Scripts
 from kindler.store import Store, Swept
 from kindler.store.names import check_bucket
 
 if TYPE_CHECKING:
-    from kindler.runtime.engines import Engine
+    from kindler.runtime.engine import Engine
     from kindler.runtime.runtime import Runtime
 
 __all__ = ["Omega", "om"]
@@ -42,7 +42,7 @@ class _Opened:
     def engine(self) -> Engine:
         with self._lock:
             if self._engine is None:
-                from kindler.runtime.engines import open_engine
+                from kindler.runtime.engine import open_engine
 
                 self._engine = open_engine(self.store().url, self._broker)
             return self._engine

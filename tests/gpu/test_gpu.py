@@ -121,7 +121,7 @@ def test_a_gpu_that_is_not_there_is_named() -> None:
 
 
 def test_a_warm_process_of_torch_has_opened_no_device() -> None:
-    _preloaded_without_device("kindler.frameworks.torch:preload", {})
+    _preloaded_without_device("kindler.frameworks.torch.replica:preload", {})
 
 
 def test_keras_on_torch_trains_on_the_gpu_and_its_warm_process_has_opened_none() -> None:

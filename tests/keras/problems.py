@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kindler import runs
 from kindler.data.batches import Batches
+from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Columns
-from kindler.data.plan import ColumnOptions
 from kindler.data.sources import arrow_source
 from kindler.data.spool import Spool
+from kindler.estimator import fit
 
 WIDTH = 6
 
@@ -106,7 +106,7 @@ def deal(monkeypatch: pytest.MonkeyPatch, cuts: Sequence[int]) -> None:
         source = arrow_source(data, options, scratch=scratch)
         return Uneven(source.folder, source.columns, tuple(cuts)), None
 
-    monkeypatch.setattr(runs, "prepare", prepare)
+    monkeypatch.setattr(fit, "prepare", prepare)
 
 
 def global_batches(

@@ -12,7 +12,7 @@ import watchers
 from flavour import one_is_enough
 
 from kindler import Estimator, RunSettings
-from kindler.data.plan import ColumnOptions
+from kindler.data.column_options import ColumnOptions
 from kindler.errors import ConfigError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]

@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from stored_functions import IMAGES, SHAPE, classify, flowers
 
 import kindler.compat.omegaml as om
-from kindler.engine import nursery
+from kindler.engine import fork_server
 from tests.docs.pages import blocks
 from tests.serve.served import serving
 
@@ -58,7 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         execute(program)
     yield execute
     om.setup()
-    nursery.close()
+    fork_server.close()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kindler import Estimator, Omega
-from kindler.serve.residents import _warmed
+from kindler.serve.loaded_models import _warmed
 from kindler.serve.servables import load, signatures_of, wrap
 from kindler.serve.signature import fit
 

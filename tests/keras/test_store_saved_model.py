@@ -13,8 +13,8 @@ import pytest
 
 from kindler import Omega
 from kindler.errors import UntrustedError
-from kindler.shelves.scan.saved_model import dangers
-from kindler.shelves.scan.tf_operations import HARMLESS
+from kindler.models.safety.saved_model import dangers
+from kindler.models.safety.tf_operations import HARMLESS
 
 pytestmark = pytest.mark.skipif(
     flavour.FLAVOUR not in ("tensorflow", "tf_keras"), reason="a thing of TensorFlow's"

@@ -16,7 +16,7 @@ import pytest
 
 from kindler import Omega
 from kindler.errors import ConfigError, UntrustedError
-from kindler.shelves.scan.keras_file import dangers
+from kindler.models.safety.keras_file import dangers
 
 pytestmark = pytest.mark.skipif(
     flavour.FLAVOUR not in ("tensorflow", "tf_keras"), reason="the same code for every backend"

@@ -15,7 +15,7 @@ from flavour import FLAVOUR, KERAS, one_is_enough, two_are_enough
 
 from kindler import Estimator
 from kindler.errors import ConfigError, WorkerError
-from kindler.frameworks.streams import Dealing, open_stream
+from kindler.frameworks.loaders import Dealing, open_stream
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 

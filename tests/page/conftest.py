@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from kindler import Omega
-from kindler.serve.keys import Keys
+from kindler.store.keys import Keys
 from tests.page.watched import HTML, Trained, Watched, train_into
 from tests.serve.served import Served, constant, serving
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kindler.serve.keys import Keys
+from kindler.store.keys import Keys
 from tests.page.watched import Watched
 from tests.serve.served import Served
 

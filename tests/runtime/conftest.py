@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from kindler import Omega
-from kindler.engine import nursery
+from kindler.engine import fork_server
 
 
 def filled(folder: str) -> str:
@@ -57,7 +57,7 @@ def om(tmp_path_factory: pytest.TempPathFactory, broker: Broker | None) -> Itera
     with servers.worker(store, broker.url, "--workers", "2", "--trusted") if broker else nullcontext():
         yield opened
         opened.close()
-    nursery.close()
+    fork_server.close()
 
 
 @pytest.fixture

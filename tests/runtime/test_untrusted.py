@@ -15,9 +15,9 @@ from kindler import Omega
 from kindler.engine.channel import Frame
 from kindler.errors import ConfigError, UntrustedError
 from kindler.runtime.executor import Executor
+from kindler.runtime.large_messages import Parcels
 from kindler.runtime.logs import Log
 from kindler.runtime.messages import Task
-from kindler.runtime.parcels import Parcels
 from kindler.runtime.worker import _reported
 
 DATA = [[0.1], [0.2]]

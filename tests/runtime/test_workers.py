@@ -145,7 +145,7 @@ def test_what_cannot_be_reached_is_said_at_once(store: str) -> None:
 def test_without_celery_the_extra_is_named(store: str) -> None:
     code = (
         "import sys; sys.modules['celery'] = None\n"
-        "from kindler.runtime.engines import open_engine\n"
+        "from kindler.runtime.engine import open_engine\n"
         "from kindler.errors import MissingExtraError\n"
         "try:\n    open_engine('x', 'redis://h/0')\n"
         "except MissingExtraError as error:\n    print(error)\n"

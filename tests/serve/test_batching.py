@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kindler.serve.batching import Batcher, Ticket
-from kindler.serve.problems import Problem
+from kindler.serve.http_errors import Problem
 from kindler.serve.settings import ServeSettings
 from kindler.serve.signature import Arrays
 

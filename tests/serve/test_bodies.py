@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kindler.serve.bodies import Bodies, ClientGoneError, Receive
-from kindler.serve.problems import Problem
+from kindler.serve.http_errors import Problem
+from kindler.serve.request_body import Bodies, ClientGoneError, Receive
 from kindler.serve.settings import ServeSettings
 
 

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 from kindler import Omega
 from kindler.errors import ConfigError
-from kindler.serve.patterns import matching
-from kindler.serve.problems import Problem
+from kindler.serve.body_readers import where_read
+from kindler.serve.http_errors import Problem
+from kindler.serve.name_patterns import matching
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.arrow import read_arrow
 from kindler.serve.protocols.values import as_tensor
-from kindler.serve.readers import where_read
 from kindler.store.names import matches
 from tests.serve.served import Served, linear, serving
 from tests.serve.test_hostile import arrow_of
@@ -230,7 +230,7 @@ BODIES: dict[str, tuple[str, str, Callable[[], bytes]]] = {
 def reading_s(served: Served) -> float:
     """What the processes of a server that read bodies have computed."""
     children = psutil.Process(served.process.pid).children()
-    readers = [child for child in children if "kindler.serve.reader_main" in child.cmdline()]
+    readers = [child for child in children if "kindler.serve._body_reader_main" in child.cmdline()]
     assert len(readers) <= 2
     return sum(sum(reader.cpu_times()[:2]) for reader in readers)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kindler.serve.problems import Problem
+from kindler.serve.http_errors import Problem
 from kindler.serve.protocols import Codec, Sent
 from kindler.serve.protocols.mlflow import Mlflow
 from kindler.serve.protocols.omega import RAW, OmegaCodec

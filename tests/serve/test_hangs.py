@@ -19,7 +19,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from kindler import Omega
 from kindler.serve.batching import MOST_LOST, Batcher
-from kindler.serve.problems import Problem
+from kindler.serve.http_errors import Problem
 from kindler.serve.servables import wrap
 from kindler.serve.settings import ServeSettings, half_of_memory
 from kindler.serve.signature import Arrays

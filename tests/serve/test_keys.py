@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from kindler import Omega
-from kindler.serve.gate import is_loopback
-from kindler.serve.keys import Keys
+from kindler.serve.auth import is_loopback
 from kindler.serve.stats import Stats
+from kindler.store.keys import Keys
 from tests.serve.served import command, constant, serving
 
 BODY = {"instances": [[1, 2, 3]]}

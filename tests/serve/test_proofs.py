@@ -21,9 +21,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from kindler import Omega
-from kindler.serve.problems import Problem
-from kindler.serve.proofs import free_rows
-from kindler.serve.residents import _warmed
+from kindler.serve.http_errors import Problem
+from kindler.serve.loaded_models import _warmed
+from kindler.serve.row_independence import free_rows
 from kindler.serve.servables import load, wrap
 from tests.serve.served import linear, serving
 

@@ -14,8 +14,8 @@ import pytest
 
 from kindler import Omega
 from kindler.errors import NotFoundError
-from kindler.serve.problems import Problem
-from kindler.serve.residents import Resident, Residents
+from kindler.serve.http_errors import Problem
+from kindler.serve.loaded_models import Resident, Residents
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.serve.threads import Threads

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from kindler import Omega
-from kindler.engine import nursery
+from kindler.engine import fork_server
 from kindler.errors import NotFoundError
-from kindler.serve.problems import Problem
+from kindler.serve.http_errors import Problem
 from kindler.serve.tasks import Begun, Tasks
 from tests.conftest import eventually_none
 from tests.serve.served import NAMES, X, command, expected, linear, serving
@@ -236,7 +236,7 @@ def test_no_more_tasks_are_begun_than_can_be_remembered(tmp_path: Path, meeting:
     with pytest.raises(NotFoundError):
         tasks.find(first.handle.id)
     om.close()
-    nursery.close()
+    fork_server.close()
 
 
 def test_the_bytes_of_tasks_that_have_not_ended_are_bounded(tmp_path: Path, meeting: Any) -> None:
@@ -258,7 +258,7 @@ def test_the_bytes_of_tasks_that_have_not_ended_are_bounded(tmp_path: Path, meet
         assert task.handle.cancel()
     assert not eventually_none(lambda: tasks.held_bytes)
     om.close()
-    nursery.close()
+    fork_server.close()
 
 
 @pytest.mark.timeout(180)

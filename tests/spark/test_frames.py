@@ -120,8 +120,8 @@ def test_training_and_validation_frames_may_have_different_types(spark: Any) -> 
 
 
 def test_feeds_of_different_types_keep_their_own(spark: Any) -> None:
-    from kindler.data.dealing import Dealing
-    from kindler.data.plan import ColumnOptions
+    from kindler.data.column_options import ColumnOptions
+    from kindler.data.row_order import Dealing
 
     kinds = ("int", "long")
     feeds = []

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from kindler import SeveralIteration
 from kindler.data.columns import Column, Columns
-from kindler.data.dealing import Dealing
+from kindler.data.row_order import Dealing
 from kindler.spark.frames import FEED, LANE, ROW, Feed, feed_frame, partition_keys
 from tests import exact
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kindler import Estimator, Omega
-from kindler.runtime import values
+from kindler.runtime import value_codec
 from kindler.runtime.executor import Executor
 from kindler.runtime.messages import Task
 
@@ -36,7 +36,7 @@ def test_fit_of_a_stored_estimator_runs_on_spark_and_publishes_a_version(spark: 
         "engine": "spark",
         "workers": 1,
     }
-    arguments, buffers = values.encode([["rows", None], options])
+    arguments, buffers = value_codec.encode([["rows", None], options])
     task = Task(
         id="t",
         shelf="models",

@@ -20,7 +20,7 @@ def processes() -> Any:
         [
             "tests.store.jobs",
             "kindler.store.catalog",
-            "kindler.shelves.kinds.numpy",
+            "kindler.shelves.datasets.numpy",
             "psycopg",
             "obstore.store",
         ]

@@ -22,8 +22,8 @@ from sklearn.tree import DecisionTreeRegressor
 
 from kindler import Omega
 from kindler.errors import ConfigError, DamagedError, StoreError, UntrustedError
+from kindler.models.safety.onnx_file import scan
 from kindler.serve.servables import load
-from kindler.shelves.scan.onnx_file import scan
 
 NAMES = [
     "../x",

@@ -291,11 +291,11 @@ def test_interrupting_or_killing_the_driver_leaves_no_process_and_no_file(
 
 
 def test_warm_processes_end_when_asked_and_after_their_idle_time() -> None:
-    from kindler.engine import nursery
+    from kindler.engine import fork_server
 
     regression().fit((X, Y), verbose=0)
     assert nurseries()
-    nursery.close()
+    fork_server.close()
     assert not eventually_none(nurseries)
 
     regression(settings=RunSettings(idle_s=0)).fit((X, Y), verbose=0)

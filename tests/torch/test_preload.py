@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kindler.engine._nursery_main import holds_accelerator
+from kindler.engine._fork_server_main import holds_accelerator
 from tests.watched_devices import preload_watched
 
 pytestmark = pytest.mark.torch
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 def test_preloading_torch_imports_the_compiler_and_asks_cuda_for_nothing() -> None:
     asked = preload_watched(
-        "torch", ["kindler.frameworks.torch:preload", "torchmetrics"], then="torch._dynamo"
+        "torch", ["kindler.frameworks.torch.replica:preload", "torchmetrics"], then="torch._dynamo"
     )
 
     assert asked == {"calls": [], "then": True}

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kindler.errors import ConfigError
-from kindler.frameworks.torch import TorchReplica, TorchSpec
+from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
 from kindler.sync.allreduce_torch import Group
 
 pytestmark = pytest.mark.torch

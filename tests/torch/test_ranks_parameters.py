@@ -14,7 +14,7 @@ from rows import Array, batch, share
 from torch import nn
 
 from kindler.errors import ConfigError
-from kindler.frameworks.torch import TorchReplica, TorchSpec
+from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
 from kindler.sync.allreduce_torch import Group
 
 pytestmark = pytest.mark.torch
@@ -280,6 +280,6 @@ def test_the_losss_parameters_are_in_the_state() -> None:
 
 
 def _without_optimizer(state: bytes) -> bytes:
-    from kindler.frameworks.torch_state import dump, parse
+    from kindler.frameworks.torch.state import dump, parse
 
     return dump({**parse(state), "optimizer": None})

@@ -14,7 +14,7 @@ from rows import Array, Rows, batch
 from torch import nn
 
 from kindler.errors import ConfigError, DataError
-from kindler.frameworks.torch import TorchReplica, TorchSpec
+from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
 
 pytestmark = pytest.mark.torch
 
@@ -364,7 +364,7 @@ def test_only_the_model_can_be_taken_from_a_state() -> None:
 def test_a_state_of_another_format_is_refused() -> None:
     import io
 
-    from kindler.frameworks.packed import pack
+    from kindler.frameworks.state_format import pack
 
     head = io.BytesIO()
     torch.save({"format": 99}, head)
@@ -376,7 +376,7 @@ def test_a_state_of_another_format_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_large_tensors_come_back_as_they_were_and_shared_ones_shared(dtype: torch.dtype) -> None:
-    from kindler.frameworks.torch_state import Freezer, parse
+    from kindler.frameworks.torch.state import Freezer, parse
 
     large = torch.arange(40_000).to(dtype).reshape(200, 200)
     fields = {"model": {"a": large, "tied": large, "turned": large.t(), "small": torch.ones(3)}, "step": 7}

@@ -16,7 +16,7 @@ from torch import nn
 
 from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.frameworks.torch import TorchReplica, TorchSpec, check, dumps, loads, resolve_device
+from kindler.frameworks.torch.replica import TorchReplica, TorchSpec, check, dumps, loads, resolve_device
 
 pytestmark = pytest.mark.torch
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kindler.errors import ConfigError, DataError
-from kindler.frameworks.torch import TorchReplica, TorchSpec
+from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
 
 pytestmark = pytest.mark.torch
 

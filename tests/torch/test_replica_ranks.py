@@ -14,7 +14,7 @@ from gang import GangWorker, run_ranks
 from rows import Array, share
 from torch import nn
 
-from kindler.frameworks.torch import TorchReplica, TorchSpec
+from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
 from kindler.sync.allreduce_torch import Group
 
 pytestmark = pytest.mark.torch

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from kindler import Estimator
 from kindler.errors import ConfigError
-from kindler.frameworks.torch import TorchReplica, TorchSpec, check
+from kindler.frameworks.torch.replica import TorchReplica, TorchSpec, check
 
 pytestmark = pytest.mark.torch
 

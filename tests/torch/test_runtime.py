@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kindler import Estimator, Omega
-from kindler.runtime import values
+from kindler.runtime import value_codec
 from kindler.runtime.executor import Executor
 from kindler.runtime.messages import Task
 
@@ -17,7 +17,7 @@ X = np.random.default_rng(0).random((6, 3))
 
 
 def run(executor: Executor, name: str, verb: str, *args: Any, **options: Any) -> Any:
-    arguments, buffers = values.encode([list(args), options])
+    arguments, buffers = value_codec.encode([list(args), options])
     task = Task(
         id="t",
         shelf="models",

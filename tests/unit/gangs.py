@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from kindler.data.dealing import Dealing
+from kindler.data.row_order import Dealing
 from kindler.data.sources import Source
 from kindler.data.spool import Spool
 

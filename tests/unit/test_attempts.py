@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from kindler import RunSettings, runs
-from kindler.data.plan import ColumnOptions
+from kindler import RunSettings
+from kindler.data.column_options import ColumnOptions
 from kindler.engine.outcome import Outcome
 from kindler.errors import WorkerLost
-from kindler.runs import Model, Plan
-from kindler.train.checkpoint import Header, write_checkpoint
+from kindler.estimator import fit
+from kindler.estimator.fit import Model, Plan
+from kindler.train.checkpoint_file import Header, write_checkpoint
 from kindler.train.task import Task
 
 RUN = "run-1"
@@ -45,13 +46,13 @@ class Crew:
 
 def heard(folder: Path | None, *, could_be_full: bool = True, **fields: Any) -> None:
     told = {"name": "epoch", "row": {"epoch": 2}, **fields}
-    runs._Returns(Crew(could_be_full=could_be_full), task(folder)).heard(told)  # type: ignore[arg-type]
+    fit._Returns(Crew(could_be_full=could_be_full), task(folder)).heard(told)  # type: ignore[arg-type]
 
 
 def test_all_workers_return_at_the_end_of_an_epoch_that_is_kept(tmp_path: Path) -> None:
     kept(tmp_path, 2)
 
-    with pytest.raises(runs._ExecutorsAreBack, match="goes on with 4 instead of 3 workers"):
+    with pytest.raises(fit._ExecutorsAreBack, match="goes on with 4 instead of 3 workers"):
         heard(tmp_path)
 
 
@@ -66,7 +67,7 @@ def test_they_do_not_return_while_there_is_no_room_or_within_an_epoch(tmp_path: 
 def test_they_do_not_return_where_the_epoch_would_have_to_be_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "_CHECKPOINT_WAIT_S", 0.0)
+    monkeypatch.setattr(fit, "_CHECKPOINT_WAIT_S", 0.0)
     kept(tmp_path, 1)
     kept(tmp_path, 3, step_in_epoch=2)
     kept(tmp_path, 4, run="another")
@@ -93,7 +94,7 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
             raise WorkerLost("killed", rank=1, host="a")
         if len(began_with) == 2:
             kept(tmp_path, 2)
-            raise runs._ExecutorsAreBack("the lost executors are back.")
+            raise fit._ExecutorsAreBack("the lost executors are back.")
         return results
 
     plan = Plan(
@@ -103,7 +104,7 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
         settings=RunSettings(max_failures=1, retry_backoff_s=0.01),
     )
 
-    assert runs._Attempts(plan, task(tmp_path), launch, said.append).run() is results
+    assert fit._Attempts(plan, task(tmp_path), launch, said.append).run() is results
     assert began_with == [0, 1, 1]
     assert "failure 1 of at most 1" in said[0]
     assert said[1].startswith("the lost executors are back. It goes on from")
@@ -117,7 +118,7 @@ def test_local_runs_always_have_the_workers_that_were_asked_for() -> None:
         options=ColumnOptions(),
         workers=3,
     )
-    crew = runs._Crew(plan, None, lambda line: None)
+    crew = fit._Crew(plan, None, lambda line: None)
     crew.gather()
 
     assert (crew.size, crew.full, crew.could_be_full) == (3, 3, False)

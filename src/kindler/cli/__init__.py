@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
-from kindler.cli import predicting, serving, shelving, working
+from kindler.cli import predict, serve, store, worker
 from kindler.errors import JavaNotFoundError, KindlerError
 
 __all__ = ["main"]
@@ -37,10 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"kindler {_version('kindler')}")
     commands = parser.add_subparsers(dest="command", metavar="command")
-    shelving.add_commands(commands)
-    predicting.add_commands(commands)
-    serving.add_commands(commands)
-    working.add_commands(commands)
+    store.add_commands(commands)
+    predict.add_commands(commands)
+    serve.add_commands(commands)
+    worker.add_commands(commands)
     info = commands.add_parser("info", help="show the versions of what Kindler uses on this machine")
     info.set_defaults(run=_show_info)
     chosen = parser.parse_args(arguments)

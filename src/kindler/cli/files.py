@@ -155,7 +155,7 @@ def _from_json(content: bytes, shown: str) -> Rows:
 
 
 def _columns(table: pa.Table) -> Rows:
-    from kindler.serve.problems import Problem
+    from kindler.serve.http_errors import Problem
     from kindler.serve.protocols.tables import table_columns
 
     try:

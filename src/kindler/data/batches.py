@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kindler.data import steps as rules
-from kindler.data.ahead import ahead
 from kindler.data.columns import Array, Column, Columns
-from kindler.data.dealing import Rounds
+from kindler.data.prefetch import ahead
+from kindler.data.row_order import Rounds
 from kindler.data.spool import Layout, Spool
 from kindler.errors import ConfigError
 

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from kindler.data.ahead import ahead
 from kindler.data.arrays import is_local_data, kind, named, values
+from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Columns
-from kindler.data.dealing import Dealing
 from kindler.data.parquet import ParquetFiles, scan, schema
-from kindler.data.plan import ColumnOptions
+from kindler.data.prefetch import ahead
+from kindler.data.row_order import Dealing
 from kindler.data.shared_spool import Member, fresh_folder, shared_spool
 from kindler.data.spool import Spool, SpoolWriter
 from kindler.errors import ConfigError, DataError

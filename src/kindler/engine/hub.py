@@ -2,7 +2,7 @@
 
 It gathers bytes from all ranks, passes on what they say, hands out the job's buffers, takes the results, and
 tells everybody to stop as soon as one has failed. What a failure means for the run is decided by
-`outcome.py`; connections are served by `switchboard.py`, all by one thread.
+`outcome.py`; connections are served by `connections.py`, all by one thread.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from types import TracebackType
 from typing import Any
 
 from kindler.config import RunSettings
-from kindler.engine.cargo import parent_of
 from kindler.engine.channel import Address, Frame
-from kindler.engine.door import listen
+from kindler.engine.connections import Owner, Peer, Switchboard
 from kindler.engine.frames import Piece, encode
-from kindler.engine.gathering import Gathering
+from kindler.engine.gather import Gathering
+from kindler.engine.job_buffers import parent_of
+from kindler.engine.listener import listen
 from kindler.engine.stall import Motion, beat_interval
-from kindler.engine.switchboard import Owner, Peer, Switchboard
 from kindler.errors import ConfigError
 
 __all__ = ["Event", "Hub"]

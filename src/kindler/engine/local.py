@@ -6,10 +6,10 @@ import os
 import threading
 from pathlib import Path
 
-from kindler.engine import nursery
+from kindler.engine import fork_server
 from kindler.engine.cores import usable_cores
-from kindler.engine.gang import Listener, verdict, watch
 from kindler.engine.hub import Hub
+from kindler.engine.monitor import Listener, verdict, watch
 from kindler.engine.outcome import Outcome
 from kindler.engine.supervisor import Aborted, Job, Supervisor
 from kindler.errors import TrainingError
@@ -53,11 +53,11 @@ def run(job: Job, *, listener: Listener, base: Path | None = None) -> list[Outco
             raise TrainingError(f"the run ended with {len(results)} results of {job.size} workers.")
         return results
     except BaseException:
-        nursery.retire()
+        fork_server.retire()
         raise
     finally:
         if job.settings.idle_s == 0:
-            nursery.retire()
+            fork_server.retire()
 
 
 def _supervise(job: Job, rank: int, hub: Hub, outcomes: list[Outcome], base: Path | None) -> threading.Thread:

@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import IO, Any
 
 from kindler.config import RunSettings
-from kindler.engine import nursery
-from kindler.engine.cargo import Carrier
+from kindler.engine import fork_server
 from kindler.engine.channel import Address, Channel, ChannelClosed, Frame, connect
+from kindler.engine.job_buffers import Carrier
 from kindler.engine.outcome import Outcome
 from kindler.engine.stall import beat_interval, readable
 from kindler.engine.worker import STACKS, describe
@@ -123,7 +123,7 @@ class Supervisor:
         self._welcome = threading.Event()
         self._hosts: list[str] = []
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._child: nursery.Child | None = None
+        self._child: fork_server.Child | None = None
         self._start_error: Exception | None = None
         self._up: Channel
         self._threads: list[threading.Thread] = []
@@ -205,16 +205,18 @@ class Supervisor:
 
     def _fetch_child(self) -> None:
         job = self._job
-        recipe = nursery.Recipe(preload=job.preload, environment=job.environment, idle_s=job.settings.idle_s)
+        recipe = fork_server.Recipe(
+            preload=job.preload, environment=job.environment, idle_s=job.settings.idle_s
+        )
         try:
-            child = nursery.start_child(
+            child = fork_server.start_child(
                 recipe,
                 owner=self._owner,
                 timeout_s=job.settings.start_timeout_s,
                 environment=job.worker_environment,
                 wanted=lambda: not self._aborted.is_set(),
             )
-        except nursery.NotWanted:
+        except fork_server.NotWanted:
             return
         except Exception as exc:  # noqa: BLE001 - raised again where the process is awaited
             self._start_error = exc
@@ -224,7 +226,7 @@ class Supervisor:
             child.kill()
         self._start(lambda: self._pump(child.output), "kindler-pump-log")
 
-    def _await_start(self) -> nursery.Child:
+    def _await_start(self) -> fork_server.Child:
         deadline = time.monotonic() + self._job.settings.start_timeout_s
         fetching = next(t for t in self._threads if t.name == "kindler-start-worker")
         while fetching.is_alive() and time.monotonic() < deadline:
@@ -243,7 +245,7 @@ class Supervisor:
                 )
         return self._child
 
-    def _relay(self, child: nursery.Child) -> Outcome:
+    def _relay(self, child: fork_server.Child) -> Outcome:
         job, settings = self._job, self._job.settings
         self._heard = time.monotonic()
         try:
@@ -286,7 +288,7 @@ class Supervisor:
         except ChannelClosed:
             return self._gone(child)
 
-    def _next(self, child: nursery.Child) -> Frame:
+    def _next(self, child: fork_server.Child) -> Frame:
         limit_s = self._job.settings.heartbeat_timeout_s
         while True:
             try:
@@ -322,7 +324,7 @@ class Supervisor:
         else:  # it was put together here, and may be too large for one frame
             self._up.send(frame.kind, *frame.buffers, **frame.fields)
 
-    def _gone(self, child: nursery.Child) -> Outcome:
+    def _gone(self, child: fork_server.Child) -> Outcome:
         """The process closed its end without a result: find out how it ended."""
         code, by_itself = child.wait(self._job.settings.stop_timeout_s)
         if self._frozen:  # the others gave up because of it

@@ -22,8 +22,8 @@ from typing import IO, Any
 from kindler.engine.address import own_address
 from kindler.engine.channel import Channel, ChannelClosed
 from kindler.engine.cores import usable_cores
-from kindler.engine.gathering import Wants, read_numbers, unpack_parts, write_numbers
-from kindler.engine.links import connect_links
+from kindler.engine.gather import Wants, read_numbers, unpack_parts, write_numbers
+from kindler.engine.peer_sockets import connect_links
 from kindler.errors import KindlerError, SyncError, SyncTimeoutError, plain_fields
 
 __all__ = ["STACKS", "Worker", "run_child"]

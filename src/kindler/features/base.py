@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kindler.data.shards import frames, nests
+from kindler.data.shards import frames, pytree
 from kindler.data.tfrecord.writing import is_spark_frame
 from kindler.errors import ConfigError, DataError, NotFittedError
 from kindler.xshards import XShards
@@ -122,7 +122,7 @@ class Transformer(ABC):
         return self._changed(self._checked(frame))
 
     def _checked(self, frame: Any) -> Any:
-        if not nests.is_frame(frame):
+        if not pytree.is_frame(frame):
             raise DataError(f"{self._name}: a shard is a {type(frame).__name__} and no pandas DataFrame.")
         frames.check_columns(self._inputs, list(frame.columns), self._name)
         return frame
@@ -165,7 +165,7 @@ class Transformer(ABC):
 
 
 def _require_frame(data: Any, who: str) -> Any:
-    if nests.is_frame(data):
+    if pytree.is_frame(data):
         return data
     raise ConfigError(
         f"{who}: data is a {type(data).__module__}.{type(data).__qualname__}.\n"

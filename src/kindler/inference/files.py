@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kindler.data import parquet
-from kindler.data.alongside import Alongside
+from kindler.data.rejoin import Alongside
 from kindler.inference.outputs import refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from kindler.data.columns import Columns
 from kindler.errors import ConfigError
+from kindler.frameworks.contract import Replica
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.frameworks.replica import Replica
 
 __all__ = ["Predictor", "Recipe", "fixed_batches"]
 

@@ -23,7 +23,7 @@ Arrays = tuple[np.ndarray[Any, Any], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class ShardScorer:
-    """A shard with the model's outputs; `kindler.data.shards.home.Work`.
+    """A shard with the model's outputs; `kindler.data.shards.backend.Work`.
 
     Attributes:
         predictor: The model.

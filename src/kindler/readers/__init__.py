@@ -5,9 +5,9 @@ The workers of the shards' home read the files, so neither the driver nor Spark'
 
 from __future__ import annotations
 
+from kindler.readers.csv_json import read_csv, read_json
 from kindler.readers.images import read_images
 from kindler.readers.parquet import read_parquet
-from kindler.readers.text import read_csv, read_json
 from kindler.readers.tfrecord import read_tfrecord
 
 __all__ = ["read_csv", "read_images", "read_json", "read_parquet", "read_tfrecord"]

@@ -16,11 +16,11 @@ import numpy as np
 from kindler.data.columns import Array
 from kindler.data.paths import absolute, hidden
 from kindler.data.shards.codec import Info, Packed, leaves, pack, unpack
-from kindler.data.shards.nests import even_bounds
+from kindler.data.shards.pytree import even_bounds
 from kindler.errors import ConfigError, DataError, MissingExtraError
 from kindler.readers.files import Paths, at_home, listed, opened
-from kindler.readers.labels import Labelled, as_label, labelled
-from kindler.xshards import XShards, homes
+from kindler.readers.image_labels import Labelled, as_label, labelled
+from kindler.xshards import XShards, backends
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +72,7 @@ def read_images(
         raise ConfigError(f"mode={mode!r}: it is one of {', '.join(_MODES)}.")
     if size is not None and (len(size) != 2 or min(size) < 1):
         raise ConfigError(f"size={size!r}: it is (height, width).")
-    where = homes.choose(home)
+    where = backends.choose(home)
     told = absolute(labels) if isinstance(labels, str | os.PathLike) else labels
     found: Labelled = at_home(
         where, partial(labelled, listed(file_path), told, path_col, label_col, _image_files)
@@ -80,7 +80,7 @@ def read_images(
     files = found.files
     count = num_shards
     if count is None:
-        count = min(len(files), max(homes.slots(where), -(-len(files) // _IMAGES_A_SHARD)))
+        count = min(len(files), max(backends.slots(where), -(-len(files) // _IMAGES_A_SHARD)))
     bounds = even_bounds(len(files), count)
     if count > len(files):
         raise ConfigError(f"num_shards={count} for {len(files)} images.\nHint: {len(files)} or less.")
@@ -91,7 +91,7 @@ def read_images(
         function=labels if callable(labels) else None,
         path_width=max(map(len, files)) if paths else None,
     )
-    held = homes.put(map(pack, parts), where).mapped(decode, by_user=True)
+    held = backends.put(map(pack, parts), where).mapped(decode, by_user=True)
     _require_one_size(held.infos, [part[0][0] for part in parts])
     return XShards(held)
 

@@ -14,10 +14,10 @@ from kindler.data import parquet
 from kindler.data.parquet import ParquetFiles
 from kindler.data.shards import frames
 from kindler.data.shards.codec import Packed, from_table, pack, unpack
-from kindler.data.shards.nests import even_bounds
+from kindler.data.shards.pytree import even_bounds
 from kindler.errors import ConfigError, DataError
 from kindler.readers.files import Paths, at_home, listed, refuse_keys
-from kindler.xshards import XShards, homes
+from kindler.xshards import XShards, backends
 
 __all__ = ["read_parquet"]
 
@@ -51,7 +51,7 @@ def read_parquet(
         ConfigError: Nothing is there, or no such column in the schema.
         DataError: A file is not Parquet, lacks a column, or its types do not go with those of the others.
     """
-    where = homes.choose(home)
+    where = backends.choose(home)
     files: ParquetFiles = at_home(where, partial(_inspect, listed(file_path)))
     wanted = _wanted(files, _names(columns), schema)
     sizes = [sum(groups) for groups in files.row_groups]
@@ -59,7 +59,7 @@ def read_parquet(
         bounds = [(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0)) if start < stop]
     else:
         bounds = even_bounds(files.rows, num_shards)
-    ranges = homes.put(map(pack, bounds), where)
+    ranges = backends.put(map(pack, bounds), where)
     return XShards(ranges.mapped(_ReadRows(files, wanted), by_user=True))
 
 

@@ -14,7 +14,7 @@ from kindler.data.tfrecord.files import Compression
 from kindler.data.tfrecord.reading import SAMPLE_ROWS, Plan, batches, plan
 from kindler.data.tfrecord.schema import SchemaLike
 from kindler.readers.files import Paths, at_home, listed
-from kindler.xshards import XShards, homes
+from kindler.xshards import XShards, backends
 
 __all__ = ["read_tfrecord"]
 
@@ -52,10 +52,10 @@ def read_tfrecord(
         ConfigError: No such file or column.
         DataError: A file is damaged, or a record is not as the schema says.
     """
-    where = homes.choose(home)
+    where = backends.choose(home)
     ask = partial(plan, listed(file_path), schema, columns, compression, verify, binary, sample_rows)
     planned: Plan = at_home(where, ask)
-    named = homes.put(map(pack, planned.files), where)
+    named = backends.put(map(pack, planned.files), where)
     shards = XShards(named.mapped(_ReadRecords(planned), by_user=True))
     return shards if num_shards is None else shards.repartition(num_shards)
 

@@ -17,10 +17,10 @@ from typing import Any
 import kombu.exceptions
 
 from kindler.errors import BrokerError, FrameError, KindlerError, StoreError, TaskCancelledError
-from kindler.runtime.engines import Listener, Load
+from kindler.runtime.celery_app import CANCEL, CONTENT_TYPE, LOAD, TASK, make_app, queue_of, reply_queue
+from kindler.runtime.engine import Listener, Load
+from kindler.runtime.large_messages import Parcels
 from kindler.runtime.messages import Report, Task, described
-from kindler.runtime.messaging import CANCEL, CONTENT_TYPE, LOAD, TASK, make_app, queue_of, reply_queue
-from kindler.runtime.parcels import Parcels
 
 __all__ = ["BrokerEngine"]
 

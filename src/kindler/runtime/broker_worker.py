@@ -23,10 +23,10 @@ from celery.worker.control import control_command, inspect_command
 from celery.worker.state import maybe_shutdown
 
 from kindler.errors import FrameError, NotFoundError
+from kindler.runtime.celery_app import CANCEL, CONTENT_TYPE, LOAD, TASK, lease_of, make_app, queue_of
+from kindler.runtime.large_messages import Parcels
 from kindler.runtime.local import LocalEngine
 from kindler.runtime.messages import Report, Task, described
-from kindler.runtime.messaging import CANCEL, CONTENT_TYPE, LOAD, TASK, lease_of, make_app, queue_of
-from kindler.runtime.parcels import Parcels
 
 __all__ = ["run_worker"]
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from kindler.errors import ConfigError, UntrustedError
-from kindler.runtime import data, faces, options, training, values
+from kindler.runtime import faces, options, resolve_data, training, value_codec
 from kindler.runtime.messages import WRITES, Task
-from kindler.shelves.datasets import Datasets
+from kindler.shelves.datasets.shelf import Datasets
 from kindler.shelves.models import Models
 from kindler.shelves.scripts import Scripts
 from kindler.store import Store, Version
@@ -76,7 +76,9 @@ class Executor:
         spark = training.session(options) if task.verb in WRITES else None
         datasets = Datasets(self._open(), task.bucket)
         given = tuple(
-            data.read(one, datasets, trusted=task.trusted, spark=spark) for one in args if one is not None
+            resolve_data.read(one, datasets, trusted=task.trusted, spark=spark)
+            for one in args
+            if one is not None
         )
         if task.verb in WRITES:
             return training.train(models, version, task.verb, given, options, trusted=task.trusted)
@@ -84,7 +86,7 @@ class Executor:
         return faces.call(model, version, task.verb, given, options)
 
     def _arguments(self, task: Task) -> tuple[list[Any], dict[str, Any]]:
-        args, options = values.decode(task.arguments, task.buffers)
+        args, options = value_codec.decode(task.arguments, task.buffers)
         if not isinstance(args, list) or not isinstance(options, dict):
             raise ConfigError("a task's arguments are a list and a dict.")
         return args, options

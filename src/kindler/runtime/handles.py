@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from kindler.errors import KindlerError, TaskTimeoutError
 from kindler.runtime.messages import Report
-from kindler.runtime.values import Resolve
+from kindler.runtime.value_codec import Resolve
 
 __all__ = ["Handle", "Status"]
 

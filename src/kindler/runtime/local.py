@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from kindler.engine.channel import ChannelClosed
 from kindler.engine.local import slots
 from kindler.errors import ConfigError, FrameError, TaskCancelledError, TaskTimeoutError, WorkerLost
-from kindler.runtime.engines import Listener, Load
+from kindler.runtime.engine import Listener, Load
 from kindler.runtime.messages import Report, Task, described
 from kindler.runtime.processes import Loss, Process, start
 

@@ -12,7 +12,7 @@ from typing import Any
 from kindler.engine.channel import Frame
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError, FrameError, KindlerError, revive, worker_error
-from kindler.runtime import values
+from kindler.runtime import value_codec
 from kindler.store.names import check_bucket
 from kindler.store.selectors import parse
 
@@ -184,9 +184,9 @@ class Report:
         report = Report(told["state"], told["value"], frame.buffers, told["error"], str(told["log"]))
         return str(told["id"]), report
 
-    def result(self, resolve: values.Resolve | None = None) -> Any:
+    def result(self, resolve: value_codec.Resolve | None = None) -> Any:
         """The result itself."""
-        return values.decode(self.value, self.buffers, resolve)
+        return value_codec.decode(self.value, self.buffers, resolve)
 
     def exception(self) -> KindlerError:
         """What to raise for a task that failed: its own error, as far as it is known here."""

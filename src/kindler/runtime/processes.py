@@ -1,6 +1,6 @@
 """One process that runs tasks, seen from its owner: how it is started, spoken to and ended.
 
-It is forked from a nursery (see `kindler.engine.nursery`), which has what every task needs imported; it
+It is forked from a nursery (see `kindler.engine.fork_server`), which has what every task needs imported; it
 dies with its owner, whatever happens to it.
 """
 
@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from kindler.engine import nursery
+from kindler.engine import fork_server
 from kindler.engine.channel import Channel, ChannelClosed, accept
 from kindler.errors import StartTimeoutError
 from kindler.runtime.logs import Log
@@ -56,7 +56,7 @@ class Process:
         channel: Tasks there, reports back.
     """
 
-    def __init__(self, child: nursery.Child, channel: Channel, folder: Folder) -> None:
+    def __init__(self, child: fork_server.Child, channel: Channel, folder: Folder) -> None:
         self.pid = child.pid
         self.family = ""
         self.models: set[str] = set()
@@ -117,12 +117,12 @@ def start(store: str, *, idle_s: float, capacity: int, trusted: bool) -> Process
         StartTimeoutError: It did not come up.
     """
     secret = secrets.token_bytes(32)
-    recipe = nursery.Recipe(preload=("kindler.runtime.worker", "kindler.store.catalog"))
+    recipe = fork_server.Recipe(preload=("kindler.runtime.worker", "kindler.store.catalog"))
     with ExitStack() as undo, socket.create_server(("127.0.0.1", 0)) as listener:
         folder = Folder("kindler-runtime-")
         undo.callback(folder.remove)
         scratch = folder.path
-        child = nursery.start_child(
+        child = fork_server.start_child(
             recipe,
             owner=os.getpid(),
             timeout_s=_START_TIMEOUT_S,
@@ -148,7 +148,7 @@ def start(store: str, *, idle_s: float, capacity: int, trusted: bool) -> Process
     return Process(child, channel, folder)
 
 
-def _hand_over(child: nursery.Child, order: bytes, scratch: Path, secret: bytes) -> None:
+def _hand_over(child: fork_server.Child, order: bytes, scratch: Path, secret: bytes) -> None:
     child.channel.send(
         "job",
         order,

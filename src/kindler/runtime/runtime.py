@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from kindler.errors import ConfigError, KindlerError, TaskCancelledError
-from kindler.runtime import values
-from kindler.runtime.engines import Engine, Load
+from kindler.runtime import value_codec
+from kindler.runtime.engine import Engine, Load
 from kindler.runtime.faces import family_of
-from kindler.runtime.flows import Parallel, Sequence
 from kindler.runtime.handles import Handle
 from kindler.runtime.messages import Report, Task, described
 from kindler.runtime.proxies import Call, RuntimeModel, RuntimeScript
 from kindler.runtime.settings import TaskSettings
+from kindler.runtime.task_groups import Parallel, Sequence
 from kindler.store import Store, Version
 from kindler.store.selectors import parse
 
@@ -117,7 +117,7 @@ class Runtime:
         version = self._store.find(self._bucket, call.shelf, parse(call.name))
         if isinstance(settings.callback, str):
             self._store.find(self._bucket, "scripts", parse(settings.callback))
-        arguments, buffers = values.encode([list(call.args), dict(call.options)])
+        arguments, buffers = value_codec.encode([list(call.args), dict(call.options)])
         return Task(
             id=handle.id,
             shelf=call.shelf,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kindler.errors import ConfigError
-from kindler.estimator import Estimator
+from kindler.estimator.estimator import Estimator
 from kindler.shelves.models import Models
 from kindler.store import Version
 

@@ -11,7 +11,7 @@ import os
 
 from kindler.engine.channel import Channel, ChannelClosed, connect
 from kindler.engine.worker import Worker
-from kindler.runtime import values
+from kindler.runtime import value_codec
 from kindler.runtime.executor import Executor
 from kindler.runtime.logs import Log
 from kindler.runtime.messages import Report, Task, described
@@ -44,7 +44,7 @@ def serve(worker: Worker, order: bytes) -> list[bytes]:
 
 def _reported(executor: Executor, task: Task, log: Log) -> Report:
     try:
-        value, buffers = values.encode(executor.run(task))
+        value, buffers = value_codec.encode(executor.run(task))
     except KeyboardInterrupt:
         raise
     except BaseException as exc:  # noqa: BLE001 - the edge of the worker, also for code that calls sys.exit

@@ -14,19 +14,19 @@ from starlette.exceptions import HTTPException
 import kindler
 from kindler.errors import KindlerError
 from kindler.omega import Omega
-from kindler.serve.front import Front, codec_of
-from kindler.serve.gate import Gate, Scopes
-from kindler.serve.keys import Keys
+from kindler.serve.auth import Gate, Scopes
+from kindler.serve.body_readers import READERS, Readers
+from kindler.serve.http_errors import Problem, as_problem
+from kindler.serve.loaded_models import Residents
 from kindler.serve.openapi import with_predictions
 from kindler.serve.page import page_routes
-from kindler.serve.problems import Problem, as_problem
-from kindler.serve.readers import READERS, Readers
-from kindler.serve.residents import Residents
+from kindler.serve.predict_app import Front, codec_of
 from kindler.serve.routes import Parts, catalog_routes, health_routes, protocol_routes
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.serve.tasks import WAITS, Tasks, task_routes
 from kindler.serve.threads import Threads
+from kindler.store.keys import Keys
 
 __all__ = ["create_app"]
 

@@ -4,8 +4,8 @@ Work-conserving: a free slot takes at once what waits, and requests gather only 
 First come, first served; the limit is in rows; what cannot be joined (other names, dtypes, shapes or methods)
 never meets. All but the call itself happens on the event loop, so there are no locks, and nothing polls.
 
-Requests share a call only if the model is known to compute each row by itself (see `proofs.py`). Until that
-is known they go alone, and the first rows that wait together and differ are a trial.
+Requests share a call only if the model is known to compute each row by itself (see `row_independence.py`).
+Until that is known they go alone, and the first rows that wait together and differ are a trial.
 
 A model whose calls were short is called on the event loop too: going to a thread and back would take longer
 than the call.
@@ -23,8 +23,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from kindler.serve.problems import Problem
-from kindler.serve.proofs import tried
+from kindler.serve.http_errors import Problem
+from kindler.serve.row_independence import tried
 from kindler.serve.settings import ServeSettings
 from kindler.serve.signature import Arrays
 

@@ -20,20 +20,20 @@ from pydantic import BaseModel
 import kindler
 from kindler.data.arrow import stream
 from kindler.omega import Omega
-from kindler.serve.gate import Gate, needs
-from kindler.serve.keys import SCOPES
-from kindler.serve.patterns import newest
-from kindler.serve.problems import Problem
+from kindler.serve.auth import Gate, needs
+from kindler.serve.body_readers import Readers
+from kindler.serve.datasets import as_table, read_value
+from kindler.serve.http_errors import Problem
+from kindler.serve.loaded_models import Resident, Residents
+from kindler.serve.name_patterns import newest
 from kindler.serve.protocols.tables import ARROW, PARQUET
 from kindler.serve.protocols.v2 import described
 from kindler.serve.protocols.values import dumps, plain
-from kindler.serve.readers import Readers
-from kindler.serve.residents import Resident, Residents
+from kindler.serve.serializers import show_model, show_resident, show_signature, show_version
 from kindler.serve.servables import signatures_of
 from kindler.serve.settings import ServeSettings
-from kindler.serve.shown import show_model, show_resident, show_signature, show_version
 from kindler.serve.stats import Stats
-from kindler.serve.stored_data import as_table, read_value
+from kindler.store.keys import SCOPES
 
 if TYPE_CHECKING:
     from kindler.serve.tasks import Tasks

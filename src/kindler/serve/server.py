@@ -16,10 +16,10 @@ import uvicorn
 from kindler.errors import ConfigError
 from kindler.omega import Omega
 from kindler.serve.app import create_app
-from kindler.serve.gate import is_loopback
-from kindler.serve.keys import Keys
+from kindler.serve.auth import is_loopback
+from kindler.serve.http_protocol import Wire
 from kindler.serve.settings import ServeSettings
-from kindler.serve.wire import Wire
+from kindler.store.keys import Keys
 
 __all__ = ["serve"]
 

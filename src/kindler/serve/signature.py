@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kindler.serve.problems import Problem
+from kindler.serve.http_errors import Problem
 
 __all__ = [
     "DEFAULT_SIGNATURE",

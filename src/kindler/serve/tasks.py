@@ -24,13 +24,13 @@ from kindler.errors import KindlerError, NotFoundError, TaskTimeoutError, Worker
 from kindler.omega import Omega
 from kindler.runtime.handles import Handle
 from kindler.runtime.runtime import Runtime
+from kindler.serve.auth import needs, needs_by_action
+from kindler.serve.body_readers import Readers, where_read
 from kindler.serve.deadlines import within
-from kindler.serve.gate import needs, needs_by_action
-from kindler.serve.problems import Problem, as_problem
+from kindler.serve.http_errors import Problem, as_problem
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.values import loads, plain
-from kindler.serve.readers import Readers, where_read
 from kindler.serve.requests import METHODS, Target
 from kindler.serve.routes import Bucket, Json
 from kindler.serve.signature import Signature, as_text

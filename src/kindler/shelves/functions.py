@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from kindler.shelves.handler import known_only
-from kindler.shelves.kinds.function import FunctionHandler, restored
+from kindler.models.function import FunctionHandler, restored
+from kindler.models.kind import known_only
 from kindler.shelves.shelf import Shelf
 
 __all__ = ["Functions"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kindler.frameworks.registry import Registry, Spec
+from kindler.registry import Registry, Spec
 from kindler.shelves.functions import Functions
 from kindler.store import Version
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kindler.errors import AlreadyExistsError, ConfigError
-from kindler.shelves.handler import Handler, known_only
-from kindler.shelves.registry import KINDS, Kinds
+from kindler.models.kind import Handler, known_only
+from kindler.models.registry import Kinds
+from kindler.shelves.registry import KINDS
 from kindler.store import Address, Store, Version, archive
 from kindler.store.names import check_bucket
 from kindler.store.selectors import Selector, parse

@@ -6,7 +6,7 @@ Outcome, and Spark has no stack to print.
 
 Large things do not pass through the JVM: the job's buffers and the results travel over the workers'
 connections to the driver. Where workers cannot reach it, they travel with the task and its rows, or through a
-folder that both sides see (`parcels.py`).
+folder that both sides see (`large_buffers.py`).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kindler.config import RunSettings
 from kindler.data.columns import Columns
-from kindler.data.dealing import Dealing
+from kindler.data.row_order import Dealing
 from kindler.data.spool import SpoolWriter
-from kindler.engine import nursery
+from kindler.engine import fork_server
 from kindler.engine.address import address_towards
 from kindler.engine.channel import Address
-from kindler.engine.gang import Listener, verdict, watch
 from kindler.engine.hub import Hub
+from kindler.engine.monitor import Listener, verdict, watch
 from kindler.engine.outcome import Outcome, pack, unpack
 from kindler.engine.supervisor import Aborted, Job, Supervisor
 from kindler.engine.worker import describe
 from kindler.errors import DataError, KindlerError, TrainingError, WorkerLost
 from kindler.spark.frame_errors import frame_error
 from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, feed_frame, own_columns
-from kindler.spark.parcels import Folder, Parcels
+from kindler.spark.large_buffers import Folder, Parcels
 from kindler.spark.session import LOOPBACK, is_connect, is_on_this_machine
 
 __all__ = ["run"]
@@ -223,7 +223,7 @@ class _Task:
         except Exception as exc:  # noqa: BLE001 - the edge of the task: it becomes an outcome
             outcome = Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
         if outcome.kind != "result":
-            nursery.retire(owner)
+            fork_server.retire(owner)
         return outcome if self.parcels is None else self.parcels.sent(outcome)
 
     def _work(self, rank: int, owner: int, hub: Address, batches: Iterator[pa.RecordBatch]) -> Outcome:

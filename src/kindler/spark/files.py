@@ -36,9 +36,10 @@ def each_file(spark: SparkSession, call: Callable[[str], _Result], files: Sequen
 def _in_tasks(spark: SparkSession, call: Callable[[str], _Result], files: Sequence[str]) -> list[_Result]:
     def outcome(number: int) -> bytes:
         try:
-            return cloudpickle.dumps((call(files[number]), None))
+            ended: tuple[_Result | None, Exception | None] = (call(files[number]), None)
         except Exception as error:  # noqa: BLE001  # raised again by the driver
-            return cloudpickle.dumps((None, error))
+            ended = (None, error)
+        return bytes(cloudpickle.dumps(ended))
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with ThreadPoolExecutor(_THREADS) as pool:

@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, StructField, TimestampType, UserDefinedType
 
 from kindler.data.columns import Columns
-from kindler.data.dealing import BASE, Dealing
+from kindler.data.row_order import BASE, Dealing
 from kindler.data.sources import ROW_BITS, stood_at
 from kindler.errors import ConfigError
 from kindler.spark.frame_errors import frame_error

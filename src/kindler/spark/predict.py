@@ -23,9 +23,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from kindler.data.alongside import Alongside, features_of
 from kindler.data.columns import Columns
 from kindler.data.parquet import RowReader
+from kindler.data.rejoin import Alongside, features_of
 from kindler.spark.direct_files import StoredColumns
 from kindler.spark.frames import ROW, UNNUMBERED, Where, collected, column
 

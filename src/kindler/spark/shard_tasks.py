@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from kindler.data.arrow import stream
 from kindler.data.shards import frames, rows
+from kindler.data.shards.array_columns import columns_of
+from kindler.data.shards.backend import Cut, Work
 from kindler.data.shards.codec import Info, Packed, from_chunks, from_table, pack, to_chunks, unpack
-from kindler.data.shards.home import Cut, Work
-from kindler.data.shards.views import columns_of
 from kindler.engine.worker import describe
 
 __all__ = [

@@ -32,8 +32,8 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from kindler.data.shards import frames
+from kindler.data.shards.backend import Cut, Work, shard_error, unsendable
 from kindler.data.shards.codec import Info, Packed, from_table
-from kindler.data.shards.home import Cut, Work, shard_error, unsendable
 from kindler.errors import DataError, WorkerLost
 from kindler.spark.session import is_connect
 from kindler.spark.shard_tasks import (
@@ -67,7 +67,7 @@ _released: deque[DataFrame] = deque()
 
 
 class SparkShards:
-    """Shards of the Spark home; see `kindler.data.shards.home.Held`.
+    """Shards of the Spark home; see `kindler.data.shards.backend.Held`.
 
     Args:
         frame: The pieces; see this module's table.
@@ -221,7 +221,7 @@ class SparkShards:
         """A row of arrays is a row, and each array's part of it one binary cell.
 
         Args:
-            names: The arrays, by their flat names; see `kindler.data.shards.views`.
+            names: The arrays, by their flat names; see `kindler.data.shards.array_columns`.
         """
         schema = pa.schema({name: pa.binary() for name in names})
         return self.frame.mapInArrow(PackedRows(names=tuple(names)), spark_schema(schema))

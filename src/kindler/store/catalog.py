@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from kindler.errors import ConfigError
-from kindler.store.engines import Database
+from kindler.store.database import Database
 from kindler.store.selectors import Selector
 from kindler.store.urls import without_secrets
 from kindler.store.versions import Address, Draft, File, Manifest, Version, growth

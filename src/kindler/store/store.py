@@ -75,7 +75,7 @@ class Store:
         place = urls.parse(named)
         try:
             from kindler.store.catalog import Catalog
-            from kindler.store.engines import Database
+            from kindler.store.database import Database
         except ModuleNotFoundError as exc:
             if (exc.name or "").partition(".")[0] != "sqlalchemy":
                 raise

@@ -2,8 +2,8 @@
 
 For replicas whose framework hands its gradients to host code: Keras on TensorFlow, JAX and torch. Ranks of
 one host meet in shared memory (`shared_memory.py`) and the first of them speaks for the host in a ring of TCP
-connections (`ring.py`). Arrays travel in windows of a fixed size (`windows.py`), so what is shared does not
-grow with the model. What the arrays mean is the caller's affair.
+connections (`ring.py`). Arrays travel in windows of a fixed size (`flat_layout.py`), so what is shared does
+not grow with the model. What the arrays mean is the caller's affair.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 from kindler.errors import ConfigError, SyncError
 from kindler.sync.arrays_numpy import NUMPY
+from kindler.sync.flat_layout import ALIGN_BYTES, Plan, Window, plan
 from kindler.sync.ring import Ring, neighbours
 from kindler.sync.shared_memory import Channel, HostRanks, Member, channels
 from kindler.sync.topology import Topology
-from kindler.sync.waiting import Waiting
-from kindler.sync.windows import ALIGN_BYTES, Plan, Window, plan
+from kindler.sync.wait_clock import Waiting
 
 __all__ = ["HostGroup", "Worker"]
 

@@ -19,7 +19,7 @@ from kindler.sync.gradients_torch import GradientSync
 from kindler.sync.network_torch import Network, Work, connect
 from kindler.sync.shared_memory import Channel, HostRanks, Member, channels
 from kindler.sync.topology import Topology
-from kindler.sync.waiting import Waiting
+from kindler.sync.wait_clock import Waiting
 
 __all__ = ["Bucket", "GradientSync", "Group", "Handle", "Worker"]
 

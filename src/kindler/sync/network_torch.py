@@ -1,9 +1,9 @@
 """Sums and broadcasts of torch tensors between hosts: a ring for CPU tensors, NCCL for CUDA ones.
 
-The ring runs over connections that prove themselves with the run's secret (`ring.py`, `engine/links.py`), so
-nothing of torch's own listens. NCCL needs a store of torch's to meet at; it is bound to the address that
-workers use, and to the loopback where they are all on one machine. Who takes part is decided in
-`allreduce_torch.py`.
+The ring runs over connections that prove themselves with the run's secret (`ring.py`,
+`engine/peer_sockets.py`), so nothing of torch's own listens. NCCL needs a store of torch's to meet at; it
+is bound to the address that workers use, and to the loopback where they are all on one machine. Who takes
+part is decided in `allreduce_torch.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.distributed
 from kindler.errors import SyncError
 from kindler.sync.arrays_torch import TORCH
 from kindler.sync.ring import Ring, neighbours
-from kindler.sync.waiting import Waiting
+from kindler.sync.wait_clock import Waiting
 
 __all__ = ["Meeting", "Network", "Work", "connect"]
 

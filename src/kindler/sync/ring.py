@@ -19,7 +19,7 @@ from typing import Any
 from kindler.errors import SyncError, SyncTimeoutError
 from kindler.sync.arrays_numpy import NUMPY
 from kindler.sync.shared_memory import Arrays
-from kindler.sync.waiting import Waiting
+from kindler.sync.wait_clock import Waiting
 
 __all__ = ["Ring", "neighbours"]
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kindler.errors import SyncError, SyncTimeoutError
-from kindler.sync.waiting import Waiting
+from kindler.sync.wait_clock import Waiting
 
 __all__ = ["Arrays", "Channel", "HostRanks", "Member", "Rendezvous", "Segment", "channels"]
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.errors import ConfigError, DataError
-from kindler.serve.problems import Problem
+from kindler.serve.http_errors import Problem
 from kindler.serve.protocols.tables import table_columns
 from kindler.serve.servables import Servable, load_files
 from kindler.serve.signature import Array, fit, from_columns

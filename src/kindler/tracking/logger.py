@@ -1,7 +1,7 @@
-"""`MLflowLogger`: a run of `fit` as a run of MLflow. It stays on the driver; see `train/watching.py`.
+"""`MLflowLogger`: a run of `fit` as a run of MLflow. It stays on the driver; see `train/driver_callbacks.py`.
 
 A server that cannot be used is an error before workers start. Later nothing that goes wrong with it stops the
-training: figures are written by a thread of their own (`journal.py`), and what could not be is warned of.
+training: figures are written by a thread of their own (`async_writer.py`), with a warning of what was not.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from kindler.errors import MissingExtraError, TrackingError, first_line
-from kindler.tracking.journal import Journal
+from kindler.tracking.async_writer import Journal
 from kindler.tracking.run import TrackedRun
-from kindler.train.watching import Ending, Watcher
+from kindler.train.driver_callbacks import Ending, Watcher
 
 __all__ = ["MLflowLogger"]
 

@@ -11,8 +11,8 @@ from os import PathLike
 from typing import Any, Literal
 
 from kindler.errors import ConfigError
-from kindler.train.checkpoint import Header, write_checkpoint
-from kindler.train.folder import folder_at, place, split
+from kindler.files import folder_at, place, split
+from kindler.train.checkpoint_file import Header, write_checkpoint
 from kindler.train.metric_names import Direction, improves, parse
 
 __all__ = ["Callback", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "Run"]

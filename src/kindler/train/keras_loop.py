@@ -17,13 +17,13 @@ from typing import Any
 
 import cloudpickle
 
-from kindler.frameworks.keras.hooks import make_hooks, writes
+from kindler.frameworks.keras.callbacks import make_hooks, writes
 from kindler.frameworks.keras.metrics import plain
 from kindler.frameworks.keras.replica import KerasReplica
-from kindler.train.agreeing import from_first, merged_by_first, to_first
-from kindler.train.keeper import Keeper, restore_callbacks
-from kindler.train.opening import Numbered, Start, Worker, begin, load_local_states, open_numbered
+from kindler.train.agreement import from_first, merged_by_first, to_first
+from kindler.train.checkpoint_writer import Keeper, restore_callbacks
 from kindler.train.reporting import ProgressReporter, StepReporter
+from kindler.train.run_start import Numbered, Start, Worker, begin, load_local_states, open_numbered
 from kindler.train.syncs import SYNCS
 from kindler.train.task import ENDLESS, Task
 from kindler.train.triggers import Progress, score_of
@@ -138,7 +138,7 @@ class _Stretch:
 
 
 class _Follower:
-    """Follows Keras through a run: keeps the `Watch` contract of `frameworks/keras/hooks.py`."""
+    """Follows Keras through a run: keeps the `Watch` contract of `frameworks/keras/callbacks.py`."""
 
     def __init__(
         self,

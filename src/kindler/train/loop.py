@@ -1,8 +1,8 @@
 """The run on one worker: every rank calls `run` and does the same steps at the same time.
 
 Which framework steps the model and how gradients are exchanged is not known here; see
-`frameworks/replica.py` and `sync/`. Where training goes on from is in `opening.py`, checkpoints are the
-business of `keeper.py`, and what the driver hears meanwhile of `reporting.py`.
+`frameworks/contract.py` and `sync/`. Where training goes on from is in `run_start.py`, checkpoints are the
+business of `checkpoint_writer.py`, and what the driver hears meanwhile of `reporting.py`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 import cloudpickle
 
 from kindler.data.batches import Batch
+from kindler.frameworks.contract import Replica
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.frameworks.replica import Replica
-from kindler.train.agreeing import merged_by_first
+from kindler.train.agreement import merged_by_first
 from kindler.train.callbacks import Callback, Run
-from kindler.train.keeper import Keeper, restore_callbacks
-from kindler.train.opening import Start, Stretches, Worker, begin, load_local_states, open_stretches
+from kindler.train.checkpoint_writer import Keeper, restore_callbacks
 from kindler.train.reporting import ProgressReporter, StepReporter
+from kindler.train.run_start import Start, Stretches, Worker, begin, load_local_states, open_stretches
 from kindler.train.syncs import SYNCS
 from kindler.train.task import ENDLESS, Task
 from kindler.train.triggers import Progress, score_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kindler.frameworks.registry import Registry, Spec
+from kindler.registry import Registry, Spec
 
 __all__ = ["SYNCS"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kindler.config import RunSettings
-from kindler.data.dealing import Dealing
+from kindler.data.row_order import Dealing
 from kindler.data.sources import Source
-from kindler.train.streams import StreamSource
+from kindler.train.loader_source import StreamSource
 from kindler.train.triggers import Trigger
 
 __all__ = ["ENDLESS", "Task"]

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from kindler.xshards.collection import XShards
-from kindler.xshards.shared import SharedValue
+from kindler.xshards.shared_value import SharedValue
 
 __all__ = ["SharedValue", "XShards"]

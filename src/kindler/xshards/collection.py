@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kindler.data.shards import frames, nests, rows
+from kindler.data.shards import frames, pytree, rows
+from kindler.data.shards.array_columns import ArrayColumn, RowFile, array_columns, row_file
+from kindler.data.shards.backend import Held, Work
 from kindler.data.shards.codec import leaves, pack, unpack
-from kindler.data.shards.home import Held, Work
-from kindler.data.shards.views import ArrayColumn, RowFile, array_columns, row_file
 from kindler.errors import ConfigError, DataError
-from kindler.xshards import files, homes, steps
+from kindler.xshards import backends, files, shard_ops
 from kindler.xshards.local import LocalShards
-from kindler.xshards.shared import check, shipping_to
+from kindler.xshards.shared_value import check, shipping_to
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +55,7 @@ class XShards:
         [[0, 1, 2], [3, 4, 5]]
     """
 
-    def __init__(self, held: Held, *, pending: tuple[steps.Step, ...] = (), lazy: bool = False) -> None:
+    def __init__(self, held: Held, *, pending: tuple[shard_ops.Step, ...] = (), lazy: bool = False) -> None:
         self._held = held
         self._pending = pending
         self._recipe = (held, pending)
@@ -76,16 +76,16 @@ class XShards:
             ConfigError: Arrays of different lengths, more shards than rows, or nothing that has rows.
         """
         count = _rows_to_cut(data)
-        where = homes.choose(home)
+        where = backends.choose(home)
         if num_shards is None:
-            num_shards = max(1, min(homes.slots(where), count))
-        bounds = nests.even_bounds(count, num_shards)
+            num_shards = max(1, min(backends.slots(where), count))
+        bounds = pytree.even_bounds(count, num_shards)
         if num_shards > max(count, 1):
             raise ConfigError(
                 f"partition: {num_shards} shards of {count} rows; a shard needs at least one row.\n"
                 f"Hint: num_shards={max(count, 1)} or less."
             )
-        return cls(homes.put((pack(nests.cut(data, start, stop)) for start, stop in bounds), where))
+        return cls(backends.put((pack(pytree.cut(data, start, stop)) for start, stop in bounds), where))
 
     @classmethod
     def from_shards(cls, shards: Iterable[Any], home: str = "auto") -> XShards:
@@ -97,7 +97,7 @@ class XShards:
         """
         objects = iter(shards)
         for first in objects:
-            return cls(homes.put(map(pack, chain([first], objects)), homes.choose(home)))
+            return cls(backends.put(map(pack, chain([first], objects)), backends.choose(home)))
         raise ConfigError("from_shards: there are no objects; a collection has at least one shard.")
 
     @classmethod
@@ -119,7 +119,7 @@ class XShards:
         """The elements of an RDD as shards, in the Spark home; classic sessions only."""
         from kindler.spark.shards import SparkShards
 
-        return cls(SparkShards.of_rdd(homes.session(), rdd))
+        return cls(SparkShards.of_rdd(backends.session(), rdd))
 
     @classmethod
     def load_pickle(
@@ -149,9 +149,9 @@ class XShards:
             path: A folder or a file; for the Spark home anything that it reads.
             home: "local", "spark", or "auto": Spark if a session is running, else local.
         """
-        where = homes.choose(home)
+        where = backends.choose(home)
         if where == "spark":
-            return cls.from_spark_df(homes.session().read.parquet(str(path)))
+            return cls.from_spark_df(backends.session().read.parquet(str(path)))
         return cls(LocalShards.of(files.read_parquet(path)))
 
     @property
@@ -165,11 +165,11 @@ class XShards:
         Args:
             home: "local" or "spark".
         """
-        where = homes.choose(home)
+        where = backends.choose(home)
         held = self._ready()
         if where == held.home:
             return self
-        return XShards(homes.put(held.load(range(len(held.infos))), where))
+        return XShards(backends.put(held.load(range(len(held.infos))), where))
 
     def transform_shard(self, func: Callable[..., Any], *args: Any) -> XShards:
         """Apply a function to every shard, each where it lives.
@@ -227,7 +227,7 @@ class XShards:
 
     def __getitem__(self, key: Any) -> XShards:
         """A column of DataFrames as Series, several as DataFrames, or what dicts have under a key."""
-        return self._mapped(partial(steps.picked, key))
+        return self._mapped(partial(shard_ops.picked, key))
 
     def cache(self) -> XShards:
         """Compute the shards if they are not, and keep them; gives itself."""
@@ -276,13 +276,13 @@ class XShards:
         """
         held = self._ready()
         infos = held.infos
-        nests.even_bounds(0, num_partitions)
+        pytree.even_bounds(0, num_partitions)
         if not all(info.rowwise for info in infos):
             return self._regrouped(num_partitions)
         sizes = [info.rows for info in infos]
-        bounds = nests.even_bounds(sum(sizes), num_partitions)
+        bounds = pytree.even_bounds(sum(sizes), num_partitions)
         empty = [target for target, (start, stop) in enumerate(bounds) if start == stop]
-        return XShards(held.exchanged(steps.ByRows(rows.overlaps(sizes, bounds), empty), num_partitions))
+        return XShards(held.exchanged(shard_ops.ByRows(rows.overlaps(sizes, bounds), empty), num_partitions))
 
     def partition_by(self, cols: str | Sequence[str], num_partitions: int | None = None) -> XShards:
         """DataFrames with all rows of a key in one shard: rows go by the hash of their values.
@@ -295,8 +295,8 @@ class XShards:
         names = _listed(cols)
         schema = frames.schema_of(held.infos, names, "partition_by")
         count = len(held.infos) if num_partitions is None else num_partitions
-        nests.even_bounds(0, count)
-        return XShards(held.exchanged(steps.ByHash(tuple(names), schema, count), count))
+        pytree.even_bounds(0, count)
+        return XShards(held.exchanged(shard_ops.ByHash(tuple(names), schema, count), count))
 
     def split(self) -> list[XShards]:
         """Shards that are tuples or lists of one length, as that many collections."""
@@ -307,7 +307,7 @@ class XShards:
                 f"split: the shards are not tuples or lists of one length; they are {', '.join(kinds)}"
                 f" of lengths {sorted(length for length in lengths if length is not None)}."
             )
-        return [self._mapped(partial(steps.item, position)) for position in range(lengths.pop() or 0)]
+        return [self._mapped(partial(shard_ops.item, position)) for position in range(lengths.pop() or 0)]
 
     def zip(self, other: XShards) -> XShards:
         """Shards of both collections in pairs, as tuples.
@@ -335,7 +335,7 @@ class XShards:
         """The distinct values of Series, in the order of their first appearance: `shards["a"].unique()`."""
         import pandas as pd
 
-        found = pd.concat(self._mapped(steps.unique_values).collect()).drop_duplicates()
+        found = pd.concat(self._mapped(shard_ops.unique_values).collect()).drop_duplicates()
         values: np.ndarray[Any, Any] = found.to_numpy()
         return values
 
@@ -418,22 +418,22 @@ class XShards:
             raise DataError("sample: the shards are objects without rows.")
         seed = int(np.random.SeedSequence(random_state).generate_state(1)[0])
         counts = rows.shares([info.rows for info in held.infos], frac)
-        return self._mapped(partial(steps.sampled, counts, seed, replace))
+        return self._mapped(partial(shard_ops.sampled, counts, seed, replace))
 
     def select(self, cols: str | Sequence[str]) -> XShards:
         """Some columns of DataFrames."""
-        return self._mapped(partial(steps.selected, _listed(cols)))
+        return self._mapped(partial(shard_ops.selected, _listed(cols)))
 
     def drop_missing_value(self) -> XShards:
         """DataFrames without the rows in which a value is missing. Columns are all kept."""
-        return self._mapped(steps.without_missing)
+        return self._mapped(shard_ops.without_missing)
 
     def stack_feature_labels(self) -> XShards:
         """Pairs (feature, label), or lists of pairs, as `{"x": ..., "y": ...}` with a row for each pair.
 
         float64 becomes float32; other dtypes stay.
         """
-        return self._mapped(steps.stacked)
+        return self._mapped(shard_ops.stacked)
 
     def assembleFeatureLabelCols(  # the name that Orca's programs use
         self, featureCols: Sequence[str], labelCols: Sequence[str]
@@ -447,7 +447,7 @@ class XShards:
             featureCols: The columns of x.
             labelCols: The columns of y.
         """
-        return self._mapped(partial(steps.assembled, _listed(featureCols), _listed(labelCols)))
+        return self._mapped(partial(shard_ops.assembled, _listed(featureCols), _listed(labelCols)))
 
     def describe(self, cols: str | Sequence[str] | None = None) -> pd.DataFrame:
         """Count, mean, deviation, extremes and quartiles of numeric columns over all shards, as in pandas.
@@ -474,15 +474,17 @@ class XShards:
         counts = [int(count) for count in np.diff(np.minimum(edges, n))]
         needed = [number for number, count in enumerate(counts) if count] or [0]
         if held.home == "spark":  # cut there, so that only those rows travel
-            held = held.mapped(partial(steps.first_rows, counts))
+            held = held.mapped(partial(shard_ops.first_rows, counts))
         loaded = zip(needed, held.load(needed), strict=True)
-        return unpack(rows.joined([steps.first_rows(counts, number, packed) for number, packed in loaded]))
+        return unpack(
+            rows.joined([shard_ops.first_rows(counts, number, packed) for number, packed in loaded])
+        )
 
     def max_values(self, col_name: str) -> Any:
         """The largest value of a column of DataFrames; None if there is none."""
         found = [
             value
-            for shard in self._mapped(partial(steps.maximum, col_name)).collect()
+            for shard in self._mapped(partial(shard_ops.maximum, col_name)).collect()
             for value in shard["found"]
         ]
         return max(found, default=None)
@@ -492,7 +494,7 @@ class XShards:
         import pandas as pd
 
         totals: dict[Any, int] = {}
-        for shard in self._mapped(steps.null_counts).collect():
+        for shard in self._mapped(shard_ops.null_counts).collect():
             for name, count in shard:
                 totals[name] = totals.get(name, 0) + count
         return pd.DataFrame({"col": list(totals), "total": list(totals.values())})
@@ -501,8 +503,8 @@ class XShards:
         """All rows in one DataFrame (or Series). An index that only counts in each shard counts over all."""
         import pandas as pd
 
-        shards = [steps.as_pandas(number, shard) for number, shard in enumerate(self.collect())]
-        whole = nests.joined(shards) if len(shards) > 1 else shards[0]
+        shards = [shard_ops.as_pandas(number, shard) for number, shard in enumerate(self.collect())]
+        whole = pytree.joined(shards) if len(shards) > 1 else shards[0]
         counted = all(isinstance(shard.index, pd.RangeIndex) for shard in shards)
         if counted and not whole.index.is_unique:
             whole = whole.reset_index(drop=True)
@@ -560,7 +562,7 @@ class XShards:
         return self
 
     def array_columns(self) -> list[ArrayColumn]:
-        """The arrays of every shard as flat columns, with dtype and shape: `kindler.data.shards.views`."""
+        """The arrays of every shard as flat columns, with dtype and shape."""
         return array_columns(self._ready().infos)
 
     def row_files(self) -> Iterator[RowFile]:
@@ -600,18 +602,18 @@ class XShards:
             raise ConfigError(
                 f"repartition({count}): there are {len(held.infos)} objects without rows, which are not cut."
             )
-        bounds = nests.even_bounds(len(held.infos), count)
+        bounds = pytree.even_bounds(len(held.infos), count)
         targets = [target for target, (start, stop) in enumerate(bounds) for _ in range(start, stop)]
-        return XShards(held.exchanged(steps.Grouped(targets), count).mapped(steps.opened))
+        return XShards(held.exchanged(shard_ops.Grouped(targets), count).mapped(shard_ops.opened))
 
 
-def _transformed(held: Held, todo: tuple[steps.Step, ...]) -> Held:
+def _transformed(held: Held, todo: tuple[shard_ops.Step, ...]) -> Held:
     with shipping_to(held.home):
-        return held.mapped(steps.Transform(todo), by_user=True)
+        return held.mapped(shard_ops.Transform(todo), by_user=True)
 
 
 def _rows_to_cut(data: Any) -> int:
-    found = list(nests.lengths(data))
+    found = list(pytree.lengths(data))
     lengths = {length for _, length in found}
     if found and None not in lengths:
         if len(lengths) == 1:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kindler.data.shards import frames
+from kindler.data.shards.backend import Held
 from kindler.data.shards.codec import Packed, from_table, unpack
-from kindler.data.shards.home import Held
 from kindler.errors import ConfigError, DataError
 
 __all__ = ["read_parquet", "read_pickles", "write_parquet", "write_pickles"]

@@ -20,16 +20,16 @@ import cloudpickle
 import pyarrow as pa
 
 from kindler.data.shards import frames, rows
+from kindler.data.shards.backend import Cut, Work, shard_error, unsendable
 from kindler.data.shards.codec import Info, Packed, from_table, pack, read, unpack, write
-from kindler.data.shards.home import Cut, Work, shard_error, unsendable
-from kindler.data.shards.nests import even_bounds
-from kindler.data.shards.store import Folder, StoredShards, shard_path
+from kindler.data.shards.pytree import even_bounds
+from kindler.data.shards.shard_files import Folder, StoredShards, shard_path
 from kindler.engine import local
-from kindler.engine.gang import Listener, new_run_id, new_secret
 from kindler.engine.hub import Event
+from kindler.engine.monitor import Listener, new_run_id, new_secret
 from kindler.engine.supervisor import Job
 from kindler.engine.worker import describe
-from kindler.xshards.shared import shipping_to
+from kindler.xshards.shared_value import shipping_to
 
 __all__ = ["LocalShards"]
 
@@ -38,7 +38,7 @@ _STOP = "stop"
 
 
 class LocalShards:
-    """Shards of the local home; see `kindler.data.shards.home.Held`."""
+    """Shards of the local home; see `kindler.data.shards.backend.Held`."""
 
     home = "local"
 
@@ -106,7 +106,7 @@ class LocalShards:
 
     def spark_frame(self) -> Any:
         from kindler.spark.shards import frame_of_table
-        from kindler.xshards.homes import session
+        from kindler.xshards.backends import session
 
         return frame_of_table(session(), self._table())
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kindler.data.batches import Batch, Batches
 from kindler.data.columns import Array, Column, Columns
-from kindler.data.dealing import Dealing
+from kindler.data.row_order import Dealing
 from kindler.data.spool import Spool
 from kindler.errors import ConfigError
 

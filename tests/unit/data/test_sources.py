@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Column, Columns
-from kindler.data.dealing import Dealing
 from kindler.data.parquet import inspect, scan
-from kindler.data.plan import ColumnOptions
+from kindler.data.row_order import Dealing
 from kindler.data.sources import (
     ROW_BITS,
     DeliveredSource,

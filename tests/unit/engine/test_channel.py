@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kindler.engine.channel import Channel, ChannelClosed, connect
-from kindler.engine.door import Door, listen
 from kindler.engine.frames import PART_BYTES, Frame, Joiner, encode, reading
+from kindler.engine.listener import Door, listen
 
 
 @pytest.fixture

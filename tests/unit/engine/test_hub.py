@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kindler.config import RunSettings
-from kindler.engine.cargo import Carrier
 from kindler.engine.channel import Channel, ChannelClosed, Frame, connect
-from kindler.engine.door import listen
-from kindler.engine.gathering import pack_parts, read_numbers, unpack_parts, write_numbers
+from kindler.engine.gather import pack_parts, read_numbers, unpack_parts, write_numbers
 from kindler.engine.hub import Event, Hub
+from kindler.engine.job_buffers import Carrier
+from kindler.engine.listener import listen
 from kindler.errors import ConfigError
 
 SECRET = b"s" * 32
@@ -137,7 +137,7 @@ def test_two_hundred_silent_strangers_cost_no_thread_and_hold_up_nobody(
 
 
 def test_a_stranger_who_says_nothing_is_closed_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kindler.engine.switchboard._GREETING_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("kindler.engine.connections._GREETING_TIMEOUT_S", 0.1)
     with Hub(size=1, secret=SECRET, settings=RunSettings()) as hub:
         stranger = socket.create_connection(hub.address, timeout=10)
         known = connect(hub.address, SECRET, timeout_s=5)  # proves itself, and does not say who it is

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kindler import RunSettings
-from kindler.engine.door import listen
 from kindler.engine.hub import Hub
+from kindler.engine.listener import listen
 from kindler.engine.supervisor import Job, Supervisor
 from kindler.errors import ConfigError
 

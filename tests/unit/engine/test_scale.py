@@ -11,7 +11,7 @@ import pytest
 from benchmarks._members import Member, each, join_all
 
 from kindler.config import RunSettings
-from kindler.engine.gathering import read_numbers, write_numbers
+from kindler.engine.gather import read_numbers, write_numbers
 from kindler.engine.hub import Hub
 
 SECRET = b"s" * 32

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kindler import MinMaxScaler, StandardScaler, StringIndexer, XShards
-from kindler.engine import nursery
+from kindler.engine import fork_server
 from kindler.errors import ConfigError, DataError, NotFittedError
 from kindler.features import moments
 from tests.features_facts import Back, FeatureFacts, Give
@@ -21,7 +21,7 @@ from tests.features_facts import Back, FeatureFacts, Give
 @pytest.fixture(scope="module", autouse=True)
 def _no_processes_left() -> Iterator[None]:
     yield
-    nursery.retire()
+    fork_server.retire()
 
 
 class TestPandas(FeatureFacts):

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kindler
-from kindler.engine import nursery
+from kindler.engine import fork_server
 from kindler.errors import ConfigError, DataError
 from kindler.readers.files import every_file, find
 from tests.readers_facts import ReaderFacts, pixels, save_image, write
@@ -23,7 +23,7 @@ from tests.readers_facts import ReaderFacts, pixels, save_image, write
 @pytest.fixture(scope="module", autouse=True)
 def _no_processes_left() -> Iterator[None]:
     yield
-    nursery.retire()
+    fork_server.retire()
 
 
 class TestLocalReaders(ReaderFacts):

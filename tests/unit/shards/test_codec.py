@@ -16,7 +16,7 @@ from pandas.testing import assert_frame_equal, assert_series_equal
 
 from kindler.data.shards import frames, rows
 from kindler.data.shards.codec import Info, from_chunks, from_table, pack, read, to_chunks, unpack, write
-from kindler.data.shards.nests import even_bounds
+from kindler.data.shards.pytree import even_bounds
 from kindler.errors import ConfigError, DataError
 from tests.shards_facts import table
 

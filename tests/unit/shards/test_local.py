@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kindler import SharedValue, XShards
-from kindler.engine import nursery
+from kindler.engine import fork_server
 from kindler.errors import ConfigError, WorkerLost
 from tests.shards_facts import ShardFacts
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module", autouse=True)
 def _no_processes_left() -> Iterator[None]:
     yield
-    nursery.retire()
+    fork_server.retire()
 
 
 @pytest.fixture

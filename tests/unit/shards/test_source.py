@@ -12,15 +12,17 @@ import pandas as pd
 import pytest
 
 from kindler import XShards
-from kindler.data.plan import ColumnOptions
+from kindler.data.column_options import ColumnOptions
 from kindler.data.shards.source import ShardSource
 from kindler.data.spool import Spool
 from kindler.errors import ConfigError, DataError
-from kindler.xshards import feeding
+from kindler.xshards import as_input
 
 
 def source(shards: XShards, **options: Any) -> ShardSource:
-    made, feed = feeding.prepare(shards, name="data", options=ColumnOptions(**options), spark=None, here=True)
+    made, feed = as_input.prepare(
+        shards, name="data", options=ColumnOptions(**options), spark=None, here=True
+    )
     assert feed is None
     assert isinstance(made, ShardSource)
     return made
@@ -107,7 +109,7 @@ def test_dtypes_follow_the_rules_of_arrays(tmp_path: Path) -> None:
 def test_the_form_of_a_shard_says_what_are_inputs_and_targets(
     shard: Any, features: list[str], labels: list[str]
 ) -> None:
-    chosen = feeding.choose(XShards.from_shards([shard], home="local"), ColumnOptions())
+    chosen = as_input.choose(XShards.from_shards([shard], home="local"), ColumnOptions())
 
     assert [column.name for column in chosen.columns.features] == features
     assert [column.name for column in chosen.columns.labels] == labels
@@ -126,13 +128,13 @@ def test_the_form_of_a_shard_says_what_are_inputs_and_targets(
 )
 def test_shards_that_cannot_be_used_are_described(shard: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        feeding.choose(XShards.from_shards([shard], home="local"), ColumnOptions())
+        as_input.choose(XShards.from_shards([shard], home="local"), ColumnOptions())
 
 
 def test_values_that_are_no_numbers_are_refused_before_a_worker_starts() -> None:
     shards = local(2, x=np.array(["a", "b"]), y=np.ones(2))
     with pytest.raises(DataError, match="column 'x'(.|\n)*cannot feed a model"):
-        feeding.choose(shards, ColumnOptions())
+        as_input.choose(shards, ColumnOptions())
 
 
 def test_shards_without_rows_may_be_anything(tmp_path: Path) -> None:

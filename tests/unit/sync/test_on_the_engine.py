@@ -9,7 +9,7 @@ import pytest
 
 from kindler.config import RunSettings
 from kindler.engine import local
-from kindler.engine.gang import new_run_id, new_secret
+from kindler.engine.monitor import new_run_id, new_secret
 from kindler.engine.supervisor import Job
 from kindler.engine.worker import Worker
 from kindler.sync.allreduce_host import HostGroup

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from kindler import omega
 from kindler.runtime.runtime import Runtime
-from kindler.shelves import datasets, models, scripts
+from kindler.shelves import models, scripts
+from kindler.shelves.datasets import shelf as datasets
 from kindler.shelves.shelf import Shelf
 from kindler.store import Store, Version
 
@@ -117,7 +118,7 @@ class Datasets(_Trusting, datasets.Datasets):
             name: The name.
             append: Whether its rows follow those that are there; None does so for tables of pandas and
                 replaces everything else.
-            **options: Those of `kindler.shelves.datasets.Datasets.put`.
+            **options: Those of `kindler.shelves.datasets.shelf.Datasets.put`.
         """
         if append is None:
             pandas: Any = sys.modules.get("pandas")

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from kindler.data.arrow import stream, write_rows
 from kindler.data.columns import Array
-from kindler.data.shards import nests
+from kindler.data.shards import pytree
 from kindler.errors import DataError
 
 __all__ = [
@@ -119,11 +119,11 @@ class Packed:
 
 def pack(thing: Any) -> Packed:
     """An object as bytes."""
-    if nests.is_frame(thing):
+    if pytree.is_frame(thing):
         table = _table_of(thing)
         if table is not None:
             return from_table(table)
-    elif nests.is_series(thing):
+    elif pytree.is_series(thing):
         table = _table_of(thing.to_frame())
         if table is not None:
             unnamed = thing.name is None
@@ -226,7 +226,7 @@ def read(info: Info, path: str | os.PathLike[str]) -> Packed:
 
 
 def _pickled(thing: Any) -> Packed:
-    count = nests.rows(thing)
+    count = pytree.rows(thing)
     info = Info(
         "object",
         1 if count is None else count,

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from kindler.data.columns import Array
 from kindler.data.shards import frames, rows
+from kindler.data.shards.array_columns import columns_of
 from kindler.data.shards.codec import Packed, column_to_array
-from kindler.data.shards.views import columns_of
 from kindler.errors import DataError
 
 __all__ = ["Values", "pieces", "values"]

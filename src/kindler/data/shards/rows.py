@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data.columns import Array
-from kindler.data.shards import nests
+from kindler.data.shards import pytree
 from kindler.data.shards.codec import META, Packed, from_table, pack, unpack
 from kindler.errors import DataError
 
@@ -26,7 +26,7 @@ def cut(packed: Packed, start: int, stop: int) -> Packed:
     """The rows [start, stop)."""
     if packed.is_table:
         return _again(packed, packed.table.slice(start, stop - start))
-    return pack(nests.cut(unpack(packed), start, stop))
+    return pack(pytree.cut(unpack(packed), start, stop))
 
 
 def taken(packed: Packed, positions: Array) -> Packed:
@@ -34,8 +34,8 @@ def taken(packed: Packed, positions: Array) -> Packed:
     if packed.is_table:
         return _again(packed, packed.table.take(pa.array(positions)))
     thing = unpack(packed)
-    picked = [nests.cut(thing, int(i), int(i) + 1) for i in positions]
-    return pack(nests.joined(picked) if picked else nests.cut(thing, 0, 0))
+    picked = [pytree.cut(thing, int(i), int(i) + 1) for i in positions]
+    return pack(pytree.joined(picked) if picked else pytree.cut(thing, 0, 0))
 
 
 def joined(parts: Sequence[Packed]) -> Packed:
@@ -46,7 +46,7 @@ def joined(parts: Sequence[Packed]) -> Packed:
     if first.is_table and all(_alike(first, part) for part in parts):
         return _again(first, pa.concat_tables([part.table for part in parts]))
     things = [unpack(part) for part in parts if part.info.rows] or [unpack(first)]
-    return pack(nests.joined(things) if len(things) > 1 else things[0])
+    return pack(pytree.joined(things) if len(things) > 1 else things[0])
 
 
 def overlaps(sizes: Sequence[int], bounds: Sequence[tuple[int, int]]) -> list[list[tuple[int, int, int]]]:

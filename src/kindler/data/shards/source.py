@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from kindler.data.columns import Array, Column, Columns, Where, conform
-from kindler.data.dealing import Dealing
+from kindler.data.row_order import Dealing
 from kindler.data.shards import rows
 from kindler.data.shards.codec import Info, Packed, read
 from kindler.data.shards.reading import Values, pieces, values
-from kindler.data.shards.store import shard_path
+from kindler.data.shards.shard_files import shard_path
 from kindler.data.shared_spool import Member, shared_spool
 from kindler.data.spool import Spool, SpoolWriter
 

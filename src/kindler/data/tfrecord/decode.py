@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from kindler.data.columns import Array
-from kindler.data.tfrecord.entries import Entries, Unusual, entries
-from kindler.data.tfrecord.example import BYTES, FLOAT, INT64, Malformed, canonical
+from kindler.data.tfrecord.canonical import BYTES, FLOAT, INT64, Malformed, canonical
+from kindler.data.tfrecord.feature_index import Entries, Unusual, entries
 from kindler.data.tfrecord.framing import AROUND, HEAD, Block
 from kindler.data.tfrecord.schema import KIND_NAMES, LENGTH, Feature
 from kindler.data.tfrecord.values import Values, WrongKind, even, ragged

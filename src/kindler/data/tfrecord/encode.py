@@ -17,7 +17,7 @@ from pyarrow import types
 
 from kindler.data.columns import Array, Where
 from kindler.data.tfrecord import varints
-from kindler.data.tfrecord.example import BYTES, FLOAT, INT64
+from kindler.data.tfrecord.canonical import BYTES, FLOAT, INT64
 from kindler.data.tfrecord.framing import AROUND, HEAD, checksum, length_checksums, masked
 from kindler.data.tfrecord.schema import is_list, kind_of
 from kindler.errors import DataError

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from kindler.data.tfrecord.example import BYTES, FLOAT, INT64
+from kindler.data.tfrecord.canonical import BYTES, FLOAT, INT64
 from kindler.errors import ConfigError
 
 __all__ = ["KIND_NAMES", "LENGTH", "Feature", "SchemaLike", "as_schema", "features", "kind_of", "refusal"]

@@ -13,8 +13,8 @@ import numpy as np
 
 from kindler.data.columns import Array
 from kindler.data.tfrecord import varints
-from kindler.data.tfrecord.entries import Entries, Lists, Unusual, entries, items, lists, packed
-from kindler.data.tfrecord.example import BYTES, FLOAT
+from kindler.data.tfrecord.canonical import BYTES, FLOAT
+from kindler.data.tfrecord.feature_index import Entries, Lists, Unusual, entries, items, lists, packed
 from kindler.data.tfrecord.framing import AROUND, Block
 
 __all__ = ["Values", "WrongKind", "even", "ragged"]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from kindler.errors import ConfigError, UntrustedError, first_line
-from kindler.frameworks.keras.library import backend_of, load
+from kindler.frameworks.keras.backends import backend_of, load
 from kindler.frameworks.keras.state import Variables, slots, value_of
 
 __all__ = [

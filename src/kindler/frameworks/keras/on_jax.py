@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kindler.frameworks.keras.exchange import Means, Rows, replaced
+from kindler.frameworks.keras.gradient_hook import Means, Rows, replaced
 
 # Its own type hints are partial, which a strict checker takes amiss.
 jax: Any = importlib.import_module("jax")

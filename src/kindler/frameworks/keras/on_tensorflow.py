@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kindler.frameworks.keras.exchange import Means, Rows, replaced
+from kindler.frameworks.keras.gradient_hook import Means, Rows, replaced
 
 __all__ = ["idle_step", "judge_once", "settle", "share_gradients", "weigh"]
 

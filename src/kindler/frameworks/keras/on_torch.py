@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kindler.frameworks.keras.exchange import Means, Rows, replaced
-from kindler.frameworks.keras.library import DEVICE_VARIABLE
-from kindler.frameworks.torch_device import resolve_device
+from kindler.frameworks.keras.backends import DEVICE_VARIABLE
+from kindler.frameworks.keras.gradient_hook import Means, Rows, replaced
+from kindler.frameworks.torch.device import resolve_device
 
 __all__ = ["idle_step", "randomness", "restore_randomness", "settle", "share_gradients", "weigh"]
 

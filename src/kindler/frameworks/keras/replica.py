@@ -1,7 +1,7 @@
 """Keras: one replica of the user's model, trained by Keras's own `fit` as one process would be.
 
-Making the model is in `spec.py`, the exchange of gradients in `exchange.py`, what `fit` tells on its way in
-`hooks.py`, the model as bytes in `state.py`. When a run begins and ends is decided by the training loop.
+Making the model is in `spec.py`, the exchange of gradients in `gradient_hook.py`, what `fit` tells on its way
+in `callbacks.py`, the model as bytes in `state.py`. The training loop decides when a run begins and ends.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from kindler.errors import ConfigError
-from kindler.frameworks.keras import files, library
-from kindler.frameworks.keras.exchange import Exchange, Group, install
-from kindler.frameworks.keras.feed import Arranged, Feed, Remembering, dataset
+from kindler.frameworks.keras import backends, files
+from kindler.frameworks.keras.dataset import Arranged, Feed, Remembering, dataset
+from kindler.frameworks.keras.gradient_hook import Exchange, Group, install
 from kindler.frameworks.keras.metrics import Tallies
 from kindler.frameworks.keras.spec import KerasSpec, build_model, custom_objects, dumps, loads, synchronized
 from kindler.frameworks.keras.state import Variables, fork_seeds, pack, seed_of, unpack, variances
-from kindler.frameworks.packed import Buffer
-from kindler.frameworks.randomness import own_states, restore_own, seed_own
+from kindler.frameworks.rng import own_states, restore_own, seed_own
+from kindler.frameworks.state_format import Buffer
 
 __all__ = ["KerasReplica", "dumps", "loads", "preload"]
 
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def preload() -> None:
     """Import what is slow to import: Keras and its backend; the process can be forked afterwards."""
-    with library.without_devices():
+    with backends.without_devices():
         import keras  # noqa: F401 - the environment says on which backend
 
 
@@ -62,12 +62,12 @@ class KerasReplica:
     ) -> None:
         self.spec, self.rank, self.seed = spec, rank, seed
         if threads is not None:
-            library.settle(spec.backend, device=device, local_rank=local_rank, threads=threads)
+            backends.settle(spec.backend, device=device, local_rank=local_rank, threads=threads)
         if spec.model_creator is not None:
-            library.seed_everything(spec.backend, seed)
+            backends.seed_everything(spec.backend, seed)
         self.model = build_model(spec)
         seed_own(seed, 0, rank)
-        self.flavour = library.flavour_of(self.model) or "keras"
+        self.flavour = backends.flavour_of(self.model) or "keras"
         self.keras: Any = importlib.import_module(self.flavour)
         self.device = device
         self.epoch = self.step = 0
@@ -198,7 +198,7 @@ class KerasReplica:
             buffers = [variable for part in self.variables.buffers() for variable in part]
             self._before = {id(variable): self.variables.value(variable).tobytes() for variable in buffers}
         # The user's own code draws other numbers on every rank and in every epoch.
-        library.seed_everything(self.spec.backend, seed_of(self.seed, epoch, self.rank))
+        backends.seed_everything(self.spec.backend, seed_of(self.seed, epoch, self.rank))
 
     def begin_step(self) -> None:
         """Draw on from where the epoch was left: not earlier, for Keras draws itself to open its dataset."""
@@ -360,7 +360,7 @@ class KerasReplica:
 
     @property
     def _compiled(self) -> bool:
-        return library.is_compiled(self.model)
+        return backends.is_compiled(self.model)
 
     @property
     def _on_torch(self) -> Any:

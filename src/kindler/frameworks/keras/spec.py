@@ -18,9 +18,9 @@ import cloudpickle
 
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, positional, title
+from kindler.frameworks.keras.backends import flavour_of, is_compiled, load
 from kindler.frameworks.keras.files import check_optimizer, described, with_live_optimizer
-from kindler.frameworks.keras.library import flavour_of, is_compiled, load
-from kindler.frameworks.travel import travelling
+from kindler.frameworks.pickling import travelling
 
 __all__ = [
     "Archive",

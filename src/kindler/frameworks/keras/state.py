@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from kindler.errors import ConfigError
-from kindler.frameworks.keras.exchange import optimizers
+from kindler.frameworks.keras.gradient_hook import optimizers
 
 __all__ = ["Variables", "fork_seeds", "pack", "seed_of", "slots", "unpack", "value_of", "variances"]
 

@@ -14,8 +14,8 @@ from importlib import resources
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from kindler.serve.gate import needs
-from kindler.serve.problems import Problem
+from kindler.serve.auth import needs
+from kindler.serve.http_errors import Problem
 
 __all__ = ["page_routes"]
 

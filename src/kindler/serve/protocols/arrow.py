@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kindler.errors import first_line
-from kindler.serve.problems import Problem
+from kindler.serve.http_errors import Problem
 
 __all__ = ["is_text", "read_arrow", "read_parquet"]
 

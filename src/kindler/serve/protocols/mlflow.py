@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kindler.serve.problems import Problem, require_post
+from kindler.serve.http_errors import Problem, require_post
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.tables import (
     ARROW,

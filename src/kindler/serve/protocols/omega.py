@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kindler.serve.problems import Problem
+from kindler.serve.http_errors import Problem
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.tables import ARROW, columns_of, from_arrow, from_records, to_arrow
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain

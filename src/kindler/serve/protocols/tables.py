@@ -12,7 +12,7 @@ import pyarrow.csv
 
 from kindler.data.arrow import stream
 from kindler.errors import first_line
-from kindler.serve.problems import Problem
+from kindler.serve.http_errors import Problem
 from kindler.serve.protocols.arrow import is_text, read_arrow, read_parquet
 from kindler.serve.protocols.values import as_object, as_tensor, loads
 from kindler.serve.requests import Answer

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kindler.serve.problems import Problem, require_post
+from kindler.serve.http_errors import Problem, require_post
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
 from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from kindler.serve.problems import Problem
+from kindler.serve.http_errors import Problem
 from kindler.serve.signature import Array
 
 __all__ = ["as_object", "as_tensor", "dumps", "loads", "plain", "with_bytes"]

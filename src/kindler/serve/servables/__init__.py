@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kindler.errors import ConfigError
+from kindler.models.function import FunctionHandler, restored
 from kindler.serve.signature import DEFAULT_SIGNATURE, Arrays, Signature
-from kindler.shelves.kinds.function import FunctionHandler, restored
 from kindler.shelves.models import Models
 from kindler.shelves.registry import KINDS as STORED
 from kindler.store import Version

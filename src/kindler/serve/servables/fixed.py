@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kindler.serve.problems import Problem
-from kindler.serve.proofs import free_rows, tried
+from kindler.serve.http_errors import Problem
+from kindler.serve.row_independence import free_rows, tried
 from kindler.serve.signature import Array, Arrays, Signature, example
 
 __all__ = ["DeclaredRows"]

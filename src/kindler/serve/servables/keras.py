@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from kindler.frameworks.keras import library
-from kindler.serve.proofs import free_rows, tried
+from kindler.frameworks.keras import backends
+from kindler.serve.row_independence import free_rows, tried
 from kindler.serve.servables.outputs import named
 from kindler.serve.signature import Array, Arrays, Signature, TensorSpec, example
 
@@ -41,7 +41,7 @@ class KerasServable:
             for layer in model._flatten_layers()
         )
         self.size = int(sum(int(np.prod(w.shape)) * 4 for w in model.weights))
-        backend = library.backend_of(model, None)
+        backend = backends.backend_of(model, None)
         make = {"tensorflow": _on_tensorflow, "jax": _on_jax, "torch": _on_torch}[backend]
         self._forward = make(model, self.signature)
 

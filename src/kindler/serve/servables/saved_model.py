@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from kindler.errors import ConfigError
-from kindler.serve.proofs import free_rows
+from kindler.serve.row_independence import free_rows
 from kindler.serve.signature import DEFAULT_SIGNATURE, SIGNATURE_METHOD, Arrays, Signature, TensorSpec
 
 __all__ = ["SavedModelServable"]

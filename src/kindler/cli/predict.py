@@ -1,0 +1,154 @@
+"""`kindler predict`: with a model of a store, here, or by a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib import error, parse, request
+
+from kindler.cli.opened_store import add_store, opened
+from kindler.errors import ConfigError, DataError, MissingExtraError
+from kindler.serve.http_errors import Problem
+
+if TYPE_CHECKING:
+    from kindler.cli.files import Rows
+
+__all__ = ["add_commands"]
+
+_FORMATS = ("csv", "json", "jsonl", "parquet", "npy", "npz")
+_METHODS = ("predict", "predict_proba", "transform", "decision_function")
+_COLUMN = "prediction"
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command to the parser's."""
+    parser = commands.add_parser("predict", help="predict the rows of a file with a stored model")
+    parser.add_argument(
+        "name", metavar="NAME", help="the model; NAME@3, NAME@tag and NAME^ are versions of it"
+    )
+    parser.add_argument(
+        "--input", required=True, metavar="FILE",
+        help="a .csv, .parquet, .json, .jsonl, .npy or .npz file; - reads standard input",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", default="-", metavar="FILE",
+        help="a .json, .csv, .jsonl, .parquet, .npy or .npz file; tables have the input's columns too."
+        " - prints JSON (default)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--format", choices=_FORMATS, help="what the input is, where its name does not say it"
+    )
+    parser.add_argument(
+        "--method", choices=_METHODS, default="predict", help="what to call (default: %(default)s)"
+    )
+    parser.add_argument("--url", help="ask this server instead of loading the model here")
+    parser.add_argument("--key", help="the server's API key (default: KINDLER_KEY)")
+    parser.add_argument(
+        "--timeout-s",
+        type=float,
+        default=60.0,
+        metavar="N",
+        help="how long to wait for it (default: %(default)g)",
+    )
+    parser.add_argument("--trusted", action="store_true", help="load what could be code of others")
+    add_store(parser)
+    parser.set_defaults(run=_predict)
+
+
+def _predict(chosen: argparse.Namespace) -> int:
+    try:
+        from kindler.cli.files import read_rows, write
+
+        rows = read_rows(chosen.input, chosen.format)
+        outputs = _asked(chosen, rows) if chosen.url else _computed(chosen, rows)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "orjson":
+            raise
+        raise MissingExtraError(what="kindler predict", package="orjson", extra="serve") from exc
+    except Problem as exc:
+        raise DataError(exc.message) from exc
+    target = None if chosen.output == "-" else Path(chosen.output)
+    write(_shaped(outputs, rows, target), target)
+    return 0
+
+
+def _computed(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+    from kindler.serve.servables import load
+    from kindler.serve.signature import fit, from_columns
+
+    models = opened(chosen).models
+    servable = load(models, models.metadata(chosen.name), trusted=chosen.trusted)
+    if chosen.method not in servable.methods:
+        raise ConfigError(f"{chosen.name} has no {chosen.method}; it has {', '.join(servable.methods)}.")
+    signature = servable.signature
+    given = rows.arrays if rows.table is None else from_columns(signature, rows.arrays)
+    return servable.call(fit(signature, given), chosen.method)
+
+
+def _asked(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+    """By Arrow both ways: nothing is rounded to text."""
+    from kindler.serve.protocols.tables import ARROW, from_arrow
+
+    key = chosen.key or os.environ.get("KINDLER_KEY")
+    headers = {"content-type": ARROW, "accept": ARROW} | ({"authorization": f"Bearer {key}"} if key else {})
+    query = parse.urlencode({"bucket": chosen.bucket})
+    name = parse.quote(chosen.name, safe="/@^")
+    url = f"{chosen.url.rstrip('/')}/api/v1/model/{name}/{chosen.method}?{query}"
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url {chosen.url}: http://... or https://... is needed.")
+    sent = request.Request(url, _streamed(rows), headers, method="PUT")
+    try:
+        with request.urlopen(sent, timeout=chosen.timeout_s) as reply:
+            return from_arrow(reply.read())
+    except error.HTTPError as exc:
+        raise ConfigError(f"{chosen.url} answers {exc.code}: {_told(exc.read())}") from exc
+    except (error.URLError, TimeoutError) as exc:
+        reason = getattr(exc, "reason", exc)
+        raise ConfigError(f"{chosen.url} cannot be reached: {reason}.") from exc
+
+
+def _streamed(rows: Rows) -> bytes:
+    from kindler.cli.files import as_columns
+    from kindler.data.arrow import stream
+
+    return stream(rows.table if rows.table is not None else as_columns(rows.arrays))
+
+
+def _told(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:300]
+
+
+def _shaped(outputs: dict[str, Any], rows: Rows, target: Path | None) -> Any:
+    """What is written: the outputs, and in a table the columns that they were made of."""
+    one = len(outputs) == 1
+    only = next(iter(outputs.values()))
+    kind = "json" if target is None else target.suffix.lower().removeprefix(".")
+    if kind == "json":
+        return {"predictions": only if one else outputs}
+    if kind == "npy":
+        return only if one else outputs
+    if kind == "npz":
+        return {_COLUMN: only} if one else outputs
+    return _joined({_COLUMN: only} if one else outputs, rows)
+
+
+def _joined(outputs: dict[str, Any], rows: Rows) -> Any:
+    from kindler.cli.files import as_columns
+
+    made = as_columns(outputs)
+    if rows.table is None:
+        return made
+    table = rows.table
+    for name in made.column_names:
+        if name in table.column_names:
+            raise ConfigError(
+                f"the input has a column {name!r} already.\nHint: .json has the predictions alone."
+            )
+        table = table.append_column(name, made.column(name))
+    return table

@@ -1,0 +1,258 @@
+"""`kindler models` and `kindler datasets`: ls, put, get, rm and tag. Files become objects in `files.py`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kindler.cli.opened_store import add_store, as_json, as_table, opened
+from kindler.errors import AlreadyExistsError, ConfigError, NotFoundError
+
+if TYPE_CHECKING:
+    from kindler.shelves.shelf import Shelf
+    from kindler.store import Version
+
+__all__ = ["add_commands"]
+
+_NAMES = "a name; NAME@3, NAME@tag and NAME^ are versions of it"
+_GLOBS = "a name or a glob, in quotes: '*' stays within a part of a name, '**' does not"
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the parser's."""
+    models = commands.add_parser("models", help="list, store, fetch, remove and tag models")
+    _add_verbs(models, "models", "a .keras, .onnx, .xml, .pt2 or exported file, or a SavedModel's folder")
+    datasets = commands.add_parser("datasets", help="list, store, fetch, remove and tag datasets")
+    _add_verbs(
+        datasets, "datasets", "a .parquet, .csv, .json, .jsonl, .npy, .npz, .tfrecord or exported file"
+    )
+
+
+def _add_verbs(parser: argparse.ArgumentParser, shelf: str, files: str) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
+    _add_ls(verbs.add_parser("ls", help=f"list {shelf}"), shelf)
+    _add_put(verbs.add_parser("put", help="store a file as the newest version of a name"), shelf, files)
+    _add_get(verbs.add_parser("get", help="write a version to a file or a folder"), shelf)
+    removing = verbs.add_parser("rm", help="remove names with all their versions, or single versions")
+    removing.add_argument("names", nargs="+", metavar="NAME", help=f"{_NAMES}; or {_GLOBS}")
+    removing.add_argument("--force", action="store_true", help="it is fine if there is none")
+    removing.set_defaults(run=_remove)
+    tagging = verbs.add_parser("tag", help="make a tag stand at a version, or show the tags of a name")
+    tagging.add_argument("name", metavar="NAME", help=_NAMES)
+    tagging.add_argument("tag", nargs="?", metavar="TAG", help="the tag, which leaves where it stood")
+    tagging.add_argument("--remove", action="store_true", help="take the tag away instead")
+    tagging.set_defaults(run=_tag)
+    for verb in verbs.choices.values():
+        add_store(verb)
+        verb.set_defaults(shelf=shelf)
+
+
+def _add_ls(parser: argparse.ArgumentParser, shelf: str) -> None:
+    parser.add_argument("pattern", nargs="?", default="**", metavar="PATTERN", help=_GLOBS)
+    parser.add_argument("--versions", action="store_true", help="all versions, not only the newest")
+    parser.add_argument("--kind", help=f"only {shelf} of this kind")
+    parser.add_argument("--hidden", action="store_true", help="also names that begin with '.' or '_'")
+    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+    parser.set_defaults(run=_list)
+
+
+def _add_put(parser: argparse.ArgumentParser, shelf: str, files: str) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help=files)
+    parser.add_argument("name", metavar="NAME", help="the name, without a version")
+    parser.add_argument(
+        "--tag", action="append", metavar="TAG", help="a tag for it; may be given several times"
+    )
+    parser.add_argument("--kind", help="what to store it as, where several kinds could")
+    parser.add_argument(
+        "--attribute", action="append", default=[], metavar="KEY=VALUE",
+        help="what to remember of it; VALUE is JSON, or else text",
+    )  # fmt: skip
+    parser.add_argument("--trusted", action="store_true", help="allow what could run code when it is read")
+    if shelf == "datasets":
+        parser.add_argument(
+            "--mode", choices=["fail", "replace", "append"], default="fail",
+            help="what to do if the name is there (default: %(default)s)",
+        )  # fmt: skip
+    parser.set_defaults(run=_put)
+
+
+def _add_get(parser: argparse.ArgumentParser, shelf: str) -> None:
+    parser.add_argument("name", metavar="NAME", help=_NAMES)
+    if shelf == "models":
+        parser.add_argument(
+            "path", type=Path, metavar="PATH",
+            help="the file for a model that is one file, a new folder for another one",
+        )  # fmt: skip
+        parser.add_argument(
+            "--format", choices=["files", "archive", "mlflow"], default="files",
+            help="the model's own files, one file that `put` takes again, or the folder of an MLflow model"
+            " (default: %(default)s)",
+        )  # fmt: skip
+    else:
+        parser.add_argument(
+            "path", metavar="FILE",
+            help="a .parquet, .csv, .json, .jsonl, .npy, .npz or .tfrecord file; - prints CSV, or JSON",
+        )  # fmt: skip
+        parser.add_argument("--columns", metavar="A,B", help="only these columns of a table")
+        parser.add_argument(
+            "--format", choices=["auto", "archive"], default="auto",
+            help="what the file's name says, or one file that `put` takes again (default: %(default)s)",
+        )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--trusted", action="store_true", help="allow what could run code that was stored")
+    parser.set_defaults(run=_get)
+
+
+def _list(chosen: argparse.Namespace) -> int:
+    shelf = _shelf(chosen)
+    versions = shelf.newest(chosen.pattern, hidden=chosen.hidden, kind=chosen.kind)
+    tags: dict[tuple[str, int], list[str]] = {}
+    for name, found in shelf.store.all_tags(shelf.bucket, shelf.shelf).items():
+        for tag, number in sorted(found.items()):
+            tags.setdefault((name, number), []).append(tag)
+    if chosen.versions:
+        versions = [one for v in versions for one in shelf.versions(v.name)]
+    print((as_json if chosen.json else as_table)(versions, tags))
+    return 0
+
+
+def _put(chosen: argparse.Namespace) -> int:
+    from kindler.cli.files import to_store
+
+    shelf = _shelf(chosen)
+    if _is_archive(chosen.file):
+        print(shelf.import_(chosen.file, chosen.name, tag=chosen.tag))
+        return 0
+    options: dict[str, Any] = {"attributes": dict(map(_attribute, chosen.attribute))}
+    if chosen.shelf == "datasets":
+        options["mode"] = chosen.mode
+    obj = to_store(chosen.file) if chosen.shelf == "datasets" else chosen.file
+    print(shelf.put(obj, chosen.name, tag=chosen.tag, kind=chosen.kind, trusted=chosen.trusted, **options))
+    return 0
+
+
+def _get(chosen: argparse.Namespace) -> int:
+    shelf = _shelf(chosen)
+    found = shelf.metadata(chosen.name)
+    if chosen.format == "archive":
+        shelf.export(str(found), _free(Path(chosen.path), chosen.force))
+    elif chosen.format == "mlflow":
+        shelf.export_mlflow(str(found), chosen.path, trusted=chosen.trusted)  # type: ignore[attr-defined]
+    elif chosen.shelf == "models":
+        _get_model(shelf, found, chosen.path, chosen.force)
+    else:
+        _get_dataset(shelf, found, chosen)
+    if chosen.path != "-":
+        print(f"{found} -> {chosen.path}")
+    return 0
+
+
+def _get_model(shelf: Shelf, found: Version, path: Path, force: bool) -> None:
+    if len(found.files) != 1:
+        shelf.get(str(found), local=path)
+        return
+    target = path / Path(found.files[0].path).name if path.is_dir() else path
+    _free(target, force)
+    with tempfile.TemporaryDirectory(prefix="kindler-get-") as folder:
+        copied = shelf.get(str(found), local=Path(folder) / "files")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(copied / found.files[0].path, target)
+
+
+def _get_dataset(shelf: Shelf, found: Version, chosen: argparse.Namespace) -> None:
+    from kindler.cli.files import write
+
+    options: dict[str, Any] = {"trusted": chosen.trusted}
+    if found.kind == "parquet":
+        options["as_"] = "arrow"
+    if chosen.columns:
+        options["columns"] = chosen.columns.split(",")
+    target = None if chosen.path == "-" else _free(Path(chosen.path), chosen.force)
+    if found.kind == "tfrecord":
+        _get_records(shelf, found, target)
+        return
+    write(shelf.get(str(found), **options), target)
+
+
+def _get_records(shelf: Shelf, found: Version, target: Path | None) -> None:
+    """Parts one after the other: so a file of records is a file of records."""
+    from kindler.cli.files import write
+
+    if target is None or target.suffix not in (".tfrecord", ".tfrecords"):
+        write(shelf.get(str(found), as_="arrow"), target)
+        return
+    with tempfile.TemporaryDirectory(prefix="kindler-get-") as folder, target.open("wb") as file:
+        copied = shelf.get(str(found), local=Path(folder) / "files")
+        for part in sorted(copied.iterdir()):
+            file.write(part.read_bytes())
+
+
+def _remove(chosen: argparse.Namespace) -> int:
+    shelf = _shelf(chosen)
+    wanted = [name for given in chosen.names for name in _matching(shelf, given, chosen.force)]
+    for name in wanted:
+        for number in shelf.drop(name, force=chosen.force):
+            print(f"{name.partition('@')[0].rstrip('^')}@{number}")
+    return 0
+
+
+def _tag(chosen: argparse.Namespace) -> int:
+    shelf = _shelf(chosen)
+    if chosen.tag is None:
+        if chosen.remove:
+            raise ConfigError("--remove needs the tag that is to go.")
+        shelf.metadata(chosen.name)
+        for tag, number in sorted(shelf.tags(chosen.name).items()):
+            print(f"{tag} {number}")
+    elif chosen.remove:
+        shelf.untag(chosen.name, chosen.tag)
+    else:
+        print(f"{shelf.tag(chosen.name, chosen.tag)} {chosen.tag}")
+    return 0
+
+
+def _shelf(chosen: argparse.Namespace) -> Shelf:
+    omega = opened(chosen, make=chosen.verb == "put")
+    shelf: Shelf = omega.models if chosen.shelf == "models" else omega.datasets
+    return shelf
+
+
+def _matching(shelf: Shelf, given: str, force: bool) -> Sequence[str]:
+    """The names that a glob means; anything else is a name."""
+    if not set("*?[") & set(given):
+        return [given]
+    found = shelf.list(given, hidden=True)
+    if not found and not force:
+        raise NotFoundError(what=shelf.shelf.rstrip("s"), name=given, available=shelf.list())
+    return found
+
+
+def _attribute(text: str) -> tuple[str, Any]:
+    key, found, value = text.partition("=")
+    if not key or not found:
+        raise ConfigError(f"--attribute {text}: KEY=VALUE is needed.")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether `export` wrote it; a .keras file is a zip too, but not one of these."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return "kindler.json" in archive.namelist()
+
+
+def _free(path: Path, force: bool) -> Path:
+    if path.exists() and not (force and path.is_file()):
+        hint = "" if path.is_dir() else "\nHint: --force replaces it."
+        raise AlreadyExistsError(f"{str(path)!r} is there already.{hint}", name=str(path))
+    return path

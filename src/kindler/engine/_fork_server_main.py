@@ -1,0 +1,386 @@
+"""The nursery process: `python -m kindler.engine._fork_server_main ORDER`. See `fork_server.py`.
+
+One thread, one loop: a connection is a request for a child and stays open as its leash. When the
+asker closes it, the child is killed; when the child ends, the asker is told how.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from kindler.engine.channel import Channel, ChannelClosed, Frame
+from kindler.engine.fork_server import peer_is_this_user
+from kindler.temporary import sweep
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+_OWNER_CHECK_S = 1.0
+_REQUEST_TIMEOUT_S = 10.0
+_SWEEP_S = 5.0
+_ACCELERATORS = ("/dev/nvidia-uvm", "/dev/kfd")  # what CUDA and ROCm open when they are first asked anything
+
+
+@dataclass(slots=True)
+class _Leash:
+    """A connection, and the child that hangs on it once it was asked for."""
+
+    channel: Channel
+    sock: socket.socket
+    pid: int | None = None
+    killed: bool = False
+
+
+def main(order: dict[str, Any]) -> None:
+    sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
+    listener = socket.socket(fileno=order["listener"])
+    before, late = dict(os.environ), order.get("late", False)
+    failure = None if late else _preload(order["preload"])
+    if not late and holds_accelerator():
+        _begin_again({**order, "late": True})
+    nursery = _Nursery(
+        listener,
+        order["path"],
+        owner=order["owner"],
+        idle_s=order["idle_s"],
+        failure=failure,
+        late=order["preload"] if late else [],
+        variables={name: value for name, value in os.environ.items() if before.get(name) != value},
+    )
+    _unlink(os.path.splitext(order["path"])[0] + ".starting")
+    try:
+        nursery.run()
+    finally:
+        nursery.retire()
+        _sweep_for(_SWEEP_S if nursery.end() else 0.0)
+
+
+def _preload(names: list[str]) -> str | None:
+    """Import everything; the traceback as text when that fails."""
+    try:
+        for name in names:
+            module, _, function = name.partition(":")
+            loaded = importlib.import_module(module)
+            if function:
+                getattr(loaded, function)()
+    except BaseException:  # noqa: BLE001 - whatever it is, those who ask for a child are told
+        return traceback.format_exc()
+    # What was imported lives as long as the process: children need not look through it for garbage,
+    # which would also copy every page of it.
+    gc.collect()
+    gc.freeze()
+    return None
+
+
+def holds_accelerator(devices: tuple[str, ...] = _ACCELERATORS) -> bool:
+    """Whether this process has begun to use a GPU, which then does not work in its forks."""
+    folder = "/proc/self/fd"
+    for fd in os.listdir(folder) if os.path.isdir(folder) else []:
+        try:
+            if os.readlink(f"{folder}/{fd}").startswith(devices):
+                return True
+        except OSError:
+            pass  # the listing's own descriptor, closed since
+    return False
+
+
+def _begin_again(order: dict[str, Any]) -> None:
+    """Become a process that has imported nothing; whatever opened the device is imported in each fork."""
+    os.execv(sys.executable, [sys.executable, "-m", "kindler.engine._fork_server_main", json.dumps(order)])
+
+
+class _Nursery:
+    def __init__(
+        self,
+        listener: socket.socket,
+        path: str,
+        *,
+        owner: int,
+        idle_s: float,
+        failure: str | None,
+        late: list[str],
+        variables: dict[str, str],
+    ) -> None:
+        self._listener = listener
+        self._path = path
+        self._owner = owner
+        self._idle_s = idle_s
+        self._failure = failure
+        self._late = late
+        self._variables = variables  # set by what was imported
+        self._leashes: dict[int, _Leash] = {}
+        self._selector = selectors.DefaultSelector()
+        self._ended = False
+        self._retired = False
+        self._quiet_since = time.monotonic()
+        self._sweep_until = 0.0
+
+    def run(self) -> None:
+        wake_r, wake_w = os.pipe()
+        os.set_blocking(wake_w, False)
+        os.set_blocking(wake_r, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._welcome)
+        self._selector.register(wake_r, selectors.EVENT_READ, lambda: _drain(wake_r))
+        self._watch_owner()
+        while not self._ended:
+            for key, _ in self._selector.select(_OWNER_CHECK_S):
+                key.data()
+            self._collect()
+            self._check_the_time()
+            if time.monotonic() < self._sweep_until:
+                sweep()
+
+    def retire(self) -> None:
+        """Take no more requests."""
+        if not self._retired:
+            self._retired = True
+            _unlink(self._path)
+            self._selector.unregister(self._listener)
+            self._listener.close()
+
+    def end(self) -> int:
+        """Kill the children that are left; how many there were."""
+        left = list(self._leashes.values())
+        for leash in left:
+            self._drop(leash)
+        return len(left)
+
+    def _watch_owner(self) -> None:
+        if hasattr(os, "pidfd_open"):
+            try:
+                fd = os.pidfd_open(self._owner)
+            except OSError:
+                self._ended = True
+                return
+            self._selector.register(fd, selectors.EVENT_READ, self._stop)
+
+    def _stop(self) -> None:
+        self._ended = True
+
+    def _check_the_time(self) -> None:
+        try:
+            os.kill(self._owner, 0)
+        except ProcessLookupError:
+            self._ended = True
+        except PermissionError:
+            pass
+        if self._leashes:
+            self._quiet_since = time.monotonic()
+        elif self._retired or time.monotonic() - self._quiet_since >= max(self._idle_s, _OWNER_CHECK_S):
+            self._ended = True
+
+    def _welcome(self) -> None:
+        sock, _ = self._listener.accept()
+        if not peer_is_this_user(sock):
+            sock.close()
+            return
+        leash = _Leash(Channel(sock), sock)
+        self._leashes[sock.fileno()] = leash
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(leash))
+
+    def _hear(self, leash: _Leash) -> None:
+        if leash.pid is None:
+            self._first_words(leash)
+            return
+        try:
+            word = leash.channel.receive(0).kind
+            if word == "stacks" and not _has_ended(leash.pid):
+                os.kill(leash.pid, signal.SIGUSR1)
+            elif word == "kill":
+                leash.killed = leash.killed or _kill_group(leash.pid)
+        except ChannelClosed:
+            self._drop(leash)
+
+    def _first_words(self, leash: _Leash) -> None:
+        fds: list[int] = []
+        try:
+            _, fds, _, _ = socket.recv_fds(leash.sock, 1, 2)
+            leash.sock.settimeout(_REQUEST_TIMEOUT_S)
+            words = leash.channel.receive(_REQUEST_TIMEOUT_S)
+        except (OSError, ValueError):  # it went away, or is not one of ours
+            _close_all(fds)
+            self._drop(leash)
+            return
+        if not fds:
+            self._obey(words)
+            self._drop(leash)
+            return
+        if self._failure is not None:
+            _close_all(fds)
+            leash.channel.send("failed", traceback=self._failure)
+            self._drop(leash)
+            self._ended = True
+            return
+        pid = os.fork()
+        if pid == 0:
+            self._become_child(words.fields, *fds)
+            return
+        _close_all(fds)
+        leash.pid = pid
+        try:
+            leash.channel.send("forked", pid=pid)
+        except ChannelClosed:
+            self._drop(leash)
+
+    def _obey(self, word: Frame) -> None:
+        """A word from the owner rather than a request."""
+        if word.kind == "end":
+            self._ended = True
+        elif word.kind == "retire":
+            self.retire()
+
+    def _become_child(self, surroundings: dict[str, Any], control: int, output: int) -> None:
+        status = 1
+        try:
+            _set_up_process()
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor ends us
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a job, and a place for stacks
+            for leash in self._leashes.values():
+                leash.sock.close()
+            self._listener.close()
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            _take_over(surroundings, self._variables)
+            if self._late and (failure := _preload(self._late)):
+                raise ImportError(failure)
+
+            from kindler.engine.worker import run_child
+
+            status = run_child(socket.socket(fileno=control))
+        except BaseException:  # noqa: BLE001 - the edge of the process
+            traceback.print_exc()
+        finally:
+            # Interpreter shutdown would run the framework's own teardown, which may hang.
+            _flush()
+            os._exit(status)
+
+    def _collect(self) -> None:
+        for leash in [leash for leash in self._leashes.values() if leash.pid is not None]:
+            assert leash.pid is not None
+            if _has_ended(leash.pid):
+                self._tell(leash, leash.pid)
+
+    def _tell(self, leash: _Leash, pid: int) -> None:
+        _kill_group(pid)  # what the child started itself
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        leash.pid = None
+        try:
+            leash.channel.send("exit", code=code, by_itself=not leash.killed)
+        except ChannelClosed:
+            pass  # nobody is interested any more
+        self._forget(leash)
+
+    def _drop(self, leash: _Leash) -> None:
+        """The asker is gone: so is the child, and soon what the asker would have deleted."""
+        if leash.pid is not None:
+            _kill_group(leash.pid)
+            os.waitpid(leash.pid, 0)
+            self._sweep_until = time.monotonic() + _SWEEP_S
+        self._forget(leash)
+
+    def _forget(self, leash: _Leash) -> None:
+        self._leashes.pop(leash.sock.fileno(), None)
+        try:
+            self._selector.unregister(leash.sock)
+        except (KeyError, ValueError):
+            pass
+        leash.channel.close()
+
+
+def _sweep_for(seconds: float) -> None:
+    """Remove what killed processes left; those that asked for children may still be on their way out."""
+    deadline = time.monotonic() + seconds
+    sweep()
+    while time.monotonic() < deadline:
+        time.sleep(_OWNER_CHECK_S)
+        sweep()
+
+
+def _take_over(surroundings: dict[str, Any], variables: dict[str, str]) -> None:
+    """Be as the process that asked is now, not as it was when the nursery was started."""
+    os.environ.clear()
+    os.environ.update({**variables, **surroundings["environment"]})
+    time.tzset()
+    tempfile.tempdir = None  # it may have been looked up with other variables
+    if surroundings["umask"] is not None:
+        os.umask(surroundings["umask"])
+    try:
+        if surroundings["cwd"] is not None:
+            os.chdir(surroundings["cwd"])
+        if surroundings["cpus"] is not None:
+            os.sched_setaffinity(0, surroundings["cpus"])
+    except OSError:
+        pass  # the folder is gone, or the machine's CPUs have changed
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child that nobody has waited for yet is over; its number stays taken."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kill_group(pid: int) -> bool:
+    """End a child and what it started; whether it was still running."""
+    alive = not _has_ended(pid)
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # already gone, or not yet its own group
+    return alive
+
+
+def _set_up_process() -> None:
+    """Die with the nursery, and wake from short naps in time: workers wait for each other in those."""
+    if sys.platform == "linux":
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_TIMERSLACK, 1)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads it any more
+
+
+def _drain(fd: int) -> None:
+    while select.select([fd], [], [], 0)[0] and os.read(fd, 4096):
+        pass
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

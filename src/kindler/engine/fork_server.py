@@ -1,0 +1,419 @@
+"""Warm processes: a fork server per machine that has the framework imported and forks workers.
+
+Importing a framework and what its first optimizer needs takes seconds; forking takes milliseconds.
+So the first run on a machine starts a nursery, and every worker, of this run and the next, is a
+fresh fork of it. The nursery itself computes nothing and starts no thread. It ends after `idle_s`
+without a child, after a run that failed, with `close()`, and with its owner (the driver, or Spark's
+Python daemon); its children end with it, and each ends with the supervisor that asked for it.
+
+A fork is of the process that asked in all that can be given to it: environment, folder, umask, time zone.
+Variables that are read when a library is imported cannot; a nursery is found by their values too.
+
+The socket lies in a folder of this user alone, and each side checks that the other end is this user's.
+
+This module is the client's side; `_fork_server_main.py` is the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from kindler.engine.channel import Channel, ChannelClosed, Frame
+from kindler.errors import StartTimeoutError, TrainingError
+from kindler.temporary import locked, private_folder
+
+__all__ = ["Child", "NotWanted", "Recipe", "close", "peer_is_this_user", "retire", "start_child"]
+
+_TRIES = 3
+_LOOK_S = 0.1
+_ANSWER_S = 2.0  # a nursery that has nothing to import answers in milliseconds
+_MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 108 with the final NUL
+_STARTING = ".starting"
+_REQUEST, _WORD = b"+", b"-"  # the first byte says what follows: a request with its descriptors, or a word
+_started: list[subprocess.Popen[bytes]] = []
+
+# What interpreters, numeric libraries and frameworks read once, when they are loaded.
+_READ_EARLY = (
+    *("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "HOME", "PROTOCOL_BUFFERS_", "ARROW_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_", "VECLIB_", "NPY_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "HIP_", "ROCR_", "HSA_", "ZE_", "ONEDNN_", "DNNL_"),
+    *("TORCH", "PYTORCH_", "ATEN_", "TRITON_", "TF_", "XLA_", "JAX", "KERAS_", "TPU_"),
+)
+# Of those, what libraries set themselves when they are imported, in this process at any time.
+_SET_BY_LIBRARIES = frozenset(
+    (
+        *("KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"),
+        *("TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION"),
+    )
+)
+
+
+class NotWanted(Exception):
+    """Whoever asked for a child has given up meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a nursery has ready; runs with equal recipes share one.
+
+    Attributes:
+        preload: What to import or call before the first fork: "module" or "module:function".
+        environment: Variables that must be set before anything is imported.
+        idle_s: Seconds without a child after which it ends.
+    """
+
+    preload: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    idle_s: float = 300.0
+
+    def key(self) -> str:
+        """Its name: with the same one, now or later, a nursery has what is asked for."""
+        early = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(_READ_EARLY) and name not in _SET_BY_LIBRARIES
+        }
+        early.update(self.environment)
+        words = [sys.executable, *self.preload, str(self.idle_s), *map(str, sorted(early.items()))]
+        return hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
+
+
+class Child:
+    """A worker process: a channel to it, what it prints, and its end."""
+
+    def __init__(self, *, pid: int, channel: Channel, output: IO[bytes], keeper: Channel) -> None:
+        self.pid = pid
+        self.channel = channel
+        self.output = output
+        self._keeper = keeper
+        self._exit: Frame | None = None
+        self._asking = threading.Lock()
+
+    def kill(self) -> None:
+        """End it now, with every process it started."""
+        try:
+            self._keeper.send("kill")
+        except ChannelClosed:
+            pass  # the nursery is gone, and its children with it
+
+    def ask_for_stacks(self) -> None:
+        """Have it write down what its threads do; it may be stuck."""
+        try:
+            self._keeper.send("stacks")
+        except ChannelClosed:
+            pass  # it is gone, and says no more
+
+    def wait(self, timeout_s: float) -> tuple[int, bool]:
+        """Its exit code (negative: a signal), and whether it ended by itself rather than by `kill`."""
+        with self._asking:
+            if self._exit is None:
+                try:
+                    self._exit = self._keeper.receive(timeout_s)
+                except ChannelClosed:
+                    self._exit = Frame("exit", {"code": -9, "by_itself": True})
+        return int(self._exit.fields["code"]), bool(self._exit.fields["by_itself"])
+
+    def close(self) -> None:
+        """Let go of it; a child that still runs is ended by its nursery."""
+        self._keeper.close()
+        self.channel.close()
+        self.output.close()
+
+
+def start_child(
+    recipe: Recipe,
+    *,
+    owner: int,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    wanted: Callable[[], bool] = lambda: True,
+) -> Child:
+    """Fork a worker from the nursery of `recipe`, which is started first where there is none.
+
+    The worker has the environment, the folder, the umask and the CPUs that this process has now.
+
+    Args:
+        recipe: What must be ready in it.
+        owner: The process that the nursery must not outlive.
+        timeout_s: Seconds to wait, the nursery's own start included.
+        environment: Variables of this child alone.
+        wanted: Asked while waiting; False gives up.
+
+    Raises:
+        NotWanted: `wanted` said no.
+        StartTimeoutError: It did not come up in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    for _ in range(_TRIES):
+        keeper = _reach(recipe, owner)
+        try:
+            return _ask(keeper, _surroundings(recipe, environment or {}), wanted, deadline)
+        except ChannelClosed:
+            keeper.close()  # it ended for idleness just as we came; the next one is ours
+        except BaseException:
+            keeper.close()
+            raise
+    raise TrainingError("the process that starts workers went away three times in a row.")
+
+
+def close(owner: int | None = None) -> None:
+    """End this owner's nurseries and their children (by default: those of this process)."""
+    owner = owner or os.getpid()
+    _tell_all(owner, "end")
+    for process in _started:
+        try:
+            process.wait(_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its children end with it
+            process.wait()
+    _started.clear()
+    shutil.rmtree(_folder(owner), ignore_errors=True)
+
+
+def retire(owner: int | None = None) -> None:
+    """Let this owner's nurseries end with their last child: a run failed, the next starts afresh."""
+    heard = _tell_all(owner or os.getpid(), "retire")
+    for process in _started:
+        try:
+            process.wait(1.0 if heard else 0.0)
+        except subprocess.TimeoutExpired:
+            pass  # another run still uses it
+    _reap()
+
+
+def _tell_all(owner: int, word: str) -> bool:
+    """Tell every nursery; whether all have heard. One that still imports has no child: it ends at once."""
+    folder = _folder(owner)
+    _end_starting(folder)
+    heard = True
+    for path in sorted(folder.glob("*.sock")):
+        try:
+            with _connect(path) as sock:
+                sock.sendall(_WORD)
+                Channel(sock).send(word)
+                sock.settimeout(_ANSWER_S)
+                sock.recv(1)  # closed: it has heard
+        except (OSError, ChannelClosed) as exc:
+            path.unlink(missing_ok=True)  # nobody shall reach it again
+            heard = heard and not isinstance(exc, TimeoutError)
+    return heard
+
+
+def _end_starting(folder: Path) -> None:
+    for path in folder.glob(f"*{_STARTING}"):
+        try:
+            pid = int(path.read_text())
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if str(path.with_suffix(".sock")).encode() in command:  # not another process of that number
+                os.kill(pid, signal.SIGKILL)
+        except (OSError, ValueError):
+            pass  # it is gone, or done with importing
+        path.unlink(missing_ok=True)
+
+
+def _surroundings(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What a child takes over from this process."""
+    try:
+        folder: str | None = os.getcwd()
+    except FileNotFoundError:
+        folder = None
+    return {
+        "environment": {**os.environ, **dict(recipe.environment), **environment},
+        "cwd": folder,
+        "umask": _umask(),
+        "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+    }
+
+
+def _umask() -> int | None:
+    """Read, not set and set back, which other threads would notice."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1], 8) for line in lines if line.startswith("Umask:")), None)
+
+
+def _ask(
+    keeper: Channel, surroundings: Mapping[str, Any], wanted: Callable[[], bool], deadline: float
+) -> Child:
+    mine, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    output = os.fdopen(reading, "rb")
+    try:
+        try:
+            with theirs:
+                socket.send_fds(keeper_socket(keeper), [_REQUEST], [theirs.fileno(), writing])
+        finally:
+            os.close(writing)
+        keeper.send("fork", **surroundings)
+        answer = _answer(keeper, wanted, deadline)
+        if answer.kind == "failed":
+            raise TrainingError(f"a worker process could not be prepared:\n{answer.fields['traceback']}")
+        return Child(pid=answer.fields["pid"], channel=Channel(mine), output=output, keeper=keeper)
+    except BaseException as exc:
+        mine.close()
+        output.close()
+        if isinstance(exc, TimeoutError):
+            raise StartTimeoutError(
+                "a worker process was not ready in time.\n"
+                "Hint: the machine may be very busy; raise RunSettings(start_timeout_s=...)."
+            ) from exc
+        if isinstance(exc, OSError):
+            raise ChannelClosed(str(exc)) from exc
+        raise
+
+
+def _answer(keeper: Channel, wanted: Callable[[], bool], deadline: float) -> Frame:
+    while wanted():
+        left = deadline - time.monotonic()
+        try:
+            return keeper.receive(max(0.0, min(_LOOK_S, left)))
+        except TimeoutError:
+            if left <= 0:
+                raise
+    raise NotWanted
+
+
+def keeper_socket(keeper: Channel) -> socket.socket:
+    """The raw socket: file descriptors travel beside frames, not in them."""
+    return keeper._sock
+
+
+def _reach(recipe: Recipe, owner: int) -> Channel:
+    folder = _folder(owner)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    key = recipe.key()
+    path = folder / f"{key}.sock"
+    with locked(folder / f"{key}.lock"):
+        _reap()
+        try:
+            sock = _connect(path)
+        except OSError:
+            path.unlink(missing_ok=True)
+            _spawn(recipe, owner, path)
+            sock = _connect(path)
+    return Channel(sock)
+
+
+def _connect(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.connect(str(path))
+        if not peer_is_this_user(sock):
+            raise ConnectionRefusedError(f"{path} is somebody else's")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def peer_is_this_user(sock: socket.socket) -> bool:
+    """Whether the other end of a local socket belongs to this user, where the system tells."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True  # the folder that the socket lies in is this user's alone
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", credentials)[1] == os.geteuid())
+
+
+def _spawn(recipe: Recipe, owner: int, path: Path) -> None:
+    _sweep(path.parent.parent)
+    # The listener is made here, so that clients can queue at it while the nursery still imports.
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(128)
+        order: dict[str, Any] = {
+            "listener": listener.fileno(),
+            "path": str(path),
+            "owner": owner,
+            "preload": recipe.preload,
+            "idle_s": recipe.idle_s,
+            "sys_path": [p for p in sys.path if p],
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kindler.engine._fork_server_main", json.dumps(order)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # Ctrl-C at the terminal is the driver's to handle
+            env={
+                **_kept_memory(),
+                **os.environ,
+                **_quiet_threads(),
+                **dict(recipe.environment),
+                **_package_path(),
+            },
+        )
+    path.with_suffix(_STARTING).write_text(str(process.pid))
+    _started.append(process)
+
+
+def _quiet_threads() -> dict[str, str]:
+    """Numeric libraries start thread pools on import, which do not survive a fork."""
+    return {"OPENBLAS_NUM_THREADS": "1", "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"}
+
+
+def _kept_memory() -> dict[str, str]:
+    """A step's tensors come and go by the megabyte; glibc keeps their pages rather than asking for zeroed
+    ones each time, which costs a training step a tenth (TensorFlow) to a third (PyTorch) of its time.
+    """
+    return {
+        "MALLOC_MMAP_THRESHOLD_": str(2**28),
+        "MALLOC_TRIM_THRESHOLD_": str(2**32),
+        "MALLOC_ARENA_MAX": "1",  # the other arenas cannot hold large blocks
+    }
+
+
+def _package_path() -> dict[str, str]:
+    """Where this very package is: the interpreter must find it before it has read its order."""
+    root = str(Path(__file__).resolve().parents[2])
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+
+
+def _base() -> Path:
+    parent = Path(tempfile.gettempdir())
+    too_long = len(str(parent).encode()) + 60 > _MAX_SOCKET_PATH_BYTES
+    return private_folder(Path("/tmp") if too_long else parent)
+
+
+def _folder(owner: int) -> Path:
+    return _base() / f"owner-{owner}"
+
+
+def _sweep(base: Path) -> None:
+    """Remove what killed owners left."""
+    for folder in base.glob("owner-*"):
+        pid = folder.name.partition("-")[2]
+        if pid.isdecimal() and not _alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _reap() -> None:
+    """Collect nurseries that ended for idleness, so that none stays behind as a zombie."""
+    _started[:] = [process for process in _started if process.poll() is None]

@@ -1,0 +1,177 @@
+"""Direct connections between the workers of a run, made once and then left to whoever asked for them.
+
+Addresses and ports travel through the workers' `gather`. Both ends of a connection prove that they
+know the run's secret, so what comes out is an authenticated socket; what is sent over it is not decided here.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from kindler.engine.channel import Address, Channel, ChannelClosed, connect
+from kindler.engine.listener import Door, listen
+from kindler.errors import SyncError, SyncTimeoutError
+
+__all__ = ["Member", "answer", "connect_links"]
+
+_GREETING_TIMEOUT_S = 5.0  # a stranger who says nothing holds up the others no longer than this
+_TURN_S = 1.0
+_OP = "connecting workers"
+
+
+class Member(Protocol):
+    """The part of a worker that is needed to find the others."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def secret(self) -> bytes: ...
+
+    @property
+    def port_range(self) -> tuple[int, int] | None: ...
+
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
+
+
+def connect_links(worker: Member, peers: Collection[int], *, timeout_s: float) -> dict[int, socket.socket]:
+    """A connected, authenticated socket to each of the ranks `peers`.
+
+    Every rank of the run calls it, with no peers where it needs none; if one rank names another, that one
+    names it too. The sockets have a timeout of `timeout_s` and belong to the caller.
+
+    Raises:
+        SyncTimeoutError: Some peer did not come.
+        SyncError: A connection could not be made.
+    """
+    # The higher rank connects: each rank is done with lower ones before it waits for higher ones, so that
+    # the waits cannot form a circle.
+    above = {rank for rank in peers if rank > worker.rank}
+    listener = _listen(worker, len(above)) if above else None
+    made: dict[int, Channel] = {}
+    try:
+        port = listener.getsockname()[1] if listener else 0
+        below = sorted(set(peers) - above - {worker.rank})
+        told = worker.gather(json.dumps([worker.address, port]).encode(), below)
+        deadline = time.monotonic() + timeout_s
+        for rank in below:
+            host, port = json.loads(told[rank])
+            made[rank] = _call(worker, rank, (host, port), deadline)
+        if listener is not None:
+            made |= answer(
+                listener,
+                worker.secret,
+                above,
+                deadline=deadline,
+                missing=lambda ranks: SyncTimeoutError(
+                    op=_OP, missing=ranks, size=worker.size, waited_s=timeout_s
+                ),
+            )
+    except BaseException:
+        for channel in made.values():
+            channel.close()
+        raise
+    finally:
+        if listener is not None:
+            listener.close()
+    links = {rank: channel.detach() for rank, channel in sorted(made.items())}
+    for link in links.values():
+        link.settimeout(timeout_s)
+    return links
+
+
+def _listen(worker: Member, expected: int) -> socket.socket:
+    try:
+        return listen(worker.address, backlog=expected + 16, ports=worker.port_range)
+    except OSError as exc:
+        raise SyncError(f"worker {worker.rank} cannot listen on {worker.address}: {exc}") from exc
+
+
+def _call(worker: Member, rank: int, address: Address, deadline: float) -> Channel:
+    try:
+        channel = connect(address, worker.secret, timeout_s=_left(deadline))
+        channel.send("link", rank=worker.rank)
+    except ChannelClosed as exc:
+        raise SyncError(
+            f"worker {worker.rank} cannot connect to worker {rank}: {exc}\n"
+            "Hint: the machines of a run must reach each other on any port; the log of that worker says"
+            " whether it is still there."
+        ) from exc
+    return channel
+
+
+def answer(
+    listener: socket.socket,
+    secret: bytes,
+    expected: set[int],
+    *,
+    deadline: float,
+    missing: Callable[[list[int]], Exception],
+    check: Callable[[], None] = lambda: None,
+) -> dict[int, Channel]:
+    """Accept connections until all of the ranks `expected` have come; nobody waits for a stranger.
+
+    Args:
+        listener: Is closed.
+        secret: What members of the run prove themselves with.
+        expected: Who must come.
+        deadline: By when, on the monotonic clock.
+        missing: Makes the error for those that have not.
+        check: Called about every second; may raise.
+    """
+    made: dict[int, Channel] = {}
+    let_in: list[Channel] = []
+    with selectors.DefaultSelector() as selector:
+        door = Door(
+            listener,
+            secret,
+            selector,
+            lambda sock: let_in.append(Channel(sock)),
+            expected=len(expected),
+            timeout_s=_GREETING_TIMEOUT_S,
+        )
+        try:
+            while absent := expected - made.keys():
+                if time.monotonic() > deadline:
+                    raise missing(sorted(absent))
+                for key, _ in selector.select(min(_TURN_S, _left(deadline))):
+                    key.data()
+                while let_in:
+                    channel = let_in.pop()
+                    rank = _who(channel, min(_GREETING_TIMEOUT_S, _left(deadline)))
+                    if rank in absent and rank not in made:
+                        made[rank] = channel
+                    else:
+                        channel.close()
+                door.expire(time.monotonic())
+                check()
+        except BaseException:
+            for channel in (*made.values(), *let_in):
+                channel.close()
+            raise
+        finally:
+            door.close()
+    return made
+
+
+def _who(channel: Channel, timeout_s: float) -> int:
+    try:
+        return int(channel.receive(timeout_s).fields["rank"])
+    except (ChannelClosed, TimeoutError, KeyError, ValueError):
+        return -1  # it proved itself and then went away
+
+
+def _left(deadline: float) -> float:
+    """Seconds until the deadline; never zero, which would mean a socket that does not wait at all."""
+    return max(deadline - time.monotonic(), 0.001)

@@ -1,0 +1,186 @@
+"""A worker's batches in the form that Keras asks for: a dataset of `(x, y)` or `(x, y, sample_weight)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from kindler.errors import ConfigError
+from kindler.frameworks.keras.error_relay import HostCode
+
+__all__ = ["Arranged", "Feed", "Remembering", "dataset", "with_own_threads"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Feed(Protocol):
+    """Batches by number, counted from 0 within the epoch that runs."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
+        """Features and labels of one step; called from any thread."""
+
+
+class Remembering(HostCode):
+    """A feed that keeps what went wrong in it."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__()
+        self._feed = feed
+
+    def __len__(self) -> int:
+        return len(self._feed)
+
+    def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
+        """The feed's own batch."""
+        with self.kept():
+            return self._feed.batch(number)
+
+
+class Arranged:
+    """How columns become what the model is called with.
+
+    Args:
+        model: The model.
+        inputs: "positional", "dict", or "auto": by name where the inputs have the names of the columns.
+        features: Names of the feature columns.
+        labels: Names of the label columns. A batch that has one array more has a weight per row.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        inputs: str,
+        features: Sequence[str],
+        labels: Sequence[str],
+    ) -> None:
+        self._features, self._labels = list(features), list(labels)
+        self._by_name = inputs == "dict" or (inputs == "auto" and _same(_input_names(model), features))
+        self._targets_by_name = _same(list(getattr(model, "output_names", ()) or ()), labels)
+        self._shapes = _input_shapes(model, self._features if self._by_name else None)
+
+    def inputs(self, features: Sequence[Array]) -> Any:
+        """What the model is called with."""
+        shaped = [
+            _shaped(array, shape) for array, shape in zip(features, self._fitting(features), strict=True)
+        ]
+        if self._by_name:
+            return dict(zip(self._features, shaped, strict=True))
+        return shaped[0] if len(shaped) == 1 else tuple(shaped)
+
+    def batch(self, features: Sequence[Array], labels: Sequence[Array]) -> tuple[Any, ...]:
+        """Inputs, targets and, where there is one, the weight of each row."""
+        targets, weights = list(labels[: len(self._labels)]), labels[len(self._labels) :]
+        packed: list[Any] = [self.inputs(features)]
+        if targets:
+            packed.append(self._packed_targets(targets))
+        if weights:
+            packed += [] if targets else [None]
+            packed.append(weights[0].astype(np.float32, copy=False))
+        return tuple(packed)
+
+    def _packed_targets(self, targets: list[Array]) -> Any:
+        if len(targets) == 1:
+            return targets[0]
+        return dict(zip(self._labels, targets, strict=True)) if self._targets_by_name else tuple(targets)
+
+    def _fitting(self, features: Sequence[Array]) -> Sequence[tuple[int | None, ...] | None]:
+        return self._shapes if len(self._shapes) == len(features) else [None] * len(features)
+
+
+def dataset(keras: Any, backend: str, feed: Feed, arranged: Arranged) -> Any:
+    """A dataset that this Keras fits on or evaluates, on this backend."""
+    return _mapped(feed, arranged) if backend == "tensorflow" else _py_dataset(keras, feed, arranged)
+
+
+def _py_dataset(keras: Any, feed: Feed, arranged: Arranged) -> Any:
+    class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return len(feed)
+
+        def __getitem__(self, number: int) -> Any:
+            return arranged.batch(*feed.batch(number))
+
+    return Batches()
+
+
+def _mapped(feed: Feed, arranged: Arranged) -> Any:
+    """For TensorFlow: numbers of steps, mapped to their batches; a generator costs half a millisecond."""
+    import tensorflow as tf
+
+    def tuples(part: Any) -> Any:  # a list would be taken for one tensor
+        return tuple(tuples(inner) for inner in part) if isinstance(part, list | tuple) else part
+
+    sample = tuples(arranged.batch(*feed.batch(0)))
+    like = tf.nest.flatten(sample)
+
+    def made(number: Any) -> list[Array]:
+        return [np.ascontiguousarray(p) for p in tf.nest.flatten(arranged.batch(*feed.batch(int(number))))]
+
+    def batch(number: Any) -> Any:
+        parts = tf.numpy_function(made, [number], [part.dtype for part in like])
+        for part, array in zip(parts, like, strict=True):
+            part.set_shape([None, *array.shape[1:]])
+        return tf.nest.pack_sequence_as(sample, parts)
+
+    steps = with_own_threads(tf.data.Dataset.range(len(feed)).map(batch, deterministic=True).prefetch(2))
+    options = tf.data.Options()
+    options.autotune.enabled = False  # there is nothing to tune, and its thread ends half a second late
+    return steps.with_options(options)
+
+
+def with_own_threads(made: Any) -> Any:
+    """A `tf.data.Dataset` that makes its batches on threads of its own.
+
+    TensorFlow's may be a single one, and a step that waits there for a batch stands in the batch's way.
+    """
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 2
+    return made.with_options(options)
+
+
+def _same(names: Sequence[str], columns: Sequence[str]) -> bool:
+    return len(columns) > 1 and sorted(names) == sorted(columns)
+
+
+def _input_names(model: Any) -> list[str]:
+    names = getattr(model, "input_names", None)  # Keras 2
+    if names:
+        return list(names)
+    structure = getattr(model, "_inputs_struct", None)
+    if isinstance(structure, dict):
+        return list(structure)
+    return [tensor.name for tensor in getattr(model, "inputs", None) or ()]
+
+
+def _input_shapes(model: Any, names: Sequence[str] | None) -> list[tuple[int | None, ...] | None]:
+    """What each input wants a row to be, where the model says so."""
+    tensors = getattr(model, "inputs", None) or ()
+    structure = getattr(model, "_inputs_struct", None)
+    if names is not None:
+        known = (
+            structure
+            if isinstance(structure, dict)
+            else dict(zip(_input_names(model), tensors, strict=False))
+        )
+        tensors = [known.get(name) for name in names]
+    return [tuple(tensor.shape[1:]) if tensor is not None else None for tensor in tensors]
+
+
+def _shaped(array: Array, shape: tuple[int | None, ...] | None) -> Array:
+    """A flat row as the image that the model wants, where the numbers are as many."""
+    if shape is None or array.shape[1:] == shape or None in shape:
+        return array
+    sizes = [int(size) for size in shape if size is not None]
+    if int(np.prod(sizes)) == int(np.prod(array.shape[1:])):
+        return array.reshape(len(array), *sizes)
+    raise ConfigError(
+        f"rows of this column have shape {array.shape[1:]}, and the model's input has {shape}.\n"
+        "Hint: shapes={column: (...)} gives a column its shape; feature_cols says which columns are inputs."
+    )

@@ -1,0 +1,137 @@
+"""What the backends' train steps share: how many rows a step has, and where its gradients go.
+
+The exchange itself is `sync/`; when a step happens is Keras's own `fit`. Between the two stands what is
+installed here: the optimizer gets gradients that are already the mean over the rows of all ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from kindler.errors import ConfigError
+from kindler.frameworks.keras.error_relay import HostCode
+
+__all__ = ["Exchange", "Group", "Means", "Rows", "install", "optimizers", "replaced"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Means = Callable[[Sequence[Array], float], list[Array]]
+
+
+class Group(Protocol):
+    """One rank's end of the exchange between workers."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def mean(self, arrays: Sequence[Array], weight: float) -> list[Array]: ...
+    def total(self, arrays: Sequence[Array]) -> list[Array]: ...
+    def broadcast(self, arrays: Sequence[Array], src: int = 0) -> list[Array]: ...
+
+
+class Rows:
+    """What is known of the step that is being traced or run.
+
+    Attributes:
+        now: How many rows it has; a number or a symbol of the graph.
+        turn: What the exchange before left for the next one of the same step, so that they keep their order.
+    """
+
+    now: Any = 0
+    turn: Any = None
+
+
+class Exchange(HostCode):
+    """The mean over ranks, called from within a backend."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self._group = group
+
+    def __call__(self, arrays: Sequence[Array], weight: float) -> list[Array]:
+        with self.kept():
+            return self._group.mean(arrays, weight)
+
+
+def install(model: Any, group: Group, backend: str, *, may_idle: bool) -> Exchange:
+    """Make every optimizer of the model apply the mean over the rows of all ranks.
+
+    Args:
+        model: A built, compiled model; its next `fit` is the first to notice.
+        group: Where the ranks meet.
+        backend: What Keras computes with.
+        may_idle: Whether this rank has steps without a row.
+
+    Raises:
+        ConfigError: The loss is a sum over rows, which has no mean over ranks, or a mean over something else.
+    """
+    _refuse_sums(model)
+    _refuse_masks(model)
+    on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
+    rows = Rows()
+    if may_idle:
+        replaced(model, "train_step", lambda step: on.idle_step(step, rows, model))
+    else:
+        replaced(model, "train_step", lambda step: on.weigh(step, rows))
+    exchange = Exchange(group)
+    for optimizer in optimizers(model):
+        on.share_gradients(optimizer, exchange, rows)
+    return exchange
+
+
+def optimizers(model: Any) -> list[Any]:
+    """The optimizer that the model was compiled with, and those that it keeps for a step of its own."""
+    own = getattr(model, "optimizer", None)
+    held = [value for value in vars(model).values() if _is_optimizer(value)]
+    return list({id(o): o for o in [*([own] if own is not None else []), *held]}.values())
+
+
+def replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
+    """Put `change(method)` in the place of one object's method."""
+    object.__setattr__(owner, name, change(getattr(owner, name)))
+
+
+def _is_optimizer(value: Any) -> bool:
+    return hasattr(value, "learning_rate") and (hasattr(value, "apply") or hasattr(value, "apply_gradients"))
+
+
+def _refuse_sums(model: Any) -> None:
+    for loss in _losses(getattr(model, "loss", None)):
+        if getattr(loss, "reduction", None) in ("sum", "mean_with_sample_weight"):
+            raise ConfigError(
+                f"the loss {getattr(loss, 'name', loss)!r} has reduction={loss.reduction!r}; several workers"
+                " need a mean over rows.\nHint: use reduction='sum_over_batch_size', or workers=1."
+            )
+
+
+def _refuse_masks(model: Any) -> None:
+    """A masked loss is the mean over the steps that count, and of those each worker has another number."""
+    hint = (
+        "Hint: use workers=1, or a loss that is a mean over the steps of each row, on outputs without a mask."
+    )
+    for number, output in enumerate(getattr(model, "outputs", None) or ()):
+        if getattr(output, "_keras_mask", None) is not None:
+            raise ConfigError(
+                f"output {number} of the model carries a mask, so its loss is a mean over the steps that are"
+                f" not masked; several workers take means over rows.\n{hint}"
+            )
+    for loss in _losses(getattr(model, "loss", None)):
+        if getattr(loss, "ignore_class", None) is not None:
+            raise ConfigError(
+                f"the loss {getattr(loss, 'name', loss)!r} has ignore_class={loss.ignore_class}, so it is a"
+                f" mean over the labels that count; several workers take means over rows.\n{hint}"
+            )
+
+
+def _losses(given: Any) -> list[Any]:
+    if isinstance(given, dict):
+        return [loss for part in given.values() for loss in _losses(part)]
+    if isinstance(given, list | tuple):
+        return [loss for part in given for loss in _losses(part)]
+    return [given]

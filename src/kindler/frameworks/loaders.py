@@ -1,0 +1,224 @@
+"""Data that the user's own code makes, batch by batch: which batches fall to a rank, pass after pass.
+
+A table says which module knows loaders of which library; it is loaded when such a loader is met. Anything
+else that can be iterated is taken as it is. What is in a batch is not looked at here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping, Sized
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import cloudpickle
+import numpy as np
+
+from kindler.errors import ConfigError
+from kindler.frameworks.rng import Drawing
+
+__all__ = [
+    "Dealing",
+    "Stream",
+    "cannot_travel",
+    "is_loader",
+    "open_stream",
+    "packed",
+    "pickled",
+    "says_sharded",
+]
+
+_WORKS = (
+    "a torch DataLoader, a tf.data.Dataset, a keras PyDataset, or an iterable of batches (x, y) or"
+    " (x, y, sample_weight)"
+)
+_ENDLESS = (itertools.count, itertools.cycle, itertools.repeat)
+
+
+@dataclass(frozen=True, slots=True)
+class Dealing:
+    """How batches are dealt out.
+
+    Attributes:
+        rank: Who asks.
+        size: How many ranks there are.
+        seed: Fixes, with the number of the pass, every order that is drawn.
+        unit: What a rank takes: "rows" of each batch, where batches are those of all ranks together; whole
+            "batches" of these; or "samples", to make batches of its own.
+    """
+
+    rank: int
+    size: int
+    seed: int
+    unit: Literal["samples", "rows", "batches"] = "samples"
+
+    @property
+    def whole(self) -> bool:
+        """Whether each batch is cut, and each rank takes a part of its rows."""
+        return self.unit == "rows"
+
+    def drawing(self, number: int) -> Drawing:
+        """What the order of a pass is drawn from: the same on all ranks."""
+        return Drawing(self.seed, number)
+
+    def share_of(self, length: int) -> int:
+        """How many of so many things are this rank's, when every size-th is."""
+        return max(0, -(-(length - self.rank) // self.size))
+
+
+class Stream(Protocol):
+    """One rank's batches.
+
+    Attributes:
+        cut: Whether the rank's rows of each batch are still to be taken out of it.
+        fresh: Whether every batch has memory of its own, that nobody writes to later.
+    """
+
+    cut: bool
+    fresh: bool
+
+    def length(self) -> float | None:
+        """Batches of one pass: a whole number, `math.inf`, or None where that is not known."""
+
+    def batches(self, number: int) -> Generator[Any, None, None]:
+        """The pass of this number; None is a step in which this rank has no rows. Close it when done."""
+
+    def close(self) -> None:
+        """Leave no process behind; may be called again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A class, by name so that nobody imports it, and where the code is that reads its objects."""
+
+    package: str
+    name: str
+    module: str
+    opens: str
+    packs: str
+
+    def of(self, made: Any) -> bool:
+        return any(
+            cls.__name__ == self.name and cls.__module__.split(".")[0] == self.package
+            for cls in type(made).__mro__
+        )
+
+
+_KERAS = "kindler.frameworks.keras.loaders"
+_KINDS = (
+    _Kind("torch", "DataLoader", "kindler.frameworks.torch.loaders", "open_loader", "pack_loader"),
+    _Kind("tensorflow", "DatasetV2", _KERAS, "open_dataset", "pack_dataset"),
+    _Kind("keras", "PyDataset", _KERAS, "open_indexed", "pack_indexed"),
+    _Kind("tf_keras", "Sequence", _KERAS, "open_indexed", "pack_indexed"),
+)
+
+
+def is_loader(made: Any) -> bool:
+    """Whether one of the table's libraries made this; nothing is imported to find out."""
+    return any(kind.of(made) for kind in _KINDS)
+
+
+def packed(loader: Any) -> Callable[[], Any]:
+    """A loader of this process as a function that travels, and gives the loader where it is called.
+
+    Raises:
+        ConfigError: It cannot travel; says why, and that a function can make it there instead.
+    """
+    kind = next(kind for kind in _KINDS if kind.of(loader))
+    pack: Callable[[Any], Callable[[], Any]] = getattr(importlib.import_module(kind.module), kind.packs)
+    return pack(loader)
+
+
+def pickled(loader: Any) -> Callable[[], Any]:
+    """As `packed`, for what can be pickled."""
+    try:
+        return partial(cloudpickle.loads, cloudpickle.dumps(loader))
+    except Exception as exc:
+        raise ConfigError(cannot_travel(loader, str(exc).partition("\n")[0])) from exc
+
+
+def cannot_travel(loader: Any, why: str) -> str:
+    """What to say of a loader that has to stay where it is."""
+    return (
+        f"this {type(loader).__qualname__} cannot be sent to the workers: {why}.\n"
+        "Hint: pass a function of (config, batch_size) that makes it there."
+    )
+
+
+def open_stream(make: Callable[[], Any], dealing: Dealing, *, title: str) -> Stream:
+    """What `make` returns, as this rank's batches.
+
+    Args:
+        make: Makes the loader; an iterator, which can be read once, is made again for each pass.
+        dealing: Which part is this rank's.
+        title: How to call the maker in complaints.
+
+    Raises:
+        ConfigError: It is nothing that gives batches.
+    """
+    made = make()
+    for kind in _KINDS:
+        if kind.of(made):
+            opened: Stream = getattr(importlib.import_module(kind.module), kind.opens)(made, dealing)
+            return opened
+    data = isinstance(made, str | bytes | Mapping | tuple | np.ndarray) or hasattr(made, "columns")
+    if data or not isinstance(made, Iterable):
+        raise ConfigError(
+            f"{title} must return {_WORKS}; it returned an object of type {type(made).__qualname__}."
+            + ("\nHint: arrays and frames need no function; pass them as data." if data else "")
+        )
+    return _Iterated(made, make, dealing)
+
+
+def says_sharded(*things: Any) -> bool:
+    """Whether one of these says that it gives each rank its own part already."""
+    return any(getattr(thing, "sharded", False) is True for thing in things)
+
+
+class _Iterated:
+    """An iterable of batches: every size-th is this rank's."""
+
+    fresh = False
+
+    def __init__(self, made: Iterable[Any], make: Callable[[], Any], dealing: Dealing) -> None:
+        self._made: Iterable[Any] | None = made
+        self._make, self._dealing = make, dealing
+        self._once = iter(made) is made
+        self._sharded = says_sharded(made)
+        self.cut = dealing.whole and not self._sharded
+        self._length: float | None = None
+        if isinstance(made, _ENDLESS):
+            self._length = math.inf
+        elif isinstance(made, Sized):
+            whole = self._sharded or self.cut
+            self._length = len(made) if whole else dealing.share_of(len(made))
+
+    def length(self) -> float | None:
+        return self._length
+
+    def batches(self, number: int) -> Generator[Any, None, None]:
+        # All ranks read all of it, so whatever it draws on the way must be the same on all of them.
+        drawing: AbstractContextManager[Any] = (
+            nullcontext() if self._sharded else self._dealing.drawing(number)
+        )
+        with drawing:
+            made = self._make() if self._made is None else self._made
+            items = iter(made)
+        if self._once:
+            self._made = None
+        whole = self._sharded or self.cut
+        for place in itertools.count():
+            try:
+                with drawing:
+                    item = next(items)
+            except StopIteration:
+                return
+            if whole or place % self._dealing.size == self._dealing.rank:
+                yield item
+
+    def close(self) -> None:
+        self._made = None

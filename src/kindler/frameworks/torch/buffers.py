@@ -1,0 +1,92 @@
+"""Which buffers of a model training may change; `state.py` merges what it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from kindler.errors import ConfigError
+from kindler.frameworks.torch.state import Collective
+
+__all__ = ["Tracked"]
+
+
+class Tracked:
+    """The buffers that some modules had when training began, always in the same order.
+
+    What is registered later is not among them: a copy of the model made elsewhere would not have it. Complex
+    ones are given as pairs of real numbers, in the same memory.
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
+        self._modules = modules
+        self._names = [name for name, _ in self._named()]
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """The buffers, as they are now."""
+        now = dict(self._named())
+        for name in self._names:
+            buffer = now.get(name)
+            if buffer is None:
+                raise ConfigError(
+                    f"the buffer {_shown(name)!r} has been taken from the model while it was trained."
+                )
+            yield torch.view_as_real(buffer) if buffer.is_complex() else buffer
+
+    def modules(self) -> Iterator[nn.Module]:
+        """The modules that have them."""
+        return (part for module in self._modules for part in module.modules())
+
+    def refuse_new(self) -> None:
+        """Complain about buffers that came after the model was made, unless they are only a memory."""
+        known = set(self._names)
+        new = [name for name in self._lasting() if name not in known]
+        if new:
+            raise ConfigError(
+                f"the model has registered the buffer {_shown(new[0])!r} while it was trained; a copy of the"
+                " model made elsewhere does not have it, and could not load its weights.\n"
+                "Hint: register it in __init__, with its final shape; or with persistent=False, if it can be"
+                " computed anew."
+            )
+
+    def reshaped(self, group: Collective, before: Sequence[torch.Tensor]) -> list[bool]:
+        """Which have another shape than `before` on some rank, so that ranks cannot be merged; all call it.
+
+        Raises:
+            ConfigError: One of them belongs to the weights.
+        """
+        now = list(self.buffers())
+        if not now:
+            return []
+        mine = [buffer.shape != then.shape for buffer, then in zip(now, before, strict=True)]
+        flags = torch.tensor(mine, dtype=torch.int64, device=now[0].device)
+        group.all_reduce(flags).wait()
+        found = [bool(flag) for flag in flags.tolist()]
+        lasting = set(self._lasting())
+        for name, flag in zip(self._names, found, strict=True):
+            if flag and name in lasting:
+                raise ConfigError(
+                    f"the buffer {_shown(name)!r} got another shape while the model was trained, so it"
+                    " cannot be made the same on all workers.\n"
+                    "Hint: register it with its final shape, or with persistent=False."
+                )
+        return found
+
+    def _named(self) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
+        for number, module in enumerate(self._modules):
+            for name, buffer in module.named_buffers():
+                yield (number, name), buffer
+
+    def _lasting(self) -> Iterator[tuple[int, str]]:
+        """The names of those that are saved with the weights."""
+        for number, module in enumerate(self._modules):
+            for path, part in module.named_modules():
+                for name, buffer in part._buffers.items():
+                    if buffer is not None and name not in part._non_persistent_buffers_set:
+                        yield number, f"{path}.{name}" if path else name
+
+
+def _shown(name: tuple[int, str]) -> str:
+    return name[1]

@@ -1,0 +1,82 @@
+"""Where a replica lives, and how rows get there and back; with what a process should import ahead of need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from kindler.errors import ConfigError
+from kindler.frameworks.contract import Array
+
+__all__ = ["arrays", "preload", "resolve_device", "tensors"]
+
+
+def preload() -> None:
+    """Import what the first model and optimizer of a process would; the process can be forked afterwards.
+
+    Nothing is computed here. Even a step of an optimizer on CPU tensors asks CUDA for its devices, and CUDA
+    does not work in the forks of a process that has asked.
+    """
+    import torch._dynamo
+    import torch.distributed
+
+    # Adam's moments of units that have died decay into denormal numbers, which CPUs compute ten times
+    # slower; forks inherit this. It is set in our own processes alone.
+    torch.set_flush_denormal(True)
+
+
+def resolve_device(device: str, local_rank: int = 0) -> torch.device:
+    """The device that a rank uses: "auto" takes its GPU if there is one.
+
+    Raises:
+        ConfigError: A GPU was asked for and is not there.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        device = "cuda" if count else "cpu"
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as exc:
+        raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N'; received {device!r}.") from exc
+    if wanted.type != "cuda":
+        return wanted
+    if not count or (wanted.index or 0) >= count:
+        raise ConfigError(f"device {device!r} was asked for; this machine has {count} CUDA devices.")
+    return wanted if wanted.index is not None else torch.device("cuda", local_rank % count)
+
+
+def tensors(columns: tuple[Array, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """The arrays on the device."""
+    return tuple(_tensor(column, device) for column in columns)
+
+
+def arrays(outputs: Any) -> list[Array]:
+    """A model's outputs as arrays, several in their order; half precision is widened.
+
+    Raises:
+        ConfigError: Something else than tensors is among them.
+    """
+    if isinstance(outputs, Mapping):
+        outputs = list(outputs.values())
+    several = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    if not all(isinstance(output, torch.Tensor) for output in several):
+        kinds = ", ".join(type(output).__name__ for output in several)
+        raise ConfigError(f"prediction needs a model whose outputs are tensors; it returned {kinds}.")
+    return [_array(output) for output in several]
+
+
+def _tensor(array: Array, device: torch.device) -> torch.Tensor:
+    """The array on the device; what may not be written is copied, since a model may write its input."""
+    if not array.flags.writeable and device.type == "cpu":
+        array = np.array(array)
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+
+def _array(output: torch.Tensor) -> Array:
+    if output.dtype in (torch.bfloat16, torch.float16):
+        output = output.float()
+    return np.asarray(output.cpu().numpy())

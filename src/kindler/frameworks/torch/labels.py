@@ -1,0 +1,113 @@
+"""Whether the values of labels are what a loss can mean, said with column and row before the loss sees them.
+
+Torch itself would cut 0.5 to the class 0, answer a class that is not there with an IndexError (on a GPU: end
+the process), and train on a probability of 7. Labels are looked at as arrays, so that no GPU has to be
+waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kindler.errors import DataError
+from kindler.frameworks.contract import Array
+
+__all__ = ["LabelSource", "refuse_non_classes", "refuse_non_probabilities"]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSource:
+    """The labels of a batch as they were read.
+
+    Attributes:
+        arrays: One a label column, rows first.
+        names: The columns' names; may be empty.
+        where: Names a row of the batch in complaints.
+    """
+
+    arrays: tuple[Array, ...]
+    names: tuple[str, ...]
+    where: Callable[[int], int | str]
+
+    def part(self, start: int, stop: int) -> LabelSource:
+        """The rows [start, stop)."""
+        arrays = tuple(array[start:stop] for array in self.arrays)
+        return LabelSource(arrays, self.names, lambda row: self.where(start + row))
+
+
+def refuse_non_classes(source: LabelSource, place: int, *, classes: int, ignored: int) -> None:
+    """Complain about the first label that is no class number.
+
+    Args:
+        source: The labels.
+        place: Which of them.
+        classes: How many classes the model's output has.
+        ignored: The number that stands for no class at all.
+    """
+    values = source.arrays[place]
+    if not values.size:
+        return
+    low, high = values.min(), values.max()
+    whole = values.dtype.kind != "f" or bool((values == np.floor(values)).all())
+    if whole and low >= 0 and high < classes:
+        return
+    with np.errstate(invalid="ignore"):
+        fits = (values >= 0) & (values < classes) & (values == np.floor(values))
+    _complain(
+        source, place, ~(fits | (values == ignored)), lambda value: _class_complaint(value, classes, ignored)
+    )
+
+
+def refuse_non_probabilities(source: LabelSource, place: int) -> None:
+    """Complain about the first label that is not between 0 and 1."""
+    values = source.arrays[place]
+    if not values.size or values.dtype.kind == "b" or (values.min() >= 0 and values.max() <= 1):
+        return
+    with np.errstate(invalid="ignore"):
+        bad = ~((values >= 0) & (values <= 1))
+    _complain(
+        source,
+        place,
+        bad,
+        lambda value: (
+            f"is {value}; this loss needs labels from 0 to 1.\n"
+            "Hint: labels of two classes are 0 and 1; for other numbers use a loss for regression, as"
+            " MSELoss."
+        ),
+    )
+
+
+def _complain(source: LabelSource, place: int, bad: Array, problem: Callable[[Any], str]) -> None:
+    if not bad.any():
+        return
+    position = int(bad.reshape(-1).argmax())
+    row = position // max(1, bad.size // len(bad))
+    name = source.names[place] if place < len(source.names) else None
+    value = source.arrays[place].reshape(-1)[position]
+    raise DataError(problem(value), column=name, row=source.where(row))
+
+
+def _class_complaint(value: Any, classes: int, ignored: int) -> str:
+    if np.isnan(value):
+        return "is NaN; this loss needs class numbers.\nHint: fill or drop such rows first."
+    if value != np.floor(value):
+        return (
+            f"is {value}, which is no class number: this loss needs whole numbers from 0 to {classes - 1}.\n"
+            "Hint: number the classes 0, 1, 2, ...; for labels that are measured use a loss for"
+            " regression, as"
+            " MSELoss."
+        )
+    kept = f" (or {ignored}, which is ignored)" if ignored >= 0 else ""
+    hint = (
+        f"Hint: targets that are not to count are marked with the loss's ignore_index, which is {ignored}."
+        if value < 0
+        else "Hint: number the classes from 0, and give the model's last layer one output a class."
+    )
+    return (
+        f"is {value}, but the model's output has {classes} classes:"
+        f" labels must be from 0 to {classes - 1}{kept}.\n{hint}"
+    )

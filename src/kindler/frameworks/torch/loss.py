@@ -1,0 +1,236 @@
+"""What a loss needs to be exact over uneven ranks: targets in its own form, and what its mean divides by.
+
+Summing gradients over ranks gives the gradient of one process only if each rank's loss is weighted by its
+share of the divisor: the values of an element-wise loss, the targets of a loss by class that are not
+ignored, times their class weights, or for a loss of the user's own the rows. `replica.py` runs the loss and
+`sync/` adds up; here is only the rule.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from kindler.errors import ConfigError, DataError
+from kindler.frameworks.creators import title
+from kindler.frameworks.torch.labels import LabelSource, refuse_non_classes, refuse_non_probabilities
+
+__all__ = ["Judged", "LossRule", "as_classes"]
+
+_BINARY_MODULES = (nn.BCELoss, nn.BCEWithLogitsLoss)
+_BINARY_FUNCTIONS = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
+_ELEMENT_MODULES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, *_BINARY_MODULES)
+_ELEMENT_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, *_BINARY_FUNCTIONS)
+_CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss)
+
+
+@dataclass(slots=True)
+class Judged:
+    """One batch's loss.
+
+    Attributes:
+        loss: A scalar to differentiate.
+        scale: `loss * scale` is the sum over all that the loss is a mean of.
+        weight: What that sum is divided by to give the mean.
+        per_row: How many values a row has in `scale`; the same for all batches whose rows have one shape.
+        opaque: The loss gave a mean of which only its author knows what it is over; it counts as one over
+        rows.
+    """
+
+    loss: torch.Tensor
+    scale: float
+    weight: float | torch.Tensor
+    per_row: float = 1.0
+    opaque: bool = False
+
+    @property
+    def total(self) -> torch.Tensor:
+        """The sum, detached."""
+        return self.loss.detach() * self.scale
+
+
+class LossRule:
+    """A loss with its rule.
+
+    Attributes:
+        function: The loss itself.
+        sums: The loss adds up over rows: ranks' losses are added as they are.
+        weighted: Its divisor depends on the batch, so ranks must add up their divisors too.
+        by_class: Its targets are classes.
+        elementwise: It has one target for each output value.
+        binary: It is element-wise, and targets are probabilities.
+        logits: Its outputs are scores around 0, not probabilities.
+        ignored: The class number that stands for none.
+
+    Args:
+        loss: A module or function of (outputs, targets).
+        varying: Whether rows of one batch may have another shape than those of another.
+    """
+
+    def __init__(self, loss: Any, *, varying: bool = False) -> None:
+        function, options = _unwrapped(loss)
+        self.function = loss
+        self.by_class = isinstance(loss, _CLASS_MODULES) or function in _CLASS_FUNCTIONS
+        self.elementwise = isinstance(loss, _ELEMENT_MODULES) or function in _ELEMENT_FUNCTIONS
+        self.binary = isinstance(loss, _BINARY_MODULES) or function in _BINARY_FUNCTIONS
+        self.logits = isinstance(loss, nn.BCEWithLogitsLoss) or function is F.binary_cross_entropy_with_logits
+        self.ignored: int = options.get("ignore_index", -100)
+        # What a subclass with a forward of its own does with values and divisors is its own affair.
+        self._plain = function is not None or _is_plain(loss, (*_CLASS_MODULES, *_ELEMENT_MODULES))
+        reduction = options.get("reduction", "mean")
+        means = self._plain and reduction == "mean"
+        self.sums = reduction == "sum"
+        self.weighted = not self.sums and (varying or not (self.elementwise and means))
+        self._class_weight = options.get("weight")
+        self._by_targets = self.by_class and means
+        self._by_elements = self.elementwise and means
+        # The sum is exact where the mean is 0/0: a rank all of whose targets are ignored.
+        self._loss = _summing(loss) if self._by_targets else loss
+
+    def __call__(
+        self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int, source: LabelSource | None = None
+    ) -> Judged:
+        """Judge one batch of `rows` rows; `source` has the labels as they were, to look at their values."""
+        if isinstance(outputs, tuple | list):
+            targets = self._fitted_all(outputs, targets)
+            arguments = (*outputs, *targets)
+        else:
+            if len(targets) == 1 and isinstance(outputs, torch.Tensor):
+                targets = (self._fitted(outputs, targets[0]),)
+            arguments = (outputs, *targets)
+        if source is not None and len(targets) == 1 and isinstance(arguments[0], torch.Tensor):
+            self._look_at(arguments[0], targets[0], source)
+        loss = self._loss(*arguments)
+        if not isinstance(loss, torch.Tensor):
+            raise ConfigError(
+                f"the loss {title(self.function)} must return a tensor, it returned {type(loss).__name__}.\n"
+                "Hint: a function that makes the loss takes at most one argument, the config; one that takes"
+                " more is the loss itself, and is called with (outputs, targets)."
+            )
+        if self._by_targets:
+            return self._weighed(loss, targets[0], rows)
+        return self._averaged(loss, targets, rows)
+
+    def _averaged(self, loss: torch.Tensor, targets: tuple[torch.Tensor, ...], rows: int) -> Judged:
+        if self.sums:
+            return Judged(loss.sum() if loss.dim() else loss, 1.0, float(rows))
+        if loss.dim():  # not reduced: a mean over whatever there is
+            return Judged(loss.mean() if loss.numel() else loss.sum(), *_both(loss.numel()))
+        if self._by_elements:
+            values = targets[0].numel()
+            return Judged(loss, *_both(values), per_row=values / rows)
+        return Judged(loss, *_both(rows), opaque=True)
+
+    def _look_at(self, output: torch.Tensor, target: torch.Tensor, source: LabelSource) -> None:
+        if self.by_class and not target.is_floating_point():
+            refuse_non_classes(source, 0, classes=output.shape[1], ignored=self.ignored)
+        elif self._plain and (self.by_class or self.binary):
+            refuse_non_probabilities(source, 0)
+
+    def _fitted_all(
+        self, outputs: tuple[Any, ...] | list[Any], targets: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """Targets in the form of their outputs, where there is one target for each output."""
+        if len(outputs) != len(targets):
+            return targets
+        pairs = zip(outputs, targets, strict=True)
+        return tuple(self._fitted(out, t) if isinstance(out, torch.Tensor) else t for out, t in pairs)
+
+    def _fitted(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if self.by_class:
+            return as_classes(output, target)
+        if self.elementwise:
+            return _as_elements(output, target)
+        if target.shape != output.shape and target.is_floating_point() and target.numel() == output.numel():
+            return target.reshape(output.shape)
+        return target
+
+    def _weighed(self, loss: torch.Tensor, target: torch.Tensor, rows: int) -> Judged:
+        if target.is_floating_point():  # probabilities of classes: a plain mean over all but the classes
+            count = target.numel() / target.shape[1]
+            return Judged(loss, 1.0, count, per_row=count / rows)
+        return Judged(loss, 1.0, self._divisor(target), per_row=target.numel() / rows)
+
+    def _divisor(self, target: torch.Tensor) -> float | torch.Tensor:
+        kept = target != self.ignored
+        if self._class_weight is None:
+            count = kept.sum()
+        else:
+            count = self._class_weight[target[kept]].sum()
+        # On a GPU reading the number would wait for it.
+        return count if count.is_cuda else float(count.item())
+
+
+def _both(count: int) -> tuple[float, float]:
+    """Scale and weight of a loss that is the mean of so many values."""
+    return float(count), float(count)
+
+
+def _unwrapped(loss: Any) -> tuple[Any, dict[str, Any]]:
+    """The function behind a loss, if it is one, and its options."""
+    if isinstance(loss, functools.partial):
+        return loss.func, dict(loss.keywords)
+    if isinstance(loss, nn.Module):
+        names = ("reduction", "weight", "ignore_index")
+        return None, {name: getattr(loss, name) for name in names if hasattr(loss, name)}
+    return loss, {}
+
+
+def _is_plain(loss: Any, modules: tuple[type[nn.Module], ...]) -> bool:
+    """Whether it is one of these modules and computes as they do: subclasses may divide as they like."""
+    return any(isinstance(loss, module) and type(loss).forward is module.forward for module in modules)
+
+
+def _summing(loss: Any) -> Any:
+    if not isinstance(loss, nn.Module):
+        return functools.partial(loss, reduction="sum")
+    twin: Any = copy.copy(loss)
+    twin.reduction = "sum"
+    return twin
+
+
+def _as_elements(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The target with the output's shape and dtype: nothing is ever broadcast."""
+    if target.shape != output.shape:
+        if not _same_order(tuple(output.shape), tuple(target.shape)):
+            raise DataError(
+                f"the model's output has shape {tuple(output.shape)} and the label {tuple(target.shape)}: an"
+                " element-wise loss needs one label value for each output value, in the same order.\n"
+                "Hint: give the model's last layer as many outputs as the label has, or choose another loss."
+            )
+        target = target.reshape(output.shape)
+    return target if target.dtype == output.dtype else target.to(output.dtype)
+
+
+def _same_order(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    """Whether values of these shapes belong together one by one: axes of length 1 apart, or one is flat."""
+    if math.prod(first) != math.prod(second) or first[:1] != second[:1]:
+        return False
+    slim = [[length for length in shape[1:] if length != 1] for shape in (first, second)]
+    return slim[0] == slim[1] or min(len(part) for part in slim) <= 1
+
+
+def as_classes(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Class numbers (N, ...) as int64, or class probabilities in the output's own shape.
+
+    Values are not looked at here: `labels.py` does.
+    """
+    if target.dim() == output.dim() and target.dim() > 1 and target.shape[1] == 1:
+        target = target.squeeze(1)
+    if target.shape == output.shape and target.is_floating_point() and target.dim() > 1:
+        return target if target.dtype == output.dtype else target.to(output.dtype)
+    wanted = (output.shape[0], *output.shape[2:]) if output.dim() > 1 else ()
+    if target.shape != wanted:
+        raise DataError(
+            f"the model's output has shape {tuple(output.shape)} and the label {tuple(target.shape)}: this"
+            f" loss needs class numbers {tuple(wanted)} or class probabilities {tuple(output.shape)}."
+        )
+    return target if target.dtype == torch.int64 else target.to(torch.int64)

@@ -1,0 +1,350 @@
+"""What is counted while batches pass: the loss, the rows and the metrics, in a form that merges over ranks.
+
+A metric of torchmetrics is merged by its states and their reductions, so that AUROC or F1 over ranks equals
+the value of one process. A plain function is averaged by rows; those that have a name (`named_metrics.py`)
+say themselves how many values they counted. Reading the bytes executes nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kindler.errors import ConfigError, DataError
+from kindler.frameworks.creators import call, title
+from kindler.frameworks.torch.loss import Judged, LossRule
+from kindler.frameworks.torch.named_metrics import NAMES, Counted, counted
+from kindler.frameworks.torch.spec import is_creator
+
+__all__ = ["Counter", "named_metrics"]
+
+_FORMAT = 2
+
+
+class Counter:
+    """One rank's tallies.
+
+    Args:
+        metrics: Name to torchmetrics.Metric or function of (outputs, targets), from `named_metrics`.
+        device: Where outputs and targets live.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
+        self._states: dict[str, Any] = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
+        for name, metric in metrics.items():
+            if _is_metric(metric):
+                metric = metric.to(device)
+                metric.sync_on_compute = False  # ranks are merged here, not by torch.distributed
+                self._states[name] = metric
+            else:
+                self._functions[name] = metric
+        self._device = device
+        self._weight: float | torch.Tensor
+        self._clear()
+
+    def add(self, judged: Judged, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
+        """Count one batch."""
+        self._loss += judged.total
+        self._weight += judged.weight
+        self._rows += rows
+        if self._states or self._functions:
+            with torch.no_grad():
+                self._measure(outputs, targets, rows)
+
+    def running_loss(self) -> float:
+        """Mean loss so far; NaN before the first row."""
+        loss, weight = self.loss_sums()
+        return loss / weight if weight else math.nan
+
+    def running_metrics(self) -> dict[str, float]:
+        """The metrics that are means of a function so far: those cost nothing to tell."""
+        counts = {name: float(count) for name, count in self._counts.items()}
+        return {name: float(self._means[name]) / count for name, count in counts.items() if count}
+
+    def loss_sums(self) -> tuple[float, float]:
+        """The summed loss so far, and what it weighs."""
+        return float(self._loss), float(self._weight)
+
+    def take(self) -> bytes:
+        """The tallies as bytes; counting starts anew."""
+        loss, weight = self.loss_sums()
+        sums = {
+            "means": {name: float(total) for name, total in self._means.items()},
+            "counts": {name: float(count) for name, count in self._counts.items()},
+        }
+        tallies = {"format": _FORMAT, **self.keep(), "loss": loss, "weight": weight, **sums}
+        self._clear()
+        data = io.BytesIO()
+        torch.save(tallies, data)
+        return data.getvalue()
+
+    def keep(self) -> dict[str, Any]:
+        """The tallies just as they are, for `restore`; counting goes on."""
+        return {
+            "loss": self._loss.clone(),
+            "weight": self._weight,
+            "rows": self._rows,
+            "means": dict(self._means),
+            "counts": dict(self._counts),
+            "states": {name: _states_of(metric) for name, metric in self._states.items()},
+        }
+
+    def restore(self, tallies: Mapping[str, Any]) -> None:
+        """Go on counting from what `keep` gave; metrics that were not counted then begin anew."""
+        self._clear()
+        self._loss = tallies["loss"].to(self._device)
+        self._weight = _moved(tallies["weight"], self._device)
+        self._rows = tallies["rows"]
+        for name in self._means.keys() & tallies["means"].keys():
+            self._means[name] = _moved(tallies["means"][name], self._device)
+            self._counts[name] = _moved(tallies["counts"][name], self._device)
+        for name in self._states.keys() & tallies["states"].keys():
+            for path, part in _parts(self._states[name]):
+                kept = tallies["states"][name][path]
+                for state, value in kept["state"].items():
+                    setattr(part, state, _moved(value, self._device))
+                part._update_count = kept["updates"]
+                part._computed = None
+
+    def restore_all(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        """Go on counting from what `keep` gave on several ranks, taken together."""
+        means, states = parts[0]["means"].keys(), parts[0]["states"].keys()
+        self.restore(
+            {
+                "loss": sum(part["loss"].cpu() for part in parts),
+                "weight": sum(_moved(part["weight"], torch.device("cpu")) for part in parts),
+                "rows": sum(part["rows"] for part in parts),
+                "means": {name: sum(part["means"][name] for part in parts) for name in means},
+                "counts": {name: sum(part["counts"][name] for part in parts) for name in means},
+                "states": {
+                    name: _joined_states(self._states[name], [part["states"][name] for part in parts])
+                    for name in states & self._states.keys()
+                },
+            }
+        )
+
+    def merge(self, tallies: Sequence[bytes]) -> dict[str, float]:
+        """All ranks' tallies as numbers."""
+        parts = [torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) for data in tallies]
+        rows = sum(part["rows"] for part in parts)
+        weight = sum(part["weight"] for part in parts)
+        merged = {"loss": sum(part["loss"] for part in parts) / weight if weight else math.nan}
+        for name in self._functions:
+            total, count = (sum(part[kind][name] for part in parts) for kind in ("means", "counts"))
+            merged[name] = total / count if count else math.nan
+        for name, metric in self._states.items():
+            merged.update(_numbers(name, _computed(metric, [part["states"][name] for part in parts])))
+        merged["num_samples"] = rows
+        return merged
+
+    def _clear(self) -> None:
+        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._weight = 0.0
+        self._rows = 0
+        self._means: dict[str, Any] = dict.fromkeys(self._functions, 0.0)
+        self._counts: dict[str, Any] = dict.fromkeys(self._functions, 0.0)
+        for metric in self._states.values():
+            metric.reset()
+
+    def _measure(self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
+        outputs = _plain(outputs)
+        target = targets[0] if len(targets) == 1 else targets
+        for name, function in self._functions.items():
+            total: Any
+            count: Any
+            if isinstance(function, Counted):
+                total, count = function(outputs, target)
+            else:
+                value = function(outputs, target)
+                value = value.detach().double().mean() if isinstance(value, torch.Tensor) else float(value)
+                total, count = value * rows, rows
+            self._means[name] = self._means[name] + total
+            self._counts[name] = self._counts[name] + count
+        for metric in self._states.values():
+            metric.update(*_metric_arguments(metric, outputs, targets))
+
+
+def named_metrics(given: Any, config: Mapping[str, Any], loss: LossRule | None = None) -> dict[str, Any]:
+    """Metrics by name, from one, a list or a dict; a MetricCollection is taken apart.
+
+    Args:
+        given: What the user passed.
+        config: For metrics given by a creator.
+        loss: What "accuracy" means depends on it.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping) and not isinstance(given, torch.nn.Module):
+        pairs = [(str(name), metric) for name, metric in given.items()]
+    else:
+        many = isinstance(given, list | tuple | set)
+        pairs = [("", metric) for metric in (given if many else [given])]
+    named: dict[str, Any] = {}
+    for name, metric in pairs:
+        for label, made in _made(name, metric, config, loss):
+            named[_free(label, named)] = made
+    return named
+
+
+def _made(
+    name: str, given: Any, config: Mapping[str, Any], loss: LossRule | None
+) -> Iterator[tuple[str, Any]]:
+    if isinstance(given, str):
+        yield name or given, counted(given, loss)
+        return
+    metric = call(given, config) if is_creator(given) else given
+    if isinstance(metric, torch.nn.ModuleDict):  # a MetricCollection
+        yield from ((f"{name}_{key}" if name else key, part) for key, part in metric.items())
+    elif callable(metric):
+        yield name or getattr(metric, "__name__", type(metric).__name__), metric
+    else:
+        raise ConfigError(
+            f"a metric must be a torchmetrics.Metric, a function of (outputs, targets) or one of"
+            f" {', '.join(map(repr, NAMES))}; received {title(metric)}."
+        )
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    number, label = 1, name
+    while label in taken or label in ("loss", "num_samples"):
+        number += 1
+        label = f"{name}_{number}"
+    return label
+
+
+def _is_metric(metric: Any) -> bool:
+    library = sys.modules.get("torchmetrics")  # not loaded: then it is none of theirs
+    return library is not None and isinstance(metric, library.Metric)
+
+
+def _plain(outputs: Any) -> Any:
+    """Outputs without history, and bfloat16 widened, which few metrics take."""
+    if isinstance(outputs, torch.Tensor):
+        outputs = outputs.detach()
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    if isinstance(outputs, tuple | list):
+        return tuple(_plain(output) for output in outputs)
+    if isinstance(outputs, Mapping):
+        return {name: _plain(output) for name, output in outputs.items()}
+    return outputs
+
+
+def _metric_arguments(metric: Any, outputs: Any, targets: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
+    """The first output and label, in the forms that torchmetrics insists on."""
+    output = outputs[0] if isinstance(outputs, tuple) else outputs
+    target = targets[0]
+    if not isinstance(output, torch.Tensor):
+        return output, target
+    if target.shape != output.shape and target.numel() == output.numel():
+        if output.dim() > target.dim():
+            output = output.reshape(target.shape)
+        else:
+            target = target.reshape(output.shape)
+    elif target.dim() == output.dim() > 1 and target.shape[1] == 1:
+        target = target.squeeze(1)
+    if target.is_floating_point() and type(metric).__module__.startswith("torchmetrics.classification"):
+        target = _whole(target, metric)
+    return output, target
+
+
+def _whole(target: torch.Tensor, metric: Any) -> torch.Tensor:
+    cut = target.to(torch.int64)
+    if bool((cut != target).any()):
+        raise DataError(
+            f"the metric {type(metric).__name__} needs class numbers, and there are labels that are not whole"
+            f" numbers, as {float(target[cut != target][0])}.\n"
+            "Hint: a function (outputs, targets) can measure labels of any form."
+        )
+    return cut
+
+
+def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
+    """The metric and those inside it, for wrappers and sums of metrics."""
+    return ((path, part) for path, part in metric.named_modules() if _is_metric(part))
+
+
+def _states_of(metric: Any) -> dict[str, Any]:
+    return {
+        path: {
+            "updates": int(part._update_count),
+            "state": {name: _stored(getattr(part, name)) for name in part._reductions},
+        }
+        for path, part in _parts(metric)
+    }
+
+
+def _stored(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.detach().cpu().clone()
+    return [_stored(part) for part in state]
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return [_moved(part, device) for part in value] if isinstance(value, list) else value
+
+
+def _computed(template: Any, ranks: Sequence[Mapping[str, Any]]) -> Any:
+    """The metric's value over all ranks; NaN when no rank saw a row."""
+    metric = copy.deepcopy(template).to("cpu")
+    metric.reset()
+    updated = False
+    for path, part in _parts(metric):
+        seen = [rank[path] for rank in ranks if rank[path]["updates"]]
+        # A rank without rows holds initial values; a mean or a stack must not count them.
+        for name, reduce in part._reductions.items():
+            if seen:
+                setattr(part, name, _reduced([rank["state"][name] for rank in seen], reduce))
+        part._update_count = sum(rank["updates"] for rank in seen)
+        part._computed = None
+        updated = updated or bool(seen)
+    return metric.compute() if updated else math.nan
+
+
+def _joined_states(metric: Any, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The states of several ranks as those of one that saw all their rows, so that it can go on."""
+    joined: dict[str, Any] = {}
+    for path, part in _parts(metric):
+        seen = [rank[path] for rank in ranks if rank[path]["updates"]] or [ranks[0][path]]
+        state = {}
+        for name, reduce in part._reductions.items():
+            values = [rank["state"][name] for rank in seen]
+            lists = not isinstance(values[0], torch.Tensor)
+            state[name] = [one for value in values for one in value] if lists else _reduced(values, reduce)
+        joined[path] = {"updates": sum(rank["updates"] for rank in seen), "state": state}
+    return joined
+
+
+def _reduced(states: Sequence[Any], reduce: Callable[[Any], Any] | None) -> Any:
+    """States of several ranks as torchmetrics joins gathered ones."""
+    if isinstance(states[0], torch.Tensor):
+        if len(states) == 1:
+            return states[0]
+        joined: Any = torch.stack(list(states))
+    else:
+        joined = [part for state in states for part in state]
+        if not joined:
+            return joined
+    return joined if reduce is None else reduce(joined)
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """A computed value as named numbers: one, or one for each element or key."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _numbers(f"{name}_{key}", part)
+    elif isinstance(value, tuple | list):
+        for place, part in enumerate(value):
+            yield from _numbers(f"{name}_{place}", part)
+    elif isinstance(value, torch.Tensor) and value.numel() != 1:
+        yield from _numbers(name, value.flatten().tolist())
+    else:
+        yield name, float(value)

@@ -1,0 +1,176 @@
+"""The parameters that training moves, which may change while it runs.
+
+A callback may unfreeze a layer, or give the optimizer more parameters; a loss may have some of its own. What
+counts is what the optimizer holds at the moment, and it is looked at before each step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from kindler.errors import ConfigError
+from kindler.frameworks.torch.state import Collective, share_bytes
+
+__all__ = [
+    "Parameters",
+    "agree_on",
+    "group_names",
+    "load_optimizer",
+    "lone_change",
+    "recall_trained",
+    "trained",
+]
+
+_EVERY_WORKER = "callbacks run on every worker; freeze, unfreeze and add parameters on all of them alike."
+
+
+class Parameters:
+    """What one optimizer moves, and the model's other parameters that get gradients.
+
+    Attributes:
+        held: All of them, each once: their gradients are cleared, clipped and exchanged.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._seen: tuple[list[int], list[bool]] = ([], [])
+        self._exchanged: set[int] = set()
+        self.held: list[nn.Parameter] = []
+        self.look()
+
+    def look(self) -> bool:
+        """Whether the optimizer's parameters, or which of them get gradients, changed since the last look."""
+        moved = [p for group in self._optimizer.param_groups for p in group["params"]]
+        seen = ([id(p) for p in moved], [p.requires_grad for p in moved])
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        trained = (p for p in self._model.parameters() if p.requires_grad)
+        self.held = list({id(p): p for p in (*trained, *moved)}.values())
+        return True
+
+    def unexchanged(self) -> list[nn.Parameter]:
+        """Those whose gradients nobody has been asked to exchange so far."""
+        return [p for p in self.held if p.requires_grad and id(p) not in self._exchanged]
+
+    def exchange(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Note that gradients of these are exchanged from now on."""
+        self._exchanged |= {id(p) for p in parameters}
+
+
+def agree_on(group: Collective, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+    """Make sure that all ranks are about to take in the same parameters, with the same values.
+
+    Raises:
+        ConfigError: On all of them, if one differs from the first.
+    """
+    kinds = json.dumps([[list(p.shape), str(p.dtype)] for p in parameters])
+    told = share_bytes(group, kinds.encode() if group.rank == 0 else b"", device).decode()
+    if _any(group, told != kinds, device):
+        raise ConfigError(
+            "workers have begun to train different parameters: the first one those of (shape, dtype)"
+            f" {told}, this one {kinds}.\nHint: {_EVERY_WORKER}"
+        )
+    same = [_same_everywhere(group, p) for p in parameters]
+    if _any(group, not all(same), device):
+        raise ConfigError(
+            "a parameter that came in while training ran has other values on one worker than on another.\n"
+            "Hint: make it with the same random numbers everywhere: torch.manual_seed(run.epoch) before it."
+        )
+
+
+def _same_everywhere(group: Collective, parameter: nn.Parameter) -> bool:
+    """Whether this rank's values are the first one's; all ranks call it."""
+    value = parameter.detach().clone(memory_format=torch.contiguous_format)
+    group.broadcast(torch.view_as_real(value) if value.is_complex() else value)
+    return torch.equal(value, parameter)
+
+
+def _any(group: Collective, flag: bool, device: torch.device) -> bool:
+    count = torch.tensor([int(flag)], dtype=torch.int64, device=device)
+    group.all_reduce(count).wait()
+    return bool(count.item())
+
+
+def lone_change() -> ConfigError:
+    """The complaint that this rank has begun to train parameters and another has not."""
+    return ConfigError(
+        "a worker has begun to train further parameters (unfrozen, or added to the optimizer), and others"
+        " have"
+        f" not.\nHint: {_EVERY_WORKER}"
+    )
+
+
+def trained(modules: Mapping[str, nn.Module]) -> dict[str, bool]:
+    """Which parameters get gradients, by name."""
+    return {name: parameter.requires_grad for name, parameter in _named(modules).items()}
+
+
+def recall_trained(flags: Mapping[str, bool], modules: Mapping[str, nn.Module]) -> None:
+    """Freeze and unfreeze as `trained` found it."""
+    for name, parameter in _named(modules).items():
+        if flags.get(name, parameter.requires_grad) is not parameter.requires_grad:
+            parameter.requires_grad_(flags[name])
+
+
+def group_names(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> list[list[str | None]]:
+    """For each group of the optimizer the names of its parameters; None for one that no module has."""
+    names = {id(parameter): name for name, parameter in _named(modules).items()}
+    return [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    groups: Sequence[Sequence[str | None]],
+    modules: Mapping[str, nn.Module],
+) -> None:
+    """Go on from an optimizer's state, also where groups were added, or layers unfrozen, before or after it.
+
+    Args:
+        optimizer: As it was built now.
+        state: Its state then.
+        groups: The names of its parameters then, from `group_names`.
+        modules: What has these parameters.
+    """
+    named = _named(modules)
+    if any(name not in named for group in groups for name in group):  # parameters of nobody: by their order
+        _load(optimizer, state)
+        return
+    built = optimizer.param_groups[:]
+    then = {id(named[name]) for group in groups for name in group if name is not None}
+    later = [[p for p in group["params"] if id(p) not in then] for group in built]
+    fresh = {p: optimizer.state[p] for params in later for p in params if p in optimizer.state}
+    optimizer.param_groups[len(groups) :] = []
+    for place, names in enumerate(groups):
+        params = [named[name] for name in names if name is not None]
+        if place < len(built):
+            optimizer.param_groups[place]["params"] = params
+        else:
+            optimizer.add_param_group({"params": params})
+    _load(optimizer, state)
+    optimizer.state.update(fresh)
+    for place, params in enumerate(later):
+        if place < len(groups):
+            optimizer.param_groups[place]["params"] += params
+        elif params:
+            optimizer.param_groups.append({**built[place], "params": params})
+
+
+def _load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    try:
+        optimizer.load_state_dict(dict(state))
+    except ValueError as exc:
+        raise ConfigError(
+            f"the state is one of another optimizer: {exc}\n"
+            "Hint: build the optimizer as it was built then; or take only the weights, with Estimator.load()."
+        ) from exc
+
+
+def _named(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    return {prefix + name: p for prefix, module in modules.items() for name, p in module.named_parameters()}

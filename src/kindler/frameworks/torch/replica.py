@@ -1,0 +1,576 @@
+"""PyTorch: one replica of the user's model, stepped so that N ranks compute what one process would.
+
+Building from what the user handed in is in `spec.py` and `optim.py`, the rule of each loss in
+`loss.py`, counting in `metrics.py`; which parameters are trained in `parameters.py`, which
+modules are in training mode in `modes.py`. How gradients travel is the business of the group that the
+replica is attached to; when to step, of the training loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kindler.errors import ConfigError
+from kindler.frameworks.contract import Array, Batch
+from kindler.frameworks.rng import own_states, restore_own, seed_own
+from kindler.frameworks.state_format import Buffer
+from kindler.frameworks.torch.buffers import Tracked
+from kindler.frameworks.torch.device import arrays, preload, resolve_device, tensors
+from kindler.frameworks.torch.labels import LabelSource
+from kindler.frameworks.torch.loss import Judged, LossRule
+from kindler.frameworks.torch.metrics import Counter, named_metrics
+from kindler.frameworks.torch.modes import Modes
+from kindler.frameworks.torch.optim import (
+    build_optimizer,
+    build_scheduler,
+    refuse_several,
+    step_optimizer,
+    step_scheduler,
+)
+from kindler.frameworks.torch.parameters import (
+    Parameters,
+    agree_on,
+    group_names,
+    load_optimizer,
+    lone_change,
+    recall_trained,
+    trained,
+)
+from kindler.frameworks.torch.spec import (
+    TorchSpec,
+    build_loss,
+    build_model,
+    check,
+    dumps,
+    loads,
+    synchronized,
+)
+from kindler.frameworks.torch.state import (
+    Collective,
+    Freezer,
+    Gradients,
+    changes,
+    dump,
+    fork_seed,
+    load_merged,
+    merge_buffers,
+    parse,
+    parse_weights,
+    save_weights,
+    share_bytes,
+    snapshot,
+)
+
+__all__ = ["TorchReplica", "TorchSpec", "check", "dumps", "loads", "preload", "resolve_device"]
+
+
+class TorchReplica:
+    """One rank's copy of a PyTorch model; keeps the contract `Replica`.
+
+    Optimizer, loss and scheduler are built when first needed, so a replica that only predicts needs none.
+
+    Args:
+        spec: What the user handed in.
+        device: "auto", "cpu", "cuda" (one GPU a rank) or "cuda:0".
+        rank: This rank; randomness other than the model's first weights differs by it.
+        local_rank: Its number on its host, which chooses the GPU.
+        seed: Creators see torch seeded with it.
+        threads: Threads of torch's own operations; None leaves them as they are.
+        feature_names: Names of the features, for `inputs="dict"`.
+        label_names: Names of the labels, for complaints.
+        label_shapes: Where rows of one batch may have another shape than those of another: the shape of a
+        row of
+            each label, in the first batch of all. Otherwise None.
+    """
+
+    def __init__(
+        self,
+        spec: TorchSpec,
+        *,
+        device: str = "auto",
+        rank: int = 0,
+        local_rank: int = 0,
+        seed: int = 0,
+        threads: int | None = None,
+        feature_names: tuple[str, ...] = (),
+        label_names: tuple[str, ...] = (),
+        label_shapes: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.spec, self.rank, self.seed = spec, rank, seed
+        self.device = resolve_device(device, local_rank)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        seed_own(seed)
+        torch.manual_seed(seed)
+        self.model = build_model(spec).to(self.device)
+        seed_own(seed, 0, rank)
+        torch.manual_seed(seed + rank)
+        self.epoch = self.step = 0
+        self.output_names: tuple[str, ...] | None = None
+        self._names, self._label_names = feature_names, label_names
+        self._label_shapes = None if label_shapes is None else [tuple(shape) for shape in label_shapes]
+        self._modes = Modes(self.model)
+        self._given = {name: p.requires_grad for name, p in self.model.named_parameters()}
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._scheduler: Any = None
+        self._loss: LossRule | None = None
+        self._counter: Counter | None = None
+        self._parameters: Parameters | None = None
+        self._group: Collective | None = None
+        self._sync: Gradients | None = None
+        self._tracked: Tracked | None = None
+        self._looked_at_buffers = False
+        self._buffers: list[torch.Tensor] = []
+        self._changed: list[bool] = []
+        self._epoch_rows = 0
+        self._freezer = Freezer()
+
+    @classmethod
+    def from_bytes(cls, spec: bytes, **options: Any) -> TorchReplica:
+        """A replica of the spec that `dumps` packed; the options are the constructor's."""
+        return cls(loads(spec), **options)
+
+    @staticmethod
+    def has_instance(spec: TorchSpec) -> bool:
+        """Whether the user holds something that training changes, rather than a way to make it."""
+        return isinstance(spec.model, torch.nn.Module) or (
+            isinstance(spec.loss, torch.nn.Module) and any(True for _ in spec.loss.parameters())
+        )
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, built at first use together with its schedule."""
+        if self._optimizer is None:
+            if self.spec.loss is not None:
+                _ = self.loss  # on its device before an optimizer takes its parameters
+            self._optimizer = build_optimizer(self.spec, self.model)
+            self._scheduler = build_scheduler(self.spec, self._optimizer)
+        return self._optimizer
+
+    @property
+    def loss(self) -> LossRule:
+        """The loss with its rule, built at first use."""
+        if self._loss is None:
+            loss = build_loss(self.spec)
+            loss = loss.to(self.device) if isinstance(loss, torch.nn.Module) else loss
+            self._loss = LossRule(loss, varying=self._label_shapes is not None)
+        return self._loss
+
+    @property
+    def parameters(self) -> Parameters:
+        """What training moves."""
+        if self._parameters is None:
+            self._parameters = Parameters(self.model, self.optimizer)
+        return self._parameters
+
+    @property
+    def counter(self) -> Counter:
+        """The tallies, built at first use."""
+        if self._counter is None:
+            loss = self.loss if self.spec.loss is not None else None
+            metrics = named_metrics(self.spec.metrics, self.spec.config, loss)
+            self._counter = Counter(metrics, self.device)
+        return self._counter
+
+    @property
+    def tracked(self) -> Tracked:
+        """The buffers that training may change."""
+        if self._tracked is None:
+            self._tracked = Tracked(*self._modules().values())
+        return self._tracked
+
+    def attach(self, group: Collective) -> None:
+        """Start from rank 0's state and agree on gradients through `group` from now on."""
+        if self._group is not None:
+            raise ConfigError("this replica is attached to a group already; a replica serves one run.")
+        self._group = group
+        if group.size == 1:
+            return
+        if complaints := synchronized(self.model):
+            raise ConfigError(complaints[0])
+        refuse_several(self.optimizer)
+        state = share_bytes(group, self.state() if group.rank == 0 else b"", self.device)
+        if group.rank != 0:
+            self.load_state(state)
+        self.parameters.look()
+        wanted = self.parameters.unexchanged()
+        self._sync = group.gradients(wanted)
+        self.parameters.exchange(wanted)
+        self._watch_buffers()
+
+    def as_given(self) -> None:
+        """Freeze and unfreeze as the user's own model says, whatever the state that was loaded does."""
+        if isinstance(self.spec.model, torch.nn.Module):
+            for name, parameter in self.model.named_parameters():
+                parameter.requires_grad_(self._given.get(name, parameter.requires_grad))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Seed by epoch and rank, so that a resumed epoch is the same as an uninterrupted one."""
+        self.epoch = epoch
+        self._epoch_rows = 0
+        seed_own(self.seed, epoch, self.rank)
+        torch.manual_seed(fork_seed(self.seed, epoch, self.rank))
+        self._watch_buffers()
+
+    def train_step(self, batch: Batch) -> None:
+        """One optimizer step on the mean over the rows of all ranks."""
+        if not batch.global_rows:
+            return
+        optimizer, tracked = self.optimizer, self.tracked
+        self._modes.train()
+        fresh = self._fresh_parameters()
+        for parameter in self.parameters.held:
+            parameter.grad = None
+        if batch.rows:
+            self._backward(batch)
+        elif self._sync is not None:
+            self._sync.idle(weighted=self.loss.weighted)
+        if fresh:
+            self._take_in(fresh)
+        self._clip()
+        self._freezer.settle()
+        step_optimizer(optimizer)
+        if self._scheduler is not None and self.spec.scheduler_step == "step":
+            self._scheduler.step()
+        self.step += 1
+        self._epoch_rows += batch.rows
+        if not self._looked_at_buffers and batch.rows:  # soon, and not after an epoch
+            tracked.refuse_new()
+            self._looked_at_buffers = True
+
+    def eval_step(self, batch: Batch) -> None:
+        """Count loss and metrics of a batch, learning nothing."""
+        if not batch.rows:
+            return
+        self._modes.evaluate()
+        with torch.inference_mode():
+            self._judge(
+                self._tensors(batch.features),
+                self._tensors(batch.labels),
+                batch.rows,
+                self._label_source(batch),
+            )
+
+    def merge_buffers(self) -> None:
+        """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks."""
+        self.tracked.refuse_new()
+        if self._sync is not None and self._group is not None:
+            odd = self.tracked.reshaped(self._group, self._buffers)
+            changed = [flag and not other for flag, other in zip(self._buffer_changes(), odd, strict=True)]
+            merge_buffers(self._group, self.tracked, changed, self._epoch_rows)
+
+    def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
+        """Move a per-epoch schedule."""
+        if self._scheduler is not None and self.spec.scheduler_step == "epoch":
+            step_scheduler(self._scheduler, logs)
+
+    def take_tallies(self) -> bytes:
+        """This rank's sums and metric states since they were last taken."""
+        return self.counter.take()
+
+    def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
+        """All ranks' tallies as numbers."""
+        return self.counter.merge(tallies)
+
+    def running_loss(self) -> float:
+        """This rank's mean loss since tallies were last taken."""
+        return self.counter.running_loss()
+
+    def running_metrics(self) -> dict[str, float]:
+        """This rank's metrics since tallies were last taken, without those that torchmetrics computes."""
+        return self.counter.running_metrics()
+
+    def loss_sums(self) -> tuple[float, float]:
+        """This rank's summed loss since tallies were last taken, and its weight."""
+        return self.counter.loss_sums()
+
+    def learning_rate(self) -> float:
+        """The first parameter group's rate."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def state(self) -> bytes:
+        """Weights, optimizer, schedule, randomness, epoch and step."""
+        return dump(self._fields())
+
+    def freeze(self) -> Callable[[], Sequence[Buffer]]:
+        """A copy of what `state` has, made now; its bytes are made by the function, on any thread."""
+        return self._freezer.freeze(self._fields(), restless=self.tracked.buffers())
+
+    def settle(self) -> None:
+        """Wait until what was frozen is copied; only then may others change weights."""
+        self._freezer.settle()
+
+    def _fields(self) -> dict[str, Any]:
+        optimizer = self.optimizer if self.spec.optimizer is not None else None
+        loss = self._learning_loss()
+        return {
+            "model": self.model.state_dict(),
+            "loss": loss.state_dict() if loss is not None else None,
+            "trained": trained(self._modules()),
+            "groups": group_names(optimizer, self._modules()) if optimizer is not None else None,
+            "resting": sorted(self._modes.resting),
+            "optimizer": optimizer.state_dict() if optimizer is not None else None,
+            "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
+            "rng": self._rng(),
+            "epoch": self.epoch,
+            "step": self.step,
+        }
+
+    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
+        """Go on from `state`, or take only the model's weights from it."""
+        fields = parse(data)
+        self._freezer.settle()
+        self.model.load_state_dict(fields["model"])
+        if weights_only_model:
+            return
+        loss = self._learning_loss()
+        if fields["loss"] is not None and loss is not None:
+            loss.load_state_dict(fields["loss"])
+        self._modes.recall(fields["resting"])
+        if fields["optimizer"] is not None and self.spec.optimizer is not None:
+            load_optimizer(self.optimizer, fields["optimizer"], fields["groups"], self._modules())
+        recall_trained(fields["trained"], self._modules())
+        if fields["scheduler"] is not None and self._scheduler is not None:
+            self._scheduler.load_state_dict(fields["scheduler"])
+        self.epoch, self.step = fields["epoch"], fields["step"]
+        self._load_rng(fields["rng"])
+
+    def local_state(self) -> bytes:
+        """What this rank alone has within an epoch: randomness, tallies, and buffers that it changed."""
+        changed = self._buffer_changes()
+        buffers = {
+            i: b for i, b in enumerate(self.tracked.buffers()) if self._sync is not None and changed[i]
+        }
+        return dump(
+            {
+                "rng": self._rng(),
+                "own": own_states(),
+                "tallies": self.counter.keep(),
+                "rows": self._epoch_rows,
+                "changed": changed,
+                "buffers": buffers,
+            }
+        )
+
+    def load_local_state(self, data: bytes) -> None:
+        """Go on from `local_state` of this rank, in the epoch that has just begun."""
+        fields = parse(data)
+        with torch.no_grad():
+            for place, buffer in enumerate(self.tracked.buffers()):
+                if place in fields["buffers"]:
+                    buffer.copy_(fields["buffers"][place])
+        self.counter.restore(fields["tallies"])
+        self._epoch_rows, self._changed = fields["rows"], fields["changed"]
+        self._load_rng(fields["rng"])
+        if "own" in fields:
+            restore_own(fields["own"])
+
+    def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
+        """Go on from the states of other ranks than there are now, in the epoch that has just begun."""
+        fields = [parse(data) for data in states]
+        rows = [part["rows"] for part in fields]
+        load_merged(self.tracked, [part["buffers"] for part in fields], rows)
+        if self.rank == 0:
+            self.counter.restore_all([part["tallies"] for part in fields])
+        self._epoch_rows = sum(rows) // size
+        if self._sync is not None:
+            # One rank alone had no reason to look which buffers it changes.
+            told = [part["changed"] for part in fields if part["changed"]] or [[True] * len(self._changed)]
+            self._changed = [any(flags) for flags in zip(*told, strict=True)]
+        seed_own(self.seed, self.epoch, self.rank, self.step)
+        torch.manual_seed(fork_seed(self.seed, self.epoch, self.rank, self.step))
+
+    def trained_model(self) -> torch.nn.Module:
+        """The model itself, ready to predict."""
+        return self.model.eval()
+
+    def weights(self) -> bytes:
+        """The model's state dict, as `torch.save` writes it."""
+        return save_weights(self.model)
+
+    def save(self, path: str) -> None:
+        """Write the model's state dict to a file."""
+        Path(path).write_bytes(self.weights())
+
+    def load(self, path: str) -> None:
+        """Take the weights of a file that `save` or `torch.save` wrote."""
+        self.load_weights(Path(path).read_bytes())
+
+    def load_weights(self, data: bytes) -> None:
+        """Take the weights of a state dict's file, or of a checkpoint."""
+        self._freezer.settle()
+        self.model.load_state_dict(parse_weights(data))
+
+    def predict(self, features: tuple[Array, ...]) -> list[Array]:
+        """The outputs for these rows; several outputs in the model's order."""
+        self._modes.evaluate()
+        with torch.inference_mode(), self._precision():
+            outputs = self._forward(self._tensors(features))
+        self.output_names = tuple(map(str, outputs)) if isinstance(outputs, Mapping) else None
+        return arrays(outputs)
+
+    def _watch_buffers(self) -> None:
+        """From now on, note which buffers training changes; without other ranks nobody asks."""
+        self._buffers = snapshot(self.tracked) if self._sync is not None else []
+        self._changed = [False] * len(self._buffers)
+
+    def _buffer_changes(self) -> list[bool]:
+        """Which buffers this rank has changed in this epoch, also before it was interrupted."""
+        if self._sync is None:
+            return []
+        now = changes(self.tracked, self._buffers)
+        return [flag or before for flag, before in zip(now, self._changed, strict=True)]
+
+    def _learning_loss(self) -> torch.nn.Module | None:
+        """The loss, if it is a module of the user's own: it may learn as the model does."""
+        loss = self.loss.function if self.spec.loss is not None else None
+        own = isinstance(loss, torch.nn.Module) and not type(loss).__module__.startswith("torch.")
+        return loss if own else None
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        """What learns, by a prefix for names."""
+        loss = self._learning_loss()
+        return {"": self.model} if loss is None else {"": self.model, "loss:": loss}
+
+    def _fresh_parameters(self) -> list[torch.nn.Parameter]:
+        """Parameters that are trained from this step on, and were not before; the other ranks hear of it."""
+        if not self.parameters.look() or self._sync is None:
+            return []
+        fresh = self.parameters.unexchanged()
+        if fresh:
+            self._sync.announce()
+        return fresh
+
+    def _take_in(self, fresh: list[torch.nn.Parameter]) -> None:
+        """Exchange these parameters' gradients too, from the step that has just been computed on."""
+        assert self._sync is not None, "without other ranks nothing is fresh"
+        assert self._group is not None, "it made the exchange"
+        if not self._sync.all_announced():
+            raise lone_change()
+        agree_on(self._group, fresh, self.device)
+        self._sync.extend(fresh)
+        self.parameters.exchange(fresh)
+
+    def _label_source(self, batch: Batch) -> LabelSource:
+        number, rows = self.step + 1, batch.rows
+
+        def within_step(row: int) -> str:
+            return f"{row} of the {rows} that worker {self.rank} has in step {number}"
+
+        return LabelSource(batch.labels, self._label_names, batch.where or within_step)
+
+    def _rng(self) -> dict[str, Any]:
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return {"rank": self.rank, "cpu": torch.get_rng_state(), "cuda": cuda}
+
+    def _load_rng(self, rng: Mapping[str, Any]) -> None:
+        if rng["rank"] != self.rank:  # another rank's dropout masks must not become this one's
+            torch.manual_seed(fork_seed(self.seed, self.epoch, self.rank, self.step))
+            return
+        torch.set_rng_state(rng["cpu"])
+        if rng["cuda"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(rng["cuda"], self.device)
+
+    def _backward(self, batch: Batch) -> None:
+        """All micro-batches of one step; afterwards `grad` holds the mean over all ranks."""
+        features, labels = self._tensors(batch.features), self._tensors(batch.labels)
+        source = self._label_source(batch)
+        passes = min(self.spec.accumulation_steps, batch.rows)
+        weight: float | torch.Tensor = 0.0
+        unit = 1.0
+        for number, (start, stop) in enumerate(_cuts(batch.rows, passes), start=1):
+            if passes == 1:
+                judged = self._judge(features, labels, batch.rows, source)
+            else:
+                parts = [tuple(t[start:stop] for t in tensors) for tensors in (features, labels)]
+                judged = self._judge(parts[0], parts[1], stop - start, source.part(start, stop))
+            if judged.opaque and self._sync is not None:
+                self._refuse_other_shapes(batch)
+            # Where all rows have one shape it is enough to count rows: the others need not be divided.
+            unit = batch.global_rows * (judged.per_row if self._label_shapes is None else 1.0)
+            weight = weight + judged.weight
+            share = 1.0 if self.loss.sums else judged.scale / unit
+            loss = judged.loss if share == 1.0 else judged.loss * share
+            with self._collecting(last=number == passes, weight=weight / unit):
+                loss.backward()  # type: ignore[no-untyped-call]
+        if self._sync is not None:
+            self._sync.finish()
+        elif self.loss.weighted:
+            self._divide(weight / unit)
+
+    def _refuse_other_shapes(self, batch: Batch) -> None:
+        """A mean that the loss took itself: over what, only rows of one shape leave no doubt."""
+        for place, (label, shape) in enumerate(zip(batch.labels, self._label_shapes or (), strict=False)):
+            if label.shape[1:] != shape:
+                raise ConfigError(
+                    f"rows of {self._label_names[place]!r} have shape {label.shape[1:]} in this batch and"
+                    f" {shape}"
+                    " in the first one, and the loss returns a mean: whether it is one over rows, over"
+                    " all values"
+                    " or over those that are not padding is not known, so workers cannot weigh theirs.\n"
+                    "Hint: let the loss return one loss for each row or value, not reduced; or use"
+                    " CrossEntropyLoss(ignore_index=...); or pad all batches to one length."
+                )
+
+    def _collecting(self, *, last: bool, weight: float | torch.Tensor) -> AbstractContextManager[Any]:
+        """Around one backward: only the last of a step lets gradients travel."""
+        if self._sync is None:
+            return nullcontext()
+        if not last:
+            paused: AbstractContextManager[Any] = self._sync.paused()
+            return paused
+        if self.loss.weighted:
+            self._sync.weigh(weight)
+        return nullcontext()
+
+    def _divide(self, divisor: float | torch.Tensor) -> None:
+        """Without other ranks: what the exchange of gradients does with weights."""
+        if isinstance(divisor, float):
+            if divisor == 1.0:
+                return
+            divisor = divisor or 1.0  # nothing weighs anything, so all gradients are zero
+        grads = [parameter.grad for parameter in self.parameters.held if parameter.grad is not None]
+        torch._foreach_div_(grads, divisor)
+
+    def _judge(
+        self,
+        features: tuple[torch.Tensor, ...],
+        labels: tuple[torch.Tensor, ...],
+        rows: int,
+        source: LabelSource,
+    ) -> Judged:
+        with self._precision():
+            outputs = self._forward(features)
+            judged = self.loss(outputs, labels, rows, source)
+        self.counter.add(judged, outputs, labels, rows)
+        return judged
+
+    def _forward(self, features: tuple[torch.Tensor, ...]) -> Any:
+        if self.spec.inputs == "dict":
+            return self.model(dict(zip(self._names, features, strict=True)))
+        return self.model(*features)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.spec.precision is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _clip(self) -> None:
+        if self.spec.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self.parameters.held, self.spec.clip_value)
+        if self.spec.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters.held, self.spec.clip_norm)
+
+    def _tensors(self, columns: tuple[Array, ...]) -> tuple[torch.Tensor, ...]:
+        return tensors(columns, self.device)
+
+
+def _cuts(rows: int, passes: int) -> Iterator[tuple[int, int]]:
+    return ((rows * i // passes, rows * (i + 1) // passes) for i in range(passes))

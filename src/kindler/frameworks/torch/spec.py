@@ -1,0 +1,286 @@
+"""What a user hands in for PyTorch, as one value that travels to the workers.
+
+Here it is only described, checked and made into bytes; `replica.py` builds and runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import cloudpickle
+import torch
+
+from kindler.errors import ConfigError
+from kindler.frameworks.creators import call, lacking, makes, title
+from kindler.frameworks.pickling import travelling
+
+__all__ = [
+    "CLOSURE",
+    "PLATEAU_STEP",
+    "SPARSE",
+    "TorchSpec",
+    "against_several",
+    "build_loss",
+    "build_model",
+    "check",
+    "dumps",
+    "is_creator",
+    "is_optimizer_class",
+    "loads",
+    "needs_closure",
+    "synchronized",
+]
+
+CLOSURE = (
+    "optimizer {name} evaluates the model several times a step, through a closure; Kindler computes one"
+    " gradient a"
+    " step, over all workers, and cannot train with it.\nHint: use an optimizer of one gradient a step,"
+    " as Adam or SGD."
+)
+SPARSE = (
+    "optimizer SparseAdam moves only the rows of an embedding that a gradient has; over several workers"
+    " gradients are"
+    " dense, and it cannot be used.\nHint: use Adam with Embedding(sparse=False), SGD or Adagrad, or"
+    " workers=1."
+)
+PLATEAU_STEP = (
+    "ReduceLROnPlateau waits for a figure of each epoch, so it cannot move with scheduler_step='step'.\n"
+    "Hint: scheduler_step='epoch' shows it the training loss of each epoch."
+)
+_LAZY = (
+    "the model has lazy layers whose sizes are not known yet.\n"
+    "Hint: call the model once on a sample in its creator, or give the layers their sizes."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchSpec:
+    """A model and all that trains it.
+
+    Attributes:
+        model: An nn.Module, or a creator: anything callable that returns one, called with the config.
+        optimizer: An Optimizer over the model's parameters; or an Optimizer class or a partial of one, called
+            with `model.parameters()`; or a creator, called with (model, config).
+        loss: A module or function of (outputs, targets); a class, or a function of at most one argument, is a
+            creator and is called with the config.
+        metrics: One, a list, or a dict of name to metric. A metric is a torchmetrics.Metric, a function of
+            (outputs, targets), or "accuracy", "mse", "mae".
+        scheduler_creator: Called with (optimizer, config); returns a learning-rate scheduler.
+        scheduler_step: When the scheduler moves: after each "epoch" or each "step".
+        config: Handed to every creator.
+        precision: None for the model's own; "bf16" for autocast.
+        clip_norm: Largest norm of the whole gradient, applied after ranks have agreed on it.
+        clip_value: Largest absolute value of a gradient's element.
+        accumulation_steps: Forward and backward passes that one step is cut into, to save memory.
+        inputs: "positional" calls `model(*features)`, "dict" calls `model({name: feature})`.
+    """
+
+    model: Any
+    optimizer: Any = None
+    loss: Any = None
+    metrics: Any = None
+    scheduler_creator: Any = None
+    scheduler_step: Literal["epoch", "step"] = "epoch"
+    config: dict[str, Any] = field(default_factory=dict)
+    precision: Literal["bf16"] | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulation_steps: int = 1
+    inputs: Literal["positional", "dict"] = "positional"
+
+
+def dumps(spec: TorchSpec) -> bytes:
+    """The spec as bytes; a model and an optimizer over its parameters stay together."""
+    return travelling(spec)
+
+
+def loads(data: bytes) -> TorchSpec:
+    """The spec from the bytes of `dumps`: a pickle of the user's objects, so only from our own channel."""
+    spec = cloudpickle.loads(data)
+    if not isinstance(spec, TorchSpec):
+        raise ConfigError(f"expected the bytes of a TorchSpec, received {type(spec).__name__}.")
+    return spec
+
+
+def check(spec: TorchSpec) -> list[str]:
+    """All that can be said against the spec without running a creator; empty when there is nothing."""
+    return [*_model_complaints(spec), *_optimizer_complaints(spec), *_other_complaints(spec)]
+
+
+def against_several(spec: TorchSpec) -> list[str]:
+    """What speaks against training by several workers, as far as it is known without running a creator."""
+    complaints = synchronized(spec.model) if isinstance(spec.model, torch.nn.Module) else []
+    if issubclass(_optimizer_kind(spec.optimizer), torch.optim.SparseAdam):
+        complaints.append(SPARSE)
+    return complaints
+
+
+def synchronized(model: torch.nn.Module) -> list[str]:
+    """A complaint about layers that would have to see the rows of all workers at once; empty without any."""
+    found = [name for name, part in model.named_modules() if isinstance(part, torch.nn.SyncBatchNorm)]
+    if not found:
+        return []
+    complaint = (
+        f"the model has SyncBatchNorm ({', '.join(map(repr, found[:3]))}), whose statistics would have to be"
+        " those of all workers' rows in every step; workers exchange gradients alone.\n"
+        "Hint: use BatchNorm, which normalises by each worker's own rows of the step (a random sample of"
+        " all), a layer that needs no statistics of the batch, such as GroupNorm or LayerNorm, or workers=1."
+    )
+    return [complaint]
+
+
+def is_creator(given: Any) -> bool:
+    """Whether a loss or metric is to be called with the config to make the real one."""
+    if isinstance(given, type):
+        return True
+    if isinstance(given, torch.nn.Module) or not callable(given):
+        return False
+    if not (inspect.isroutine(given) or isinstance(given, functools.partial)):
+        return False
+    return makes(given)
+
+
+def is_optimizer_class(given: Any) -> bool:
+    """Whether it is a class of optimizers, or a partial of one."""
+    given = _inner(given)
+    return isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
+
+
+def needs_closure(optimizer: type[torch.optim.Optimizer]) -> bool:
+    """Whether its step cannot be made without a function that computes the loss anew."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
+
+
+def _inner(given: Any) -> Any:
+    while isinstance(given, functools.partial):
+        given = given.func
+    return given
+
+
+def _optimizer_kind(given: Any) -> type:
+    """The class of an optimizer: its own, or the one that it is."""
+    inner = _inner(given)
+    return inner if isinstance(inner, type) else type(given)
+
+
+def _is_lazy(module: torch.nn.Module) -> bool:
+    lazy = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
+    return any(isinstance(tensor, lazy) for tensor in (*module.parameters(), *module.buffers()))
+
+
+def build_model(spec: TorchSpec) -> torch.nn.Module:
+    """The model itself: the instance given, or what its creator returns."""
+    model = spec.model
+    if not isinstance(model, torch.nn.Module):
+        made = call(model, spec.config)
+        if not isinstance(made, torch.nn.Module):
+            raise ConfigError(f"{title(model)} must return a torch.nn.Module, it returned {made!r}.")
+        model = made
+    if _is_lazy(model):
+        raise ConfigError(_LAZY)
+    return model
+
+
+def build_loss(spec: TorchSpec) -> Any:
+    """The loss itself: a module or a function of (outputs, targets)."""
+    if spec.loss is None:
+        raise ConfigError("training and evaluation need a loss.\nHint: pass loss=torch.nn.MSELoss(), say.")
+    loss = call(spec.loss, spec.config) if is_creator(spec.loss) else spec.loss
+    if not callable(loss):
+        raise ConfigError(f"the loss must be callable with (outputs, targets); received {loss!r}.")
+    return loss
+
+
+def _model_complaints(spec: TorchSpec) -> Iterator[str]:
+    if not callable(spec.model):
+        yield f"model must be a torch.nn.Module or a function that returns one; received {spec.model!r}."
+    if isinstance(spec.model, torch.nn.Module) and _is_lazy(spec.model):
+        yield _LAZY
+    if spec.inputs not in ("positional", "dict"):
+        yield f"inputs must be 'positional' or 'dict'; received {spec.inputs!r}."
+
+
+def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
+    optimizer = spec.optimizer
+    if isinstance(optimizer, torch.optim.Optimizer):
+        yield from _instance_complaints(spec, optimizer)
+    elif optimizer is not None and not callable(optimizer):
+        yield (
+            "optimizer must be a torch.optim.Optimizer, a class of one, or a function of (model, config);"
+            f" received {optimizer!r}."
+        )
+    elif isinstance(_inner(optimizer), type):
+        yield from _class_complaints(optimizer)
+    kind = _optimizer_kind(optimizer)
+    if issubclass(kind, torch.optim.Optimizer) and needs_closure(kind):
+        yield CLOSURE.format(name=kind.__name__)
+    if spec.scheduler_creator is not None and optimizer is None:
+        yield "scheduler_creator needs an optimizer to schedule; none was given."
+    if spec.scheduler_creator is not None and not callable(spec.scheduler_creator):
+        given = spec.scheduler_creator
+        yield f"scheduler_creator must be callable with (optimizer, config); received {given!r}."
+    if spec.scheduler_step not in ("epoch", "step"):
+        yield f"scheduler_step must be 'epoch' or 'step'; received {spec.scheduler_step!r}."
+    if spec.scheduler_step == "step" and _is_plateau(spec.scheduler_creator):
+        yield PLATEAU_STEP
+
+
+def _is_plateau(given: Any) -> bool:
+    given = _inner(given)
+    return isinstance(given, type) and issubclass(given, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def _class_complaints(given: Any) -> Iterator[str]:
+    """A class is called with the model's parameters alone."""
+    name = _inner(given).__name__
+    if not is_optimizer_class(given):
+        yield (
+            f"optimizer is the class {name}, which is none of torch.optim.Optimizer."
+            " Pass a function of (model, config) that returns an Optimizer."
+        )
+    elif missing := lacking(given, "params"):
+        yield (
+            f"optimizer {name} needs {', '.join(map(repr, missing))} besides the parameters."
+            f" Bind it, as in functools.partial({name}, {missing[0]}=...); or pass a function of (model,"
+            f" config)."
+        )
+
+
+def _instance_complaints(spec: TorchSpec, optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    name, model = type(optimizer).__name__, spec.model
+    if not isinstance(model, torch.nn.Module):
+        yield (
+            f"optimizer is a ready {name}, but the model is made by a creator: it cannot hold its parameters."
+            " Pass a function of (model, config) that returns the optimizer."
+        )
+        return
+    losses = [spec.loss] if isinstance(spec.loss, torch.nn.Module) else []
+    own = {id(parameter) for module in (model, *losses) for parameter in module.parameters()}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = sum(id(parameter) not in own for parameter in held)
+    if foreign:
+        yield (
+            f"optimizer {name} holds {foreign} of {len(held)} parameters that are not the model's."
+            " Build it from model.parameters() of the same model, and perhaps loss.parameters() of the"
+            " same loss."
+        )
+
+
+def _other_complaints(spec: TorchSpec) -> Iterator[str]:
+    if spec.loss is not None and not callable(spec.loss):
+        yield f"loss must be a module, a function of (outputs, targets) or a creator; received {spec.loss!r}."
+    if not isinstance(spec.config, Mapping):
+        yield f"config must be a dict; received {spec.config!r}."
+    if spec.precision not in (None, "bf16"):
+        yield f"precision must be None or 'bf16'; received {spec.precision!r}."
+    if not isinstance(spec.accumulation_steps, int) or spec.accumulation_steps < 1:
+        yield f"accumulation_steps must be a whole number from 1; received {spec.accumulation_steps!r}."
+    for name in ("clip_norm", "clip_value"):
+        limit = getattr(spec, name)
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+            yield f"{name} must be a number above 0 or None; received {limit!r}."

@@ -1,0 +1,372 @@
+"""A replica's state as bytes that load without executing anything, and what ranks share besides gradients."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from kindler.errors import ConfigError
+from kindler.frameworks.state_format import Buffer, is_packed, pack, unpack
+
+__all__ = [
+    "Buffered",
+    "Collective",
+    "Freezer",
+    "Gradients",
+    "changes",
+    "dump",
+    "fork_seed",
+    "load_merged",
+    "merge_buffers",
+    "parse",
+    "parse_weights",
+    "save_weights",
+    "share_bytes",
+    "snapshot",
+]
+
+_FORMAT = 3
+_TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
+_LARGE_BYTES = 1 << 16
+
+
+class Gradients(Protocol):
+    """The exchange of gradients, as `GradientSync` does it."""
+
+    def paused(self) -> Any: ...
+
+    def weigh(self, weight: float | torch.Tensor) -> None: ...
+
+    def finish(self, scale: torch.Tensor | None = None) -> None: ...
+
+    def idle(self, *, weighted: bool = False) -> None: ...
+
+    def announce(self) -> None: ...
+
+    def all_announced(self) -> bool: ...
+
+    def extend(self, parameters: Any) -> None: ...
+
+
+class Buffered(Protocol):
+    """What has buffers: a module, or several taken together."""
+
+    def buffers(self) -> Iterable[torch.Tensor]: ...
+
+    def modules(self) -> Iterable[torch.nn.Module]: ...
+
+
+class Collective(Protocol):
+    """One rank's end of the group that replicas are attached to."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, tensor: torch.Tensor) -> Any: ...
+
+    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> None: ...
+
+    def gradients(self, parameters: Any) -> Gradients: ...
+
+
+def dump(fields: Mapping[str, Any]) -> bytes:
+    """The fields as bytes that `parse` reads."""
+    return b"".join(Freezer().freeze(fields)())
+
+
+class Freezer:
+    """Copies a replica's tensors, and makes bytes of the copies later.
+
+    Large tensors are copied by a thread: `settle` waits for it, and must be called before they change. The
+    memory of the copies is used again, since taking fresh memory costs more than the copying; so what one
+    `freeze` returned must be done with before the next.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, torch.Tensor] = {}
+        self._copying: threading.Thread | None = None
+
+    def freeze(
+        self, fields: Mapping[str, Any], *, restless: Iterable[torch.Tensor] = ()
+    ) -> Callable[[], list[Buffer]]:
+        """A copy of the fields; the function makes pieces of bytes of it that `parse` reads when joined.
+
+        Args:
+            fields: What is copied.
+            restless: Tensors that may change before `settle` is called; they are copied at once.
+        """
+        self.settle()
+        at_once = {tensor.data_ptr() for tensor in restless}
+        large: list[torch.Tensor] = []
+        later: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def taken(tensor: torch.Tensor) -> Any:
+            if not _is_large(tensor):
+                return tensor.detach().to("cpu", copy=True)
+            copied = self._place(len(large), tensor)
+            # Work on a GPU goes in the order in which it was asked for: only this thread knows it.
+            if tensor.device.type == "cpu" and tensor.data_ptr() not in at_once:
+                later.append((copied, tensor.detach()))
+            else:
+                copied.copy_(tensor.detach())
+            large.append(copied)
+            return {_TENSOR: len(large) - 1}
+
+        made = {name: _plain(frozen(value, taken, {})) for name, value in fields.items()}
+        copying = threading.Thread(target=_copy_all, args=(later,), name="kindler-freeze", daemon=True)
+        copying.start()
+        self._copying = copying
+
+        def pieces() -> list[Buffer]:
+            copying.join()
+            return _pieces(made, large)
+
+        return pieces
+
+    def settle(self) -> None:
+        """Wait until all is copied: tensors may change again."""
+        if self._copying is not None:
+            self._copying.join()
+            self._copying = None
+
+    def _place(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
+        kept = self._kept.get(number)
+        if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+            kept = self._kept[number] = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return kept
+
+
+def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for copied, tensor in pairs:
+        copied.copy_(tensor)
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_complex()
+    return plain and tensor.numel() * tensor.element_size() >= _LARGE_BYTES
+
+
+def _pieces(fields: dict[str, Any], large: Sequence[torch.Tensor]) -> list[Buffer]:
+    """A head in torch's own format, then raw memory: torch would copy it all and hold the interpreter."""
+    layout = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in large]
+    head = io.BytesIO()
+    torch.save({"format": _FORMAT, "layout": layout, "fields": fields}, head)
+    return pack(head.getvalue(), [t.view(-1).view(torch.uint8).numpy().data for t in large])
+
+
+def frozen(value: Any, taken: Callable[[torch.Tensor], Any], memo: dict[Any, Any]) -> Any:
+    """The value with `taken(tensor)` in the place of tensors; what they share they go on sharing."""
+    if isinstance(value, torch.Tensor):
+        key = (value.data_ptr(), value.dtype, value.shape, value.stride(), value.device)
+        if not value.numel() or key not in memo:
+            memo[key] = taken(value)
+        return memo[key]
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        for name, part in value.items():
+            made[name] = frozen(part, taken, memo)
+        if hasattr(value, "_metadata"):  # the versions of modules, which copying a state dict drops
+            made._metadata = value._metadata  # type: ignore[attr-defined]
+        return made
+    if type(value) in (list, tuple):
+        return type(value)(frozen(part, taken, memo) for part in value)
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    return copy.deepcopy(value)
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """The fields that `dump` was given, tensors on the CPU.
+
+    Raises:
+        ConfigError: The bytes are of another format.
+    """
+    if not is_packed(data):
+        raise ConfigError(f"this is not a replica's state of format {_FORMAT}.")
+    head, buffers = unpack(data)
+    told = _loaded(head)
+    found = told.get("format") if isinstance(told, dict) else None
+    if found != _FORMAT:
+        raise ConfigError(f"this is not a replica's state of format {_FORMAT}; its format is {found!r}.")
+    tensors = [
+        torch.frombuffer(bytearray(buffer), dtype=getattr(torch, dtype)).reshape(shape)
+        for buffer, (dtype, shape) in zip(buffers, told["layout"], strict=True)
+    ]
+    return {name: _with_tensors(value, tensors) for name, value in told["fields"].items()}
+
+
+def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {_TENSOR}:
+            return tensors[value[_TENSOR]]
+        for name in value:  # in place: a state dict keeps the versions of its modules
+            value[name] = _with_tensors(value[name], tensors)
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(_with_tensors(part, tensors) for part in value)
+    return value
+
+
+def save_weights(model: torch.nn.Module) -> bytes:
+    """The model's state dict as a file that plain `torch.load` reads."""
+    data = io.BytesIO()
+    torch.save({name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}, data)
+    return data.getvalue()
+
+
+def parse_weights(data: bytes) -> Any:
+    """A state dict out of a file of one, or out of a checkpoint."""
+    return parse(data)["model"] if is_packed(data) else _loaded(data)
+
+
+def _loaded(data: bytes) -> Any:
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as exc:  # torch raises a dozen kinds for a file that is not its own
+        raise ConfigError(f"this is no file of weights or state that torch can read safely: {exc}") from exc
+
+
+def share_bytes(group: Collective, data: bytes, device: torch.device) -> bytes:
+    """Rank 0's bytes, on every rank."""
+    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    group.broadcast(length)
+    if group.rank == 0:
+        whole = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    else:
+        whole = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+    group.broadcast(whole)
+    return bytes(whole.cpu().numpy().tobytes())
+
+
+def fork_seed(seed: int, *path: int) -> int:
+    """A seed for one rank in one epoch, far from those of its neighbours."""
+    state = np.random.SeedSequence([seed & (2**63 - 1), *path]).generate_state(2, np.uint32)
+    return int(state[0]) << 31 | int(state[1]) >> 1
+
+
+def snapshot(model: Buffered) -> list[torch.Tensor]:
+    """Copies of the model's buffers, to see later which of them training changes."""
+    return [buffer.detach().clone() for buffer in model.buffers()]
+
+
+def changes(model: Buffered, before: Sequence[torch.Tensor]) -> list[bool]:
+    """Which buffers are not what they were when `before` was taken with `snapshot`."""
+    return [not torch.equal(now, then) for now, then in zip(model.buffers(), before, strict=True)]
+
+
+def merge_buffers(group: Collective, model: Buffered, changed: Sequence[bool], rows: int) -> None:
+    """Make the buffers that changed on some rank the same on all.
+
+    Floating point becomes the mean weighted by rows; counters become the largest. The variances of a layer
+    that keeps means and variances (BatchNorm) become what all ranks' rows have: with w the share of rows,
+    m = sum(w_r m_r) and v = sum(w_r (v_r + (m_r - m)^2)). Buffers that no rank changed (masks, tables) are
+    left alone, bit by bit.
+    """
+    buffers = list(model.buffers())
+    if not buffers:
+        return
+    flags = torch.tensor([int(flag) for flag in changed], dtype=torch.int64, device=buffers[0].device)
+    group.all_reduce(flags).wait()
+    moved = [buffer for buffer, flag in zip(buffers, flags.tolist(), strict=True) if flag]
+    means_of = _variances(model)
+    floats = [buffer for buffer in moved if buffer.is_floating_point()]
+    variances = [buffer for buffer in floats if id(buffer) in means_of]
+    before = [means_of[id(variance)].detach().double().clone() for variance in variances]
+    _mean(group, [(b, b.detach().double()) for b in floats if id(b) not in means_of], rows)
+    # The means are those of all ranks now.
+    spread = [
+        variance.detach().double() + (mean - means_of[id(variance)].double()).square()
+        for variance, mean in zip(variances, before, strict=True)
+    ]
+    _mean(group, list(zip(variances, spread, strict=True)), rows)
+    _maximum(group, [b for b in moved if not b.is_floating_point() and not b.is_complex()])
+
+
+def load_merged(model: Buffered, ranks: Sequence[Mapping[int, torch.Tensor]], rows: Sequence[int]) -> None:
+    """Load the buffers that several ranks had, by their places, merged as `merge_buffers` does."""
+    means_of = _variances(model)
+    buffers = list(model.buffers())
+    places = {id(buffer): place for place, buffer in enumerate(buffers)}
+    with torch.no_grad():
+        for place, buffer in enumerate(buffers):
+            told = [(rank, count) for rank, count in zip(ranks, rows, strict=True) if place in rank and count]
+            if not told:
+                continue
+            values = torch.stack([rank[place] for rank, _ in told])
+            if not buffer.is_floating_point():
+                buffer.copy_(values.amax(dim=0))
+                continue
+            shares = torch.tensor([count for _, count in told], dtype=torch.float64)
+            merged = _weighted(values.double(), shares)
+            mean = means_of.get(id(buffer))
+            if mean is not None and all(places[id(mean)] in rank for rank, _ in told):
+                means = torch.stack([rank[places[id(mean)]] for rank, _ in told]).double()
+                merged += _weighted((means - _weighted(means, shares)).square(), shares)
+            buffer.copy_(merged)
+
+
+def _weighted(values: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    merged: torch.Tensor = torch.tensordot(shares / shares.sum(), values, dims=1)
+    return merged
+
+
+def _variances(model: Buffered) -> dict[int, torch.Tensor]:
+    """For each running variance, by its id, the running mean that goes with it."""
+    found = {}
+    for module in model.modules():
+        mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+        if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
+            found[id(variance)] = mean
+    return found
+
+
+def _mean(group: Collective, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: int) -> None:
+    """Write into the first of each pair the mean of the second over the rows of all ranks."""
+    if not pairs:
+        return
+    flat = torch.cat([value.reshape(-1) for _, value in pairs])
+    # A rank without rows adds nothing, whatever its buffers hold: 0 * inf would be NaN.
+    flat = flat * rows if rows else torch.zeros_like(flat)
+    weighted = torch.cat([flat, flat.new_tensor([float(rows)])])
+    group.all_reduce(weighted).wait()
+    if weighted[-1] > 0:
+        _write([buffer for buffer, _ in pairs], weighted[:-1] / weighted[-1])
+
+
+def _maximum(group: Collective, buffers: list[torch.Tensor]) -> None:
+    if not buffers:
+        return
+    flat = torch.cat([buffer.detach().reshape(-1).to(torch.int64) for buffer in buffers])
+    # Only sums travel: each rank fills its own line of a table of zeros.
+    table = flat.new_zeros((group.size, flat.numel()))
+    table[group.rank] = flat
+    group.all_reduce(table).wait()
+    _write(buffers, table.amax(dim=0))
+
+
+def _write(buffers: list[torch.Tensor], flat: torch.Tensor) -> None:
+    start = 0
+    for buffer in buffers:
+        part = flat[start : start + buffer.numel()]
+        buffer.detach().copy_(part.reshape(buffer.shape))
+        start += buffer.numel()
+
+
+def _plain(value: Any) -> Any:
+    """numpy numbers as Python's: the safe loader takes no others."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {_plain(key): _plain(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(part) for part in value)
+    return value

@@ -1,0 +1,133 @@
+"""Functions: by import path, by source, or pickled. A virtual dataset is one that is called when it is read.
+
+Nothing is imported or executed without `trusted`: which code runs would otherwise be for whoever writes to
+the store to say.
+"""
+
+from __future__ import annotations
+import __future__
+
+import builtins
+import importlib
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import cloudpickle
+
+from kindler.errors import ConfigError, UntrustedError
+from kindler.models.kind import Handler, require_trust
+
+__all__ = ["FunctionHandler", "restored"]
+
+_SOURCE, _PICKLE = "function.py", "function.pickle"
+
+
+class FunctionHandler(Handler):
+    """Functions and classes that can be called."""
+
+    kind: ClassVar[str] = "function"
+    takes_any: ClassVar[bool] = True  # the function's arguments
+
+    def can(self, obj: Any) -> bool:
+        """See `Handler`."""
+        return callable(obj) and not isinstance(obj, Path)
+
+    def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
+        """See `Handler`."""
+        path = _import_path(obj)
+        if path is not None:
+            return {"form": "import", "path": path}
+        told = _source(obj)
+        if told is not None:
+            source, imports = told
+            (folder / _SOURCE).write_text(source, encoding="utf-8")
+            return {"form": "source", "name": obj.__name__, "imports": imports}
+        require_trust(
+            trusted,
+            what=f"the function {getattr(obj, '__qualname__', obj)!r}",
+            reason="it cannot be imported, and it uses names from around it, which its source alone does not"
+            " have, so it would be pickled",
+        )
+        (folder / _PICKLE).write_bytes(cloudpickle.dumps(obj))
+        return {"form": "pickle"}
+
+    def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
+        """Call it: what a virtual dataset is."""
+        return restored(folder, meta, trusted=trusted)(**options)
+
+
+def restored(folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Callable[..., Any]:
+    """The function itself.
+
+    Raises:
+        UntrustedError: It is code, and the caller does not trust it.
+        ConfigError: It cannot be imported here.
+    """
+    form = meta["form"]
+    require_trust(trusted, what="a stored function", reason=f"it is code, stored by {form}")
+    if form == "import":
+        return _imported(str(meta["path"]))
+    if form == "source":
+        text = (folder / _SOURCE).read_text(encoding="utf-8")
+        return _defined(text, str(meta["name"]), meta["imports"])
+    if form == "pickle":
+        loaded: Callable[..., Any] = cloudpickle.loads((folder / _PICKLE).read_bytes())
+        return loaded
+    raise UntrustedError(what="a stored function", reason=f"its form {form!r} is not known")
+
+
+def _defined(source: str, name: str, imports: Mapping[str, str]) -> Callable[..., Any]:
+    names: dict[str, Any] = {"__name__": "kindler_stored", "__builtins__": builtins}
+    names |= {alias: importlib.import_module(module) for alias, module in imports.items()}
+    # Annotations stay text: what they name need not be there.
+    exec(compile(source, "<stored function>", "exec", __future__.annotations.compiler_flag), names)
+    made: Callable[..., Any] = names[name]
+    return made
+
+
+def _import_path(obj: Any) -> str | None:
+    module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    if module in (None, "__main__", "builtins") or name is None or "<" in name:
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is obj else None
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(f"the stored function {path!r} cannot be imported here: {exc}.") from exc
+    if not callable(found):
+        raise ConfigError(f"{path!r} is no function.")
+    checked: Callable[..., Any] = found
+    return checked
+
+
+def _source(obj: Any) -> tuple[str, dict[str, str]] | None:
+    """The text of a plain function and the modules it names; None if that is not all it needs."""
+    if not isinstance(obj, types.FunctionType) or obj.__name__ == "<lambda>" or obj.__closure__:
+        return None
+    try:
+        source = textwrap.dedent(inspect.getsource(obj))
+        used = inspect.getclosurevars(obj).globals
+    except (OSError, TypeError, ValueError):
+        return None
+    if source.startswith("@") or not all(isinstance(value, types.ModuleType) for value in used.values()):
+        return None
+    imports = {name: value.__name__ for name, value in used.items()}
+    try:
+        _defined(source, obj.__name__, imports)
+    except Exception:  # noqa: BLE001  the text alone does not make the function, whatever the reason
+        return None
+    return source, imports

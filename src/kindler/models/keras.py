@@ -1,0 +1,117 @@
+"""Keras models as `.keras` files: looked through first, then loaded in safe mode."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kindler.frameworks.keras import backends
+from kindler.models.kind import Handler, require_trust
+from kindler.models.safety.keras_file import dangers
+
+__all__ = ["KerasHandler", "TfKerasHandler"]
+
+_FILE = "model.keras"
+
+
+class KerasHandler(Handler):
+    """Models of Keras 3, and `.keras` files.
+
+    Custom classes are found again if they are registered with `keras.saving.register_keras_serializable`, or
+    given to `get` as `custom_objects`.
+    """
+
+    kind: ClassVar[str] = "keras"
+    get_options: ClassVar[frozenset[str]] = frozenset({"custom_objects"})
+
+    def can(self, obj: Any) -> bool:
+        """See `Handler`."""
+        return isinstance(obj, Path) or backends.flavour_of(obj) == self.kind
+
+    def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
+        """See `Handler`."""
+        target = folder / _FILE
+        if isinstance(obj, Path):
+            shutil.copyfile(obj, target)
+            self._check(target, {}, trusted=trusted)
+            return {}
+        obj.save(str(target))
+        # Its own classes are the writer's; what the file says beyond them is the matter.
+        self._check(target, _classes(obj), trusted=trusted)
+        return {"inputs": _shapes(obj, "inputs"), "outputs": _shapes(obj, "outputs")}
+
+    def read(
+        self,
+        folder: Path,
+        meta: Mapping[str, Any],
+        *,
+        trusted: bool,
+        custom_objects: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """See `Handler`."""
+        path = folder / _FILE
+        self._check(path, dict(custom_objects or {}), trusted=trusted)
+        return self._library().saving.load_model(
+            str(path), custom_objects=dict(custom_objects or {}) or None, safe_mode=not trusted
+        )
+
+    def _library(self) -> Any:
+        return backends.load(backends.backend_of(None, None))
+
+    def _check(self, path: Path, own: Mapping[str, Any], *, trusted: bool) -> None:
+        if trusted:
+            return
+        registered = self._library().saving.get_registered_object
+
+        def known(name: str) -> bool:
+            # What Keras registers of its own is on the list of what is harmless, or not.
+            found = own.get(name) or registered(name)
+            module = str(getattr(found, "__module__", ""))
+            return found is not None and module.partition(".")[0] not in ("keras", "tf_keras")
+
+        found = dangers(path, is_registered=known)
+        if found:
+            require_trust(trusted, what="the Keras model", reason=f"it has {', '.join(found)}")
+
+
+class TfKerasHandler(KerasHandler):
+    """Models of Keras 2."""
+
+    kind: ClassVar[str] = "tf_keras"
+
+    def _library(self) -> Any:
+        return importlib.import_module("tf_keras")
+
+
+def _classes(model: Any) -> dict[str, Any]:
+    """The model's own class and those of its layers, by name."""
+    parts = [model, *getattr(model, "_flatten_layers", lambda: model.layers)()]
+    return {type(part).__name__: type(part) for part in parts}
+
+
+def _shapes(model: Any, side: str) -> list[dict[str, Any]] | None:
+    """What goes in or out, where the model knows."""
+    try:
+        tensors = getattr(model, side)
+    except AttributeError:
+        return None
+    found = tensors if isinstance(tensors, list | tuple) else [tensors]
+    try:
+        return [
+            {
+                "name": str(t.name),
+                "dtype": _dtype(t),
+                "shape": [None if n is None else int(n) for n in t.shape],
+            }
+            for t in found
+        ]
+    except (AttributeError, TypeError):
+        return None
+
+
+def _dtype(tensor: Any) -> str:
+    return str(getattr(tensor.dtype, "name", tensor.dtype))

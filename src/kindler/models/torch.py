@@ -1,0 +1,204 @@
+"""PyTorch modules: weights as safetensors, beside the layers or the name of the class that they belong to.
+
+Neither is a pickle. Layers are those of `torch.nn`. Any other class is given by the reader, or imported by
+its name if the reader trusts the store. An exported program runs code of its file: loading it evaluates text
+that is in it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from kindler.errors import ConfigError, MissingExtraError
+from kindler.models.kind import Handler, require_trust
+from kindler.models.torch_layers import build, describe, layer_class
+from kindler.models.torch_state import difference, kept, noted, put_back
+
+__all__ = ["TorchHandler"]
+
+_WEIGHTS, _PROGRAM = "weights.safetensors", "program.pt2"
+_HINT = (
+    "Hint: init={...} gives the arguments that its class is made with, if the class can be imported;"
+    " example=(x,) with trusted=True stores a program of torch.export; kind='pickle' with trusted=True any"
+    " model."
+)
+
+
+class TorchHandler(Handler):
+    """`nn.Module` objects, and `.pt2` files of `torch.export`.
+
+    `init` are the arguments its class is made with, as JSON has them. `example` is a tuple of inputs, with
+    which `torch.export` makes a program that needs no class. `classes` are those that the model may be of.
+    """
+
+    kind: ClassVar[str] = "torch"
+    put_options: ClassVar[frozenset[str]] = frozenset({"init", "example"})
+    get_options: ClassVar[frozenset[str]] = frozenset({"classes"})
+
+    def can(self, obj: Any) -> bool:
+        """See `Handler`."""
+        return isinstance(obj, torch.nn.Module | Path)
+
+    def write(
+        self,
+        obj: Any,
+        folder: Path,
+        *,
+        trusted: bool,
+        init: Mapping[str, Any] | None = None,
+        example: tuple[Any, ...] | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """See `Handler`."""
+        if isinstance(obj, Path) or example is not None:
+            require_trust(
+                trusted, what="an exported program", reason="loading it evaluates text that is in it"
+            )
+        if isinstance(obj, Path):
+            shutil.copyfile(obj, folder / _PROGRAM)
+            return {"form": "program"}
+        if example is not None:
+            torch.export.save(torch.export.export(obj, tuple(example)), folder / _PROGRAM)
+            return {"form": "program"}
+        told = _how_to_make(obj, init) | _noted(obj)
+        _check_same(obj, told)
+        try:
+            _safetensors().save_file(kept(obj, told), folder / _WEIGHTS)
+        except (ValueError, KeyError, RuntimeError) as exc:  # kinds of tensors that the format has not
+            raise ConfigError(f"the model's weights cannot be stored: {exc}.\n{_HINT}") from exc
+        return told
+
+    def read(
+        self,
+        folder: Path,
+        meta: Mapping[str, Any],
+        *,
+        trusted: bool,
+        classes: Sequence[type[torch.nn.Module]] = (),
+        **options: Any,
+    ) -> Any:
+        """See `Handler`."""
+        if meta["form"] == "program":
+            require_trust(
+                trusted, what="an exported program", reason="loading it evaluates text that is in it"
+            )
+            return torch.export.load(folder / _PROGRAM).module()
+        cls = None if meta["form"] == "layers" else _class(str(meta["class"]), classes, trusted=trusted)
+        weights = {name: value.clone() for name, value in _loaded(folder / _WEIGHTS).items()}
+        try:
+            return put_back(_made(meta, cls), weights, meta)
+        except Exception as exc:  # of PyTorch, or of the user's class: they say why
+            raise ConfigError(f"the stored PyTorch model cannot be made again: {exc}") from exc
+
+
+def _made(meta: Mapping[str, Any], cls: type[torch.nn.Module] | None) -> torch.nn.Module:
+    """The module, whose weights are still to come."""
+    if cls is not None and layer_class(cls.__name__) is not cls:
+        return cls(**meta["init"])
+    # Without numbers: all of them come from the file, and no more memory is taken than that has.
+    with torch.device("meta"):
+        return build(meta["layers"]) if cls is None else cls(**meta["init"])
+
+
+def _how_to_make(model: torch.nn.Module, init: Mapping[str, Any] | None) -> dict[str, Any]:
+    layers = describe(model) if init is None else None
+    if layers is not None:
+        return {"form": "layers", "layers": layers}
+    cls = type(model)
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if cls.__module__ == "__main__" or found is not cls:
+        raise ConfigError(f"the class of this model, {path}, cannot be imported by others.\n{_HINT}")
+    return {"form": "class", "class": path, "init": dict(init or {})}
+
+
+def _noted(model: torch.nn.Module) -> dict[str, Any]:
+    try:
+        return noted(model)
+    except ConfigError as exc:
+        raise ConfigError(f"{exc}\n{_HINT}") from exc
+
+
+def _check_same(model: torch.nn.Module, told: Mapping[str, Any]) -> None:
+    """Make the module again as a reader will, without its numbers, and compare.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    shown = (
+        f"{told['class']} made with init={told['init']!r}"
+        if told["form"] == "class"
+        else "the model, made again,"
+    )
+    cls = type(model) if told["form"] == "class" else None
+    try:
+        with torch.device("meta"):
+            again = _made(told, cls)
+    except Exception as exc:  # the class's own code says why it cannot be made
+        raise ConfigError(f"{shown.replace(' made ', ' cannot be made ')}: {exc}.\n{_HINT}") from exc
+    ties = {name for names in told["ties"] for name in names[1:]}
+    empty = {
+        name: torch.empty_like(value, device="meta")
+        for name, value in model.state_dict().items()
+        if isinstance(value, torch.Tensor) and name not in ties
+    }
+    try:
+        differ = difference(model, put_back(again, empty, told))
+    except Exception as exc:  # PyTorch says which
+        raise ConfigError(f"{shown} is another model: {exc}\n{_HINT}") from exc
+    if differ:
+        raise ConfigError(f"{shown} is another model: {differ[:5]} differ.\n{_HINT}")
+
+
+def _class(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bool) -> type[torch.nn.Module]:
+    """The class of a model: a layer of PyTorch's own, one that the caller gave, or any that can be imported.
+
+    Raises:
+        UntrustedError: It would have to be imported, and the caller does not trust whoever named it.
+        ConfigError: It cannot be imported, or is not a class of models.
+    """
+    for cls in (layer_class(path.rpartition(":")[2]), *classes):
+        if cls is not None and f"{cls.__module__}:{cls.__qualname__}" == path:
+            return cls
+    require_trust(
+        trusted,
+        what=f"a PyTorch model of the class {path!r}",
+        reason="its class would be imported by the name that is stored with it (or give classes=[...])",
+    )
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # code of the module's: it may also call sys.exit
+        raise ConfigError(f"the model's class {path!r} cannot be imported here: {exc!r}.") from exc
+    if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+        raise ConfigError(f"{path!r} is no class of models.")
+    return found
+
+
+def _loaded(path: Path) -> dict[str, torch.Tensor]:
+    safetensors = _safetensors()
+    try:
+        found: dict[str, torch.Tensor] = safetensors.load_file(path)
+    except Exception as exc:  # its errors have no base of their own
+        raise ConfigError(f"the stored weights cannot be read: {exc}.") from exc
+    return found
+
+
+def _safetensors() -> Any:
+    try:
+        return importlib.import_module("safetensors.torch")
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError(what="a stored PyTorch model", package="safetensors", extra="torch") from exc

@@ -1,0 +1,167 @@
+"""CSV and JSON files as pandas DataFrames: pandas reads each file, in the workers of the shards' home."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import lzma
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from kindler.data.paths import is_remote
+from kindler.data.shards.codec import Packed, pack, unpack
+from kindler.errors import ConfigError, DataError, MissingExtraError
+from kindler.readers.align_schemas import alignment, is_counted
+from kindler.readers.files import Paths, at_home, every_file, find, listed, missing, opened
+from kindler.xshards import XShards, backends
+
+__all__ = ["read_csv", "read_json"]
+
+_REFUSED = {
+    "chunksize": "the shards are the chunks.\nHint: num_shards=... says how many.",
+    "iterator": "the shards are what is iterated over.\nHint: num_shards=... says how many.",
+    "storage_options": "Arrow or fsspec open files.\nHint: put options into the URI or the environment.",
+    "typ": "shards are DataFrames.\nHint: shards['column'] gives Series.",
+}
+_SOURCES = ("filepath_or_buffer", "path_or_buf")
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zip": "zip", ".xz": "xz", ".zst": "zstd"}
+# What pandas and the readers of compressed files raise for content that is not what it should be.
+_PROBLEMS = (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+
+
+def read_csv(
+    file_path: Paths, *, home: str = "auto", num_shards: int | None = None, **pandas_options: Any
+) -> XShards:
+    """CSV files as shards of pandas DataFrames, one a file.
+
+    Args:
+        file_path: A file, a folder, a glob, a URI, or a list of them. Of a folder every file is read, also in
+            folders below, but those whose names start with "_" or ".".
+        home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
+            the files under the same path.
+        num_shards: Deal out the rows evenly to so many shards. Default: a shard a file.
+        **pandas_options: Those of `pandas.read_csv`, which reads each file: `sep`, `header`, `names`,
+            `usecols`, `dtype`, `index_col`, `parse_dates` and so on. `nrows` and `skiprows` count in each
+            file.
+
+    Returns:
+        Shards in the order of the files, all with the columns of the first file that has any, and with the
+        dtypes that `pandas.concat` would give. An empty file is a shard without rows.
+
+    Raises:
+        ConfigError: Nothing is there, or pandas has no such option.
+        DataError: A file cannot be parsed, or its columns are not those of the others; it names the file.
+    """
+    return _read("read_csv", file_path, home, num_shards, pandas_options)
+
+
+def read_json(
+    file_path: Paths, *, home: str = "auto", num_shards: int | None = None, **pandas_options: Any
+) -> XShards:
+    """JSON files as shards of pandas DataFrames, one a file.
+
+    Args:
+        file_path: A file, a folder, a glob, a URI, or a list of them, as for `read_csv`.
+        home: "local", "spark", or "auto": Spark if a session is running, else local.
+        num_shards: Deal out the rows evenly to so many shards. Default: a shard a file.
+        **pandas_options: Those of `pandas.read_json`, which reads each file: `orient`, `lines`, `dtype`,
+            `convert_dates` and so on. Files with an object in each line need `lines=True`.
+
+    Returns:
+        Shards as those of `read_csv`.
+
+    Raises:
+        ConfigError: Nothing is there, or pandas has no such option.
+        DataError: A file cannot be parsed, or its columns are not those of the others; it names the file.
+    """
+    return _read("read_json", file_path, home, num_shards, pandas_options)
+
+
+_Reader = Literal["read_csv", "read_json"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ReadFile:
+    """In a worker: the name of a file becomes its rows."""
+
+    reader: _Reader
+    options: Mapping[str, Any]
+
+    def __call__(self, number: int, packed: Packed) -> Packed:
+        return pack(_frame(self.reader, unpack(packed), self.options))
+
+
+def _read(
+    reader: _Reader, paths: Paths, home: str, num_shards: int | None, options: Mapping[str, Any]
+) -> XShards:
+    _check(reader, options)
+    if num_shards is not None and num_shards < 1:
+        raise ConfigError(f"{reader}(num_shards={num_shards}): there is at least one shard.")
+    where = backends.choose(home)
+    what = {"read_csv": "CSV", "read_json": "JSON"}[reader]
+    files: list[str] = at_home(where, partial(find, listed(paths), every_file, what))
+    named = backends.put(map(pack, files), where)
+    held = named.mapped(_ReadFile(reader=reader, options=dict(options)), by_user=True)
+    align = alignment(held.infos, files)
+    if align is not None:
+        held = held.mapped(align, by_user=True)
+    shards = XShards(held)
+    if num_shards is None:
+        return shards
+    dealt = shards.repartition(num_shards)
+    return dealt.transform_shard(_recounted) if is_counted(held.infos) else dealt
+
+
+def _check(reader: _Reader, options: Mapping[str, Any]) -> None:
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError(what=reader, package="pandas", extra="spark") from exc
+    known = [name for name in inspect.signature(getattr(pd, reader)).parameters if name not in _SOURCES]
+    for name in options:
+        if name in _REFUSED:
+            raise ConfigError(f"{reader}({name}=...): {_REFUSED[name]}")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            guess = f"\nHint: did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{reader}: pandas.{reader} has no option {name!r}.{guess}")
+
+
+def _frame(reader: _Reader, file: str, options: Mapping[str, Any]) -> Any:
+    import pandas as pd
+
+    read = getattr(pd, reader)
+    try:
+        with opened(file) as raw:
+            if not raw.read(1):
+                return pd.DataFrame()
+            if is_remote(file):
+                raw.seek(0)
+                return read(raw, **{**options, "compression": _compression(file, options)})
+        return read(file, **options)
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise missing(file) from None
+    except pd.errors.EmptyDataError:  # lines that are all blank, or a compressed file of nothing
+        return pd.DataFrame()
+    except _PROBLEMS as exc:
+        hint = "\nHint: an object in each line? lines=True." if "Trailing data" in str(exc) else ""
+        raise DataError(f"{file}: {exc}{hint}") from exc
+
+
+def _compression(file: str, options: Mapping[str, Any]) -> Any:
+    """As pandas infers it from the name of a file of this machine."""
+    asked = options.get("compression", "infer")
+    if asked != "infer":
+        return asked
+    return next((kind for ending, kind in _COMPRESSIONS.items() if file.lower().endswith(ending)), None)
+
+
+def _recounted(frame: Any) -> Any:
+    """Rows of several files have an index that starts anew in the middle."""
+    return frame.reset_index(drop=True)

@@ -1,0 +1,114 @@
+"""What the two sides of a broker agree on: the Celery application, its one task, and how messages look.
+
+Messages are frames of ours. The application accepts nothing else: no pickle, whoever sends it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import celery
+import kombu
+from kombu.serialization import register
+
+from kindler.engine.channel import Frame
+from kindler.errors import ConfigError
+from kindler.runtime import value_codec
+from kindler.runtime.messages import pack, unpack
+
+__all__ = ["CANCEL", "CONTENT_TYPE", "LOAD", "TASK", "lease_of", "make_app", "queue_of", "reply_queue"]
+
+CONTENT_TYPE = "application/x-kindler-frame"
+TASK = "kindler.run"
+CANCEL = "kindler_cancel"
+LOAD = "kindler_load"
+
+_SERIALIZER = "kindler"
+_LEASE_S = 30.0
+_REPLIES_KEPT_S = 3600.0
+_CONNECT_S = 5.0
+_ANSWER_S = 30.0
+
+
+def make_app(url: str) -> Any:
+    """The application, for a client or a worker.
+
+    Args:
+        url: The broker: `redis://` or `amqp://`. Of Redis, `?lease_s=30` says for how long a task belongs
+            to a worker that gives no sign of life; all that use the broker must say the same.
+    """
+    register(_SERIALIZER, _dumps, _loads, content_type=CONTENT_TYPE, content_encoding="binary")
+    bare, lease_s = lease_of(url)
+    app = celery.Celery("kindler", broker=bare, set_as_current=False, fixups=[])
+    app.conf.update(
+        task_serializer=_SERIALIZER,
+        accept_content=[_SERIALIZER],
+        task_default_queue=queue_of("default"),
+        task_ignore_result=True,
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        worker_prefetch_multiplier=1,
+        worker_redirect_stdouts=False,
+        # Celery would change it back in the middle of what RabbitMQ sends, and stand still.
+        worker_enable_prefetch_count_reduction=False,
+        control_exchange="kindler",
+        broker_connection_timeout=_CONNECT_S,
+        broker_heartbeat=0,  # connections that lie in a pool could not answer
+        broker_transport_options=_transport_options(bare, lease_s),
+    )
+    return app
+
+
+def lease_of(url: str) -> tuple[str, float]:
+    """The broker's own URL, and the seconds of a lease.
+
+    >>> lease_of("redis://host/0?lease_s=5")
+    ('redis://host/0', 5.0)
+    """
+    bare, _, query = url.partition("?")
+    given = dict(parse_qsl(query))
+    try:
+        lease_s = float(given.pop("lease_s", _LEASE_S))
+    except ValueError:
+        lease_s = 0.0
+    if not lease_s > 0:
+        raise ConfigError(f"lease_s in the broker's URL must be a number above 0: {query!r}.")
+    return bare + (f"?{urlencode(given)}" if given else ""), lease_s
+
+
+def queue_of(label: str) -> str:
+    """The queue of the tasks with a label."""
+    return f"kindler.{label}"
+
+
+def reply_queue(name: str) -> Any:
+    """A client's own queue; it goes away when nobody has used it for an hour."""
+    return kombu.Queue(
+        name, exchange=kombu.Exchange(""), routing_key=name, durable=True, expires=_REPLIES_KEPT_S
+    )
+
+
+def _transport_options(url: str, lease_s: float) -> dict[str, Any]:
+    if not url.startswith("redis"):
+        # Else what is sent over a connection that the other side has closed is lost without a word.
+        return {"confirm_publish": True}
+    # Redis knows of no connection that broke: a task whose lease is not renewed goes back to its queue.
+    return {
+        "socket_connect_timeout": _CONNECT_S,
+        "socket_timeout": _ANSWER_S,
+        "visibility_timeout": lease_s,
+        "unacked_restore_interval": max(1.0, lease_s / 3),
+        "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": lease_s,  # of a worker that dies while it gives tasks back
+    }
+
+
+def _dumps(value: Any) -> bytes:
+    tree, buffers = value_codec.encode(value)
+    return pack(Frame("value", {"value": tree}, tuple(buffers)))
+
+
+def _loads(content: Any) -> Any:
+    frame = unpack(content)
+    return value_codec.decode(frame.fields.get("value"), frame.buffers)

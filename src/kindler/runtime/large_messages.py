@@ -1,0 +1,97 @@
+"""What is too large for a broker's message goes through the store: as a hidden dataset that its reader drops.
+
+One whose reader never came is dropped after a day, by the next worker that starts.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timedelta, timezone
+
+import numpy as np
+
+from kindler.engine.channel import Frame
+from kindler.errors import FrameError
+from kindler.runtime.messages import pack, unpack
+from kindler.shelves.datasets.shelf import Datasets
+from kindler.store import Address, Store
+
+__all__ = ["Parcels"]
+
+_FOLDER = ".runtime"
+_LARGEST_BYTES = 1 << 20
+_KEPT = timedelta(days=1)
+
+
+class Parcels:
+    """Packs and unpacks frames, large ones by way of the store.
+
+    Args:
+        url: The store.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._store: Store | None = None
+        self._lock = threading.Lock()
+
+    def pack(self, frame: Frame, name: str) -> bytes:
+        """A frame as a message; `name` is what a parcel is called."""
+        content = pack(frame)
+        if len(content) <= _LARGEST_BYTES:
+            return content
+        self._shelf().put(np.frombuffer(content, np.uint8), f"{_FOLDER}/{name}", mode="replace")
+        return pack(Frame("parcel", {"name": name}))
+
+    def unpack(self, content: bytes) -> Frame:
+        """The frame of a message.
+
+        Raises:
+            FrameError: It is none.
+            NotFoundError: Its parcel is gone.
+        """
+        frame = unpack(content)
+        if frame.kind != "parcel":
+            return frame
+        inside = self._shelf().get(f"{_FOLDER}/{self._name(frame)}")
+        if not isinstance(inside, np.ndarray) or inside.dtype != np.uint8:
+            raise FrameError("a parcel holds something else.")
+        return unpack(inside.tobytes())
+
+    def drop(self, content: bytes) -> None:
+        """The message was read for the last time: drop its parcel, if it has one."""
+        frame = unpack(content)
+        if frame.kind == "parcel":
+            self._forget(f"{_FOLDER}/{self._name(frame)}")
+
+    def tidy(self) -> None:
+        """Drop the parcels that nobody came for, and the bytes of those that were read."""
+        limit = datetime.now(timezone.utc) - _KEPT
+        shelf = self._shelf()
+        for version in shelf.newest(f"{_FOLDER}/*", hidden=True):
+            if version.created < limit:
+                self._forget(version.name)
+        shelf.store.sweep()
+
+    def _forget(self, name: str) -> None:
+        shelf = self._shelf()
+        shelf.store.forget(Address(shelf.bucket, shelf.shelf, name))
+
+    def close(self) -> None:
+        """Close the store's connections."""
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+
+    def _shelf(self) -> Datasets:
+        with self._lock:
+            if self._store is None:
+                self._store = Store.open(self._url)
+            return Datasets(self._store, "default")
+
+    @staticmethod
+    def _name(frame: Frame) -> str:
+        name = frame.fields.get("name")
+        if not isinstance(name, str) or not name.replace("-", "").isalnum():
+            raise FrameError("a parcel has no name.")
+        return name

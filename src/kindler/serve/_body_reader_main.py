@@ -1,0 +1,84 @@
+"""A process that reads bodies for the server, within a bound on its memory.
+
+A few bytes can stand for gigabytes, and a parser can hold Python's lock for seconds. Here neither reaches
+anybody else: what takes more memory than its bytes can be worth fails, and the server ends what takes too
+long.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kindler.data.arrow import stream
+from kindler.serve.http_errors import Problem
+from kindler.serve.protocols import Codec, Sent
+from kindler.serve.protocols.mlflow import Mlflow
+from kindler.serve.protocols.omega import OmegaCodec
+from kindler.serve.protocols.tables import read_table
+from kindler.serve.protocols.tfserving import TfServing
+from kindler.serve.protocols.v2 import V2
+from kindler.serve.request_codec import packed_request, read_frame, signature_from, write_frame
+from kindler.serve.requests import Target
+
+_CODECS: dict[str, Codec] = {codec.name: codec for codec in (V2(), TfServing(), Mlflow(), OmegaCodec())}
+
+
+def main() -> None:
+    """Read what comes until nothing comes any more."""
+    asked = io.BufferedReader(io.FileIO(os.dup(0)), 1 << 16)
+    answers = io.BufferedWriter(io.FileIO(os.dup(1), "wb"), 1 << 16)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.dup2(2, 1)  # nothing that is printed gets between the frames
+    while True:
+        try:
+            header, (body,) = read_frame(asked)
+        except EOFError:
+            return
+        answer, buffers = _answered(header, body)
+        write_frame(answers, answer, buffers)
+        del header, body, answer, buffers
+
+
+def _answered(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[Any]]:
+    most = int(header["most_bytes"])
+    try:
+        with _at_most(most):
+            if header["what"] == "table":
+                table, mode = read_table(body, header["content_type"])
+                return {"mode": mode}, [stream(table)]
+            sent = Sent(body, header["headers"], header["query"])
+            target = Target(**header["target"])
+            request = _CODECS[header["codec"]].decode(sent, signature_from(header["signature"]), target)
+            return packed_request(request)
+    except Problem as exc:
+        return {"status": exc.status, "message": exc.message}, []
+    except MemoryError:
+        return {"status": 413, "message": f"reading the body takes more than {most} bytes of memory."}, []
+    except Exception as exc:  # noqa: BLE001 - what was sent did it; the server goes on
+        return {"status": 400, "message": f"the body cannot be read: {type(exc).__name__}."}, []
+
+
+@contextmanager
+def _at_most(most: int) -> Iterator[None]:
+    """Let the process grow by so many bytes; where the system counts no pages, there is no bound."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        with open("/proc/self/statm", "rb") as told:
+            data = int(told.read().split()[5]) * resource.getpagesize()
+    except OSError:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (data + most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+if __name__ == "__main__":
+    main()

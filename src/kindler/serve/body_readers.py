@@ -1,0 +1,157 @@
+"""Processes that read large or packed bodies, so that the server neither stands still nor grows meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import pyarrow as pa
+
+from kindler.serve.http_errors import Problem
+from kindler.serve.protocols import Codec, Sent
+from kindler.serve.protocols.omega import RAW
+from kindler.serve.protocols.tables import ARROW, PARQUET, read_table
+from kindler.serve.protocols.v2 import LENGTH
+from kindler.serve.request_codec import Frame, read_frame, signature_told, unpacked_request, write_frame
+from kindler.serve.requests import InferRequest, Target
+from kindler.serve.signature import Signature
+
+__all__ = ["READERS", "Readers", "where_read"]
+
+READERS = 2
+_GROWTH, _SPARE_BYTES = 32, 64 << 20  # JSON's smallest values become about 25 times as large
+_TEXT_BYTES, _BINARY_BYTES, _CSV_BYTES = 1 << 20, 1 << 18, 8 << 10
+_LONGEST_S = 30.0
+_Read = TypeVar("_Read")
+_SOURCE = str(Path(__file__).resolve().parents[2])
+
+
+def where_read(sent: Sent) -> str:
+    """Where a body is read: "here" if that takes no time, in a "thread", or in a "process" of its own.
+
+    Bodies of bytes and Arrow are looked at where they lie. Text becomes objects, which takes Python's lock,
+    and a Parquet file may become anything.
+    """
+    kind, size = sent.content_type, len(sent.body)
+    if kind == PARQUET:
+        return "process"
+    if kind == "text/csv":
+        return "process" if size > _CSV_BYTES else "here"
+    length = sent.headers.get(LENGTH, "")
+    text = min(size, int(length)) if length.isdecimal() and len(length) < 12 else size
+    if kind in (ARROW, RAW) or text < size:
+        where = "thread" if size > _BINARY_BYTES else "here"
+        return "process" if text > _TEXT_BYTES and text < size else where
+    return "process" if size > _TEXT_BYTES else "here"
+
+
+class Readers:
+    """Reads bodies in processes of their own, which start when they are first needed.
+
+    Args:
+        executor: Whose threads have a process each. It must have no more than `READERS`.
+        timeout_s: Seconds that reading a body may take.
+    """
+
+    def __init__(self, executor: Executor, timeout_s: float) -> None:
+        self._executor = executor
+        self._timeout_s = min(timeout_s, _LONGEST_S)
+        self._own = threading.local()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+
+    async def request(self, codec: Codec, sent: Sent, signature: Signature, target: Target) -> InferRequest:
+        """What `codec.decode` gives."""
+        header = {
+            "what": "request",
+            "codec": codec.name,
+            "headers": dict(sent.headers),
+            "query": dict(sent.query),
+            "signature": signature_told(signature),
+            "target": asdict(target),
+        }
+        return await self._in_thread(lambda: unpacked_request(*self._asked(header, sent.body)))
+
+    async def table(self, body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
+        """What `read_table` gives."""
+
+        def read() -> tuple[pa.Table, str | None]:
+            told, (content,) = self._asked({"what": "table", "content_type": content_type}, body)
+            with pa.ipc.open_stream(content) as stream:
+                return stream.read_all(), told["mode"]
+
+        where = where_read(Sent(body, {"content-type": content_type}, {}))
+        return await self._in_thread(read if where == "process" else lambda: read_table(body, content_type))
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in list(self._processes):
+            self._ended(process)
+
+    async def _in_thread(self, work: Callable[[], _Read]) -> _Read:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _asked(self, header: Mapping[str, Any], body: bytes) -> Frame:
+        process = self._process()
+        late = threading.Timer(self._timeout_s, process.kill)
+        late.daemon = True
+        late.start()
+        most = _GROWTH * len(body) + _SPARE_BYTES
+        try:
+            write_frame(_pipe(process.stdin), {**header, "most_bytes": most}, [body])
+            told, buffers = read_frame(_pipe(process.stdout))
+        except (OSError, EOFError) as exc:
+            self._ended(process)
+            self._own.process = None
+            if late.finished.is_set():
+                raise Problem(413, f"reading the body takes longer than {self._timeout_s:g} s.") from exc
+            raise Problem(413, f"reading the body takes more than {most} bytes of memory.") from exc
+        finally:
+            late.cancel()
+        if "status" in told:
+            raise Problem(told["status"], told["message"])
+        return told, buffers
+
+    def _process(self) -> subprocess.Popen[bytes]:
+        """This thread's process."""
+        process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
+        if process is not None and process.poll() is None:
+            return process
+        if process is not None:
+            self._ended(process)
+        path = os.pathsep.join([_SOURCE, *filter(None, [os.environ.get("PYTHONPATH")])])
+        # One arena and a pool without reserves: what is asked for is what is counted.
+        alone = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kindler.serve._body_reader_main"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **alone, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C is for the server, which ends it
+        )
+        self._own.process = process
+        self._processes.add(process)
+        return process
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+        self._processes.discard(process)
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    pass  # what was not written yet has nowhere to go
+
+
+def _pipe(pipe: Any) -> BinaryIO:
+    found: BinaryIO = pipe
+    return found

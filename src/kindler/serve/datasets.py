@@ -1,0 +1,172 @@
+"""Stored datasets over HTTP: as a model's inputs, and as JSON or Arrow for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kindler.serve.http_errors import Problem
+from kindler.serve.protocols.tables import table_columns
+from kindler.serve.protocols.values import plain
+from kindler.serve.signature import Array
+from kindler.shelves.datasets.parquet import schema_of
+from kindler.shelves.datasets.shelf import Datasets
+from kindler.shelves.filters import expression
+from kindler.store import Version
+
+__all__ = ["as_table", "conditions", "read_inputs", "read_value"]
+
+_ARRAYS = ("numpy", "arrays")
+_STEP_ROWS, _STEP_BYTES = 16_384, 16 << 20  # that are read of a table at a time
+_LISTS = ("in", "between")
+
+
+def read_inputs(
+    datasets: Datasets, name: str, *, most_rows: int, most_bytes: int
+) -> tuple[dict[str, Array], bool]:
+    """A dataset as arrays for a model, and whether they are columns of a table.
+
+    Raises:
+        Problem: 400 or 413: it is of a kind that no model takes, or too large.
+    """
+    version = datasets.metadata(name)
+    rows = version.meta.get("rows")
+    if isinstance(rows, list) and None not in rows and sum(rows) > most_rows:
+        raise Problem(413, f"the dataset {name!r} has {sum(rows)} rows; {most_rows} are allowed.")
+    table = as_table(datasets, version, most_rows, {}, most_bytes=most_bytes)
+    if table is not None:
+        return table_columns(table), True
+    if version.kind == "numpy" and version.size <= most_bytes:
+        return {"": datasets.get(str(version))}, False
+    if version.kind == "numpy":
+        raise Problem(413, f"the dataset {name!r} has {version.size} bytes; {most_bytes} are allowed.")
+    raise Problem(400, f"the dataset {name!r} is of kind {version.kind!r}, which no model takes.")
+
+
+def as_table(
+    datasets: Datasets, version: Version, limit: int, query: Mapping[str, str], *, most_bytes: int
+) -> pa.Table | None:
+    """The first rows of a table that fit the conditions of a query; None for what is no table.
+
+    Raises:
+        Problem: 400 or 413: a condition cannot be, or these rows have more bytes than are allowed.
+    """
+    if version.kind == "parquet":
+        schema = schema_of(version.meta)
+        wanted = expression(schema, None, conditions(schema, query))
+        with datasets.get(str(version), lazy=True, as_="arrow") as handle:
+            return _first_rows(handle.files, schema, wanted, limit, most_bytes)
+    if query:
+        raise Problem(400, f"conditions such as {next(iter(query))!r} are for tables.")
+    if version.kind != "tfrecord":
+        return None
+    with datasets.get(str(version), lazy=True, as_="arrow") as handle:
+        found: pa.Table = next(iter(handle.iterate(limit)), None)
+    if found is None:
+        found = datasets.get(str(version), as_="arrow")  # no rows, but columns
+    _check_bytes(found.nbytes, most_bytes)
+    return found
+
+
+def read_value(datasets: Datasets, version: Version, *, trusted: bool, limit: int, most_bytes: int) -> Any:
+    """What is no table: an array, or a value that JSON has.
+
+    Raises:
+        Problem: 400 or 413: JSON does not have it, or it has more bytes than are allowed.
+    """
+    if version.kind in _ARRAYS and None not in version.meta.get("rows", [None]):
+        with datasets.get(str(version), lazy=True) as handle:
+            value = next(iter(handle.iterate(limit)), None)
+        value = datasets.get(str(version)) if value is None else value  # no rows, but a shape
+    else:
+        _check_bytes(version.size, most_bytes)
+        value = datasets.get(str(version), trusted=trusted)
+    if isinstance(value, np.ndarray):
+        _check_bytes(value.nbytes, most_bytes)
+        return _first(value, limit)
+    if version.kind == "arrays":
+        named = dict(value.items() if isinstance(value, dict) else enumerate(value))
+        _check_bytes(sum(array.nbytes for array in named.values()), most_bytes)
+        return {str(name): plain(_first(array, limit)) for name, array in named.items()}
+    if isinstance(value, dict | list | str | int | float | None):
+        return value
+    raise Problem(
+        400, f"the dataset {str(version)!r} is a {type(value).__qualname__}, which JSON does not have."
+    )
+
+
+def _first_rows(
+    files: Sequence[Path], schema: pa.Schema, wanted: pc.Expression | None, limit: int, most_bytes: int
+) -> pa.Table:
+    """Read no more of the files than the first rows need, a few at a time."""
+    found: list[pa.Table] = []
+    rows = size = 0
+    for path in files:
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+            told = file.metadata
+            total = sum(told.row_group(i).total_byte_size for i in range(told.num_row_groups))
+            each = max(1, total // max(1, told.num_rows))
+            step = max(1, min(limit, _STEP_ROWS, _STEP_BYTES // each))
+            for batch in file.iter_batches(step, use_threads=False):
+                table = pa.Table.from_batches([batch]).cast(schema)
+                table = table if wanted is None else table.filter(wanted)
+                table = table.slice(0, limit - rows)
+                if not table.num_rows:
+                    continue
+                rows, size = rows + table.num_rows, size + table.nbytes
+                _check_bytes(size, most_bytes)
+                found.append(table)
+                if rows == limit:
+                    return pa.concat_tables(found)
+    return pa.concat_tables(found) if found else schema.empty_table()
+
+
+def _check_bytes(size: int, most_bytes: int) -> None:
+    if size > most_bytes:
+        raise Problem(
+            413,
+            f"these rows have {size} bytes or more; {most_bytes} are allowed. Hint: a smaller ?limit=, or"
+            " om.datasets of the store itself.",
+        )
+
+
+def conditions(schema: pa.Schema, query: Mapping[str, str]) -> dict[str, Any]:
+    """`x__gte=90` and the like, with values of the columns' types.
+
+    Raises:
+        Problem: 400: a value is none of its column's type.
+    """
+    found: dict[str, Any] = {}
+    for key, text in query.items():
+        column, _, operator = key.rpartition("__")
+        if key in schema.names or column not in schema.names:
+            column, operator = key, "eq"
+        if column not in schema.names:
+            raise Problem(400, f"there is no column {column!r}; there are {', '.join(schema.names)}.")
+        if operator == "isnull":
+            found[key] = text.lower() not in ("", "0", "false")
+        elif operator in _LISTS:
+            found[key] = [_typed(schema, column, part) for part in text.split(",")]
+        else:
+            found[key] = _typed(schema, column, text)
+    return found
+
+
+def _first(array: Array, limit: int) -> Array:
+    return array[:limit] if array.ndim else array
+
+
+def _typed(schema: pa.Schema, column: str, text: str) -> Any:
+    kind = schema.field(column).type
+    if pa.types.is_boolean(kind) and text.lower() not in ("true", "false", "1", "0"):
+        raise Problem(400, f"{text[:80]!r} is no value of the column {column!r}, which is {kind}.")
+    try:
+        return pa.scalar(text).cast(kind)
+    except (pa.ArrowException, ValueError) as exc:
+        raise Problem(400, f"{text[:80]!r} is no value of the column {column!r}, which is {kind}.") from exc

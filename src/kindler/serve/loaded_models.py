@@ -1,0 +1,366 @@
+"""Models in memory: which version a name means now, loaded once, swapped when another takes its place.
+
+A name is looked up again while requests come: after `refresh_s` beside them, so that none waits, and before
+an answer only if nobody asked for a while. When another version has taken its place, that one is loaded and
+called once before it serves; until then the old one does. A version that cannot be loaded changes nothing,
+and is tried again after a while that doubles each time.
+What was taken out of memory answers the requests it has, and is gone when the last of them is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+from weakref import WeakSet
+
+from kindler.errors import KindlerError, MissingExtraError, NotFoundError, UntrustedError
+from kindler.omega import Omega
+from kindler.serve.batching import MOST_LOST, Batcher
+from kindler.serve.http_errors import Problem, as_problem
+from kindler.serve.row_independence import tried
+from kindler.serve.servables import Servable, load
+from kindler.serve.settings import ServeSettings
+from kindler.serve.signature import Arrays, example
+from kindler.serve.stats import ModelStats, Stats
+from kindler.serve.threads import Threads
+from kindler.store import Version
+
+__all__ = ["Resident", "Residents", "shown_name"]
+
+_log = logging.getLogger("kindler.serve")
+_LONGEST_STALE = 4  # times `refresh_s`: older than that is not served without a look
+_MOST_KNOWN = 4096
+_LOADS = 2
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 2.0, 300.0  # before a version that could not be loaded is tried again
+
+Name: TypeAlias = tuple[str, str, str | None]  # bucket, name, version: as the client wrote them
+Key: TypeAlias = tuple[str, str, int]
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """A version in memory.
+
+    Attributes:
+        version: Which.
+        servable: The model.
+        batcher: The queue in front of it.
+        stats: Its counters.
+        size: What it takes of the memory for models.
+        used: When it was last asked.
+    """
+
+    version: Version
+    servable: Servable
+    batcher: Batcher
+    stats: ModelStats
+    size: int
+    used: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    resident: Resident
+    checked: float
+    looking: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A version that could not be loaded, and when that is tried again."""
+
+    problem: Problem
+    wait_s: float
+    until: float
+
+
+class Residents:
+    """The models of a server.
+
+    Args:
+        omega: The store.
+        settings: How much memory, how fresh.
+        looks: Where names that are known are looked up again.
+        asks: Where other names are looked up, which may be many that there are not.
+        loads: Where models are read. Only a few at a time are; one that takes too long is not waited for.
+        stats: The counters.
+    """
+
+    def __init__(
+        self,
+        omega: Omega,
+        settings: ServeSettings,
+        *,
+        looks: Executor,
+        asks: Executor,
+        loads: Executor,
+        stats: Stats,
+    ) -> None:
+        self._omega = omega
+        self._settings = settings
+        self._looks = looks
+        self._asks = asks
+        self._loads = loads
+        self._stats = stats
+        self._known: OrderedDict[Name, _Known] = OrderedDict()
+        self._loaded: OrderedDict[Key, Resident] = OrderedDict()
+        self._loading: dict[Key, asyncio.Task[Resident]] = {}
+        self._threads: WeakSet[Threads] = WeakSet()
+        self._room = asyncio.Semaphore(_LOADS)
+        self._failed: OrderedDict[Key, _Failed] = OrderedDict()
+        self._missing: OrderedDict[Name, tuple[float, NotFoundError]] = OrderedDict()
+
+    def at_hand(self, name: Name) -> Resident | None:
+        """The version that a name means, if it is in memory and was looked up lately."""
+        known = self._known.get(name)
+        if known is None:
+            return None
+        now = time.monotonic()
+        age = now - known.checked
+        if age > self._settings.refresh_s:
+            if age > self._settings.refresh_s * _LONGEST_STALE:
+                return None
+            self._look_again(name, known)
+        known.resident.used = now
+        return known.resident
+
+    async def find(self, name: Name) -> Resident:
+        """The version that a name means, loaded if it is not.
+
+        Raises:
+            KindlerError: There is none, or the name cannot be one.
+            Problem: It cannot be loaded.
+        """
+        found = self.at_hand(name)
+        if found is not None:
+            return found
+        known = self._known.get(name)
+        if known is not None:
+            await asyncio.shield(self._look_again(name, known))
+            known = self._known.get(name)
+            if known is not None:
+                return known.resident
+        resident = await self._load(await self._asked(name))
+        _remember(self._known, name, _Known(resident, time.monotonic()))
+        return resident
+
+    async def _asked(self, name: Name) -> Version:
+        """The version that a name means which nobody asked for lately."""
+        until, error = self._missing.get(name, (0.0, None))
+        if error is not None and time.monotonic() < until:
+            raise error
+        try:
+            return await self.version(name, self._asks)
+        except NotFoundError as exc:
+            _remember(self._missing, name, (time.monotonic() + self._settings.refresh_s, exc))
+            raise
+
+    async def version(self, name: Name, executor: Executor | None = None) -> Version:
+        """The version that a name means now, by the store."""
+        bucket, text, version = name
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            executor or self._looks, lambda: self._omega[bucket].models.metadata(text, version=version)
+        )
+
+    async def moved(self, bucket: str, name: str) -> None:
+        """An alias of a name was moved here: returns when what it means now serves."""
+        for key in [key for key in self._failed if key[:2] == (bucket, name)]:
+            del self._failed[key]  # whoever moves an alias wants it to be tried
+        for (other, text, version), known in list(self._known.items()):
+            if other == bucket and text.partition("@")[0].rstrip("^") == name:
+                if known.looking is not None:
+                    await asyncio.shield(known.looking)  # it may have looked too early
+                await asyncio.shield(self._look_again((other, text, version), known))
+
+    def shown(self) -> list[Resident]:
+        """What is in memory, the one that was used last first."""
+        return sorted(self._loaded.values(), key=lambda resident: -resident.used)
+
+    @property
+    def rows_waiting(self) -> int:
+        """Rows in all queues."""
+        return sum(resident.batcher.rows_waiting for resident in self._loaded.values())
+
+    def close(self) -> None:
+        """Forget everything."""
+        for task in [*self._loading.values(), *(k.looking for k in self._known.values() if k.looking)]:
+            task.cancel()
+        for threads in list(self._threads):
+            threads.shutdown(cancel_futures=True)
+        self._known.clear()
+        self._loaded.clear()
+
+    def _look_again(self, name: Name, known: _Known) -> asyncio.Task[None]:
+        if known.looking is None:
+            known.looking = asyncio.create_task(self._refresh(name, known))
+        return known.looking
+
+    async def _refresh(self, name: Name, known: _Known) -> None:
+        try:
+            version = await self.version(name)
+            if _key(version) != _key(known.resident.version):
+                known.resident = await self._load(version)
+        except NotFoundError:
+            self._known.pop(name, None)
+        except (KindlerError, Problem) as exc:
+            _log.warning("%s stays at version %s: %s", name[1], known.resident.version.number, exc)
+        finally:
+            known.checked = time.monotonic()
+            known.looking = None
+
+    async def _load(self, version: Version) -> Resident:
+        key = _key(version)
+        found = self._loaded.get(key)
+        if found is not None:
+            self._loaded.move_to_end(key)
+            return found
+        task = self._loading.get(key)
+        failed = self._failed.get(key)
+        if task is None and failed is not None and time.monotonic() < failed.until:
+            raise failed.problem
+        if task is None:
+            task = asyncio.create_task(self._loaded_now(version))
+            self._loading[key] = task
+            task.add_done_callback(lambda done: self._load_ended(key, done))
+        # A client that goes away must not stop what others wait for.
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), self._settings.timeout_s)
+        except asyncio.TimeoutError:
+            raise Problem(504, f"{version} is still being loaded.", {"retry-after": "5"}) from None
+
+    def _load_ended(self, key: Key, done: asyncio.Task[Resident]) -> None:
+        self._loading.pop(key, None)
+        if not done.cancelled():
+            done.exception()  # whoever waits has it; nobody may be left
+
+    async def _loaded_now(self, version: Version) -> Resident:
+        key = _key(version)
+        try:
+            servable, joins = await self._read_in_turn(version)
+        except Exception as exc:
+            self._stats.loads.labels("failed").inc()
+            problem = _not_loaded(version, exc)
+            before = self._failed.get(key)
+            wait_s = _FIRST_WAIT_S if before is None else min(2 * before.wait_s, _LONGEST_WAIT_S)
+            _remember(self._failed, key, _Failed(problem, wait_s, time.monotonic() + wait_s))
+            raise problem from exc
+        self._failed.pop(key, None)
+        self._stats.loads.labels("loaded").inc()
+        stats = self._stats.model(shown_name(version))
+        threads = Threads(self._settings.batches + MOST_LOST, f"kindler-call-{version.name}")
+        self._threads.add(threads)
+        batcher = Batcher(
+            servable.call,
+            # Threads of its own: if it hangs, nobody else waits.
+            executor=threads,
+            settings=self._settings,
+            joins=joins,
+            observe=stats.measured,
+            steady=servable.steady,
+        )
+        resident = Resident(version, servable, batcher, stats, max(version.size, servable.size))
+        self._loaded[key] = resident
+        self._make_room(resident)
+        return resident
+
+    async def _read_in_turn(self, version: Version) -> tuple[Servable, dict[str, bool | None]]:
+        loop = asyncio.get_running_loop()
+        await self._room.acquire()
+        held = [True]
+
+        def let_go() -> None:
+            if held and held.pop():
+                self._room.release()
+
+        timer = loop.call_later(self._settings.timeout_s, let_go)  # it may never end
+        try:
+            return await loop.run_in_executor(self._loads, self._read, version)
+        finally:
+            timer.cancel()
+            let_go()
+
+    def _read(self, version: Version) -> tuple[Servable, dict[str, bool | None]]:
+        started = time.perf_counter()
+        servable = load(self._omega[version.bucket].models, version, trusted=self._settings.trusted)
+        alone = version.name in self._settings.alone or version.attributes.get("batching") is False
+        joins = _warmed(servable, alone=alone)
+        _log.info("loaded %s in %.2f s", version, time.perf_counter() - started)
+        return servable, joins
+
+    def _make_room(self, newest: Resident) -> None:
+        while sum(r.size for r in self._loaded.values()) > self._settings.memory_bytes:
+            others = [r for r in self._loaded.values() if r is not newest]
+            if not others:
+                break
+            self._evict(min(others, key=lambda r: (r.batcher.rows_waiting > 0, r.used)))
+        self._stats.loaded.set(len(self._loaded))
+        self._stats.loaded_bytes.set(sum(r.size for r in self._loaded.values()))
+
+    def _evict(self, resident: Resident) -> None:
+        del self._loaded[_key(resident.version)]
+        for name in [name for name, known in self._known.items() if known.resident is resident]:
+            del self._known[name]
+        _log.info("took %s out of memory", resident.version)
+
+
+def shown_name(version: Version) -> str:
+    """A model's name in counters: that of another bucket begins with the bucket's."""
+    return version.name if version.bucket == "default" else f"{version.bucket}:{version.name}"
+
+
+def _remember(known: OrderedDict[Any, Any], name: Any, value: Any) -> None:
+    known[name] = value
+    known.move_to_end(name)
+    while len(known) > _MOST_KNOWN:
+        known.popitem(last=False)
+
+
+def _key(version: Version) -> Key:
+    return version.bucket, version.name, version.number
+
+
+def _not_loaded(version: Version, error: Exception) -> Problem:
+    if isinstance(error, UntrustedError):
+        reason = f"the server does not load it: {error.what} was refused: {error.reason}."
+        return Problem(403, f"{version} is not served: {reason}")
+    if isinstance(error, MissingExtraError):
+        return Problem(501, f"{version} cannot be loaded here: {error}")
+    if not isinstance(error, KindlerError):
+        _log.exception("loading %s failed", version, exc_info=error)
+    known = as_problem(error)
+    shown = known.message if known is not None else f"{type(error).__name__}: {error}"
+    return Problem(503, f"{version} cannot be loaded: {shown}", {"retry-after": "5"})
+
+
+def _called(servable: Servable, method: str, rows: Arrays) -> Arrays:
+    return servable.call(rows, method)
+
+
+def _warmed(servable: Servable, *, alone: bool) -> dict[str, bool | None]:
+    """Call it, so that what happens at a first call does not happen at a client's.
+
+    Returns:
+        For each method, whether requests may share a call; None if that is not known yet.
+    """
+    joins = False if alone else servable.joins
+    given = example(servable.signature, rows=3)
+    found: dict[str, bool | None] = {}
+    for method in servable.methods:
+        found[method] = joins
+        if given is None or (joins is not None and found.keys() != {servable.methods[0]}):
+            continue
+        try:
+            if joins is None:
+                found[method] = tried(partial(_called, servable, method), given, 1).per_row
+            else:
+                servable.call({name: array[:1] for name, array in given.items()}, method)
+        except Exception as exc:  # noqa: BLE001 - made-up values may be nothing that it can take
+            _log.info("a call with made-up values failed: %s", exc)
+    return found

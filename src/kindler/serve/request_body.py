@@ -1,0 +1,111 @@
+"""Reads the bodies of requests: none too large, none too slow, and not too much of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, TypeAlias
+
+from kindler.serve.deadlines import within
+from kindler.serve.http_errors import Problem
+from kindler.serve.settings import ServeSettings
+
+__all__ = ["Bodies", "ClientGoneError", "Receive"]
+
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+_CLOSE = {"connection": "close"}  # what is left of the body would be taken for the next request
+_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+
+
+class ClientGoneError(Exception):
+    """The client went away before it had sent its request."""
+
+
+class Bodies:
+    """The bodies that a server holds.
+
+    Args:
+        settings: How large, how long, and how much together.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self.held_bytes = 0
+
+    async def read(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
+        """A whole body, decompressed. It counts as held until `let_go`.
+
+        Raises:
+            Problem: 400, 408, 413, 415 or 503: it is broken, too slow, too large, of an unknown encoding,
+                or too much is held already.
+            ClientGoneError: Nobody sends it any more.
+        """
+        limit = self._settings.body_bytes
+        told = headers.get("content-length", "0")
+        if not told.isdecimal() or len(told) > 18 or int(told) > limit:
+            raise Problem(413, f"the body has {told[:20]} bytes; {limit} are allowed.", _CLOSE)
+        parts: list[bytes] = []
+        try:
+            with within(self._settings.timeout_s):
+                await self._gather(receive, parts)
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            coding = headers.get("content-encoding", "").strip().lower()
+            content = body
+            if coding not in ("", "identity"):
+                content = await asyncio.to_thread(_decompressed, body, coding, limit)
+        except TimeoutError as exc:
+            self._give_up(parts)
+            late = f"the body did not arrive within {self._settings.timeout_s:g} s."
+            raise Problem(408, late, _CLOSE) from exc
+        except BaseException:
+            self._give_up(parts)
+            raise
+        self.held_bytes += len(content) - len(body)
+        return content
+
+    def let_go(self, body: bytes) -> None:
+        """A body that was read is not needed any more."""
+        self.held_bytes -= len(body)
+
+    def _give_up(self, parts: list[bytes]) -> None:
+        self.held_bytes -= sum(map(len, parts))
+
+    async def _gather(self, receive: Receive, parts: list[bytes]) -> None:
+        settings = self._settings
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            part: bytes = message.get("body", b"")
+            size += len(part)
+            if size > settings.body_bytes:
+                raise Problem(413, f"the body has more than {settings.body_bytes} bytes.", _CLOSE)
+            others = self.held_bytes - (size - len(part))
+            if others and others + size > settings.queue_bytes:
+                raise Problem(
+                    503, f"the server holds {others} bytes of other requests.", {**_CLOSE, "retry-after": "1"}
+                )
+            parts.append(part)
+            self.held_bytes += len(part)
+            if not message.get("more_body"):
+                return
+
+
+def _decompressed(body: bytes, coding: str, limit: int) -> bytes:
+    if coding not in _WINDOWS:
+        raise Problem(415, f"the content encoding {coding[:40]!r} is not read here; gzip and deflate are.")
+    engine = zlib.decompressobj(_WINDOWS[coding])
+    try:
+        content = engine.decompress(body, limit + 1)
+    except zlib.error as exc:
+        raise Problem(400, f"the body is no {coding}: {exc}.") from exc
+    if len(content) > limit:
+        raise Problem(413, f"the body has more than {limit} bytes when it is decompressed.")
+    if engine.unused_data:
+        raise Problem(400, f"the body goes on after the end of its {coding}.")
+    if not engine.eof:
+        raise Problem(400, f"the body ends in the middle of its {coding}.")
+    return content

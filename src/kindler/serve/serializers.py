@@ -1,0 +1,103 @@
+"""What is told of stored things, as JSON has it: for the web page and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kindler.serve.loaded_models import Resident
+from kindler.serve.signature import Signature, TensorSpec
+from kindler.store import Version
+
+__all__ = ["show_model", "show_resident", "show_signature", "show_version"]
+
+
+def show_version(version: Version, tags: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """One version."""
+    told: dict[str, Any] = {
+        "name": version.name,
+        "bucket": version.bucket,
+        "version": version.number,
+        "kind": version.kind,
+        "created": version.created.isoformat(),
+        "size": version.size,
+        "digest": version.digest,
+        "files": len(version.files),
+        "attributes": dict(version.attributes),
+    }
+    if tags is not None:
+        told["aliases"] = sorted(tag for tag, number in tags.items() if number == version.number)
+    return told
+
+
+def show_model(
+    versions: Sequence[Version], tags: Mapping[str, int], chosen: Version, resident: Resident | None
+) -> dict[str, Any]:
+    """A model with all its versions; `chosen` is the one that was asked for."""
+    signature = show_signature(resident.servable.signature) if resident is not None else _stored(chosen.meta)
+    return {
+        **show_version(chosen, tags),
+        "newest": versions[-1].number,
+        "tags": dict(tags),
+        "versions": [show_version(version, tags) for version in reversed(versions)],
+        "signature": signature,
+        "history": _history(chosen.meta.get("history") or chosen.attributes.get("history")),
+        "loaded": resident is not None,
+    }
+
+
+def show_signature(signature: Signature) -> dict[str, Any]:
+    """What a model takes and gives."""
+    return {
+        "inputs": [_spec(spec) for spec in signature.inputs],
+        "outputs": [_spec(spec) for spec in signature.outputs],
+        "columns": list(signature.columns) if signature.columns is not None else None,
+    }
+
+
+def show_resident(resident: Resident) -> dict[str, Any]:
+    """A model in memory."""
+    return {
+        "name": resident.version.name,
+        "bucket": resident.version.bucket,
+        "version": resident.version.number,
+        "kind": resident.version.kind,
+        "size": resident.size,
+        "rows_waiting": resident.batcher.rows_waiting,
+        "batches_join": resident.batcher.joins(resident.servable.methods[0]),
+        "methods": list(resident.servable.methods),
+    }
+
+
+def _spec(spec: TensorSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "dtype": spec.dtype,
+        "shape": None if spec.shape is None else [-1 if n is None else n for n in spec.shape],
+    }
+
+
+def _history(told: Any) -> list[Any]:
+    """Epochs, from a list of them or from columns, as Keras has them."""
+    if not isinstance(told, Mapping):
+        return list(told) if isinstance(told, Sequence) and not isinstance(told, str) else []
+    columns = {name: values for name, values in told.items() if isinstance(values, list)}
+    epochs = max(map(len, columns.values()), default=0)
+    return [
+        {"epoch": i + 1, **{name: values[i] for name, values in columns.items() if i < len(values)}}
+        for i in range(epochs)
+    ]
+
+
+def _stored(meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the store knows of a model that is not loaded."""
+    told = meta.get("model_meta") or meta
+    if not told.get("inputs"):
+        return None
+
+    def side(entries: Any) -> list[dict[str, Any]]:
+        return [
+            {**entry, "shape": [-1 if n is None else n for n in entry["shape"]]} for entry in entries or ()
+        ]
+
+    return {"inputs": side(told["inputs"]), "outputs": side(told.get("outputs")), "columns": None}

@@ -1,0 +1,259 @@
+"""Tables as Parquet files: pandas, Arrow and Spark in, the same out; columns and rows chosen in reading."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from kindler.errors import ConfigError, DataError
+from kindler.shelves.datasets.appendable import Parts, part_name, parts_in
+from kindler.shelves.filters import expression
+from kindler.store import File, Store, Version
+
+__all__ = ["ParquetHandler", "described", "schema_of"]
+
+_FORMS = ("pandas", "arrow", "spark")
+
+
+class ParquetHandler(Parts):
+    """pandas DataFrames and Series, Arrow tables, and Spark DataFrames."""
+
+    kind: ClassVar[str] = "parquet"
+    get_options: ClassVar[frozenset[str]] = frozenset({"columns", "filter", "as_", "spark"})
+    takes_any: ClassVar[bool] = True  # conditions, which are checked against the columns
+
+    def can(self, obj: Any) -> bool:
+        """See `Handler`."""
+        return (
+            isinstance(obj, Path | pa.Table | pa.RecordBatch | pa.RecordBatchReader) or _form(obj) != "arrow"
+        )
+
+    def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
+        """See `Handler`."""
+        form = _form(obj)
+        table = _table(obj)
+        try:
+            pq.write_table(table, folder / part_name(0, ".parquet"), compression="zstd")
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+            raise DataError(f"the table has something that Parquet has not: {exc}") from exc
+        return described(table.schema, form, [table.num_rows])
+
+    def write_blobs(self, obj: Any, store: Store) -> tuple[list[File], dict[str, Any]] | None:
+        """Let Spark's tasks write, if it is Spark's."""
+        if _form(obj) != "spark":
+            return None
+        from kindler.spark.store_frames import write_blobs
+
+        wrote = write_blobs(obj, store.blobs.url)
+        files = [
+            File(part_name(i, ".parquet"), sha256, size) for i, (sha256, size, _) in enumerate(wrote.parts)
+        ]
+        return files, described(wrote.schema, "spark", [rows for _, _, rows in wrote.parts])
+
+    def read_blobs(self, version: Version, store: Store, options: Mapping[str, Any]) -> Any:
+        """Let Spark's tasks read, if a frame of Spark's is wanted."""
+        conditions = dict(options)
+        columns, given, as_, spark = (
+            conditions.pop(name, None) for name in ("columns", "filter", "as_", "spark")
+        )
+        if _wanted(version.meta, as_, spark) != "spark":
+            return None
+        from kindler.spark.store_frames import read_blobs
+
+        schema = schema_of(version.meta)
+        names = _chosen(schema, columns)
+        return read_blobs(
+            spark,
+            store.blobs.url,
+            [file.sha256 for file in version.files],
+            schema=schema,
+            columns=schema.names if names is None else names,
+            filter=expression(schema, given, conditions),
+        )
+
+    def fitted(self, obj: Any, old: Mapping[str, Any]) -> Any:
+        """See `Parts`."""
+        if _form(obj) == "spark":
+            return obj
+        schema, table = schema_of(old), _table(obj)
+        if table.schema.names != schema.names:
+            raise DataError(
+                f"columns {table.schema.names} cannot follow the columns {schema.names} that are there."
+            )
+        for name in schema.names:
+            there, here = schema.field(name).type, table.schema.field(name).type
+            try:
+                table.column(name).cast(there)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+                raise DataError(
+                    f"{here} cannot follow the {there} that is there: {exc}", column=name
+                ) from exc
+        return table.cast(schema.with_metadata(table.schema.metadata))
+
+    def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Parts`."""
+        before, after = schema_of(old), schema_of(new)
+        if before.names != after.names or before.types != after.types:
+            raise DataError(
+                f"rows of {_shown(after)} cannot follow the rows of {_shown(before)} that are there."
+            )
+        return {**old, "rows": [*old["rows"], *new["rows"]]}
+
+    def open(
+        self,
+        folder: Path,
+        meta: Mapping[str, Any],
+        *,
+        columns: Sequence[str] | None = None,
+        filter: Any = None,  # noqa: A002
+        as_: str | None = None,
+        spark: Any = None,
+        **conditions: Any,
+    ) -> _Tables:
+        """See `Parts`."""
+        schema = schema_of(meta)
+        return _Tables(
+            parts_in(folder),
+            schema,
+            form=_wanted(meta, as_, spark),
+            series=meta.get("made_from") == "series" and as_ is None,
+            columns=_chosen(schema, columns),
+            condition=expression(schema, filter, conditions),
+            rows=sum(meta["rows"]),
+        )
+
+
+class _Tables:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        schema: pa.Schema,
+        *,
+        form: str,
+        series: bool,
+        columns: list[str] | None,
+        condition: Any,
+        rows: int,
+    ) -> None:
+        self.files = files
+        self._rows = rows
+        self._dataset = ds.dataset([str(path) for path in files], schema=schema, format="parquet")
+        self._form = form
+        self._series = series
+        self._asked: dict[str, Any] = {"columns": columns, "filter": condition}
+
+    def __len__(self) -> int:
+        """Rows, after the filter."""
+        condition = self._asked["filter"]
+        return self._rows if condition is None else int(self._dataset.count_rows(filter=condition))
+
+    @property
+    def value(self) -> Any:
+        # In the order of the rows, which a scan of many files keeps.
+        return self._formed(self._dataset.to_table(**self._asked))
+
+    def chunks(self, size: int) -> Iterator[Any]:
+        if size < 1:
+            raise ConfigError(f"chunksize={size}: must be at least 1.")
+        held: list[pa.Table] = []
+        count = 0
+        for batch in self._dataset.to_batches(**self._asked, batch_size=size):
+            table = pa.Table.from_batches([batch])
+            while count + table.num_rows >= size:
+                whole = pa.concat_tables([*held, table.slice(0, size - count)])
+                table, held, count = table.slice(size - count), [], 0
+                yield self._formed(whole)
+            if table.num_rows:
+                held, count = [*held, table], count + table.num_rows
+        if held:
+            yield self._formed(pa.concat_tables(held))
+
+    def _formed(self, table: pa.Table) -> Any:
+        if self._form == "arrow":
+            return table
+        frame = table.to_pandas()
+        return frame.iloc[:, 0] if self._series else frame
+
+
+def described(schema: pa.Schema, form: str, rows: Sequence[int]) -> dict[str, Any]:
+    """What reading must know: the schema, what it was made from, and the rows of each part."""
+    packed = base64.b64encode(schema.serialize().to_pybytes()).decode()
+    return {"schema": packed, "made_from": form, "rows": list(rows), "columns": schema.names}
+
+
+def schema_of(meta: Mapping[str, Any]) -> pa.Schema:
+    """The schema of a stored table, of what `described` told of it."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(meta["schema"])))
+
+
+def _form(obj: Any) -> str:
+    """What it is, found without loading anything."""
+    pandas, sql = sys.modules.get("pandas"), sys.modules.get("pyspark.sql")
+    if pandas is not None and isinstance(obj, pandas.Series):
+        return "series"
+    if pandas is not None and isinstance(obj, pandas.DataFrame):
+        return "pandas"
+    return "spark" if sql is not None and isinstance(obj, sql.DataFrame) else "arrow"
+
+
+def _table(obj: Any) -> pa.Table:
+    try:
+        if isinstance(obj, Path):
+            return pq.read_table(obj)
+        if isinstance(obj, pa.RecordBatch):
+            return pa.Table.from_batches([obj])
+        if isinstance(obj, pa.RecordBatchReader):
+            return obj.read_all()
+        if _form(obj) == "series":
+            obj = obj.to_frame("value" if obj.name is None else obj.name)
+        if not isinstance(obj, pa.Table):
+            # An index that only counts from 0 is not stored, unless nothing else says how many rows it has.
+            counts = obj.index.equals(_counting(len(obj))) and obj.index.name is None and len(obj.columns)
+            obj = pa.Table.from_pandas(obj, preserve_index=None if counts else True)
+        table: pa.Table = obj
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError) as exc:
+        raise DataError(f"the table cannot be stored: {exc}") from exc
+    twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    if twice:
+        raise DataError(f"the columns {', '.join(twice)} are there twice.")
+    return table
+
+
+def _counting(rows: int) -> Any:
+    """The index of a frame that has none of its own."""
+    return sys.modules["pandas"].RangeIndex(rows)
+
+
+def _wanted(meta: Mapping[str, Any], as_: str | None, spark: Any) -> str:
+    if as_ not in (None, *_FORMS):
+        raise ConfigError(f"as_={as_!r}: there are {', '.join(_FORMS)}.")
+    if spark is not None and as_ not in (None, "spark"):
+        raise ConfigError(f"as_={as_!r} and spark=...: the session is for as_='spark'.")
+    made_from = str(meta["made_from"])
+    return as_ or ("spark" if spark is not None else "pandas" if made_from == "series" else made_from)
+
+
+def _chosen(schema: pa.Schema, columns: Sequence[str] | None) -> list[str] | None:
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r} is a string.\nHint: columns=[{columns!r}].")
+    missing = [name for name in columns if name not in schema.names]
+    if missing:
+        raise ConfigError(f"columns={list(columns)}: {missing} are not among {schema.names}.")
+    told = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+    # A pandas frame keeps its index, as it does when columns of it are taken.
+    index = [name for name in told.get("index_columns", ()) if isinstance(name, str) and name not in columns]
+    return [*columns, *(name for name in index if name in schema.names)]
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

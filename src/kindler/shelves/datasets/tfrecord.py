@@ -1,0 +1,134 @@
+"""tf.train.Example records as TFRecord files; their tables are read without TensorFlow."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from kindler.data import tfrecord
+from kindler.data.tfrecord.files import opened
+from kindler.data.tfrecord.framing import blocks, checksum, masked
+from kindler.errors import ConfigError, MissingExtraError
+from kindler.shelves.datasets.appendable import Parts, part_name, parts_in
+
+__all__ = ["TfrecordHandler"]
+
+_FORMS = ("examples", "arrow", "tf.data")
+_EXAMPLE = "tensorflow.core.example.example_pb2"
+
+
+class TfrecordHandler(Parts):
+    """One `tf.train.Example`, or a list of them; and TFRecord files by their path."""
+
+    kind: ClassVar[str] = "tfrecord"
+    get_options: ClassVar[frozenset[str]] = frozenset({"as_"})
+
+    def can(self, obj: Any) -> bool:
+        """See `Handler`."""
+        return isinstance(obj, Path) or bool(_examples(obj))
+
+    def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
+        """See `Handler`."""
+        # Read and written again where it is a file, so that what is stored is whole and not compressed.
+        records = (
+            _records(obj)
+            if isinstance(obj, Path)
+            else (example.SerializeToString() for example in _examples(obj))
+        )
+        rows = 0
+        with (folder / part_name(0, ".tfrecord")).open("wb") as file:
+            for record in records:
+                file.write(_framed(record))
+                rows += 1
+        return {"rows": [rows], "single": not isinstance(obj, Path | list | tuple)}
+
+    def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Parts`."""
+        return {"rows": [*old["rows"], *new["rows"]], "single": False}
+
+    def open(
+        self, folder: Path, meta: Mapping[str, Any], *, as_: str = "examples", **options: Any
+    ) -> _Records:
+        """See `Parts`."""
+        if as_ not in _FORMS:
+            raise ConfigError(f"as_={as_!r}: there are {', '.join(_FORMS)}.")
+        return _Records(parts_in(folder), meta, as_)
+
+
+class _Records:
+    def __init__(self, files: Sequence[Path], meta: Mapping[str, Any], form: str) -> None:
+        self.files = files
+        self._meta = meta
+        self._form = form
+
+    def __len__(self) -> int:
+        return sum(self._meta["rows"])
+
+    @property
+    def value(self) -> Any:
+        if self._form == "arrow":
+            return tfrecord.read([str(path) for path in self.files])
+        if self._form == "tf.data":
+            # From memory: the files may be gone when the data is asked for.
+            return _tensorflow().data.Dataset.from_tensor_slices(list(self._raw()))
+        found = list(self._parsed())
+        return found[0] if self._meta["single"] else found
+
+    def chunks(self, size: int) -> Iterator[Any]:
+        if size < 1:
+            raise ConfigError(f"chunksize={size}: must be at least 1.")
+        if self._form == "arrow":
+            batches = tfrecord.iter_batches([str(path) for path in self.files])
+            for batch in batches:
+                for at in range(0, batch.num_rows, size):
+                    yield pa.Table.from_batches([batch.slice(at, size)])
+            return
+        found = self._parsed()
+        while some := list(islice(found, size)):
+            yield some
+
+    def _raw(self) -> Iterator[bytes]:
+        for path in self.files:
+            yield from _records(path)
+
+    def _parsed(self) -> Iterator[Any]:
+        example = _tensorflow().train.Example
+        return (example.FromString(record) for record in self._raw())
+
+
+def _examples(obj: Any) -> list[Any]:
+    """The records, if these are records and nothing else."""
+    given = list(obj) if isinstance(obj, list | tuple) else [obj]
+    same = all(type(one).__name__ == "Example" and type(one).__module__ == _EXAMPLE for one in given)
+    return given if same else []
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    with opened(str(path)) as stream:
+        for block in blocks(stream, str(path)):
+            for start, size in zip(block.starts.tolist(), block.sizes.tolist(), strict=True):
+                yield block.data[start : start + size]
+
+
+def _framed(record: bytes) -> bytes:
+    length = struct.pack("<Q", len(record))
+    crcs = masked(np.array([checksum()(length), checksum()(record)], np.uint32)).tolist()
+    return length + struct.pack("<I", crcs[0]) + record + struct.pack("<I", crcs[1])
+
+
+def _tensorflow() -> Any:
+    try:
+        return importlib.import_module("tensorflow")
+    except ModuleNotFoundError as exc:
+        if exc.name != "tensorflow":
+            raise
+        raise MissingExtraError(
+            what="reading tf.train.Example records", package="tensorflow", extra="tensorflow"
+        ) from exc

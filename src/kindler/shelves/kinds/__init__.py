@@ -1,1 +1,0 @@
-"""One module a kind: how such objects become files and are read again. Loaded when first needed."""

@@ -1,0 +1,166 @@
+"""API keys, in a table of the store's database. A key itself is shown once; what is kept is its SHA-256.
+
+A key is 256 random bits, so a plain hash is enough: there is nothing to guess, which slow hashes are against.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+import sqlalchemy as sa
+
+from kindler.errors import ConfigError, NotFoundError
+from kindler.store.database import Database
+from kindler.store.urls import parse
+
+__all__ = ["SCOPES", "Key", "Keys"]
+
+SCOPES = ("read", "predict", "write", "admin")
+_PREFIX = "kdl"
+_LOCK_KEY = 0x6B657973  # "keys": for PostgreSQL, while the table is made
+
+_tables = sa.MetaData()
+_keys = sa.Table(
+    "kindler_keys",
+    _tables,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("sha256", sa.Text, nullable=False),
+    sa.Column("scopes", sa.Text, nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Column("created", sa.Text, nullable=False),
+    sa.Column("expires", sa.Text),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is known of a key.
+
+    Attributes:
+        id: Its name; no secret.
+        scopes: What it allows: "read", "predict", "write", "admin". The last allows everything.
+        note: What it is for.
+        created: When it was made.
+        expires: When it ends; None for never.
+        sha256: The hash of its secret part.
+    """
+
+    id: str
+    scopes: tuple[str, ...]
+    note: str
+    created: datetime
+    expires: datetime | None
+    sha256: str
+
+    def allows(self, scope: str) -> bool:
+        """Whether it is good for something."""
+        return scope in self.scopes or "admin" in self.scopes
+
+    def is_over(self, now: datetime | None = None) -> bool:
+        """Whether its time is over."""
+        return self.expires is not None and self.expires <= (now or datetime.now(timezone.utc))
+
+    def is_of(self, token: str) -> bool:
+        """Whether it is the key that a client sent; takes the same time whatever that is."""
+        return hmac.compare_digest(self.sha256, _hashed(token))
+
+
+class Keys:
+    """The keys of a store.
+
+    Args:
+        url: The store's URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._database = Database(parse(url).catalog)
+        with self._database.reading() as connection:
+            made = sa.inspect(connection).has_table(_keys.name)
+        if not made:
+            with self._database.writing() as connection:
+                self._database.make(connection, _tables, _LOCK_KEY)
+
+    def add(self, scopes: Sequence[str], *, note: str = "", days: float | None = None) -> tuple[Key, str]:
+        """Make a key.
+
+        Args:
+            scopes: What it allows.
+            note: What it is for.
+            days: How long; None is for ever.
+
+        Returns:
+            What is known of it, and the key itself, which nobody can find out again.
+        """
+        unknown = sorted(set(scopes) - set(SCOPES))
+        if unknown or not scopes:
+            raise ConfigError(f"scopes={list(scopes)}: one or more of {', '.join(SCOPES)} are needed.")
+        if days is not None and not 0 < days < 100_000:
+            raise ConfigError(f"days={days}: must be a number above 0.")
+        now = datetime.now(timezone.utc)
+        name = secrets.token_hex(4)
+        token = f"{_PREFIX}_{name}_{secrets.token_urlsafe(32)}"
+        key = Key(
+            name,
+            tuple(scope for scope in SCOPES if scope in scopes),
+            note,
+            now,
+            None if days is None else now + timedelta(days=days),
+            _hashed(token),
+        )
+        row = {
+            "id": key.id,
+            "sha256": key.sha256,
+            "scopes": " ".join(key.scopes),
+            "note": key.note,
+            "created": key.created.isoformat(),
+            "expires": key.expires and key.expires.isoformat(),
+        }
+        with self._database.writing() as connection:
+            connection.execute(_keys.insert().values(**row))
+        return key, token
+
+    def list(self) -> list[Key]:
+        """All keys, oldest first."""
+        with self._database.reading() as connection:
+            rows = connection.execute(sa.select(_keys).order_by(_keys.c.created)).all()
+        return [
+            Key(
+                row.id,
+                tuple(row.scopes.split()),
+                row.note,
+                datetime.fromisoformat(row.created),
+                datetime.fromisoformat(row.expires) if row.expires else None,
+                row.sha256,
+            )
+            for row in rows
+        ]
+
+    def remove(self, name: str) -> None:
+        """Take a key away; servers notice within seconds.
+
+        Raises:
+            NotFoundError: There is none of that id.
+        """
+        with self._database.writing() as connection:
+            gone = connection.execute(_keys.delete().where(_keys.c.id == name)).rowcount
+        if not gone:
+            raise NotFoundError(what="key", name=name, available=[key.id for key in self.list()])
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._database.close()
+
+
+def id_of(token: str) -> str:
+    """The part of a key that names it."""
+    parts = token.split("_", 2)
+    return parts[1] if len(parts) == 3 and parts[0] == _PREFIX else ""
+
+
+def _hashed(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()

@@ -1,0 +1,244 @@
+"""A folder of checkpoints: written in the background, few of them kept, the newest whole one found.
+
+Their names sort by time, whichever run wrote them: `checkpoint-000007-epoch-00002-step-000000120.kindler`.
+What is in a file is in `checkpoint_file.py`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+
+from kindler.errors import ConfigError
+from kindler.files import Folder, folder_at
+from kindler.train.checkpoint_file import (
+    CheckpointWarning,
+    Damaged,
+    Header,
+    check,
+    is_checkpoint,
+    pack,
+    parse_header,
+)
+from kindler.train.metric_names import improves
+from kindler.train.metric_names import parse as parse_metric
+
+__all__ = ["Checkpoints", "Found", "is_model_file", "kept", "latest"]
+
+_NAME = re.compile(r"checkpoint-(?P<number>\d+)-epoch-\d+-step-\d+\.kindler")
+_HEADER_BYTES = 1 << 16
+# What files of models that callbacks write begin with, by their suffix.
+_MODEL_FILES = {".keras": b"PK", ".h5": b"\x89HDF", ".pt": b"PK", ".pth": b"PK"}
+
+State = Callable[[], Sequence[bytes | memoryview]]
+Matching = Callable[[Header], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A whole checkpoint: what it says of itself, where it lies, and its file's bytes."""
+
+    header: Header
+    path: str
+    data: bytes = field(repr=False)
+
+
+class Checkpoints:
+    """The checkpoints in a folder; one run at a time writes there.
+
+    A folder on disk is one of the machine that runs the first worker: on a cluster of several machines it
+    must be shared by all, or be a URL.
+
+    Args:
+        folder: A path, or a URL that fsspec knows ("s3://bucket/run").
+        keep: How many of the newest are kept; None keeps all. The newest at an epoch's end is kept besides.
+        best: A figure; the checkpoint of the epoch with its best value is kept too. "max:" or "min:" before
+            its name says which is best, where the name does not.
+    """
+
+    def __init__(self, folder: str | PathLike[str], *, keep: int | None = 3, best: str | None = None) -> None:
+        self._folder = folder_at(folder)
+        self._keep = keep
+        self._best = None if best is None else parse_metric(best)
+        self._known: dict[str, Header] | None = None
+        self._number = 0
+        self._writing: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(self, header: Header, state: State, local_states: Sequence[bytes] = ()) -> None:
+        """Write a checkpoint in the background; waits while the one before it is still being written.
+
+        Args:
+            header: What it says of itself.
+            state: Makes the state's bytes; called on the thread that writes.
+            local_states: The states of the ranks, in the middle of an epoch.
+
+        Raises:
+            Exception: What went wrong with the one before.
+        """
+        self._check_best(header)
+        self.wait()
+
+        def work() -> None:
+            try:
+                self._write(header, state, local_states)
+            except Exception as exc:  # noqa: BLE001 - raised again by whoever waits
+                self._error = exc
+
+        self._writing = threading.Thread(target=work, name="kindler-checkpoint", daemon=True)
+        self._writing.start()
+
+    def wait(self) -> None:
+        """Until nothing is being written; raises what went wrong with it."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """The same, at the end."""
+        self.wait()
+
+    def newest(self, matching: Matching = lambda header: True) -> Found | None:
+        """The newest whole checkpoint whose header matches, or None.
+
+        Those that are not whole are passed over with a CheckpointWarning.
+        """
+        for name, header in self._headers(newest_first=True):
+            if isinstance(header, Damaged):
+                self._warn(name, header)
+            elif matching(header):
+                try:
+                    data = self._folder.read(name)
+                    return Found(check(data)[0], self._folder.path(name), data)
+                except (Damaged, OSError) as exc:
+                    self._warn(name, exc)
+        return None
+
+    def header(self, matching: Matching) -> Header | None:
+        """The newest header that matches, or None; the rest of a checkpoint is not read."""
+        headers = (header for _, header in self._headers(newest_first=True))
+        return next((h for h in headers if isinstance(h, Header) and matching(h)), None)
+
+    def to_go_on_from(self, matching: Matching = lambda header: True) -> list[Found]:
+        """The newest that matches, and if it is of the middle of an epoch, the newest of an epoch's end too.
+
+        The first one is of use only to workers that have the same rows as those who wrote it.
+        """
+        newest = self.newest(matching)
+        if newest is None or newest.header.ends_epoch:
+            return [newest] if newest else []
+        end = self.newest(lambda header: header.ends_epoch and matching(header))
+        return [newest, *([end] if end else [])]
+
+    def _write(self, header: Header, state: State, local_states: Sequence[bytes]) -> None:
+        if self._known is None:
+            self._folder.sweep()
+            self._known = {n: h for n, h in self._headers() if isinstance(h, Header)}
+            self._number = max((number for number, _ in self._names()), default=0)
+        self._number += 1
+        name = f"checkpoint-{self._number:06d}-epoch-{header.epoch:05d}-step-{header.step:09d}.kindler"
+        self._folder.write(name, pack(header, state(), local_states))
+        self._known[name] = header
+        for old in self._known.keys() - kept(self._known, keep=self._keep, best=self._best):
+            self._folder.remove(old)
+            del self._known[old]
+
+    def _names(self) -> list[tuple[int, str]]:
+        found = [(_NAME.fullmatch(name), name) for name in self._folder.names()]
+        return sorted((int(match["number"]), name) for match, name in found if match)
+
+    def _headers(self, *, newest_first: bool = False) -> Iterator[tuple[str, Header | Damaged]]:
+        """What each file says of itself, oldest first if not told otherwise."""
+        for _, name in sorted(self._names(), reverse=newest_first):
+            try:
+                yield name, self._header(name)
+            except Damaged as exc:
+                yield name, exc
+            except OSError as exc:
+                yield name, Damaged(f"it cannot be read ({exc})")
+
+    def _header(self, name: str) -> Header:
+        limit = _HEADER_BYTES
+        while True:
+            data = self._folder.read(name, limit)
+            try:
+                return parse_header(data)[0]
+            except IndexError:
+                if len(data) < limit:
+                    raise Damaged(f"it ends after {len(data)} bytes, within its header") from None
+                limit *= 16
+
+    def _check_best(self, header: Header) -> None:
+        if self._best is None or not header.ends_epoch or self._best[0] in header.figures:
+            return
+        judged = any(name.startswith("val_") for name in header.figures)
+        if judged or not self._best[0].startswith("val_"):  # epochs without validation are not compared
+            there = [n for n, v in header.figures.items() if isinstance(v, float)]
+            raise ConfigError(f"best_metric={self._best[0]!r} is no figure of an epoch; there are {there}.")
+
+    def _warn(self, name: str, problem: Exception) -> None:
+        warnings.warn(
+            f"the checkpoint {self._folder.path(name)} is passed over: {problem}",
+            CheckpointWarning,
+            stacklevel=3,
+        )
+
+
+def latest(folder: str | PathLike[str]) -> str | None:
+    """The newest whole checkpoint in a folder: a run's own, or what a callback wrote there under any name."""
+    place, own = folder_at(folder), Checkpoints(folder).newest()
+    names = [name for name in place.names() if not _NAME.fullmatch(name) and not name.startswith(".")]
+    if own is not None:
+        written = place.modified(own.path.rpartition("/")[2])
+        names = [name for name in names if place.modified(name) > written]
+    for name in sorted(names, key=place.modified, reverse=True):
+        if _is_whole(name, place):
+            return place.path(name)
+    return None if own is None else own.path
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file of this name is one of a model, as callbacks write them beside checkpoints."""
+    return name.endswith(tuple(_MODEL_FILES))
+
+
+def _is_whole(name: str, folder: Folder) -> bool:
+    begins = next((begins for suffix, begins in _MODEL_FILES.items() if name.endswith(suffix)), None)
+    try:
+        if begins is None or is_checkpoint(folder.read(name, 64)):
+            check(folder.read(name))
+            return True
+        data = folder.read(name)
+        return data.startswith(begins) and (begins != b"PK" or zipfile.is_zipfile(io.BytesIO(data)))
+    except (Damaged, OSError):
+        return False
+
+
+def kept(known: dict[str, Header], *, keep: int | None, best: tuple[str, str] | None) -> set[str]:
+    """The names of those to keep: the last ones, the last at an epoch's end, and the best."""
+    names = sorted(known)
+    if keep is None:
+        return set(names)
+    ends = [name for name in names if known[name].ends_epoch]
+    return {*names[-keep:], *ends[-1:], *_best(known, ends, best)}
+
+
+def _best(known: dict[str, Header], ends: Sequence[str], best: tuple[str, str] | None) -> list[str]:
+    if best is None:
+        return []
+    figure, way = best
+    found: tuple[str, float] | None = None
+    for name in ends:
+        value = known[name].figures.get(figure)
+        if value is not None and improves(value, found and found[1], "min" if way == "min" else "max"):
+            found = (name, value)
+    return [found[0]] if found else []

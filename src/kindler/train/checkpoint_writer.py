@@ -1,0 +1,177 @@
+"""Writes the checkpoints of a run, when its trigger or a callback says so.
+
+All workers call it at the same moments: in the middle of an epoch each gives its own state, and the first one
+writes. How a file is written is in `checkpoint_dir.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Protocol
+
+from kindler.errors import ConfigError
+from kindler.train.agreement import to_first
+from kindler.train.checkpoint_dir import Checkpoints
+from kindler.train.checkpoint_file import Header
+from kindler.train.run_start import Start, Worker
+from kindler.train.task import Task
+from kindler.train.triggers import EveryEpoch, Progress
+
+__all__ = ["Keeper", "callback_states", "restore_callbacks"]
+
+
+class Freezes(Protocol):
+    """What a checkpoint needs of a replica."""
+
+    epoch: int
+    step: int
+
+    def freeze(self) -> Callable[[], Sequence[bytes | memoryview]]: ...
+    def local_state(self) -> bytes: ...
+
+
+class Keeper:
+    """Decides after each step and each epoch whether to write a checkpoint; use it in a `with`.
+
+    Attributes:
+        active: Whether checkpoints are written at all.
+
+    Args:
+        worker: This worker.
+        task: The run; without a `model_dir` nothing is ever written.
+        counts: Rows of every lane.
+        marks: What tells those rows from others (`Batches.marks`).
+        start: Where the run began.
+        callbacks: Those whose states are kept; `state_dict` is called on the first worker.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        task: Task,
+        *,
+        counts: Sequence[int],
+        marks: Sequence[str] = (),
+        start: Start,
+        callbacks: Sequence[Any] = (),
+    ) -> None:
+        self._worker = worker
+        self._callbacks = callbacks
+        self._trigger = task.checkpoint_trigger or EveryEpoch()
+        self.active = task.model_dir is not None
+        self._folder = (
+            Checkpoints(task.model_dir, keep=task.keep_checkpoints, best=task.best_metric)
+            if task.model_dir is not None and worker.rank == 0
+            else None
+        )
+        self._header = Header(
+            framework=task.framework,
+            epoch=0,
+            step=0,
+            run=task.run_id,
+            first_epoch=start.first_epoch,
+            first_step=start.first_step,
+            counts=tuple(counts),
+            marks=tuple(marks),
+            lanes=task.dealing.lanes if task.dealing is not None else 0,
+            workers=task.dealing.workers if task.dealing is not None else 0,
+            batch_size=task.batch_size,
+            steps_per_epoch=task.steps_per_epoch,
+            seed=task.seed,
+            shuffle=task.shuffle,
+            rows=start.rows,
+        )
+
+    def after_step(
+        self, replica: Freezes, *, step_in_epoch: int, seconds: float, asked: bool = False
+    ) -> None:
+        """Write one in the middle of an epoch if it is due. Not for the last step of an epoch.
+
+        Args:
+            replica: The replica.
+            step_in_epoch: Steps made of this epoch.
+            seconds: How long they took.
+            asked: Whether a callback asked for it; the same on all workers.
+        """
+        if not self.active:
+            return
+        if not asked and not self._trigger(Progress(epoch=replica.epoch, step=replica.step)):
+            return
+        local_states = to_first(self._worker, replica.local_state())
+        self._save(replica, local_states, step_in_epoch=step_in_epoch, seconds=seconds)
+
+    def after_epoch(
+        self,
+        replica: Freezes,
+        progress: Progress,
+        row: Mapping[str, Any],
+        *,
+        stopped: str | None = None,
+        asked: bool = False,
+    ) -> None:
+        """Note an epoch's row of the history, and write a checkpoint if one is due.
+
+        Args:
+            replica: The replica, ready for the next epoch.
+            progress: What the trigger decides by.
+            row: The epoch's figures.
+            stopped: Why the run ends here, if a callback says so.
+            asked: Whether a callback asked for a checkpoint.
+        """
+        self._header = replace(self._header, rows=(*self._header.rows, dict(row)))
+        if self.active and (asked or self._trigger(progress)):
+            self._save(replica, (), stopped=stopped)
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            if exc is None:  # otherwise there is something else to tell
+                raise
+
+    def close(self) -> None:
+        """Wait until the last one is written; raises what went wrong with it."""
+        if self._folder is not None:
+            self._folder.close()
+
+    def _save(self, replica: Freezes, local_states: Sequence[bytes], **fields: Any) -> None:
+        if self._folder is None:
+            return
+        states = callback_states(self._callbacks)
+        header = replace(self._header, epoch=replica.epoch, step=replica.step, callbacks=states, **fields)
+        self._folder.wait()  # the replica freezes into memory that the writer still reads
+        self._folder.save(header, replica.freeze(), local_states)
+
+
+def callback_states(callbacks: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
+    """What callbacks want kept, by their place and class.
+
+    Raises:
+        ConfigError: One of them keeps what JSON cannot carry.
+    """
+    kept = []
+    for callback in callbacks:
+        state = callback.state_dict() if hasattr(callback, "state_dict") else None
+        try:
+            kept.append({"type": type(callback).__name__, "state": json.loads(json.dumps(state))})
+        except (TypeError, ValueError) as exc:
+            raise ConfigError(
+                f"{type(callback).__name__}.state_dict() must return what JSON can carry: {exc}.\n"
+                f"Hint: it returned {state!r}; use numbers, strings, lists and dicts."
+            ) from exc
+    return tuple(kept)
+
+
+def restore_callbacks(callbacks: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
+    """Give callbacks their states back; one that was not there, or is another class, stays as it is."""
+    for callback, entry in zip(callbacks, kept, strict=False):
+        if entry["state"] and entry["type"] == type(callback).__name__:
+            callback.load_state_dict(entry["state"])

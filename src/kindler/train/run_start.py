@@ -1,0 +1,316 @@
+"""The beginning of a run on a worker: its data, and where training goes on from.
+
+Whether a checkpoint of the middle of an epoch can be used is known only once all workers have opened their
+data; the driver therefore sends candidates, and every worker chooses alike.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kindler.data.batches import Batch, Batches
+from kindler.data.row_order import Dealing, joined_counts
+from kindler.data.sources import Source
+from kindler.data.spool import Layout, Spool, agreed
+from kindler.errors import DataError
+from kindler.train.checkpoint_file import Checkpoint, CheckpointWarning, Header, parse
+from kindler.train.loader_source import Reader, StreamSource
+from kindler.train.loader_steps import AgreedSteps, NumberedSteps
+from kindler.train.task import Task
+
+__all__ = [
+    "Known",
+    "Numbered",
+    "Start",
+    "Stretches",
+    "Worker",
+    "begin",
+    "load_local_states",
+    "open_batches",
+    "open_numbered",
+    "open_stretches",
+    "usable",
+]
+
+
+class Worker(Protocol):
+    """What training needs of the engine's worker."""
+
+    rank: int
+    size: int
+    hosts: tuple[str, ...]
+    local_rank: int
+    threads: int
+    scratch: Path
+
+    def all_gather(self, data: bytes) -> list[bytes]: ...
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
+    def total(self, numbers: Sequence[int]) -> list[int]: ...
+    def barrier(self) -> None: ...
+    def report(self, kind: str, **fields: Any) -> None: ...
+    def tick(self) -> None: ...
+
+
+class Known(Protocol):
+    """What is known of a run's data before its first step, wherever it comes from.
+
+    Attributes:
+        features: Names of the inputs.
+        labels: Names of the targets, without the weight.
+        by_name: Whether the model is to be called with names, because its inputs came so.
+        steps: Steps of one pass; None where that shows only at its end.
+        expected: About how many there are, for whoever watches.
+        counts: Rows of every lane; empty where nobody has counted them.
+        marks: What tells those rows from others.
+    """
+
+    features: tuple[str, ...]
+    labels: tuple[str, ...]
+    by_name: bool
+    counts: tuple[int, ...]
+    marks: tuple[str, ...]
+
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def expected(self) -> int | None: ...
+    @property
+    def layout(self) -> Layout: ...
+    def close(self) -> None: ...
+
+
+class Stretches(Known, Protocol):
+    """Data for a loop that asks for one batch after the other."""
+
+    def stretch(self, epoch: int, *, done: int = 0, steps: int | None = None) -> Generator[Batch, None, None]:
+        """The steps of an epoch after the first `done`: one pass, or `steps` steps that go on through passes.
+
+        Epochs count from 1; 0 is for whoever judges. Close it when done.
+        """
+
+
+class Numbered(Known, Protocol):
+    """Data for a loop that asks for batches by number, from any thread; a step is one of all workers."""
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether this worker may have steps without a row."""
+
+    def sample(self) -> Batch:
+        """A batch with the shapes of all."""
+
+    def batch(self, step: int) -> Batch:
+        """One step of all passes, one after the other."""
+
+    def own_steps(self) -> Sequence[int]:
+        """The steps of a pass in which this worker has a batch."""
+
+    def rows_of(self, first: int, last: int) -> tuple[int, int]:
+        """Rows of this worker and (about) of all in the steps [first, last)."""
+
+    def rows_of_all(self, first: int, last: int) -> int:
+        """Rows of all workers in those steps, once they are made; all call it together."""
+
+
+class Loads(Protocol):
+    """What `begin` needs of a replica."""
+
+    epoch: int
+    step: int
+
+    def load_state(self, data: bytes) -> None: ...
+
+
+class LoadsLocal(Protocol):
+    """What goes on in the middle of an epoch."""
+
+    def load_local_state(self, data: bytes) -> None: ...
+    def join_local_states(self, states: Sequence[bytes], *, size: int) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a run stands when its first step is made; the replica has loaded the state already.
+
+    Attributes:
+        epoch: Epochs begun since the model was new. When `step_in_epoch` is 0, the next one is `epoch + 1`;
+            otherwise this one goes on.
+        step: Optimizer steps since the model was new.
+        step_in_epoch: Steps made of the epoch that goes on; 0 begins a new one.
+        local_states: The states of all ranks there were, to be loaded after `begin_epoch(epoch)`; empty
+            between epochs.
+        first_epoch: Epochs that were over when the run began; its last one is `first_epoch + task.epochs`.
+        first_step: Steps that had been made by then.
+        seconds: How long the epoch that goes on has taken so far.
+        rows: The run's rows of the history so far.
+        stopped: Why the run has ended already, if it has.
+        callbacks: For each callback its class's name and its state.
+    """
+
+    epoch: int
+    step: int
+    step_in_epoch: int = 0
+    local_states: tuple[bytes, ...] = ()
+    first_epoch: int = 0
+    first_step: int = 0
+    seconds: float = 0.0
+    rows: tuple[Mapping[str, Any], ...] = ()
+    stopped: str | None = None
+    callbacks: tuple[Mapping[str, Any], ...] = field(default=())
+
+
+def open_stretches(
+    worker: Worker, task: Task, source: Source | StreamSource, what: str, *, trains: bool
+) -> Stretches:
+    """This worker's part of the data, for a loop that takes batches as they come; all call it together."""
+    if not isinstance(source, StreamSource):
+        return open_batches(worker, task, source, what, trains=trains)
+    bounded = trains and task.steps_per_epoch is not None
+    reader = _reader(worker, task, source, what, trains)
+    return AgreedSteps(worker, reader, what=what, bounded=bounded, number=1 if trains else 0)
+
+
+def open_numbered(
+    worker: Worker, task: Task, source: Source | StreamSource, what: str, *, trains: bool
+) -> Numbered:
+    """The same for a loop that asks for batches by number."""
+    if not isinstance(source, StreamSource):
+        return open_batches(worker, task, source, what, trains=trains)
+    bounded = task.steps_per_epoch if trains else None
+    reader = _reader(worker, task, source, what, trains)
+    return NumberedSteps(worker, reader, what=what, trains=trains, bounded=bounded)
+
+
+def _reader(worker: Worker, task: Task, source: StreamSource, what: str, trains: bool) -> Reader:
+    return Reader(worker, source, batch_size=task.batch_size, seed=task.seed, what=what, trains=trains)
+
+
+def open_batches(worker: Worker, task: Task, source: Source, what: str, *, trains: bool) -> Batches:
+    """This worker's part of a source, cut into as many steps as every other's; all call it together."""
+    dealing = task.dealing or Dealing.between(worker.size, seed=task.seed)
+    shuffle = task.shuffle and trains
+    spool = source.open(worker, dealing, in_order=trains and not shuffle)
+    own_lanes = spool.lane_counts(dealing.known_lanes)[worker.rank :: worker.size]
+    told = _gathered(worker, {"rows": spool.rows, "lanes": own_lanes})
+    # By themselves: they are the same on most workers, and equal bytes travel once.
+    layouts = dict.fromkeys(worker.all_gather(json.dumps(spool.layout()).encode()))
+    rows = sum(part["rows"] for part in told)
+    if not rows:
+        raise DataError(f"{what} has no rows.")
+    spool = spool.with_layout(agreed([json.loads(layout) for layout in layouts]))
+    if any(part["lanes"] for part in told):
+        by_rank = [part["lanes"] for part in told]
+        counts = joined_counts(by_rank, dealing.known_lanes, dealing.lanes_for(rows))
+        spool = spool.with_lanes(len(counts))
+    else:
+        counts = [part["rows"] for part in told]
+    # A checkpoint of the middle of an epoch is of use only to the same rows.
+    marked = task.model_dir is not None and trains
+    return Batches(
+        spool,
+        source.columns,
+        counts=counts,
+        rank=worker.rank,
+        size=worker.size,
+        batch_size=task.batch_size,
+        seed=task.seed,
+        shuffle=shuffle,
+        marks=_marks(worker, spool, len(counts)) if marked else (),
+        weighted=task.weighted,
+    )
+
+
+def _gathered(worker: Worker, mine: Any) -> list[Any]:
+    return [json.loads(part) for part in worker.all_gather(json.dumps(mine).encode())]
+
+
+def _marks(worker: Worker, spool: Spool, lanes: int) -> list[str]:
+    """What tells the rows of each lane from others."""
+    own = {lane: spool.mark(rows, parts=lanes) for lane, rows in spool.by_lane(worker.rank).items()}
+    told = {int(lane): mark for part in _gathered(worker, own) for lane, mark in part.items()}
+    return [told.get(lane, "") for lane in range(lanes)]
+
+
+def begin(
+    replica: Loads,
+    task: Task,
+    states: Sequence[bytes],
+    *,
+    rank: int,
+    counts: Sequence[int],
+    marks: Sequence[str] = (),
+) -> Start:
+    """Load into the replica what the run goes on from, and say where that is.
+
+    Args:
+        replica: The replica, before it is attached to others.
+        task: The run.
+        states: The model's state (empty for a new one), then the files of checkpoints, best first.
+        rank: This worker.
+        counts: Rows of every lane.
+        marks: What tells those rows from others (`Batches.marks`).
+    """
+    candidates = [_parsed(data) for data in states[1:]]
+    found = next((c for c in candidates if usable(c.header, task, counts, marks)), None)
+    if candidates and found is not candidates[0] and rank == 0:
+        where = f"the end of epoch {found.header.epoch}" if found else "the beginning"
+        warnings.warn(
+            "the newest checkpoint is of the middle of an epoch, and the rows or their order are others now;"
+            f" going on from {where}, so that every row is used once per epoch.",
+            CheckpointWarning,
+            stacklevel=2,
+        )
+    if found is None:
+        if states[0]:
+            replica.load_state(states[0])
+        if task.initial_epoch is not None:
+            replica.epoch = task.initial_epoch
+        return Start(
+            epoch=replica.epoch, step=replica.step, first_epoch=replica.epoch, first_step=replica.step
+        )
+    header = found.header
+    replica.load_state(found.state)
+    return Start(
+        epoch=header.epoch,
+        step=header.step,
+        step_in_epoch=header.step_in_epoch,
+        local_states=() if header.ends_epoch else found.local_states,
+        first_epoch=header.first_epoch,
+        first_step=header.first_step,
+        seconds=header.seconds,
+        rows=header.rows,
+        stopped=header.stopped,
+        callbacks=header.callbacks,
+    )
+
+
+def load_local_states(replica: LoadsLocal, states: Sequence[bytes], worker: Worker) -> None:
+    """Let a replica go on in the middle of an epoch, from the states of the ranks that were there."""
+    if len(states) == worker.size:
+        replica.load_local_state(states[worker.rank])
+    else:
+        replica.join_local_states(states, size=worker.size)
+
+
+def usable(header: Header, task: Task, counts: Sequence[int], marks: Sequence[str] = ()) -> bool:
+    """Whether training can go on from there without missing a row or taking one twice.
+
+    Between epochs it always can. Within one, every lane must have the rows it had, in the same order, whoever
+    has the lane; of data whose rows nobody has counted that is not known.
+    """
+    return header.ends_epoch or (
+        len(counts) > 0
+        and (header.counts, header.marks) == (tuple(counts), tuple(marks))
+        and header.batch_size == task.batch_size
+        and header.steps_per_epoch == task.steps_per_epoch
+        and (header.seed, header.shuffle) == (task.seed, task.shuffle)
+    )
+
+
+def _parsed(data: bytes) -> Checkpoint:
+    return parse(data, verify=False)  # the driver has

@@ -1,0 +1,272 @@
+"""Shards as what a model is trained on, judged on and scores: which columns they have, and the way in.
+
+Everything that can be complained about is complained about here, on the driver, before a worker starts.
+Values are read where the shards are: `kindler.data.shards.source` reads files, Spark the shards it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from kindler.data.column_options import ColumnOptions
+from kindler.data.columns import Column, Columns, conform
+from kindler.data.shards import frames
+from kindler.data.shards.array_columns import ArrayColumn, array_columns
+from kindler.data.shards.backend import Held, Work
+from kindler.data.shards.codec import Info, unpack
+from kindler.data.shards.source import ShardSource
+from kindler.data.sources import DeliveredSource, Source
+from kindler.engine.monitor import Listener
+from kindler.engine.supervisor import Job
+from kindler.errors import ConfigError, DataError
+from kindler.xshards.collection import XShards
+from kindler.xshards.local import LocalShards
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from kindler.spark.frames import Feed
+
+__all__ = ["Chosen", "Offer", "choose", "offer", "prepare", "row_counts", "session", "worked"]
+
+_WORKS = (
+    "shards of dicts {'x': ..., 'y': ...} of arrays (or tuples, lists and dicts of arrays) that are equally"
+    " long, of pandas DataFrames, or of dicts {name: array}, the last two with feature_cols and label_cols;"
+    " transform_shard makes them"
+)
+_SHOWN = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What the shards of a collection have for a model.
+
+    Attributes:
+        types: The columns, and their Arrow types where they have one.
+        features: Those that the form of the shards says are inputs, or None when it does not say.
+        labels: The same for targets.
+        arrays: Of shards of arrays, what each is.
+        told: The shards that have rows, by number; the first one if none has.
+    """
+
+    types: Mapping[str, Any]
+    features: tuple[str, ...] | None
+    labels: tuple[str, ...] | None
+    arrays: Mapping[str, ArrayColumn]
+    told: Mapping[int, Info]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The columns of a run, and the plain schema of those where the shards are frames."""
+
+    columns: Columns
+    schema: pa.Schema | None
+    arrays: Mapping[str, ArrayColumn]
+
+
+def offer(shards: XShards) -> Offer:
+    """Look at what the shards are, without their values.
+
+    Raises:
+        ConfigError: Shards that no model takes.
+        DataError: Shards that are not all of one structure.
+    """
+    held = shards._ready()
+    told = {number: info for number, info in enumerate(held.infos) if info.rows} or {0: held.infos[0]}
+    first = next(iter(told))
+    if told[first].kind not in ("arrays", "frame"):
+        raise ConfigError(f"shard {first} is {_found(held, first)}.\nHint: what works are {_WORKS}.")
+    for number, info in told.items():
+        if info.kind != told[first].kind:
+            raise DataError(
+                f"shard {number} is {_found(held, number)}, and shard {first} is {_found(held, first)};"
+                " all shards must have the same structure."
+            )
+    if told[first].kind == "frame":
+        types = frames.column_types(told[first].schema)
+        return Offer(types=types, features=None, labels=None, arrays={}, told=told)
+    columns = array_columns(held.infos)
+    _refuse_unclear(columns, told[first], first)
+    names = {role: tuple(c.name for c in columns if c.role == role) for role in ("feature", "label")}
+    inputs = names["feature"] or None
+    return Offer(
+        types={column.name: None for column in columns},
+        features=inputs,
+        labels=names["label"] or None if inputs else None,
+        arrays={column.name: column for column in columns},
+        told=told,
+    )
+
+
+def choose(shards: XShards, options: ColumnOptions) -> Chosen:
+    """The columns that a run uses of these shards; what `options` leaves open the shards' form answers."""
+    found = offer(shards)
+    if options.feature_cols is None:
+        options = replace(options, feature_cols=found.features)
+    if options.label_cols is None and options.need_labels:
+        options = replace(options, label_cols=found.labels)
+    columns = options.plan(found.types)
+    if found.arrays:
+        for column in columns.all:
+            given = found.arrays[column.name]
+            conform(np.empty((0, *given.shape), given.dtype), column, where=str)  # complains about its dtype
+        return Chosen(columns=columns, schema=None, arrays=found.arrays)
+    schema = _one_schema(found.told, columns.names)
+    return Chosen(columns=_as_in_the_frames(columns, found.told), schema=schema, arrays={})
+
+
+def prepare(
+    shards: XShards, *, name: str, options: ColumnOptions, spark: SparkSession | None, here: bool
+) -> tuple[Source, Feed | None]:
+    """A source for the workers, and what Spark must bring to them where the shards are on a cluster.
+
+    Args:
+        shards: The collection.
+        name: What the workers find it by.
+        options: Which columns.
+        spark: The session the workers run in; None for the local engine.
+        here: Whether the workers run on this machine.
+    """
+    chosen = choose(shards, options)
+    if not len(shards):
+        raise DataError("the shards have no rows.")
+    if spark is None or (here and shards.home == "local"):
+        local = shards.to_home("local")
+        return _files(local, chosen), None
+    return _frame(shards.to_home("spark"), chosen, name)
+
+
+def row_counts(shards: XShards) -> list[int]:
+    """The rows of every shard."""
+    return [info.rows for info in shards._ready().infos]
+
+
+def session(shards: XShards) -> SparkSession | None:
+    """The session that the shards live in; None in the local home."""
+    held: Any = shards._ready()
+    found: SparkSession | None = held.session if held.home == "spark" else None
+    return found
+
+
+def worked(shards: XShards, work: Work, job: Job, listener: Listener) -> XShards:
+    """Each shard made into another where it lives; in the local home by workers such as `job` describes."""
+    held = shards._ready()
+    if isinstance(held, LocalShards):
+        return XShards(held.worked(work, job, listener))
+    return XShards(held.mapped(work, by_user=True))
+
+
+def _files(shards: XShards, chosen: Chosen) -> ShardSource:
+    held = shards._ready()
+    if not isinstance(held, LocalShards):
+        raise TypeError("files are of the local home.")
+    held.stored.load_check()
+    return ShardSource(
+        folder=str(held.stored.folder.path),
+        infos=held.infos,
+        columns=chosen.columns,
+        schema=chosen.schema,
+        keeper=shards,
+    )
+
+
+def _frame(shards: XShards, chosen: Chosen, name: str) -> tuple[DeliveredSource, Feed]:
+    from kindler.spark.frames import Feed
+
+    held: Any = shards._ready()
+    columns = chosen.columns
+    if chosen.schema is None:
+        columns = _changed(columns, lambda column: _packed(column, chosen.arrays[column.name]))
+        frame = held.packed_frame(columns.names)
+    else:
+        frame = held.spark_frame(columns.names)
+    return DeliveredSource(columns, name), Feed(name=name, frame=frame, columns=columns, keeper=shards)
+
+
+def _packed(column: Column, given: ArrayColumn) -> Column:
+    """A column whose rows travel as bytes."""
+    return replace(column, stored=given.dtype, shape=given.shape if column.shape is None else column.shape)
+
+
+def _changed(columns: Columns, change: Callable[[Column], Column]) -> Columns:
+    return replace(
+        columns, features=tuple(map(change, columns.features)), labels=tuple(map(change, columns.labels))
+    )
+
+
+def _one_schema(told: Mapping[int, Info], names: Sequence[str]) -> pa.Schema:
+    """The plain schema of the columns of all frames; complaints name the shard."""
+    schema: pa.Schema | None = None
+    for number, info in told.items():
+        present = frames.column_types(info.schema)
+        missing = [name for name in names if name not in present]
+        if missing:
+            raise DataError(
+                f"is not in shard {number}, which has {list(present)}; all must have the same columns.",
+                column=missing[0],
+            )
+        mine = frames.plain_schema(info.schema, names)
+        try:
+            schema = mine if schema is None else frames.together([schema, mine])
+        except DataError as exc:
+            raise DataError(f"shard {number} has other types than those before it: {exc}") from exc
+    return schema
+
+
+def _as_in_the_frames(columns: Columns, told: Mapping[int, Info]) -> Columns:
+    """Unsigned integers stay what they are, though plain tables hold them in wider types."""
+    kinds: dict[str, set[str]] = {}
+    for info in told.values():
+        for name, kind in frames.column_types(info.schema).items():
+            kinds.setdefault(name, set()).add(_innermost(kind))
+
+    def asked(column: Column) -> Column:
+        found = kinds[column.name]
+        if column.dtype is not None or len(found) > 1 or not next(iter(found)).startswith("uint"):
+            return column
+        return replace(column, dtype="int64" if column.role == "label" else next(iter(found)))
+
+    return _changed(columns, asked)
+
+
+def _innermost(kind: Any) -> str:
+    while kind is not None and pa.types.is_nested(kind) and kind.num_fields == 1:
+        kind = kind.field(0).type
+    return str(kind)
+
+
+def _refuse_unclear(columns: Sequence[ArrayColumn], info: Info, number: int) -> None:
+    if info.name in ("list", "tuple") and (info.items or 0) > 2:
+        raise ConfigError(
+            f"shard {number} is a {info.name} of {info.items} arrays; which are inputs and which targets?\n"
+            f"Hint: what works are {_WORKS}."
+        )
+    names = [column.name for column in columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"{twice} are names of several arrays of a shard; each needs its own name.")
+
+
+def _found(held: Held, number: int) -> str:
+    """A shard in the words of a message."""
+    thing = unpack(next(iter(held.load([number]))))
+    if type(thing) is not dict:
+        return _brief(thing)
+    shown = [f"{key!r}: {_brief(part)}" for key, part in list(thing.items())[:_SHOWN]]
+    more = ["..."] if len(thing) > _SHOWN else []
+    return f"a dict with {', '.join([*shown, *more])}" if shown else "an empty dict"
+
+
+def _brief(thing: Any) -> str:
+    if isinstance(thing, np.ndarray):
+        return f"an array of {thing.dtype} and shape {thing.shape}"
+    if isinstance(thing, list | tuple):
+        inside = sorted({type(part).__name__ for part in thing})
+        return f"a {type(thing).__name__} of {len(thing)} ({', '.join(inside)})"
+    return f"a {type(thing).__name__}"

@@ -1,0 +1,243 @@
+"""What is done to one shard at a time. Module-level functions of plain arguments: they travel to workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kindler.data.columns import Array
+from kindler.data.shards import frames, pytree, rows
+from kindler.data.shards.codec import Packed, pack, unpack
+from kindler.errors import ConfigError, DataError
+from kindler.xshards.shared_value import unwrapped
+
+__all__ = [
+    "ByHash",
+    "ByRows",
+    "Grouped",
+    "Transform",
+    "as_frame",
+    "as_pandas",
+    "assembled",
+    "first_rows",
+    "item",
+    "maximum",
+    "null_counts",
+    "opened",
+    "picked",
+    "sampled",
+    "selected",
+    "stacked",
+    "unique_values",
+    "without_missing",
+]
+
+Step = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """The user's functions, one after the other."""
+
+    steps: tuple[Step, ...]
+
+    def __call__(self, number: int, packed: Packed) -> Packed:
+        thing = unpack(packed)
+        for function, arguments in self.steps:
+            thing = function(thing, *(unwrapped(argument) for argument in arguments))
+        return pack(thing)
+
+
+@dataclass(frozen=True)
+class ByRows:
+    """Pieces by row numbers; see `rows.overlaps`. Every new shard gets a piece, if an empty one."""
+
+    pieces: Sequence[Sequence[tuple[int, int, int]]]
+    empty: Sequence[int]
+
+    def __call__(self, number: int, packed: Packed) -> Iterable[tuple[int, Packed]]:
+        if number == 0:
+            yield from ((target, rows.cut(packed, 0, 0)) for target in self.empty)
+        for target, start, stop in self.pieces[number]:
+            yield target, rows.cut(packed, start, stop)
+
+
+@dataclass(frozen=True)
+class ByHash:
+    """Pieces by the values of columns."""
+
+    columns: tuple[str, ...]
+    schema: pa.Schema
+    count: int
+
+    def __call__(self, number: int, packed: Packed) -> Iterable[tuple[int, Packed]]:
+        table = frames.conform(frames.plain(packed, self.columns), self.schema)
+        targets = rows.column_hashes([table.column(name) for name in self.columns]) % np.uint64(self.count)
+        order = np.argsort(targets, kind="stable")
+        edges = np.searchsorted(targets[order], np.arange(self.count + 1, dtype=np.uint64))
+        for target in range(self.count):
+            found = order[edges[target] : edges[target + 1]]
+            if len(found) or number == 0:
+                yield target, rows.taken(packed, found)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Whole objects, several in a list."""
+
+    targets: Sequence[int]
+
+    def __call__(self, number: int, packed: Packed) -> Iterable[tuple[int, Packed]]:
+        yield self.targets[number], pack([_Whole(unpack(packed))])
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """An object that is not to be looked into."""
+
+    thing: Any
+
+
+def opened(number: int, packed: Packed) -> Packed:
+    """The objects that `Grouped` put together, as a list."""
+    return pack([whole.thing for whole in unpack(packed)])
+
+
+def as_frame(number: int, packed: Packed) -> Any:
+    """The pandas frame of a shard."""
+    thing = unpack(packed)
+    if not pytree.is_frame(thing):
+        raise DataError(
+            f"shard {number} is a {type(thing).__name__} and no pandas DataFrame.\n"
+            "Hint: this needs shards that are DataFrames; make them with transform_shard."
+        )
+    return thing
+
+
+def as_pandas(number: int, thing: Any) -> Any:
+    """A frame or series, or a complaint."""
+    if not (pytree.is_frame(thing) or pytree.is_series(thing)):
+        raise DataError(f"shard {number} is a {type(thing).__name__} and neither a DataFrame nor a Series.")
+    return thing
+
+
+def picked(key: Any, number: int, packed: Packed) -> Packed:
+    """What is under a key: a column of a frame, an entry of a dict."""
+    thing = unpack(packed)
+    if pytree.is_frame(thing) or type(thing) is dict:
+        keys = [key] if not isinstance(key, list) else key
+        missing = [k for k in keys if k not in thing]
+        if missing:
+            raise ConfigError(f"there is no {missing[0]!r} in shard {number}; there are {list(thing)}.")
+        return pack(thing[key])
+    raise ConfigError(
+        f"a {type(thing).__name__} has no keys to choose from.\nHint: pandas DataFrames and dicts have."
+    )
+
+
+def item(position: int, number: int, packed: Packed) -> Packed:
+    """One entry of a tuple or list."""
+    return pack(unpack(packed)[position])
+
+
+def selected(columns: Sequence[str], number: int, packed: Packed) -> Packed:
+    """Some columns of a frame."""
+    frame = as_frame(number, packed)
+    frames.check_columns(columns, list(frame.columns), "select")
+    return pack(frame[list(columns)])
+
+
+def sampled(counts: Sequence[int], seed: int, replace: bool, number: int, packed: Packed) -> Packed:
+    """Rows by chance; each shard draws by the seed and its number."""
+    random = np.random.default_rng([seed, number])
+    return rows.taken(packed, random.choice(packed.info.rows, counts[number], replace=replace))
+
+
+def without_missing(number: int, packed: Packed) -> Packed:
+    """The rows of a frame that have all their values."""
+    return pack(as_frame(number, packed).dropna())
+
+
+def first_rows(counts: Sequence[int], number: int, packed: Packed) -> Packed:
+    """As many rows as the shard is to give."""
+    return rows.cut(packed, 0, counts[number])
+
+
+def null_counts(number: int, packed: Packed) -> Packed:
+    """Column -> how many values are missing."""
+    counts = as_frame(number, packed).isna().sum()
+    return pack([(name, int(count)) for name, count in counts.items()])
+
+
+def maximum(column: str, number: int, packed: Packed) -> Packed:
+    """The largest value of a column, in a list that is empty when there is none."""
+    frame = as_frame(number, packed)
+    frames.check_columns([column], list(frame.columns), "max_values")
+    present = frame[column].dropna()
+    return pack({"found": [present.max()] if len(present) else []})
+
+
+def unique_values(number: int, packed: Packed) -> Packed:
+    """The distinct values of a series, in the order of their first appearance."""
+    import pandas as pd
+
+    series = unpack(packed)
+    if not pytree.is_series(series):
+        raise DataError(
+            f"shard {number} is a {type(series).__name__}, and unique needs a pandas Series.\n"
+            "Hint: choose a column first, as in shards['a'].unique()."
+        )
+    if isinstance(series.dtype, pd.CategoricalDtype):
+        series = series.astype(series.cat.categories.dtype)
+    return pack(series.drop_duplicates())
+
+
+def assembled(features: Sequence[str], labels: Sequence[str], number: int, packed: Packed) -> Packed:
+    """Columns of a frame as two matrices."""
+    frame = as_frame(number, packed)
+    frames.check_columns([*features, *labels], list(frame.columns), "assembleFeatureLabelCols")
+    return pack({"x": _matrix(frame, features), "y": _matrix(frame, labels)})
+
+
+def stacked(number: int, packed: Packed) -> Packed:
+    """Pairs of feature and label as two arrays."""
+    pairs = unpack(packed)
+    pairs = [pairs] if type(pairs) is tuple else pairs
+    if not isinstance(pairs, list) or not all(isinstance(p, tuple | list) and len(p) == 2 for p in pairs):
+        raise DataError(
+            f"shard {number} is neither a pair (feature, label) nor a list of pairs.\n"
+            "Hint: make it one with transform_shard."
+        )
+    try:
+        x, y = (_narrow(np.stack([pair[i] for pair in pairs])) for i in range(2))
+    except ValueError as exc:
+        raise DataError(f"the samples of shard {number} do not have one shape: {exc}") from exc
+    return pack({"x": x, "y": y})
+
+
+def _matrix(frame: Any, names: Sequence[str]) -> Array:
+    columns = [_numbers(frame[name], name) for name in names]
+    wide = [column.reshape(len(frame), int(np.prod(column.shape[1:]))) for column in columns]
+    return _narrow(np.concatenate(wide, axis=1) if wide else np.empty((len(frame), 0), np.float32))
+
+
+def _numbers(column: Any, name: str) -> Array:
+    try:
+        values: Array = column.to_numpy()
+        if values.dtype == object and len(values) and isinstance(values[0], np.ndarray | list):
+            values = np.stack([np.asarray(cell) for cell in values])
+        if values.dtype == object:
+            values = column.to_numpy(dtype="float64")
+    except (ValueError, TypeError) as exc:
+        raise DataError(f"its values cannot become one array: {exc}", column=name) from exc
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"values of type {column.dtype} are no numbers.", column=name)
+    return values
+
+
+def _narrow(values: Array) -> Array:
+    return values.astype(np.float32) if values.dtype == np.float64 else values

@@ -1,0 +1,170 @@
+"""`SharedValue`: a value that many shards need and that travels once to each process, not with each shard."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import secrets
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import cloudpickle
+
+from kindler.data.shards.shard_files import Folder
+from kindler.errors import ConfigError
+from kindler.xshards.backends import active_session
+
+__all__ = ["SharedValue", "check", "shipping_to", "unwrapped"]
+
+_home: ContextVar[str | None] = ContextVar("kindler_shards_home", default=None)
+_FILE = "value.pickle"
+_KEPT = 8
+_loaded: dict[str, Any] = {}  # what this process has fetched last, by the value's id
+
+
+class SharedValue:
+    """A value for functions that work on shards, such as a lookup table.
+
+    It is sent once to each process that needs it. Pass it to `XShards.transform_shard` as an argument, which
+    then is the value itself, or use `.value` in a function.
+
+    Args:
+        data: Anything that pickles.
+
+    Example:
+        >>> from kindler import SharedValue
+        >>> names = SharedValue({1: "one"})
+        >>> names.value
+        {1: 'one'}
+        >>> names.unpersist()
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._id = secrets.token_hex(8)
+        self._data = data
+        # By the session's id, None for this machine. The session is kept with its carrier: as long as it
+        # lives, no other one has its id.
+        self._carriers: dict[int | None, tuple[Any, Any]] = {}
+        self._held: list[Any] = []
+        self._gone = False
+
+    @property
+    def value(self) -> Any:
+        """The value."""
+        self._check()
+        return self._data
+
+    def unpersist(self) -> None:
+        """Delete every copy but those that running work has; the value cannot be used any more."""
+        self._gone = True
+        carriers, self._carriers = self._carriers, {}
+        for _, carrier in carriers.values():
+            if hasattr(carrier, "unpersist"):
+                carrier.unpersist()
+        for folder in self._held:
+            folder.delete()
+        self._held.clear()
+        self._data = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Arrived, (self._id, self._carrier(_home.get()))
+
+    def _check(self) -> None:
+        if self._gone:
+            raise ConfigError("this SharedValue was unpersisted.\nHint: make a new one of the data.")
+
+    def _carrier(self, home: str | None) -> Any:
+        """What the value is fetched by in the processes of a home; made on first use."""
+        self._check()
+        session = active_session() if home != "local" else None
+        key = None if session is None else id(session)
+        if key not in self._carriers:
+            made = self._file() if session is None else self._on_spark(session)
+            self._carriers[key] = session, made
+        return self._carriers[key][1]
+
+    def _file(self) -> str:
+        folder = Folder()
+        self._held.append(folder)
+        path = folder.path / _FILE
+        path.write_bytes(cloudpickle.dumps(self._data, protocol=5))
+        return str(path)
+
+    def _on_spark(self, session: Any) -> Any:
+        if hasattr(type(session), "sparkContext") and not type(session).__module__.startswith(
+            "pyspark.sql.connect"
+        ):
+            return session.sparkContext.broadcast(self._data)
+        folder = Folder()
+        self._held.append(folder)
+        path = folder.path / f"kindler-shared-{self._id}.pickle"
+        path.write_bytes(cloudpickle.dumps(self._data, protocol=5))
+        session.addArtifact(str(path), file=True)
+        return _Artifact(path.name)
+
+
+class _Artifact:
+    """A file that Spark Connect brings to every executor, by name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class _Arrived:
+    """A SharedValue in another process."""
+
+    def __init__(self, key: str, carrier: Any) -> None:
+        self._key = key
+        self._carrier = carrier
+
+    @property
+    def value(self) -> Any:
+        if self._key not in _loaded:
+            while (
+                len(_loaded) >= _KEPT
+            ):  # a worker that Spark uses again and again must not hold all it ever saw
+                _loaded.pop(next(iter(_loaded)))
+            _loaded[self._key] = _fetch(self._carrier)
+        return _loaded[self._key]
+
+    def unpersist(self) -> None:
+        """Only the process that made the value can delete it; this forgets the copy of this one."""
+        _loaded.pop(self._key, None)
+
+
+def _fetch(carrier: Any) -> Any:
+    if isinstance(carrier, str | _Artifact):
+        path = carrier if isinstance(carrier, str) else _artifact_path(carrier.name)
+        with open(path, "rb") as file:
+            return pickle.load(file)
+    return carrier.value
+
+
+def _artifact_path(name: str) -> str:
+    from kindler.spark.shards import artifact_path
+
+    return os.fspath(artifact_path(name))
+
+
+@contextlib.contextmanager
+def shipping_to(home: str) -> Iterator[None]:
+    """What is pickled in this block goes to processes of that home."""
+    token = _home.set(home)
+    try:
+        yield
+    finally:
+        _home.reset(token)
+
+
+def check(arguments: Iterable[Any]) -> None:
+    """Complain about shared values that are no more, before anything starts."""
+    for argument in arguments:
+        if isinstance(argument, SharedValue):
+            argument._check()
+
+
+def unwrapped(argument: Any) -> Any:
+    """An argument as the user's function takes it: a shared value is the value."""
+    return argument.value if isinstance(argument, SharedValue | _Arrived) else argument

@@ -1,0 +1,106 @@
+"""Every row goes to one lane, lanes are even, and each is a fair sample whatever the order of the rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kindler.data.row_order import Dealing, Rounds
+
+WORKERS = [1, 2, 3, 4, 5, 6, 8, 10, 12]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 3000), st.integers(1, 16), st.integers(0, 2**64))
+def test_every_row_goes_to_one_worker_and_lanes_are_even(rows: int, workers: int, seed: int) -> None:
+    dealing = Dealing.between(workers, seed=seed)
+    ranks = [dealing.of_rank(rows, rank, workers) for rank in range(workers)]
+    counts = np.bincount(np.concatenate([lanes for _, lanes in ranks]), minlength=dealing.lanes_for(rows))
+
+    assert sorted(np.concatenate([numbers for numbers, _ in ranks]).tolist()) == list(range(rows))
+    assert all((np.diff(numbers) > 0).all() for numbers, _ in ranks)
+    assert len(counts) == dealing.lanes_for(rows)
+    assert counts.max() - counts.min() <= 1
+    shares = [len(numbers) for numbers, _ in ranks]
+    assert max(shares) - min(shares) <= 1
+
+
+@given(st.integers(0, 3000), st.sampled_from(WORKERS), st.sampled_from(WORKERS))
+@settings(deadline=None, max_examples=40)
+def test_a_row_stays_in_its_lane_whoever_shares_the_lanes(rows: int, workers: int, size: int) -> None:
+    dealing = Dealing.between(workers, seed=1)
+    _, expected = dealing.of_rank(rows, 0, 1)
+    found = np.full(rows, -1)
+    for rank in range(size):
+        numbers, lanes = dealing.of_rank(rows, rank, size)
+        found[numbers] = lanes
+        assert (lanes % size == rank).all()
+
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_usual_numbers_of_workers_deal_alike() -> None:
+    lanes = {tuple(Dealing.between(w, seed=0).of_rank(1000, 0, 1)[1].tolist()) for w in WORKERS}
+
+    assert len(lanes) == 1
+
+
+@pytest.mark.parametrize("rows", [600, 6_000, 60_000])
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("period", [2, 3, 12, 60, 120, None], ids=str)
+def test_each_worker_gets_its_share_of_every_class(rows: int, size: int, period: int | None) -> None:
+    """Sorted rows, alternating ones, and any period: what a worker has differs as a random sample does."""
+    classes = np.arange(rows) * 10 // rows if period is None else np.arange(rows) % period % 2
+    for rank in range(size):
+        numbers, _ = Dealing.between(size, seed=7).of_rank(rows, rank, size)
+        for label in np.unique(classes):
+            expected = (classes == label).sum() / size
+            assert abs((classes[numbers] == label).sum() - expected) < 5 * np.sqrt(expected)
+
+
+def test_lanes_are_joined_where_rows_are_few() -> None:
+    dealing = Dealing.between(2, seed=0)
+
+    assert [dealing.lanes_for(rows) for rows in (960, 959, 48, 47, 0)] == [120, 12, 12, 2, 2]
+    joined = Dealing(seed=0, lanes=120, workers=2, joined=2)
+    assert [joined.lanes_for(rows) for rows in (10_000, 3)] == [2, 2]
+    np.testing.assert_array_equal(joined.of_rank(40, 0, 1)[1], dealing.of_rank(40, 0, 1)[1])
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(1, 4), st.integers(0, 3))
+@settings(deadline=None, max_examples=60)
+def test_rounds_take_each_row_of_each_lane_once_however_uneven_lanes_are(
+    counts: list[int], size: int, epoch: int
+) -> None:
+    total = 0
+    for rank in range(size):
+        rounds = Rounds(counts, rank=rank, size=size, seed=3)
+        assert sorted(rounds.order(epoch).tolist()) == list(range(rounds.rows))
+        before = rounds.own_before(np.arange(sum(counts) + 1), epoch)
+        assert (before[0], before[-1]) == (0, rounds.rows)
+        assert set(np.diff(before).tolist()) <= {0, 1}
+        total += np.diff(before)
+
+    assert (np.atleast_1d(total) == 1).all() or not sum(counts)
+
+
+def test_an_epochs_order_can_be_had_again_and_differs_by_seed_and_epoch() -> None:
+    def order(seed: int, epoch: int) -> tuple[int, ...]:
+        return tuple(Rounds([20] * 12, rank=0, size=1, seed=seed).order(epoch).tolist())
+
+    assert order(1, 1) == order(1, 1)
+    assert len({order(seed, epoch) for seed in range(3) for epoch in range(3)}) == 9
+
+
+def test_groups_of_rows_are_dealt_evenly_and_whole() -> None:
+    sizes = [100] * 95 + [40] * 5
+    dealing = Dealing.between(2, seed=0)
+    dealt = dealing.of_groups(sizes)
+    rows = np.bincount(dealt, weights=sizes, minlength=12)
+
+    assert rows.max() - rows.min() <= 100
+    within = dealing.within_group(3, int(dealt[3]), 100)
+    assert set(within % 12) == {dealt[3]}
+    assert np.bincount(within // 12).tolist() == [10] * 10

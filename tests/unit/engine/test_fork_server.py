@@ -1,0 +1,296 @@
+"""Warm processes: whom they serve, and what their forks take over from the process that asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kindler.engine import fork_server
+from kindler.engine.fork_server import Recipe, start_child
+from kindler.temporary import private_folder
+from tests.conftest import eventually_none
+
+NOBODY = 65534
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    fork_server.close()
+
+
+@pytest.fixture
+def short_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place for temporary files of its own, with a name that is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="kdl-", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def facts(worker: Any) -> list[bytes]:
+    """In a child: what it has of the process that asked."""
+    mask = os.umask(0)
+    told = {
+        "environment": dict(os.environ),
+        "cwd": os.getcwd(),
+        "umask": mask,
+        "zone": time.strftime("%Z", time.localtime(0)),
+        "tmp": tempfile.gettempdir(),
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+    }
+    return [json.dumps(told).encode()]
+
+
+def ask(recipe: Recipe, **options: Any) -> dict[str, Any]:
+    """Have a child call `facts`."""
+    child = start_child(recipe, owner=os.getpid(), timeout_s=60, **options)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            child.channel.send(
+                "job",
+                target="tests.unit.engine.test_nursery:facts",
+                rank=0,
+                size=1,
+                hosts=["here"],
+                scratch=scratch,
+                run_id="test",
+                secret="",
+                threads=1,
+                heartbeat_s=60,
+                sync_timeout_s=60,
+                sys_path=sys.path,
+                cwd="/nowhere",
+            )
+            frame = child.channel.receive(60)
+            assert frame.kind == "result", frame.fields
+            told: dict[str, Any] = json.loads(frame.buffers[0])
+            return told
+    finally:
+        child.close()
+
+
+def test_a_fork_has_the_environment_of_now_not_that_of_the_first_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recipe = Recipe(environment=(("KERAS_BACKEND", "torch"),))
+    monkeypatch.setenv("HF_TOKEN", "old")
+    monkeypatch.setenv("TO_BE_REMOVED", "1")
+    first = ask(recipe)
+
+    monkeypatch.setenv("HF_TOKEN", "new")
+    monkeypatch.delenv("TO_BE_REMOVED")
+    monkeypatch.setenv("TZ", "XYZ-3")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    before = os.umask(0o027)
+    cpus = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(cpus)})
+        second = ask(recipe, environment={"MINE": "2"})
+    finally:
+        os.umask(before)
+        os.sched_setaffinity(0, cpus)
+
+    assert first["parent"] == second["parent"], "the same warm process"
+    assert first["environment"]["HF_TOKEN"] == "old"
+    assert second["environment"]["HF_TOKEN"] == "new"
+    assert first["environment"]["TO_BE_REMOVED"] == "1"
+    assert "TO_BE_REMOVED" not in second["environment"]
+    assert second["environment"]["MINE"] == "2"
+    assert second["environment"]["KERAS_BACKEND"] == "torch", "the recipe's own variables stay"
+    assert second["zone"] == "XYZ"
+    assert second["cwd"] == str(tmp_path)
+    assert second["tmp"] == str(tmp_path)
+    assert (second["umask"], first["umask"]) == (0o027, before)
+    assert second["cpus"] == [min(cpus)]
+
+
+@pytest.mark.parametrize(
+    "name", ["CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONPATH", "LC_ALL", "TF_ENABLE_ONEDNN_OPTS"]
+)
+def test_a_variable_that_is_read_at_import_names_another_warm_process(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    without = Recipe().key()
+    monkeypatch.setenv(name, "0")
+    with_0 = Recipe().key()
+    monkeypatch.setenv(name, "1")
+
+    assert len({without, with_0, Recipe().key()}) == 3
+
+
+def test_other_variables_keep_the_warm_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Recipe().key()
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # importing a library sets it
+
+    assert Recipe().key() == before
+
+
+def test_a_large_environment_reaches_the_fork_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUCH", "x" * 100_000)
+    monkeypatch.setenv("MORE", "y" * 100_000)
+    monkeypatch.setenv("MOST", "é\udc80" * 20_000)
+
+    told = ask(Recipe())
+
+    assert told["environment"]["MUCH"] == "x" * 100_000
+    assert told["environment"]["MOST"] == "é\udc80" * 20_000
+
+
+def test_the_folder_is_not_used_when_its_name_was_taken_by_somebody_else(short_tmp: Path) -> None:
+    taken = short_tmp / f"kindler-{os.geteuid()}"
+    taken.mkdir()
+    taken.chmod(0o777)
+
+    assert ask(Recipe())["pid"]
+    assert not list(taken.iterdir())
+    assert (private_folder() / f"owner-{os.getpid()}").is_dir()
+
+
+@only_root
+def test_a_socket_of_somebody_else_is_not_spoken_to(short_tmp: Path) -> None:
+    """Even where another user got a socket into the folder, the request goes to a process of our own."""
+    folder = private_folder() / f"owner-{os.getpid()}"
+    folder.mkdir(mode=0o777)
+    path = folder / f"{Recipe().key()}.sock"
+    program = f"""
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind({str(path)!r})
+os.chmod({str(path)!r}, 0o777)
+os.setuid({NOBODY})
+listener.listen(8)  # its user is the one that counts
+print("listening", flush=True)
+listener.settimeout(60)
+connection, _ = listener.accept()
+print(len(connection.recv(1 << 16)), flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as thief:
+        assert thief.stdout is not None
+        assert thief.stdout.readline() == "listening\n"
+        told = ask(Recipe())
+        assert thief.stdout.readline() == "0\n", "it received nothing"
+
+    assert told["parent"] != thief.pid
+
+
+@only_root
+def test_a_request_of_somebody_else_is_closed_on(short_tmp: Path) -> None:
+    ask(Recipe())
+    path = private_folder() / f"owner-{os.getpid()}" / f"{Recipe().key()}.sock"
+    for opened in (short_tmp, *path.parents[:2], path):
+        opened.chmod(0o777)
+    program = f"""
+import os, socket
+os.setuid({NOBODY})
+sock = socket.socket(socket.AF_UNIX)
+sock.settimeout(30)
+sock.connect({str(path)!r})
+reading, writing = os.pipe()
+try:
+    socket.send_fds(sock, [b"+"], [reading, writing])
+    print(sock.recv(100))
+except OSError as error:
+    print(b"")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert done.stdout == "b''\n", done.stderr
+    for closed in path.parents[:2]:
+        closed.chmod(0o700)
+    assert ask(Recipe())["pid"], "it still serves its own user"
+
+
+def test_giving_up_while_a_warm_process_imports_ends_it_at_once(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("import threading\nthreading.Event().wait()\n")
+    recipe = Recipe(preload=("endless",))
+    gave_up = threading.Event()
+    failed: list[BaseException] = []
+
+    def fetch() -> None:
+        try:
+            start_child(recipe, owner=os.getpid(), timeout_s=600, wanted=lambda: not gave_up.is_set())
+        except BaseException as exc:
+            failed.append(exc)
+
+    sys.path.insert(0, str(tmp_path))
+    try:
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        while not fork_server._started:
+            thread.join(0.01)
+        warm = fork_server._started[0]
+        gave_up.set()
+        thread.join(30)
+        fork_server.retire()
+    finally:
+        sys.path.remove(str(tmp_path))
+
+    assert isinstance(failed[0], fork_server.NotWanted)
+    assert warm.wait(30) == -9
+
+
+def test_a_driver_that_is_killed_while_its_workers_start_leaves_no_folder(tmp_path: Path) -> None:
+    tmp = tmp_path / "tmp"
+    tmp.mkdir()
+    (tmp_path / "slow.py").write_text(
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "owner = os.getppid()\n"
+        "os.kill(owner, signal.SIGKILL)\n"
+        "status = Path(f'/proc/{owner}/stat')\n"
+        "while status.exists() and ' Z ' not in status.read_text():\n"
+        "    pass\n"
+    )
+    program = f"""
+import os, sys
+sys.path.insert(0, {str(tmp_path)!r})
+from kindler.engine.fork_server import Recipe, start_child
+from kindler.temporary import Folder
+folder = Folder("kindler-scratch-")
+(folder.path / "rows").write_text("rows")
+start_child(Recipe(preload=("slow",)), owner=os.getpid(), timeout_s=60)
+"""
+    killed = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(tmp)}, timeout=60
+    )
+
+    assert killed.returncode == -9
+    assert not eventually_none(lambda: list(tmp.glob("kindler-scratch-*")))
+
+
+def test_a_warm_process_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "_ANSWER_S", 0.1)
+    first = ask(Recipe())
+    warm = fork_server._started[0]
+    os.kill(warm.pid, 19)  # SIGSTOP
+    try:
+        fork_server.retire()
+        second = ask(Recipe())
+    finally:
+        os.kill(warm.pid, 18)  # SIGCONT
+
+    assert first["parent"] != second["parent"], "nobody reaches it again"
+
+
+def test_a_peer_of_this_user_is_recognised() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX)
+    with one, other:
+        assert fork_server.peer_is_this_user(one)

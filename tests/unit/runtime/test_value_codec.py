@@ -1,0 +1,182 @@
+"""What arguments and results look like on the wire, and that nothing else is read from it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from kindler.engine.channel import Frame
+from kindler.errors import ConfigError, DataError, FrameError, NotFoundError
+from kindler.runtime import value_codec
+from kindler.runtime.messages import Report, Task, described, pack, unpack
+from kindler.runtime.settings import TaskSettings
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+TREES = st.recursive(
+    PLAIN,
+    lambda inside: (
+        st.lists(inside)
+        | st.tuples(inside, inside)
+        | st.dictionaries(st.text() | st.integers() | st.just("$"), inside)
+    ),
+    max_leaves=20,
+)
+DTYPES = arrays.scalar_dtypes().filter(lambda dtype: dtype.kind in "biufcmMSU")
+
+
+def travelled(value: Any) -> Any:
+    tree, buffers = value_codec.encode(value)
+    frame = unpack(pack(Frame("value", {"value": tree}, tuple(buffers))))
+    return value_codec.decode(frame.fields["value"], frame.buffers)
+
+
+@given(TREES)
+def test_plain_values_arrive_as_they_were(value: Any) -> None:
+    again = travelled(value)
+    assert again == value
+    assert type(again) is type(value)
+
+
+@given(arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0)))
+def test_arrays_arrive_with_their_dtype_and_shape_and_can_be_written_to(array: Any) -> None:
+    again = travelled(array)
+    assert again.dtype == array.dtype
+    assert again.shape == array.shape
+    assert again.tobytes() == array.tobytes()
+    assert again.flags.writeable
+
+
+def test_tables_numbers_of_numpy_and_arrays_of_text_arrive_as_they_were() -> None:
+    table = pa.table({"a": [1, None], "b": [[1.5], []]})
+    assert travelled(table).equals(table)
+    number = travelled(np.float32(2.5))
+    assert (type(number), number) == (np.float32, 2.5)
+    text = np.array([["a", None], ["b", "c"]], object)
+    assert travelled(text).tolist() == text.tolist()
+
+
+def test_what_has_no_form_is_refused_by_the_sender() -> None:
+    nested: list[Any] = []
+    for _ in range(100):
+        nested = [nested]
+    for value in (object(), {"f": print}, np.array([object()]), nested):
+        with pytest.raises(DataError):
+            value_codec.encode(value)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"$": "array", "dtype": "|O", "shape": [1], "buffer": 0},
+        {"$": "array", "dtype": "<f8", "shape": [2], "buffer": 0},
+        {"$": "array", "dtype": "<f8", "shape": [1], "buffer": 7},
+        {"$": "array", "dtype": "<f8", "shape": [1], "buffer": True},
+        {"$": "table", "buffer": 0},
+        {"$": "pickle", "buffer": 0},
+        {"$": ["unhashable"], "buffer": 0},
+        {"$": "dict", "items": [[[1], 2]]},
+        {"$": "tuple"},
+    ],
+    ids=str,
+)
+def test_a_broken_value_is_refused(tree: Any) -> None:
+    with pytest.raises(FrameError):
+        value_codec.decode(tree, [b"12345678"])
+
+
+TASK = Task(
+    id="t",
+    shelf="models",
+    bucket="default",
+    name="net@1",
+    verb="predict",
+    arguments=[[], {}],
+    buffers=(b"ab",),
+)
+
+
+def test_a_task_and_a_report_survive_the_wire() -> None:
+    assert Task.read(unpack(pack(TASK.frame()))) == TASK
+    error = NotFoundError(what="model", name="x", available=["y"])
+    name, report = Report.read(unpack(pack(Report("failed", error=described(error)).frame("t"))))
+    again = report.exception()
+    assert (name, type(again), str(again)) == ("t", NotFoundError, str(error))
+
+
+def test_an_error_of_other_code_keeps_its_type_and_its_words() -> None:
+    try:
+        {}["missing"]
+    except KeyError as exc:
+        report = Report("failed", error=described(exc))
+    with pytest.raises(KeyError, match="missing"):
+        raise report.exception()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        None,
+        pickle.dumps(print),
+        pack(TASK.frame())[:-1],
+        pack(TASK.frame()) + b"x",
+        b"KRT1\xff\xff\xff\xff",
+        b"KRT1\0\0\0\x02{}",
+        b"KRT1\0\x01\x86\xa0" + b"[" * 100_000,
+    ],
+    ids=range(8),
+)
+def test_what_is_no_frame_is_refused(content: Any) -> None:
+    with pytest.raises(FrameError):
+        unpack(content)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verb": "__class__"},
+        {"shelf": "scripts"},
+        {"shelf": "datasets"},
+        {"name": "../x"},
+        {"bucket": "a/b"},
+        {"trusted": 1},
+        {"timeout_s": None},
+        {"wait_s": "long"},
+        {"callback": ".."},
+        {"reply_to": 3},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_task_that_cannot_be_one_is_refused(change: dict[str, Any]) -> None:
+    frame = TASK.frame()
+    with pytest.raises(FrameError):
+        Task.read(Frame("task", json.loads(json.dumps(frame.fields | change)), frame.buffers))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"label": "a b"}, {"timeout_s": float("inf")}, {"wait_s": 0}, {"max_retries": -1}, {"callback": 3}],
+    ids=str,
+)
+def test_settings_are_checked_when_they_are_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        TaskSettings(**wrong)
+
+
+def test_lists_that_are_larger_than_a_frames_header_travel_in_a_buffer() -> None:
+    value = [[float(i), "text", None, {"a": (1, 2)}] for i in range(60_000)]
+    tree, buffers = value_codec.encode(value)
+    assert len(json.dumps(tree)) < 100
+    assert len(buffers[0]) > 1 << 20
+    assert travelled(value) == value
+    with pytest.raises(FrameError, match="broken"):
+        value_codec.decode({"$": "json", "buffer": 0}, [b"["])

@@ -1,0 +1,75 @@
+"""The table of frameworks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+
+import pytest
+
+from kindler.errors import ConfigError, MissingExtraError
+from kindler.frameworks.registry import FRAMEWORKS
+from kindler.registry import Registry, Spec
+
+
+def test_an_unknown_framework_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"unknown framework 'trch'\. Did you mean 'torch'\?"):
+        FRAMEWORKS.load("trch")
+
+
+def test_a_name_near_to_none_is_answered_with_all_of_them() -> None:
+    with pytest.raises(ConfigError, match=r"'caffe'\. There are: torch"):
+        FRAMEWORKS.spec("caffe")
+
+
+def test_a_row_loads_what_its_target_names() -> None:
+    registry = Registry("thing", [Spec(name="ordered", target="collections:OrderedDict")])
+
+    assert registry.load("ordered") is OrderedDict
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it() -> None:
+    row = Spec(name="absent", target="absent_package.part:Thing", package="absent_package", extra="gone")
+
+    with pytest.raises(MissingExtraError, match=r"thing 'absent' needs 'absent_package'") as caught:
+        Registry("thing", [row]).load("absent")
+    assert "pip install 'kindler[gone]'" in str(caught.value)
+
+
+def test_another_missing_module_is_not_blamed_on_the_package() -> None:
+    row = Spec(name="broken", target="kindler.no_such_module:Thing", package="torch", extra="torch")
+
+    with pytest.raises(ModuleNotFoundError, match=r"kindler\.no_such_module") as caught:
+        Registry("thing", [row]).load("broken")
+    assert not isinstance(caught.value, MissingExtraError)
+
+
+def test_preloading_calls_the_rows_function_and_a_row_without_one_needs_nothing() -> None:
+    rows = [
+        Spec(name="loud", target="collections:Counter", preload="kindler.errors:missing"),
+        Spec(name="quiet", target="collections:Counter"),
+    ]
+    registry = Registry("thing", rows)
+
+    registry.preload("quiet")
+    with pytest.raises(AttributeError, match="missing"):
+        registry.preload("loud")
+
+
+def _env() -> dict[str, str]:
+    """A fresh process finds what this one finds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def test_importing_the_table_loads_no_framework() -> None:
+    code = (
+        "import sys, kindler.frameworks.registry, kindler.frameworks.contract, kindler.frameworks.creators;"
+        "sys.exit(' '.join(m for m in ('torch', 'tensorflow', 'jax', 'pyspark') if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=_env()
+    )
+
+    assert done.stderr.strip() == ""
