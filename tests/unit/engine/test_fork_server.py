@@ -63,7 +63,7 @@ def ask(recipe: Recipe, **options: Any) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as scratch:
             child.channel.send(
                 "job",
-                target="tests.unit.engine.test_nursery:facts",
+                target="tests.unit.engine.test_fork_server:facts",
                 rank=0,
                 size=1,
                 hosts=["here"],
