@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from types import TracebackType
 from typing import TypeAlias
@@ -285,20 +286,21 @@ def _counted(
     if not files:
         raise ConfigError(f"no Parquet file in {named}.")
 
-    def footer(file: str) -> Footer:
-        with _open(file) as opened:
-            check(file, opened)
-            groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
-            nbytes = sum(group.total_byte_size for group in groups)
-            return _group_rows(opened), nbytes, opened.schema_arrow.remove_metadata()
-
-    footers = list((each or _each_here)(footer, files))
+    footers = list((each or _each_here)(partial(_footer, check=check), files))
     groups = tuple(rows for rows, _, _ in footers)
     total = sum(map(sum, groups))
     if not total:
         raise DataError(f"the Parquet files in {named} have no rows.")
     nbytes = sum(size for _, size, _ in footers)
     return ParquetFiles(tuple(files), groups, total, nbytes, _shared([found for _, _, found in footers]))
+
+
+def _footer(file: str, check: Callable[[str, pq.ParquetFile], None]) -> Footer:
+    with _open(file) as opened:
+        check(file, opened)
+        groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
+        nbytes = sum(group.total_byte_size for group in groups)
+        return _group_rows(opened), nbytes, opened.schema_arrow.remove_metadata()
 
 
 def _each_here(read: Callable[[str], Footer], files: Sequence[str]) -> list[Footer]:
