@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kindler import Estimator, Omega
+from kindler.models.loaded import load, wrap
+from kindler.models.signature import fit
 from kindler.serve.loaded_models import _warmed
-from kindler.serve.servables import load, signatures_of, wrap
-from kindler.serve.signature import fit
 
 X = np.random.default_rng(0).random((5, 4), np.float32)
 
@@ -24,7 +24,7 @@ def test_a_stored_model_gives_the_numbers_of_predict(tmp_path: Path, keras: Any)
     om = Omega(tmp_path / "store")
     version = om.models.put(model, "net")
 
-    served = load(om.models, version, trusted=False)
+    served = load(om.store, version, trusted=False).predictor
 
     assert [(s.name, s.dtype, s.shape) for s in served.signature.inputs] == [("x", "float32", (None, 4))]
     for rows in (1, 3, 5):
@@ -38,7 +38,7 @@ def test_several_inputs_and_outputs_keep_their_names(keras: Any) -> None:
     total = keras.layers.Add(name="total")([a, b])
     model = keras.Model([a, b], [total, keras.layers.Multiply(name="product")([a, b])])
 
-    served = wrap(model)
+    served = wrap(model).predictor
     outputs = served.call({"b": X[:, 2:], "a": X[:, :2]}, "predict")
 
     assert [spec.name for spec in served.signature.outputs] == ["total", "product"]
@@ -50,7 +50,7 @@ def test_inputs_of_one_shape_are_not_mistaken_for_each_other(keras: Any) -> None
     a, b = keras.layers.Input((2,), name="a"), keras.layers.Input((2,), name="b")
     model = keras.Model([a, b], keras.layers.Dense(2)(keras.layers.Subtract()([a, b])))
 
-    (outputs,) = wrap(model).call({"a": X[:, :2], "b": X[:, 2:]}, "predict").values()
+    (outputs,) = wrap(model).predictor.call({"a": X[:, :2], "b": X[:, 2:]}, "predict").values()
 
     np.testing.assert_allclose(outputs, model.predict([X[:, :2], X[:, 2:]], verbose=0), rtol=1e-5, atol=1e-6)
 
@@ -58,7 +58,7 @@ def test_inputs_of_one_shape_are_not_mistaken_for_each_other(keras: Any) -> None
 def test_a_recurrent_model_gives_the_numbers_of_predict(keras: Any) -> None:
     layers = [keras.layers.Input((4, 1)), keras.layers.GRU(3, unroll=False), keras.layers.Dense(1)]
     model = keras.Sequential(layers)
-    served = wrap(model)
+    served = wrap(model).predictor
     rows = X[:, :, None]
 
     (outputs,) = served.call({served.signature.names[0]: rows}, "predict").values()
@@ -74,7 +74,7 @@ def test_an_estimator_is_asked_by_the_names_of_its_columns(tmp_path: Path, keras
     estimator.fit({"pixels": X, "y": X[:, 0]}, feature_cols=["pixels"], label_cols=["y"], epochs=1)
     om = Omega(tmp_path / "store")
 
-    served = load(om.models, om.models.put(estimator, "net"), trusted=False)
+    served = load(om.store, om.models.put(estimator, "net"), trusted=False).predictor
 
     assert served.signature.names == ("pixels",)
     outputs = served.call({"pixels": X}, "predict")
@@ -88,7 +88,7 @@ def test_a_saved_model_is_asked_by_its_default_signature(tmp_path: Path, keras: 
     model.export(str(tmp_path / "saved"), verbose=False)
     om = Omega(tmp_path / "store")
 
-    served = load(om.models, om.models.put(tmp_path / "saved", "saved"), trusted=False)
+    served = load(om.store, om.models.put(tmp_path / "saved", "saved"), trusted=False).predictor
 
     (name,) = served.signature.names
     (outputs,) = served.call({name: X}, "predict").values()
@@ -119,7 +119,7 @@ def test_rows_are_shared_and_filled_up_only_if_they_are_their_own(keras: Any) ->
     }
     for name, function in made.items():
         inputs = keras.layers.Input((4,), name="x")
-        served = wrap(keras.Model(inputs, Lead(function)(inputs)))
+        served = wrap(keras.Model(inputs, Lead(function)(inputs))).predictor
         assert (_warmed(served, alone=False) == {"predict": True}) == (name == "rows")
         for rows in (1, 3, 5):
             (found,) = served.call({"x": X[:rows]}, "predict").values()
@@ -145,11 +145,11 @@ def test_a_saved_model_is_asked_by_any_of_its_signatures(tmp_path: Path, keras: 
     tf.saved_model.save(two, str(tmp_path / "saved"), signatures=signatures)
     om = Omega(tmp_path / "store")
 
-    served = load(om.models, om.models.put(tmp_path / "saved", "saved"), trusted=False)
+    served = load(om.store, om.models.put(tmp_path / "saved", "saved"), trusted=False).predictor
 
     np.testing.assert_allclose(served.call({"x": X}, "predict")["y"], X * 2)
     words = np.array([b"abc", b"\xff"], dtype=object)
-    signature = signatures_of(served)["length"]
+    signature = served.signatures["length"]
     fitted = fit(signature, {"t": words})  # bytes stay bytes here: they may be anything
     assert served.call(fitted, "signature:length")["n"].tolist() == [3, 1]
     assert _warmed(served, alone=False) == {"predict": True}

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kindler.models.signature import Arrays
 from kindler.serve.batching import Batcher, Ticket
 from kindler.serve.http_errors import Problem
 from kindler.serve.settings import ServeSettings
-from kindler.serve.signature import Arrays
 
 
 class Model:

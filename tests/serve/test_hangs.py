@@ -18,11 +18,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from kindler import Omega
+from kindler.models.loaded import wrap
+from kindler.models.signature import Arrays
 from kindler.serve.batching import MOST_LOST, Batcher
 from kindler.serve.http_errors import Problem
-from kindler.serve.servables import wrap
 from kindler.serve.settings import ServeSettings, half_of_memory
-from kindler.serve.signature import Arrays
 from kindler.serve.threads import Threads
 from tests.serve.served import Served, X, linear, serving
 
@@ -135,15 +135,17 @@ class Own(BaseEstimator):  # type: ignore[misc]
         return x
 
 
+def steady(model: Any) -> bool:
+    return wrap(model).predictor.steady
+
+
 def test_only_code_that_is_known_is_ever_called_on_the_event_loop() -> None:
-    assert wrap(linear()).steady
-    assert wrap(make_pipeline(StandardScaler(), LinearRegression()).fit(X, X[:, 0])).steady
-    assert not wrap(Own().fit(X)).steady
-    assert not wrap(
-        make_pipeline(FunctionTransformer(np.log1p), LinearRegression()).fit(X**2, X[:, 0])
-    ).steady
-    assert not wrap(make_pipeline(StandardScaler(), Own()).fit(X)).steady
-    assert not wrap(hanging).steady
+    assert steady(linear())
+    assert steady(make_pipeline(StandardScaler(), LinearRegression()).fit(X, X[:, 0]))
+    assert not steady(Own().fit(X))
+    assert not steady(make_pipeline(FunctionTransformer(np.log1p), LinearRegression()).fit(X**2, X[:, 0]))
+    assert not steady(make_pipeline(StandardScaler(), Own()).fit(X))
+    assert not steady(hanging)
 
 
 def test_threads_end_when_they_have_nothing_to_do_and_nobody_waits_for_those_that_do() -> None:

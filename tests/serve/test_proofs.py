@@ -21,10 +21,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from kindler import Omega
-from kindler.serve.http_errors import Problem
+from kindler.errors import DataError
+from kindler.models.loaded import load, wrap
+from kindler.models.row_independence import free_rows
 from kindler.serve.loaded_models import _warmed
-from kindler.serve.row_independence import free_rows
-from kindler.serve.servables import load, wrap
 from tests.serve.served import linear, serving
 
 ROWS = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
@@ -97,7 +97,7 @@ OTHERS = {
 def loaded(tmp_path: Path, model: Any) -> Any:
     om = Omega(tmp_path / "store")
     om.models.put(model, "net")
-    servable = load(om.models, om.models.metadata("net"), trusted=False)
+    servable = load(om.store, om.models.metadata("net"), trusted=False).predictor
     om.close()
     return servable
 
@@ -126,7 +126,7 @@ def test_a_model_for_four_rows_is_never_shared_and_filled_up_only_if_its_rows_ar
         return
     assert whole["z"].shape == tuple(shape)
     for rows in (1, 3, 5):
-        with pytest.raises(Problem, match=f"takes 4 rows at a time, and the request has {rows}"):
+        with pytest.raises(DataError, match=f"takes 4 rows at a time, and the request has {rows}"):
             servable.call({"x": ROWS[:rows]}, "predict")
 
 
@@ -138,7 +138,7 @@ def test_a_model_for_one_row_is_called_row_by_row(tmp_path: Path, kind: str) -> 
     other = loaded(tmp_path / "other", KINDS[kind](1, "priors", [4]))
     assert _warmed(other, alone=False) == {"predict": False}
     assert other.call({"x": ROWS[:1]}, "predict")["z"].shape == (4,)
-    with pytest.raises(Problem, match="takes 1 rows at a time, and the request has 2"):
+    with pytest.raises(DataError, match="takes 1 rows at a time, and the request has 2"):
         other.call({"x": ROWS[:2]}, "predict")
 
 
@@ -160,10 +160,10 @@ class Odd:
 
 
 def test_scikit_learn_is_tried_when_it_is_loaded_and_functions_with_what_is_sent() -> None:
-    assert _warmed(wrap(linear()), alone=False) == {"predict": True}
-    assert _warmed(wrap(Odd()), alone=False) == {"predict": None, "transform": None}
+    assert _warmed(wrap(linear()).predictor, alone=False) == {"predict": True}
+    assert _warmed(wrap(Odd()).predictor, alone=False) == {"predict": None, "transform": None}
     classes = LogisticRegression().fit(np.eye(3), [0, 1, 2])
-    assert set(_warmed(wrap(classes), alone=False).values()) == {True}
+    assert set(_warmed(wrap(classes).predictor, alone=False).values()) == {True}
 
 
 COLOURS = pd.DataFrame({"colour": ["red", "blué", "red", "green"]})

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kindler import Omega
-from kindler.errors import ConfigError
-from kindler.serve.servables import load
+from kindler.errors import ConfigError, DataError
+from kindler.models.loaded import load
 
 X = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
 W = np.arange(6, dtype="float32").reshape(3, 2) - 2
@@ -54,10 +54,10 @@ MODELS = [onnx_model, openvino_model]
 
 
 def answered(om: Omega, name: str) -> Any:
-    servable = load(om.models, om.models.metadata(name), trusted=False)
-    (spec,) = servable.signature.inputs
+    predictor = load(om.store, om.models.metadata(name), trusted=False).predictor
+    (spec,) = predictor.signature.inputs
     assert (spec.name, spec.dtype, spec.shape) == ("x", "float32", (None, 3))
-    return servable.call({"x": X}, "predict")["y"]
+    return predictor.call({"x": X}, "predict")["y"]
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -117,3 +117,35 @@ def test_mlflow_loads_what_was_exported(om: Omega, tmp_path: Path, make: Any) ->
 
     np.testing.assert_allclose(loaded.predict(X), EXPECTED, rtol=1e-6)
     assert loaded.metadata.signature.outputs.to_dict()[0]["tensor-spec"]["shape"] == (-1, 2)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_get_returns_a_callable_that_takes_arrays_lists_names_and_tables(om: Omega, make: Any) -> None:
+    pd, pa = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    om.models.put(make(), "net")
+
+    model = om.models.get("net")
+
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    for rows in (X, X.tolist(), {"x": X}, (X,), frame, pa.Table.from_pandas(frame)):
+        np.testing.assert_allclose(model(rows), EXPECTED, rtol=1e-6)
+    with pytest.raises(DataError, match=r"has the shape \[5, 2\]; the model takes \[rows, 3\]"):
+        model(X[:, :2])
+    with pytest.raises(ConfigError, match="the model has no 'transform'; it has predict"):
+        model(X, method="transform")
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_the_runtime_predicts_with_it_and_says_what_it_does_not_have(om: Omega, make: Any) -> None:
+    om.models.put(make(), "net")
+    om.datasets.put(X, "rows")
+    net = om.runtime.model("net")
+
+    np.testing.assert_allclose(net.predict("rows").get(60), EXPECTED, rtol=1e-6)
+    for call, complaint in (
+        (net.score("rows"), "models of kind '(onnx|openvino)' have no score; they have predict"),
+        (net.fit("rows"), "cannot be trained by the runtime"),
+        (net.predict("rows", batch_size=2), "does not know batch_size"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            call.get(60)

@@ -22,8 +22,8 @@ from sklearn.tree import DecisionTreeRegressor
 
 from kindler import Omega
 from kindler.errors import ConfigError, DamagedError, StoreError, UntrustedError
+from kindler.models.loaded import load
 from kindler.models.safety.onnx_file import scan
-from kindler.serve.servables import load
 
 NAMES = [
     "../x",
@@ -158,7 +158,7 @@ def test_an_onnx_model_brings_the_file_beside_it_and_no_other(local: Omega, tmp_
     local.models.put(str(path), "net")
     folder = local.models.get("net", local=tmp_path / "out")
     assert sorted(file.name for file in folder.iterdir()) == ["net.onnx", "weights.bin"]
-    with pytest.raises(ConfigError, match="local=folder"):
+    with pytest.raises(ConfigError, match=r"onnxruntime cannot load net\.onnx"):
         local.models.get("net")
 
     for place in ("/etc/passwd", "../secret", "a/../../b"):
@@ -273,21 +273,21 @@ def test_metadata_cannot_name_a_file_outside_of_the_version(
     version = local.models.put(source, "net")
     republished(local, version, tmp_path / "x.zip", file=place)
     with pytest.raises(ConfigError, match=r"no path of a stored file|has no file"):
-        load(local.models, local.models.metadata("net"), trusted=False)
+        load(local.store, local.models.metadata("net"), trusted=False)
 
 
 def test_an_onnx_model_is_looked_through_again_when_it_is_loaded(local: Omega, tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(onnx("/etc/passwd"))
     version = local.models.put(tmp_path / "net.onnx", "net", trusted=True)
     with pytest.raises(UntrustedError, match="/etc/passwd"):
-        load(local.models, version, trusted=False)
+        load(local.store, version, trusted=False)
     (tmp_path / "net.onnx").write_bytes(onnx("beside.bin"))
     (tmp_path / "beside.bin").write_bytes(b"w")
     version = local.models.put(tmp_path / "net.onnx", "net")
     kept = [file for file in version.files if file.path == "net.onnx"]
     alone = local.store.publish(version.address, kind="onnx", meta=version.meta, shared=kept)
     with pytest.raises(ConfigError, match=r"no file 'beside\.bin'"):
-        load(local.models, alone, trusted=False)
+        load(local.store, alone, trusted=False)
 
 
 @pytest.mark.parametrize(

@@ -76,16 +76,16 @@ def _predict(chosen: argparse.Namespace) -> int:
 
 
 def _computed(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:
-    from kindler.serve.servables import load
-    from kindler.serve.signature import fit, from_columns
+    from kindler.models.loaded import load
+    from kindler.models.signature import fit, from_columns
 
     models = opened(chosen).models
-    servable = load(models, models.metadata(chosen.name), trusted=chosen.trusted)
-    if chosen.method not in servable.methods:
-        raise ConfigError(f"{chosen.name} has no {chosen.method}; it has {', '.join(servable.methods)}.")
-    signature = servable.signature
+    predictor = load(models.store, models.metadata(chosen.name), trusted=chosen.trusted).predictor
+    if chosen.method not in predictor.methods:
+        raise ConfigError(f"{chosen.name} has no {chosen.method}; it has {', '.join(predictor.methods)}.")
+    signature = predictor.signature
     given = rows.arrays if rows.table is None else from_columns(signature, rows.arrays)
-    return servable.call(fit(signature, given), chosen.method)
+    return predictor.call(fit(signature, given), chosen.method)
 
 
 def _asked(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:

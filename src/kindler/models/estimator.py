@@ -6,27 +6,36 @@ optimizer, loss and metrics are code: whoever wants to train on gives them to `g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
-from kindler.models.kind import Handler, known_only
+from kindler.models.framework import FrameworkKind, fitted
+from kindler.models.kind import ModelKind, known_only
+from kindler.models.predictor import Predictor
 from kindler.models.registry import MODEL_KINDS
+from kindler.models.signature import Arrays, Signature, TensorSpec
 
-__all__ = ["EstimatorHandler"]
+if TYPE_CHECKING:
+    from kindler.models.loaded import LoadedModel
+
+__all__ = ["EstimatorKind"]
 
 _MODEL = "model"
-_MODELS = ("keras", "tf_keras", "torch")
 
 
-class EstimatorHandler(Handler):
+class EstimatorKind(ModelKind):
     """`kindler.Estimator` objects. `get` takes the arguments of `Estimator.from_torch` or `from_keras`."""
 
     kind: ClassVar[str] = "estimator"
     put_options: ClassVar[frozenset[str]] = frozenset({"init", "example"})
     takes_any: ClassVar[bool] = True
+    verbs: ClassVar[tuple[str, ...] | None] = ("predict", "score")
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""
@@ -35,23 +44,105 @@ class EstimatorHandler(Handler):
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
         """See `Handler`."""
         model = obj.get_model()
-        handler = MODEL_KINDS.taking(model, "models")
-        known_only(options, handler.put_options, what=f"put of an estimator of kind {handler.kind!r}")
+        inner = MODEL_KINDS.kind_of(model)
+        known_only(options, inner.put_options, what=f"put of an estimator of kind {inner.kind!r}")
         inside = folder / _MODEL
         inside.mkdir()
         return {
-            "model_kind": handler.kind,
-            "model_meta": handler.write(model, inside, trusted=trusted, **options),
+            "model_kind": inner.kind,
+            "model_meta": inner.write(model, inside, trusted=trusted, **options),
             "signature": obj.signature,
             "history": list(obj.history),
         }
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
         """See `Handler`."""
-        if meta["model_kind"] not in _MODELS:
-            raise ConfigError(f"an estimator cannot have a model of kind {meta['model_kind']!r}.")
-        handler = MODEL_KINDS.handler(str(meta["model_kind"]))
-        for_model = {name: options.pop(name) for name in handler.get_options if name in options}
-        model = handler.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
-        make = Estimator.from_torch if handler.kind == "torch" else Estimator.from_keras
-        return make(model=model, **options).recall(meta["signature"], meta["history"])
+        inner = _inner(meta)
+        for_model = {name: options.pop(name) for name in inner.get_options if name in options}
+        model = inner.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
+        return inner.estimator(model=model, **options).recall(meta["signature"], meta["history"])
+
+    def predictor(self, model: Any) -> Predictor:
+        """See `ModelKind`. The inputs have the names and shapes of the columns it was trained on."""
+        trained = model.get_model()
+        inner = MODEL_KINDS.kind_of(trained).predictor(trained)
+        known = model.signature
+        named = known["feature_cols"] or ()
+        features = [named] if isinstance(named, str) else [str(name) for name in named]
+        layout = known["layout"] or {}
+        if known["stack_features"] and len(features) > 1 and len(inner.signature.inputs) == 1:
+            return _Renamed(inner, replace(inner.signature, columns=tuple(features)))
+        if len(features) != len(inner.signature.inputs):
+            return inner
+        inputs = tuple(
+            _spec(name, spec, layout) for name, spec in zip(features, inner.signature.inputs, strict=True)
+        )
+        return _Renamed(inner, replace(inner.signature, inputs=inputs))
+
+    def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
+        """See `ModelKind`. A bare array is the first feature, and comes back as outputs alone."""
+        estimator, (x, *labels) = loaded.model, data
+        options = {"verbose": 0, **options}
+        if verb == "score":
+            return estimator.evaluate((x, *labels) if labels else x, **options)
+        if not isinstance(x, np.ndarray):
+            return estimator.predict(x, **options)
+        columns = estimator.signature["feature_cols"] or "x"
+        name = columns if isinstance(columns, str) else columns[0]
+        scored = estimator.predict({name: x}, **options)
+        outputs = {key: value for key, value in scored.items() if key != name}
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    def train(
+        self,
+        read: Callable[..., Any],
+        meta: Mapping[str, Any],
+        verb: str,
+        data: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> tuple[Any, dict[str, Any]]:
+        """See `ModelKind`."""
+        estimator, _ = fitted(read, data, _inner(meta).fit_options(options))
+        return estimator, {}
+
+    def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """See `ModelKind`."""
+        return _inner(meta).put_again(meta["model_meta"])
+
+    def requirements(self, meta: Mapping[str, Any]) -> tuple[str, ...]:
+        """See `ModelKind`."""
+        return _inner(meta).requirements(meta["model_meta"])
+
+
+def _inner(meta: Mapping[str, Any]) -> FrameworkKind:
+    """The kind of the model inside; `meta` may name any."""
+    inner = MODEL_KINDS.model_kind(str(meta["model_kind"]))
+    if not isinstance(inner, FrameworkKind):
+        raise ConfigError(f"an estimator cannot have a model of kind {meta['model_kind']!r}.")
+    return inner
+
+
+def _spec(name: str, known: TensorSpec, layout: Any) -> TensorSpec:
+    if name not in layout:
+        return replace(known, name=name)
+    dtype, shape = layout[name]
+    return replace(
+        known, name=name, dtype=known.dtype or str(dtype), shape=known.shape or (None, *map(int, shape))
+    )
+
+
+class _Renamed(Predictor):
+    """The same model with other names for its inputs, in the same order."""
+
+    def __init__(self, inner: Predictor, signature: Signature) -> None:
+        self._inner = inner
+        self.signature = signature
+        self.methods = inner.methods
+        self.size = inner.size
+        self.joins = inner.joins
+        self.steady = inner.steady
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        """See `Predictor`."""
+        pairs = zip(self._inner.signature.inputs, self.signature.inputs, strict=True)
+        return self._inner.call({own.name: inputs[spec.name] for own, spec in pairs}, method)

@@ -1,4 +1,4 @@
-"""Functions: by import path, by source, or pickled. A virtual dataset is one that is called when it is read.
+"""Functions: by import path, by source, or pickled. Read, they are functions: datasets call them at once.
 
 Nothing is imported or executed without `trusted`: which code runs would otherwise be for whoever writes to
 the store to say.
@@ -15,23 +15,29 @@ import textwrap
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 
 from kindler.errors import ConfigError, UntrustedError
-from kindler.models.kind import Handler, require_trust
+from kindler.models.kind import ModelKind, require_trust
+from kindler.models.outputs import plain
+from kindler.models.predictor import CallablePredictor, Predictor
 
-__all__ = ["FunctionHandler", "restored"]
+if TYPE_CHECKING:
+    from kindler.models.loaded import LoadedModel
+
+__all__ = ["FunctionKind"]
 
 _SOURCE, _PICKLE = "function.py", "function.pickle"
 
 
-class FunctionHandler(Handler):
+class FunctionKind(ModelKind):
     """Functions and classes that can be called."""
 
     kind: ClassVar[str] = "function"
-    takes_any: ClassVar[bool] = True  # the function's arguments
+    needs_trust: ClassVar[bool] = True
+    verbs: ClassVar[tuple[str, ...] | None] = None
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""
@@ -57,28 +63,26 @@ class FunctionHandler(Handler):
         return {"form": "pickle"}
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
-        """Call it: what a virtual dataset is."""
-        return restored(folder, meta, trusted=trusted)(**options)
+        """Return the function itself; who calls it is for the shelf to say."""
+        form = meta["form"]
+        require_trust(trusted, what="a stored function", reason=f"it is code, stored by {form}")
+        if form == "import":
+            return _imported(str(meta["path"]))
+        if form == "source":
+            text = (folder / _SOURCE).read_text(encoding="utf-8")
+            return _defined(text, str(meta["name"]), meta["imports"])
+        if form == "pickle":
+            return cloudpickle.loads((folder / _PICKLE).read_bytes())
+        raise UntrustedError(what="a stored function", reason=f"its form {form!r} is not known")
 
+    def predictor(self, model: Any) -> Predictor:
+        """See `ModelKind`."""
+        return CallablePredictor(model)
 
-def restored(folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Callable[..., Any]:
-    """The function itself.
-
-    Raises:
-        UntrustedError: It is code, and the caller does not trust it.
-        ConfigError: It cannot be imported here.
-    """
-    form = meta["form"]
-    require_trust(trusted, what="a stored function", reason=f"it is code, stored by {form}")
-    if form == "import":
-        return _imported(str(meta["path"]))
-    if form == "source":
-        text = (folder / _SOURCE).read_text(encoding="utf-8")
-        return _defined(text, str(meta["name"]), meta["imports"])
-    if form == "pickle":
-        loaded: Callable[..., Any] = cloudpickle.loads((folder / _PICKLE).read_bytes())
-        return loaded
-    raise UntrustedError(what="a stored function", reason=f"its form {form!r} is not known")
+    def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
+        """See `ModelKind`. The function gets the data, the verb, and labels by name."""
+        x, *labels = data
+        return plain(loaded.model(x, verb, **({"labels": labels[0]} if labels else {}), **options))
 
 
 def _defined(source: str, name: str, imports: Mapping[str, str]) -> Callable[..., Any]:

@@ -6,18 +6,28 @@ import importlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
+from kindler.estimator.estimator import Estimator
 from kindler.frameworks.keras import backends
-from kindler.models.kind import Handler, require_trust
+from kindler.models.framework import FrameworkKind, matrix
+from kindler.models.keras_predictor import KerasPredictor
+from kindler.models.kind import require_trust
+from kindler.models.predictor import Predictor
 from kindler.models.safety.keras_file import dangers
 
-__all__ = ["KerasHandler", "TfKerasHandler"]
+if TYPE_CHECKING:
+    from kindler.models.loaded import LoadedModel
+
+__all__ = ["KerasKind", "TfKerasKind"]
 
 _FILE = "model.keras"
+_BATCH = 32  # of `predict`, unless it is given another
 
 
-class KerasHandler(Handler):
+class KerasKind(FrameworkKind):
     """Models of Keras 3, and `.keras` files.
 
     Custom classes are found again if they are registered with `keras.saving.register_keras_serializable`, or
@@ -26,6 +36,8 @@ class KerasHandler(Handler):
 
     kind: ClassVar[str] = "keras"
     get_options: ClassVar[frozenset[str]] = frozenset({"custom_objects"})
+    verbs: ClassVar[tuple[str, ...] | None] = ("predict", "score")
+    packages: ClassVar[tuple[str, ...]] = ("keras",)
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""
@@ -59,8 +71,34 @@ class KerasHandler(Handler):
             str(path), custom_objects=dict(custom_objects or {}) or None, safe_mode=not trusted
         )
 
+    def estimator(self, **options: Any) -> Estimator:
+        """See `FrameworkKind`."""
+        return Estimator.from_keras(**options)
+
+    def predictor(self, model: Any) -> Predictor:
+        """See `ModelKind`."""
+        return KerasPredictor(model)
+
+    def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
+        """See `ModelKind`. `score` is `evaluate`, by name."""
+        model, (x, *labels) = loaded.model, data
+        if verb == "score":
+            y = matrix(labels[0]) if labels else None
+            return model.evaluate(matrix(x), y, **{"verbose": 0, "return_dict": True, **options})
+        if not options and isinstance(x, np.ndarray) and x.dtype == np.float32 and 0 < len(x) <= _BATCH:
+            # The one batch that `predict` would make of it, without setting up a pipeline for it.
+            return model.predict_on_batch(x)
+        return model.predict(matrix(x), **{"verbose": 0, **options})
+
+    def requirements(self, meta: Mapping[str, Any]) -> tuple[str, ...]:
+        """See `ModelKind`."""
+        return (*self.packages, self._backend())
+
+    def _backend(self) -> str:
+        return backends.backend_of(None, None)
+
     def _library(self) -> Any:
-        return backends.load(backends.backend_of(None, None))
+        return backends.load(self._backend())
 
     def _check(self, path: Path, own: Mapping[str, Any], *, trusted: bool) -> None:
         if trusted:
@@ -78,10 +116,14 @@ class KerasHandler(Handler):
             require_trust(trusted, what="the Keras model", reason=f"it has {', '.join(found)}")
 
 
-class TfKerasHandler(KerasHandler):
+class TfKerasKind(KerasKind):
     """Models of Keras 2."""
 
     kind: ClassVar[str] = "tf_keras"
+    packages: ClassVar[tuple[str, ...]] = ("tf_keras",)
+
+    def _backend(self) -> str:
+        return "tensorflow"
 
     def _library(self) -> Any:
         return importlib.import_module("tf_keras")

@@ -1,22 +1,30 @@
-"""What a kind of object must be able to do to be stored."""
+"""What a kind of stored object, and a kind of model, must be able to do.
+
+`Handler` is what the store needs of any object. `ModelKind` adds what the runtime, the server, MLflow and the
+command line need of a model; all of them use the one table in `registry.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kindler.errors import ConfigError, UntrustedError
+from kindler.models.predictor import Predictor
 from kindler.store import File, Store, Version
 from kindler.store.names import check_path
 
-__all__ = ["Handler", "confined", "known_only", "require_trust"]
+if TYPE_CHECKING:
+    from kindler.models.loaded import LoadedModel
+
+__all__ = ["Handler", "ModelKind", "confined", "known_only", "require_trust"]
 
 
 class Handler:
-    """Makes files of objects of one kind, and objects of the files.
+    """Turns objects of one kind into files, and the files back into objects.
 
-    Without `trusted`, neither way runs code that came with the object or the files.
+    Without `trusted`, neither direction runs code that came with the object or the files.
 
     Attributes:
         kind: Its name in the catalog.
@@ -39,17 +47,12 @@ class Handler:
         raise NotImplementedError
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
-        """The object again. The folder is gone afterwards, and nothing in it may be changed."""
-        raise NotImplementedError
+        """Read the object again. The folder is gone afterwards, and nothing in it may be changed.
 
-    def located(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Path:
-        """Of kinds that are files: the one that their own runtime loads, looked through whoever stored it.
-
-        Raises:
-            ConfigError: It is not a file of the version, or the kind is not files.
-            UntrustedError: Loading it would read other files, or run code.
+        Files and `meta` may come from anybody who can write to the store: unless `trusted`, refuse with
+        `UntrustedError` whatever could run their code.
         """
-        raise ConfigError(f"a model of kind {self.kind!r} is read, and not loaded from a file.")
+        raise NotImplementedError
 
     def write_blobs(self, obj: Any, store: Store) -> tuple[list[File], dict[str, Any]] | None:
         """Write blobs elsewhere, as Spark's tasks do; None if `write` is to write files here."""
@@ -60,11 +63,78 @@ class Handler:
         return None
 
 
+class ModelKind(Handler):
+    """One kind of model. A new kind implements `can`, `write`, `read` and `predictor`; the rest has defaults.
+
+    Attributes:
+        needs_trust: Whether models of this kind are always code: no `read` without `trusted`.
+        verbs: The verbs of the runtime that its models have, besides training; None for any.
+        packages: The distributions that it is read with, besides Kindler itself.
+    """
+
+    needs_trust: ClassVar[bool] = False
+    verbs: ClassVar[tuple[str, ...] | None] = ("predict",)
+    packages: ClassVar[tuple[str, ...]] = ()
+
+    def predictor(self, model: Any) -> Predictor:
+        """Make a model that `read` returned ready to predict: arrays by name in, arrays by name out.
+
+        Raises:
+            ConfigError: The model cannot predict.
+        """
+        raise NotImplementedError
+
+    def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
+        """Run a verb of the runtime on data that a user sent: arrays, tables, or arrays by name.
+
+        Args:
+            loaded: The model; it stays in memory between calls.
+            verb: One of `verbs`.
+            *data: The data, and for `score` the labels.
+            **options: Arguments of the model's own method.
+        """
+        known_only(options, frozenset(), what=f"{verb} of kind {self.kind!r}")
+        return loaded.predictor(*data, method=verb)
+
+    def train(
+        self,
+        read: Callable[..., Any],
+        meta: Mapping[str, Any],
+        verb: str,
+        data: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> tuple[Any, dict[str, Any]]:
+        """Train a model.
+
+        Args:
+            read: Reads the model, with arguments of `get`.
+            meta: What `write` returned for it.
+            verb: "fit" or "partial_fit".
+            data: The data, and the labels if they are separate.
+            options: The other arguments of the verb.
+
+        Returns:
+            The trained model, and attributes for its version.
+
+        Raises:
+            ConfigError: Models of this kind cannot be trained, or not so.
+        """
+        raise ConfigError(f"models of kind {self.kind!r} cannot be trained by the runtime.")
+
+    def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that `put` needs to store a trained model as its earlier version was stored."""
+        return {}
+
+    def requirements(self, meta: Mapping[str, Any]) -> tuple[str, ...]:
+        """The distributions that a stored model is read with; asked after it was loaded."""
+        return self.packages
+
+
 def confined(folder: Path, name: object) -> Path:
-    """A file of a version that its metadata names.
+    """The file of a version that its metadata names.
 
     Raises:
-        ConfigError: There is none of that name in the folder, or it leads elsewhere.
+        ConfigError: The folder has no file of that name, or it leads elsewhere.
     """
     path = folder / check_path(name)
     if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):

@@ -1,31 +1,49 @@
-"""ONNX models, with the files beside them that hold their large tensors."""
+"""ONNX models, with the files beside them that hold their large tensors; onnxruntime computes them."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kindler.errors import ConfigError
-from kindler.models.files import FileHandler
+from kindler.errors import ConfigError, MissingExtraError, first_line
+from kindler.models.files import FileKind
+from kindler.models.fixed_batch import DeclaredRows
 from kindler.models.kind import confined, require_trust
+from kindler.models.predictor import Predictor
 from kindler.models.safety.onnx_file import scan
+from kindler.models.signature import Arrays, Signature, TensorSpec
 
-__all__ = ["OnnxHandler"]
+__all__ = ["OnnxKind", "OnnxModel"]
+
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "float16": "float16",
+    "bool": "bool",
+    "string": "object",
+    **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
 
 
-class OnnxHandler(FileHandler):
+class OnnxKind(FileKind):
     """`.onnx` files, and `onnx.ModelProto` objects."""
 
     kind: ClassVar[str] = "onnx"
     suffix: ClassVar[str] = ".onnx"
+    packages: ClassVar[tuple[str, ...]] = ("onnxruntime",)
 
     def located(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Path:
-        """See `FileHandler`. Tensors that lie outside must lie in files of the version."""
+        """See `FileKind`. Tensors that lie outside must lie in files of the version."""
         path = super().located(folder, meta, trusted=trusted)
         for name in _check(path, trusted=trusted):
             confined(path.parent, name)
         return path
+
+    def opened(self, path: Path) -> Predictor:
+        """See `FileKind`."""
+        return OnnxModel(path)
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""
@@ -59,3 +77,48 @@ def _check(path: Path, *, trusted: bool) -> list[str]:
             reason=f"it has the operation {found.strange[0]}, which is not ONNX's own",
         )
     return [name for name in named if name not in outside]
+
+
+class OnnxModel(Predictor):
+    """A session of onnxruntime, which any number of threads may use. Not steady: it may have loops."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            runtime = importlib.import_module("onnxruntime")
+        except ModuleNotFoundError as exc:
+            if exc.name != "onnxruntime":
+                raise
+            raise MissingExtraError(what="an ONNX model", package="onnxruntime", extra="onnx") from exc
+        try:
+            self._session: Any = runtime.InferenceSession(
+                str(path), providers=runtime.get_available_providers()
+            )
+        except Exception as exc:  # its errors have no base of their own
+            reason = first_line(exc).replace(str(path), path.name)
+            raise ConfigError(f"onnxruntime cannot load {path.name}: {reason}") from exc
+        nodes, outputs = self._session.get_inputs(), self._session.get_outputs()
+        self.signature = Signature(_specs(nodes), _specs(outputs))
+        self.size = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
+        self._rows = DeclaredRows(
+            self._run, self.signature, [node.shape for node in nodes], [node.shape for node in outputs]
+        )
+        self.joins = self._rows.joins
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        """See `Predictor`."""
+        return self._rows.call(inputs)
+
+    def _run(self, inputs: Arrays) -> Arrays:
+        names = [spec.name for spec in self.signature.outputs]
+        return dict(zip(names, self._session.run(names, inputs), strict=True))
+
+
+def _specs(nodes: Any) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(
+            node.name,
+            _DTYPES.get(str(node.type).removeprefix("tensor(").removesuffix(")")),
+            (None, *(n if isinstance(n, int) else None for n in node.shape[1:])) if node.shape else None,
+        )
+        for node in nodes
+    )

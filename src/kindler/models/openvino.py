@@ -1,32 +1,45 @@
-"""OpenVINO's intermediate representation: an .xml file and the .bin file beside it."""
+"""OpenVINO's intermediate representation: an .xml file and the .bin file beside it. OpenVINO runs it."""
 
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kindler.errors import ConfigError
-from kindler.models.files import FileHandler
-from kindler.models.kind import confined
+import numpy as np
 
-__all__ = ["OpenvinoHandler"]
+from kindler.errors import ConfigError, MissingExtraError
+from kindler.models.files import FileKind
+from kindler.models.fixed_batch import DeclaredRows
+from kindler.models.kind import confined
+from kindler.models.predictor import Predictor
+from kindler.models.signature import Arrays, Signature, TensorSpec
+
+__all__ = ["OpenvinoKind", "OpenvinoModel"]
 
 _FILE = "model.xml"
+# Where a processor has them, OpenVINO would compute in 16 bits, and answer otherwise than elsewhere.
+_SETTINGS = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
-class OpenvinoHandler(FileHandler):
+class OpenvinoKind(FileKind):
     """`.xml` files with their weights, and `openvino.Model` objects."""
 
     kind: ClassVar[str] = "openvino"
     suffix: ClassVar[str] = ".xml"
+    packages: ClassVar[tuple[str, ...]] = ("openvino",)
 
     def located(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Path:
-        """See `FileHandler`. OpenVINO reads the weights beside it, and nothing else."""
+        """See `FileKind`. OpenVINO reads the weights beside it, and nothing else."""
         path = super().located(folder, meta, trusted=trusted)
         confined(folder, path.with_suffix(".bin").relative_to(folder).as_posix())
         return path
+
+    def opened(self, path: Path) -> Predictor:
+        """See `FileKind`."""
+        return OpenvinoModel(path)
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""
@@ -46,3 +59,64 @@ class OpenvinoHandler(FileHandler):
         self.keep(obj, folder)
         self.keep(weights, folder)
         return {"file": obj.name}
+
+
+class OpenvinoModel(Predictor):
+    """A compiled model; its requests are used one at a time. Not steady: it may have loops."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            openvino = importlib.import_module("openvino")
+        except ModuleNotFoundError as exc:
+            if exc.name != "openvino":
+                raise
+            raise MissingExtraError(what="an OpenVINO model", package="openvino", extra="openvino") from exc
+        core = openvino.Core()
+        try:
+            compiled: Any = core.compile_model(core.read_model(str(path)), "CPU", _SETTINGS)
+        except RuntimeError as exc:
+            told = _last(exc).replace(str(path), path.name)
+            raise ConfigError(f"OpenVINO cannot load {path.name}: {told}") from exc
+        self._request = compiled.create_infer_request()
+        self._lock = threading.Lock()
+        self.signature = Signature(_specs(compiled.inputs, "input"), _specs(compiled.outputs, "output"))
+        self.size = path.with_suffix(".bin").stat().st_size
+        self._rows = DeclaredRows(
+            self._run, self.signature, list(map(_shape, compiled.inputs)), list(map(_shape, compiled.outputs))
+        )
+        self.joins = self._rows.joins
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        """See `Predictor`."""
+        return self._rows.call(inputs)
+
+    def _run(self, inputs: Arrays) -> Arrays:
+        with self._lock:
+            found = self._request.infer({i: inputs[s.name] for i, s in enumerate(self.signature.inputs)})
+            return {spec.name: np.array(found[i]) for i, spec in enumerate(self.signature.outputs)}
+
+
+def _specs(ports: Any, what: str) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(
+            next(iter(sorted(port.get_names())), f"{what}_{i}"),
+            str(np.dtype(port.get_element_type().to_dtype()).name),
+            (None, *shape[1:]) if (shape := _shape(port)) else None,
+        )
+        for i, port in enumerate(ports)
+    )
+
+
+def _shape(port: Any) -> list[int | None] | None:
+    shape = port.get_partial_shape()
+    return [_length(n) for n in shape] if shape.rank.is_static else None
+
+
+def _length(dimension: Any) -> int | None:
+    return None if dimension.is_dynamic else int(dimension.get_length())
+
+
+def _last(error: BaseException) -> str:
+    """The cause; the lines before it are places in OpenVINO's source."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]

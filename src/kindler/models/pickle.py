@@ -10,18 +10,22 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from kindler.errors import ConfigError
-from kindler.models.kind import Handler, confined, require_trust
+from kindler.models.kind import confined, require_trust
+from kindler.models.own_methods import OwnMethods
+from kindler.models.predictor import CallablePredictor, Predictor
+from kindler.models.registry import MODEL_KINDS
 
-__all__ = ["PickleHandler"]
+__all__ = ["PickleKind"]
 
 _FILE = "object.pickle"
 _TORCH = (".pt", ".pth")
 
 
-class PickleHandler(Handler):
+class PickleKind(OwnMethods):
     """Any object; and `.pt`, `.pth`, `.pkl` and `.joblib` files, which are kept as they are."""
 
     kind: ClassVar[str] = "pickle"
+    needs_trust: ClassVar[bool] = True
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""
@@ -53,3 +57,16 @@ class PickleHandler(Handler):
 
             return joblib.load(path)
         return cloudpickle.loads(path.read_bytes())
+
+    def predictor(self, model: Any) -> Predictor:
+        """See `ModelKind`. A pickled model of another kind predicts as that kind does."""
+        kind = MODEL_KINDS.kind_of(model)
+        if not isinstance(kind, PickleKind):
+            return kind.predictor(model)
+        if not callable(getattr(model, "predict", None)):
+            raise ConfigError(f"a {type(model).__qualname__} cannot predict: it has no predict().")
+        return CallablePredictor(model)
+
+    def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """See `ModelKind`."""
+        return {"kind": self.kind}

@@ -1,22 +1,28 @@
 """The table of kinds of models, and what such a table can do. Loads no framework.
 
-The first row that takes an object stores it. A row whose framework is not loaded is passed over unseen: an
-object of a framework cannot exist before it.
+The first row that takes an object stores it. A row whose framework is not loaded is passed over without
+asking: an object of a framework cannot exist before it. Kinds of other packages, see `plugins.py`, are asked
+after those of Kindler's own, and before those that take any object.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kindler.errors import ConfigError
-from kindler.models.kind import Handler
+from kindler.models import plugins
+from kindler.models.kind import Handler, ModelKind
 from kindler.registry import Registry, Spec
 
 __all__ = ["MODEL_KINDS", "Kinds", "Row", "row"]
+
+_MODELS = "models"
+_CERTAIN = (types.FunctionType, types.BuiltinFunctionType, type)  # never a model of another package
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +35,8 @@ class Row:
         loaded: Modules, of which one must be loaded for such an object to exist; none for plain Python.
         suffixes: Files that are taken as they are.
         holds: A folder that holds this file is taken as it is.
+        family: What it computes with, if kinds share that; models of one family may share a process.
+        takes_any: Whether it takes objects of any class, so that more exact kinds are asked first.
     """
 
     spec: Spec
@@ -36,6 +44,8 @@ class Row:
     loaded: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
     holds: str = ""
+    family: str = ""
+    takes_any: bool = False
 
     def may_take(self, obj: Any) -> bool:
         """Whether it is worth asking the code."""
@@ -52,33 +62,28 @@ class Kinds:
         self._registry = Registry("kind", [row.spec for row in self.rows])
 
     def taking(self, obj: Any, shelf: str, kind: str | None = None) -> Handler:
-        """What stores an object.
+        """Find what stores an object.
 
         Args:
             obj: The object, or the path of files that are one.
             shelf: Where it is to be stored.
-            kind: The kind that it is to be stored as, if the caller knows better.
+            kind: The kind to store it as, if the caller knows better.
 
         Raises:
             ConfigError: Nothing does.
         """
-        rows = [row for row in self.rows if shelf in row.shelves]
-        names = [row.spec.name for row in rows]
-        if kind is not None and kind not in names:
-            raise ConfigError(f"kind={kind!r}: {shelf} are of the kinds {', '.join(names)}.")
         if isinstance(obj, Path) and not obj.exists():
             raise ConfigError(f"there is nothing at {str(obj)!r}.")
-        for row in rows:
-            if kind not in (None, row.spec.name) or not row.may_take(obj):
-                continue
-            handler = self.handler(row.spec.name)
+        handlers = self._asked(obj, shelf) if kind is None else self._named(obj, shelf, kind)
+        for handler in handlers:
             if handler.can(obj):
                 return handler
         shown = f"the path {str(obj)!r}" if isinstance(obj, Path) else f"a {type(obj).__qualname__}"
         wanted = f"as kind {kind!r}" if kind else f"among {shelf}"
         raise ConfigError(
-            f"{shown} cannot be stored {wanted}.\nHint: {shelf} are of the kinds {', '.join(names)};"
-            " trusted=True with kind='pickle' stores any object that can be pickled."
+            f"{shown} cannot be stored {wanted}.\nHint: {shelf} are of the kinds"
+            f" {', '.join(self._names(shelf))}; trusted=True with kind='pickle' stores any object that can be"
+            " pickled."
         )
 
     def handler(self, kind: str) -> Handler:
@@ -88,8 +93,55 @@ class Kinds:
             ConfigError: There is no such kind.
             MissingExtraError: What it needs is not installed.
         """
+        if kind not in self._registry.names:
+            plugin = plugins.load(kind)
+            if plugin is not None:
+                return plugin
         made: Handler = self._registry.load(kind)()
         return made
+
+    def model_kind(self, kind: str) -> ModelKind:
+        """The same of a kind of models.
+
+        Raises:
+            ConfigError: It is not one.
+        """
+        return _checked(self.handler(kind))
+
+    def kind_of(self, model: Any) -> ModelKind:
+        """The kind of a model in memory."""
+        return _checked(self.taking(model, _MODELS))
+
+    def family(self, kind: str, meta: Mapping[str, Any]) -> str:
+        """What a stored model computes with. Loads nothing."""
+        inside = str(meta.get("model_kind", kind))
+        families = {row.spec.name: row.family for row in self.rows if row.family}
+        return families.get(inside, inside)
+
+    def _asked(self, obj: Any, shelf: str) -> Iterator[Handler]:
+        rows = [row for row in self.rows if shelf in row.shelves and row.may_take(obj)]
+        yield from (self.handler(row.spec.name) for row in rows if not row.takes_any)
+        if shelf == _MODELS and not isinstance(obj, _CERTAIN):
+            plugin = plugins.taking(obj)
+            if plugin is not None:
+                yield plugin
+        yield from (self.handler(row.spec.name) for row in rows if row.takes_any)
+
+    def _named(self, obj: Any, shelf: str, kind: str) -> list[Handler]:
+        rows = {row.spec.name: row for row in self.rows if shelf in row.shelves}
+        if kind not in rows and kind not in self._names(shelf):
+            raise ConfigError(f"kind={kind!r}: {shelf} are of the kinds {', '.join(self._names(shelf))}.")
+        return [self.handler(kind)] if kind not in rows or rows[kind].may_take(obj) else []
+
+    def _names(self, shelf: str) -> list[str]:
+        own = [row.spec.name for row in self.rows if shelf in row.shelves]
+        return [*own, *(name for name in plugins.names() if name not in own)] if shelf == _MODELS else own
+
+
+def _checked(found: Handler) -> ModelKind:
+    if not isinstance(found, ModelKind):
+        raise ConfigError(f"kind {found.kind!r} is not a kind of models.")
+    return found
 
 
 def row(
@@ -101,66 +153,68 @@ def row(
     extra: str = "",
     suffixes: tuple[str, ...] = (),
     holds: str = "",
+    family: str = "",
+    takes_any: bool = False,
 ) -> Row:
     """A row: its name, its code as "module:attribute" below `kindler`, its shelves."""
-    spec = Spec(name=name, target=f"kindler.{target}", package=package, extra=extra)
-    return Row(spec=spec, shelves=shelves, loaded=loaded, suffixes=suffixes, holds=holds)
+    return Row(
+        spec=Spec(name=name, target=f"kindler.{target}", package=package, extra=extra),
+        shelves=shelves,
+        loaded=loaded,
+        suffixes=suffixes,
+        holds=holds,
+        family=family,
+        takes_any=takes_any,
+    )
 
 
 MODEL_KINDS = Kinds(
     [
-        row(
-            "estimator",
-            "models.estimator:EstimatorHandler",
-            "models",
-            loaded=("kindler.estimator.estimator",),
-        ),
+        row("estimator", "models.estimator:EstimatorKind", _MODELS, loaded=("kindler.estimator.estimator",)),
         row(
             "keras",
-            "models.keras:KerasHandler",
-            "models",
+            "models.keras:KerasKind",
+            _MODELS,
             loaded=("keras",),
             package="keras",
             extra="keras",
             suffixes=(".keras",),
+            family="keras",
         ),
         row(
             "tf_keras",
-            "models.keras:TfKerasHandler",
-            "models",
+            "models.keras:TfKerasKind",
+            _MODELS,
             loaded=("tf_keras",),
             package="tf_keras",
             extra="tf-keras",
             suffixes=(".keras",),
+            family="keras",
         ),
         row(
             "torch",
-            "models.torch:TorchHandler",
-            "models",
+            "models.torch:TorchKind",
+            _MODELS,
             loaded=("torch",),
             package="torch",
             extra="torch",
             suffixes=(".pt2",),
         ),
+        row("sklearn", "models.sklearn:SklearnKind", _MODELS, loaded=("sklearn",)),
         row(
-            "sklearn",
-            "models.sklearn:SklearnHandler",
-            "models",
-            loaded=("sklearn",),
+            "savedmodel", "models.saved_model:SavedModelKind", _MODELS, holds="saved_model.pb", family="keras"
         ),
-        row("savedmodel", "models.saved_model:SavedModelHandler", "models", holds="saved_model.pb"),
-        row("onnx", "models.onnx:OnnxHandler", "models", loaded=("onnx",), suffixes=(".onnx",)),
-        row(
-            "openvino", "models.openvino:OpenvinoHandler", "models", loaded=("openvino",), suffixes=(".xml",)
-        ),
-        row("function", "models.function:FunctionHandler", "models", "datasets", "scripts"),
+        row("onnx", "models.onnx:OnnxKind", _MODELS, loaded=("onnx",), suffixes=(".onnx",)),
+        row("openvino", "models.openvino:OpenvinoKind", _MODELS, loaded=("openvino",), suffixes=(".xml",)),
+        row("function", "models.function:FunctionKind", _MODELS, "datasets", "scripts", takes_any=True),
         row(
             "pickle",
-            "models.pickle:PickleHandler",
-            "models",
+            "models.pickle:PickleKind",
+            _MODELS,
             "datasets",
             "scripts",
             suffixes=(".pt", ".pth", ".pkl", ".joblib"),
+            takes_any=True,
         ),
     ]
 )

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kindler.errors import MissingExtraError
-from kindler.models.kind import Handler, require_trust
+from kindler.models.kind import require_trust
+from kindler.models.own_methods import OwnMethods
+from kindler.models.predictor import Predictor
+from kindler.models.sklearn_predictor import SklearnPredictor
 
-__all__ = ["SklearnHandler"]
+__all__ = ["SklearnKind"]
 
 _FILE = "model.skops"
 # Beside what skops knows by itself: plain Python with numbers in it, and pure functions.
@@ -39,10 +42,11 @@ _HARMLESS = frozenset(
 )
 
 
-class SklearnHandler(Handler):
+class SklearnKind(OwnMethods):
     """Estimators and pipelines."""
 
     kind: ClassVar[str] = "sklearn"
+    packages: ClassVar[tuple[str, ...]] = ("scikit-learn", "skops")
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""
@@ -62,6 +66,10 @@ class SklearnHandler(Handler):
         path = folder / _FILE
         # What is trusted is for the caller to say, and never for the file.
         return _skops().load(path, trusted=_unknown(path, trusted=trusted))
+
+    def predictor(self, model: Any) -> Predictor:
+        """See `ModelKind`."""
+        return SklearnPredictor(model)
 
 
 def _unknown(path: Path, *, trusted: bool) -> list[str]:

@@ -7,21 +7,32 @@ that is in it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import shutil
 import sys
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 
 from kindler.errors import ConfigError, MissingExtraError
-from kindler.models.kind import Handler, require_trust
+from kindler.estimator.estimator import Estimator
+from kindler.models.framework import FrameworkKind, matrix
+from kindler.models.kind import known_only, require_trust
+from kindler.models.outputs import plain
+from kindler.models.predictor import Predictor
 from kindler.models.torch_layers import build, describe, layer_class
+from kindler.models.torch_predictor import TorchPredictor
 from kindler.models.torch_state import difference, kept, noted, put_back
 
-__all__ = ["TorchHandler"]
+if TYPE_CHECKING:
+    from kindler.models.loaded import LoadedModel
+
+__all__ = ["TorchKind"]
 
 _WEIGHTS, _PROGRAM = "weights.safetensors", "program.pt2"
 _HINT = (
@@ -31,7 +42,7 @@ _HINT = (
 )
 
 
-class TorchHandler(Handler):
+class TorchKind(FrameworkKind):
     """`nn.Module` objects, and `.pt2` files of `torch.export`.
 
     `init` are the arguments its class is made with, as JSON has them. `example` is a tuple of inputs, with
@@ -41,6 +52,7 @@ class TorchHandler(Handler):
     kind: ClassVar[str] = "torch"
     put_options: ClassVar[frozenset[str]] = frozenset({"init", "example"})
     get_options: ClassVar[frozenset[str]] = frozenset({"classes"})
+    packages: ClassVar[tuple[str, ...]] = ("torch", "safetensors")
 
     def can(self, obj: Any) -> bool:
         """See `Handler`."""
@@ -96,6 +108,46 @@ class TorchHandler(Handler):
             return put_back(_made(meta, cls), weights, meta)
         except Exception as exc:  # of PyTorch, or of the user's class: they say why
             raise ConfigError(f"the stored PyTorch model cannot be made again: {exc}") from exc
+
+    def estimator(self, **options: Any) -> Estimator:
+        """See `FrameworkKind`."""
+        return Estimator.from_torch(**options)
+
+    def predictor(self, model: Any) -> Predictor:
+        """See `ModelKind`."""
+        return TorchPredictor(model)
+
+    def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
+        """See `ModelKind`. Several inputs go in the order of the data; outputs keep their form."""
+        (x,), model = data, loaded.model
+        known_only(options, frozenset(), what="predict of kind 'torch'")
+        given = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else [x]
+        dtypes = (weight.dtype for weight in model.parameters() if weight.is_floating_point())
+        dtype = next(dtypes, torch.float32)
+        tensors = [torch.from_numpy(np.array(matrix(one))) for one in given]
+        tensors = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors]
+        try:
+            model.eval()
+        except NotImplementedError:
+            pass  # an exported program is as it was exported
+        with torch.inference_mode():
+            return plain(model(*tensors))
+
+    def fit_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Optimizer and loss by the names of PyTorch's own classes: objects of them do not travel."""
+        options = dict(options)
+        rate = options.pop("lr", None)
+        options["optimizer"] = _named(
+            "optimizer", options.get("optimizer"), torch.optim, torch.optim.Optimizer
+        )
+        options["loss"] = _named("loss", options.get("loss"), torch.nn, torch.nn.Module)()
+        if rate is not None:
+            options["optimizer"] = functools.partial(options["optimizer"], lr=rate)
+        return options
+
+    def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """See `ModelKind`. A class of the user's is made with the same arguments."""
+        return {"init": meta["init"]} if meta.get("form") == "class" else {}
 
 
 def _made(meta: Mapping[str, Any], cls: type[torch.nn.Module] | None) -> torch.nn.Module:
@@ -185,6 +237,20 @@ def _class(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bool
         raise ConfigError(f"the model's class {path!r} cannot be imported here: {exc!r}.") from exc
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
         raise ConfigError(f"{path!r} is no class of models.")
+    return found
+
+
+def _named(key: str, name: Any, module: types.ModuleType, base: type) -> Any:
+    """A class of PyTorch's own by its name."""
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"fit({key}={name!r}): a PyTorch model is trained with the name of a class of"
+            f" {module.__name__}.\n"
+            "Hint: fit(x, y, optimizer='Adam', lr=1e-3, loss='CrossEntropyLoss', epochs=2)."
+        )
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"fit({key}={name!r}): {module.__name__} has no such class.")
     return found
 
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from kindler.errors import ConfigError, UntrustedError
-from kindler.runtime import faces, options, resolve_data, training, value_codec
+from kindler.models.loaded import LoadedModel, load
+from kindler.runtime import options, resolve_data, training, value_codec
 from kindler.runtime.messages import WRITES, Task
 from kindler.shelves.datasets.shelf import Datasets
 from kindler.shelves.models import Models
@@ -36,7 +37,7 @@ class Executor:
         self._capacity = capacity
         self._trusted = trusted
         self._store: Store | None = None
-        self._resident: OrderedDict[tuple[str, str, int, bool], Any] = OrderedDict()
+        self._resident: OrderedDict[tuple[str, str, int, bool], LoadedModel] = OrderedDict()
         self.loads = 0
 
     def run(self, task: Task) -> Any:
@@ -67,7 +68,7 @@ class Executor:
 
     def _script(self, task: Task, args: list[Any], options: dict[str, Any]) -> Any:
         shelf = Scripts(self._open(), task.bucket)
-        function = self._kept(shelf, shelf.metadata(task.name), trusted=task.trusted)
+        function = self._kept(shelf.metadata(task.name), trusted=task.trusted).model
         return function(*args, **options)
 
     def _model(self, task: Task, args: list[Any], options: dict[str, Any]) -> Any:
@@ -82,8 +83,9 @@ class Executor:
         )
         if task.verb in WRITES:
             return training.train(models, version, task.verb, given, options, trusted=task.trusted)
-        model = self._kept(models, version, trusted=task.trusted)
-        return faces.call(model, version, task.verb, given, options)
+        if not given:
+            raise ConfigError(f"{task.verb}() of {version} needs data, or the name of a dataset.")
+        return self._kept(version, trusted=task.trusted).call(task.verb, *given, **options)
 
     def _arguments(self, task: Task) -> tuple[list[Any], dict[str, Any]]:
         args, options = value_codec.decode(task.arguments, task.buffers)
@@ -91,10 +93,10 @@ class Executor:
             raise ConfigError("a task's arguments are a list and a dict.")
         return args, options
 
-    def _kept(self, shelf: Models | Scripts, version: Version, *, trusted: bool) -> Any:
+    def _kept(self, version: Version, *, trusted: bool) -> LoadedModel:
         key = (version.shelf, f"{version.bucket}/{version.name}", version.number, trusted)
         if key not in self._resident:
-            self._resident[key] = shelf.get(str(version), trusted=trusted)
+            self._resident[key] = load(self._open(), version, trusted=trusted)
             self.loads += 1
         self._resident.move_to_end(key)
         while len(self._resident) > self._capacity:

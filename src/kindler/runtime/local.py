@@ -1,6 +1,6 @@
 """The engine of this machine: worker processes that are started when tasks come, and stay for the next.
 
-A process takes tasks of one family only (see `faces.family_of`), and best those of a model that it has in
+A process takes tasks of one family only (see `Kinds.family`), and best those of a model that it has in
 memory. Threads exist while there are tasks.
 """
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from kindler.errors import ConfigError, KindlerError, TaskCancelledError
+from kindler.models.registry import MODEL_KINDS
 from kindler.runtime import value_codec
 from kindler.runtime.engine import Engine, Load
-from kindler.runtime.faces import family_of
 from kindler.runtime.handles import Handle
 from kindler.runtime.messages import Report, Task, described
 from kindler.runtime.proxies import Call, RuntimeModel, RuntimeScript
@@ -131,7 +131,7 @@ class Runtime:
             wait_s=settings.wait_s,
             max_retries=settings.max_retries,
             label=settings.label,
-            family=family_of(version),
+            family=_family(version),
             callback=settings.callback if isinstance(settings.callback, str) else None,
         )
 
@@ -146,6 +146,11 @@ class Runtime:
     def _version(self, told: Mapping[str, Any]) -> Version:
         selector = parse(f"{told['name']}@{int(told['number'])}")
         return self._store.find(str(told["bucket"]), str(told["shelf"]), selector)
+
+
+def _family(version: Version) -> str:
+    """What a task computes with; tasks of one family may share a process."""
+    return "function" if version.shelf == "scripts" else MODEL_KINDS.family(version.kind, version.meta)
 
 
 def _cancelled(handle: Handle) -> Report:

@@ -23,10 +23,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from kindler.errors import DataError
+from kindler.models.row_independence import tried
+from kindler.models.signature import Arrays
 from kindler.serve.http_errors import Problem
-from kindler.serve.row_independence import tried
 from kindler.serve.settings import ServeSettings
-from kindler.serve.signature import Arrays
 
 __all__ = ["MOST_LOST", "Batcher", "Call", "Measured", "Observer", "Ticket"]
 
@@ -505,6 +506,8 @@ def _key(inputs: Arrays, method: str) -> Hashable:
 def _as_problem(error: BaseException) -> Problem:
     if isinstance(error, Problem):
         return error
+    if isinstance(error, DataError):
+        return Problem(400, str(error))
     if isinstance(error, MemoryError):
         return Problem(503, "there is not enough memory for this request.", {"retry-after": "5"})
     if isinstance(error, RuntimeError) and "cannot schedule new futures" in str(error):

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 
+from kindler.models.signature import Signature
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols import Codec, Sent
 from kindler.serve.protocols.omega import RAW
@@ -22,7 +23,6 @@ from kindler.serve.protocols.tables import ARROW, PARQUET, read_table
 from kindler.serve.protocols.v2 import LENGTH
 from kindler.serve.request_codec import Frame, read_frame, signature_told, unpacked_request, write_frame
 from kindler.serve.requests import InferRequest, Target
-from kindler.serve.signature import Signature
 
 __all__ = ["READERS", "Readers", "where_read"]
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kindler.models.signature import Array
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols.tables import table_columns
 from kindler.serve.protocols.values import plain
-from kindler.serve.signature import Array
 from kindler.shelves.datasets.parquet import schema_of
 from kindler.shelves.datasets.shelf import Datasets
 from kindler.shelves.filters import expression

@@ -20,13 +20,14 @@ from typing import Any, TypeAlias
 from weakref import WeakSet
 
 from kindler.errors import KindlerError, MissingExtraError, NotFoundError, UntrustedError
+from kindler.models.loaded import load
+from kindler.models.predictor import Predictor
+from kindler.models.row_independence import tried
+from kindler.models.signature import Arrays, example
 from kindler.omega import Omega
 from kindler.serve.batching import MOST_LOST, Batcher
 from kindler.serve.http_errors import Problem, as_problem
-from kindler.serve.row_independence import tried
-from kindler.serve.servables import Servable, load
 from kindler.serve.settings import ServeSettings
-from kindler.serve.signature import Arrays, example
 from kindler.serve.stats import ModelStats, Stats
 from kindler.serve.threads import Threads
 from kindler.store import Version
@@ -57,7 +58,7 @@ class Resident:
     """
 
     version: Version
-    servable: Servable
+    servable: Predictor
     batcher: Batcher
     stats: ModelStats
     size: int
@@ -270,7 +271,7 @@ class Residents:
         self._make_room(resident)
         return resident
 
-    async def _read_in_turn(self, version: Version) -> tuple[Servable, dict[str, bool | None]]:
+    async def _read_in_turn(self, version: Version) -> tuple[Predictor, dict[str, bool | None]]:
         loop = asyncio.get_running_loop()
         await self._room.acquire()
         held = [True]
@@ -286,9 +287,9 @@ class Residents:
             timer.cancel()
             let_go()
 
-    def _read(self, version: Version) -> tuple[Servable, dict[str, bool | None]]:
+    def _read(self, version: Version) -> tuple[Predictor, dict[str, bool | None]]:
         started = time.perf_counter()
-        servable = load(self._omega[version.bucket].models, version, trusted=self._settings.trusted)
+        servable = load(self._omega.store, version, trusted=self._settings.trusted).predictor
         alone = version.name in self._settings.alone or version.attributes.get("batching") is False
         joins = _warmed(servable, alone=alone)
         _log.info("loaded %s in %.2f s", version, time.perf_counter() - started)
@@ -339,11 +340,11 @@ def _not_loaded(version: Version, error: Exception) -> Problem:
     return Problem(503, f"{version} cannot be loaded: {shown}", {"retry-after": "5"})
 
 
-def _called(servable: Servable, method: str, rows: Arrays) -> Arrays:
+def _called(servable: Predictor, method: str, rows: Arrays) -> Arrays:
     return servable.call(rows, method)
 
 
-def _warmed(servable: Servable, *, alone: bool) -> dict[str, bool | None]:
+def _warmed(servable: Predictor, *, alone: bool) -> dict[str, bool | None]:
     """Call it, so that what happens at a first call does not happen at a client's.
 
     Returns:

@@ -14,6 +14,8 @@ from concurrent.futures import Executor
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
+from kindler.models.predictor import Predictor
+from kindler.models.signature import SIGNATURE_METHOD, Arrays, Signature, fit, from_columns, rows_of
 from kindler.omega import Omega
 from kindler.serve.auth import Gate, Scopes
 from kindler.serve.batching import Ticket
@@ -29,9 +31,7 @@ from kindler.serve.protocols.tfserving import TfServing
 from kindler.serve.protocols.v2 import V2
 from kindler.serve.request_body import Bodies, ClientGoneError, Receive
 from kindler.serve.requests import Answer, InferRequest, Reply, Target
-from kindler.serve.servables import Servable, signatures_of
 from kindler.serve.settings import ServeSettings
-from kindler.serve.signature import SIGNATURE_METHOD, Arrays, Signature, fit, from_columns, rows_of
 from kindler.serve.stats import Stats
 from kindler.serve.tasks import wants_later
 from kindler.store.keys import Key
@@ -268,9 +268,9 @@ def _fitted(signature: Signature, request: InferRequest) -> Arrays:
     return fit(signature, given)
 
 
-def _asked_signature(servable: Servable, name: str) -> tuple[Signature, str]:
+def _asked_signature(servable: Predictor, name: str) -> tuple[Signature, str]:
     """A signature by its name, and the method that it is called by."""
-    known = signatures_of(servable)
+    known = servable.signatures
     if name not in known:
         shown = ", ".join(map(repr, known))
         raise Problem(400, f"the model has no signature {name[:80]!r}; it has {shown}.")

@@ -14,8 +14,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from kindler.models.signature import Array, Signature, TensorSpec
 from kindler.serve.requests import InferRequest
-from kindler.serve.signature import Array, Signature, TensorSpec
 
 __all__ = ["Frame", "packed_request", "read_frame", "signature_from", "unpacked_request", "write_frame"]
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kindler.serve.signature import Array
+from kindler.models.predictor import METHODS
+from kindler.models.signature import Array
 
 __all__ = ["METHODS", "Answer", "InferRequest", "Reply", "Target"]
-
-METHODS = ("predict", "predict_proba", "transform", "decision_function")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from kindler.serve.protocols.tables import ARROW, PARQUET
 from kindler.serve.protocols.v2 import described
 from kindler.serve.protocols.values import dumps, plain
 from kindler.serve.serializers import show_model, show_resident, show_signature, show_version
-from kindler.serve.servables import signatures_of
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.store.keys import SCOPES
@@ -505,7 +504,7 @@ def _signature_def(resident: Resident) -> dict[str, Any]:
             "method_name": "tensorflow/serving/predict",
             "defaults": {},
         }
-        for name, signature in signatures_of(resident.servable).items()
+        for name, signature in resident.servable.signatures.items()
     }
     version = str(resident.version.number)
     return {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kindler.models.signature import Signature, TensorSpec
 from kindler.serve.loaded_models import Resident
-from kindler.serve.signature import Signature, TensorSpec
 from kindler.store import Version
 
 __all__ = ["show_model", "show_resident", "show_signature", "show_version"]

@@ -21,6 +21,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Header, Query, Request
 
 from kindler.errors import KindlerError, NotFoundError, TaskTimeoutError, WorkerError
+from kindler.models.signature import Signature, as_text
 from kindler.omega import Omega
 from kindler.runtime.handles import Handle
 from kindler.runtime.runtime import Runtime
@@ -33,7 +34,6 @@ from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.values import loads, plain
 from kindler.serve.requests import METHODS, Target
 from kindler.serve.routes import Bucket, Json
-from kindler.serve.signature import Signature, as_text
 
 __all__ = ["WAITS", "Tasks", "task_routes", "wants_later"]
 

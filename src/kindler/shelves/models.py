@@ -8,23 +8,24 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kindler.registry import Registry, Spec
-from kindler.shelves.functions import Functions
+from kindler.shelves.shelf import Shelf
 from kindler.store import Version
 
 __all__ = ["Models"]
 
-# Forms of others that a model can be written in; their code knows of all kinds and of what serves them.
+# Forms of other systems that a model can be written in.
 _FORMS = Registry(
     "form", [Spec(name="mlflow", target="kindler.tracking.models:write", package="mlflow", extra="mlflow")]
 )
 
 
-class Models(Functions):
+class Models(Shelf):
     """Models, by name.
 
     Keras 3 and Keras 2 models, PyTorch modules, Kindler estimators and scikit-learn estimators are stored as
-    they are; ONNX, OpenVINO, SavedModel and `.keras` files by their path. A function is a model too: the
-    runtime calls it with the data and the verb.
+    they are; ONNX, OpenVINO, SavedModel and `.keras` files by their path, and come back as what predicts with
+    them: ONNX and OpenVINO as callables. A function is a model too: the runtime calls it with the data and
+    the verb.
     """
 
     shelf: ClassVar[str] = "models"
@@ -74,5 +75,5 @@ class Models(Functions):
             AlreadyExistsError: The folder is there.
             MissingExtraError: mlflow is not installed.
         """
-        written: Path = _FORMS.load("mlflow")(self, name, path, trusted=trusted)
+        written: Path = _FORMS.load("mlflow")(self.store, self.metadata(name), path, trusted=trusted)
         return written

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kindler.shelves.functions import Functions
+from kindler.shelves.shelf import Shelf
 
 __all__ = ["Scripts"]
 
 
-class Scripts(Functions):
+class Scripts(Shelf):
     """Functions, by name."""
 
     shelf: ClassVar[str] = "scripts"

@@ -15,14 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from kindler.errors import ConfigError, DataError
-from kindler.serve.http_errors import Problem
-from kindler.serve.protocols.tables import table_columns
-from kindler.serve.servables import Servable, load_files
-from kindler.serve.signature import Array, fit, from_columns
+from kindler.models.loaded import load_files
+from kindler.models.predictor import Predictor
 from kindler.store import archive
 
 __all__ = ["PyfuncModel"]
@@ -34,14 +28,15 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
         config = dict(model_config or {})
         if config.get("keras_backend") and "keras" not in sys.modules:
             os.environ.setdefault("KERAS_BACKEND", str(config["keras_backend"]))
-        return PyfuncModel(load_files(told.kind, folder, told.meta, trusted=config.get("trusted") is True))
+        loaded = load_files(told.kind, folder, told.meta, trusted=config.get("trusted") is True)
+        return PyfuncModel(loaded.predictor)
 
 
 class PyfuncModel:
     """A model as MLflow calls it."""
 
-    def __init__(self, servable: Servable) -> None:
-        self._servable = servable
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
 
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
         """One array, or several by name.
@@ -53,27 +48,7 @@ class PyfuncModel:
         Raises:
             DataError: The model does not take that.
         """
-        method = str((params or {}).get("method", "predict"))
-        if method not in self._servable.methods:
-            raise ConfigError(f"there is no {method!r}; there are {', '.join(self._servable.methods)}.")
-        try:
-            outputs = self._servable.call(self._inputs(data), method)
-        except Problem as exc:
-            raise DataError(exc.message) from exc
-        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
-
-    def _inputs(self, data: Any) -> dict[str, Array]:
-        signature = self._servable.signature
-        if hasattr(data, "to_frame"):
-            data = data.to_frame()
-        if hasattr(data, "columns"):
-            frame = data.rename(columns=str)
-            columns = table_columns(pa.Table.from_pandas(frame, preserve_index=False))
-            return fit(signature, from_columns(signature, columns))
-        if isinstance(data, Mapping):
-            given = {str(name): np.asarray(value) for name, value in data.items()}
-            return fit(signature, given)
-        return fit(signature, {"": np.asarray(data)})
+        return self._predictor(data, method=str((params or {}).get("method", "predict")))
 
 
 class _Scratch:

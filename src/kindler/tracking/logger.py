@@ -185,20 +185,25 @@ class MLflowLogger(Watcher):
                 run.end(_STATUS[ending])
 
     def _logged(self, run: TrackedRun, estimator: Any) -> str:
-        from kindler.shelves.models import Models
-        from kindler.store import Store
+        from kindler.models.kind import known_only
+        from kindler.models.registry import MODEL_KINDS
+        from kindler.store import Address, Store
         from kindler.tracking import models
 
         options = dict(self.model_options)
         with tempfile.TemporaryDirectory(prefix="kindler-mlflow-") as folder:
             store = Store.open(Path(folder) / "store")
             try:
-                shelf = Models(store)
-                shelf.put(estimator, "model", **options)
-                trusted = options.get("trusted") is True
+                trusted = options.pop("trusted", False) is True
+                kind = MODEL_KINDS.taking(estimator, "models", options.pop("kind", None))
+                known_only(options, kind.put_options, what="model_options")
+                with store.stage() as staged:
+                    meta = kind.write(estimator, staged, trusted=trusted, **options)
+                    address = Address("default", "models", "model")
+                    version = store.publish(address, staged, kind=kind.kind, meta=meta)
 
                 def write(**fields: Any) -> Path:
-                    return models.write(shelf, "model", Path(folder) / "model", trusted=trusted, **fields)
+                    return models.write(store, version, Path(folder) / "model", trusted=trusted, **fields)
 
                 return run.log_model(self.model_name, write, self.registered_model)
             finally:

@@ -10,23 +10,23 @@ from mlflow.models import ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import TensorSpec as MlflowTensor
 
-from kindler.serve.servables import Servable
-from kindler.serve.signature import Array, Signature, TensorSpec
+from kindler.models.predictor import Predictor
+from kindler.models.signature import Array, Signature, TensorSpec
 
 __all__ = ["signature_of"]
 
 
-def signature_of(servable: Servable) -> ModelSignature | None:
+def signature_of(predictor: Predictor) -> ModelSignature | None:
     """The signature; None for a model that does not say what it takes before it is called.
 
     A model with one input takes arrays, or a table of its width; one with several takes them by name. A model
     that was trained on columns of a table takes those.
     """
-    inputs = _inputs(servable.signature)
+    inputs = _inputs(predictor.signature)
     if inputs is None:
         return None
-    outputs = _outputs(_tried(servable) or {})
-    return ModelSignature(inputs=inputs, outputs=outputs, params=_params(servable.methods))
+    outputs = _outputs(_tried(predictor) or {})
+    return ModelSignature(inputs=inputs, outputs=outputs, params=_params(predictor.methods))
 
 
 def _inputs(signature: Signature) -> Schema | None:
@@ -56,15 +56,15 @@ def _outputs(arrays: Mapping[str, Array]) -> Schema | None:
     )
 
 
-def _tried(servable: Servable) -> dict[str, Array] | None:
+def _tried(predictor: Predictor) -> dict[str, Array] | None:
     """What comes of one row of zeros, where these can be made."""
     given = {}
-    for spec in servable.signature.inputs:
+    for spec in predictor.signature.inputs:
         if spec.dtype in (None, "object") or spec.shape is None or None in spec.shape[1:]:
             return None
         given[spec.name] = np.zeros([1, *map(int, spec.shape[1:])], dtype=spec.dtype)  # type: ignore[arg-type]
     try:
-        return servable.call(given, "predict")
+        return predictor.call(given, "predict")
     except Exception:  # noqa: BLE001  zeros may be nothing to this model; then its outputs stay unsaid
         return None
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from kindler.models.signature import Signature
 from kindler.serve.requests import Answer, InferRequest, Reply, Target
-from kindler.serve.signature import Signature
 
 __all__ = ["Codec", "Sent"]
 

@@ -15,25 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kindler.errors import first_line
+from kindler.models.arrow_columns import is_text
 from kindler.serve.http_errors import Problem
 
-__all__ = ["is_text", "read_arrow", "read_parquet"]
+__all__ = ["read_arrow", "read_parquet"]
 
 _VALUES_PER_BYTE = 8  # booleans
 _GROWTH = 16  # how much larger than the body a Parquet file may say that it is
 _SPARE_BYTES = 64 << 20
 _REPEATING = frozenset(("string_view", "binary_view", "list_view", "large_list_view", "run_end_encoded"))
-_TEXTS = frozenset(
-    (
-        "string",
-        "large_string",
-        "string_view",
-        "binary",
-        "large_binary",
-        "binary_view",
-        "fixed_size_binary",
-    )
-)
 
 
 def read_arrow(body: bytes) -> pa.Table:
@@ -139,8 +129,3 @@ def _follow(told: bytes, table: int, number: int) -> int:
     if not at:
         raise ValueError("a message has no header")
     return at + int(struct.unpack_from("<I", told, at)[0])
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether values are texts or bytes."""
-    return str(kind).partition("[")[0] in _TEXTS

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kindler.models.signature import Array, Signature
 from kindler.serve.http_errors import Problem, require_post
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.tables import (
@@ -21,7 +22,6 @@ from kindler.serve.protocols.tables import (
 )
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
 from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
-from kindler.serve.signature import Array, Signature
 
 __all__ = ["Mlflow"]
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from kindler.models.signature import Array, Signature
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.tables import ARROW, columns_of, from_arrow, from_records, to_arrow
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
 from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
-from kindler.serve.signature import Array, Signature
 
 __all__ = ["RAW", "OmegaCodec"]
 

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.csv
 
 from kindler.data.arrow import stream
-from kindler.errors import first_line
+from kindler.errors import DataError, first_line
+from kindler.models import arrow_columns
+from kindler.models.signature import Array
 from kindler.serve.http_errors import Problem
-from kindler.serve.protocols.arrow import is_text, read_arrow, read_parquet
+from kindler.serve.protocols.arrow import read_arrow, read_parquet
 from kindler.serve.protocols.values import as_object, as_tensor, loads
 from kindler.serve.requests import Answer
-from kindler.serve.signature import Array
 
 __all__ = [
     "ARROW",
@@ -149,63 +150,7 @@ def _arrow(array: Array) -> pa.Array:
 def table_columns(table: pa.Table) -> dict[str, Array]:
     """The columns of an Arrow table."""
     _check_columns(table.num_columns)
-    if len(set(table.column_names)) != table.num_columns:
-        raise Problem(400, "the table has columns with the same name.")
     try:
-        return {name: _values(table.column(name).combine_chunks(), name) for name in table.column_names}
-    except (pa.ArrowException, ValueError) as exc:
-        raise Problem(400, f"the table cannot be read: {first_line(exc)}.") from exc
-
-
-def _values(column: Any, name: str) -> Array:
-    """Numbers and lists of numbers without a detour through Python."""
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    shape: tuple[int, ...] | None = None
-    if isinstance(column, pa.ExtensionArray):
-        shape = tuple(getattr(column.type, "shape", ())) or None
-        column = column.storage
-    dims: list[int] = [len(column)]
-    while pa.types.is_fixed_size_list(column.type) or _is_list(column.type):
-        if column.null_count:
-            raise Problem(400, f"the column {name!r} has nulls.")
-        lengths = (
-            {column.type.list_size}
-            if pa.types.is_fixed_size_list(column.type)
-            else set(column.value_lengths().to_pylist())
-        )
-        if len(lengths) > 1:
-            raise Problem(400, f"the rows of the column {name!r} differ in length.")
-        dims.append(int(next(iter(lengths), 0)))
-        column = column.flatten()
-    array = _flat(column, name)
-    if shape is not None:
-        dims = [dims[0], *shape]
-    made: Array = array.reshape(dims)
-    return made
-
-
-def _flat(column: Any, name: str) -> Array:
-    if isinstance(column, pa.DictionaryArray):
-        if is_text(column.type.value_type):
-            texts = np.array([*column.dictionary.to_pylist(), None], dtype=object)
-            found: Array = texts[column.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)]
-            return found
-        column = column.dictionary_decode()
-    kind = column.type
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        if column.null_count and not pa.types.is_floating(kind):
-            raise Problem(400, f"the column {name!r} has nulls.")
-        numbers: Array = column.to_numpy(zero_copy_only=False)
-        return numbers
-    if pa.types.is_decimal(kind):
-        decimals: Array = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return decimals
-    if is_text(kind) or pa.types.is_temporal(kind):
-        return np.array(column.to_pylist(), dtype=object)
-    told = "has nulls only" if pa.types.is_null(kind) else f"is of type {kind}, which no model takes"
-    raise Problem(400, f"the column {name!r} {told}.")
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+        return arrow_columns.columns_of(table)
+    except DataError as exc:
+        raise Problem(400, str(exc)) from exc

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from kindler.models.signature import Array, Signature
 from kindler.serve.http_errors import Problem, require_post
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain, with_bytes
 from kindler.serve.requests import Answer, InferRequest, Reply, Target
-from kindler.serve.signature import Array, Signature
 
 __all__ = ["TfServing"]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from kindler.models.signature import Array, Signature, TensorSpec
 from kindler.serve.http_errors import Problem, require_post
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
 from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
-from kindler.serve.signature import Array, Signature, TensorSpec
 
 __all__ = ["LENGTH", "V2", "datatype_of", "described"]
 

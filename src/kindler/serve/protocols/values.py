@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from kindler.models.signature import Array
 from kindler.serve.http_errors import Problem
-from kindler.serve.signature import Array
 
 __all__ = ["as_object", "as_tensor", "dumps", "loads", "plain", "with_bytes"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from kindler.errors import AlreadyExistsError, ConfigError
+from kindler.models.function import FunctionKind
 from kindler.models.kind import Handler, known_only
 from kindler.shelves.datasets.appendable import Handle, Parts, renumber
 from kindler.shelves.shelf import Shelf, listed
@@ -110,6 +111,8 @@ class Datasets(Shelf):
         elsewhere = handler.read_blobs(found, self.store, options) if local is None else None
         if elsewhere is not None:
             return elsewhere
+        if isinstance(handler, FunctionKind) and local is None and not lazy:
+            return super().get(str(found), trusted=trusted)(**options)
         if not lazy:
             return super().get(str(found), trusted=trusted, local=local, **options)
         if not isinstance(handler, Parts):

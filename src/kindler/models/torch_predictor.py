@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from kindler.serve.servables.outputs import named
-from kindler.serve.signature import Array, Arrays, Signature, TensorSpec
+from kindler.models.outputs import named
+from kindler.models.predictor import Predictor
+from kindler.models.signature import Array, Arrays, Signature, TensorSpec
 
-__all__ = ["TorchServable"]
+__all__ = ["TorchPredictor"]
 
 
-class TorchServable:
+class TorchPredictor(Predictor):
     """An `nn.Module`, or the module of an exported program."""
-
-    methods = ("predict",)
-    joins: bool | None = None
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -37,7 +35,7 @@ class TorchServable:
         self.signature = Signature(_inputs(model, None if self._looks_up else _name(self._float)))
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
-        """See `Servable`."""
+        """See `Predictor`."""
         with torch.inference_mode():
             given = [self._tensor(inputs[spec.name]) for spec in self.signature.inputs]
             return named(self._model(*given), convert=_numpy)

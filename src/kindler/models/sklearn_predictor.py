@@ -8,18 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from kindler.serve.requests import METHODS
-from kindler.serve.servables.outputs import named
-from kindler.serve.signature import Array, Arrays, Signature, TensorSpec
+from kindler.models.outputs import named
+from kindler.models.predictor import METHODS, Predictor
+from kindler.models.signature import Array, Arrays, Signature, TensorSpec
 
-__all__ = ["SklearnServable"]
+__all__ = ["SklearnPredictor"]
 
 
-class SklearnServable:
+class SklearnPredictor(Predictor):
     """A fitted estimator. Its output has the name of the method."""
-
-    size = 0
-    joins: bool | None = None
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -35,7 +32,7 @@ class SklearnServable:
         self.signature = Signature((TensorSpec("x", dtype, shape),), self._outputs(), self._columns)
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
-        """See `Servable`."""
+        """See `Predictor`."""
         returned = getattr(self._model, method)(self._table(inputs["x"]))
         return named(returned, (method,), _dense)
 

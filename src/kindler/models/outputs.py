@@ -1,4 +1,4 @@
-"""Whatever a model returns, as arrays by name."""
+"""Whatever a model returns, as arrays."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kindler.serve.signature import Arrays
+from kindler.models.signature import Arrays
 
-__all__ = ["named"]
+__all__ = ["named", "plain"]
 
 
 def named(returned: Any, names: Sequence[str] = (), convert: Callable[[Any], Any] = np.asarray) -> Arrays:
@@ -27,3 +27,14 @@ def named(returned: Any, names: Sequence[str] = (), convert: Callable[[Any], Any
     if len(names) != len(returned):
         names = [f"output_{i}" for i in range(len(returned))]
     return {name: convert(value) for name, value in zip(names, returned, strict=True)}
+
+
+def plain(outputs: Any) -> Any:
+    """Tensors as arrays, however they are nested."""
+    if isinstance(outputs, Mapping):
+        return {str(key): plain(value) for key, value in outputs.items()}
+    if isinstance(outputs, list | tuple):
+        return type(outputs)(plain(value) for value in outputs)
+    if hasattr(outputs, "detach"):
+        return outputs.detach().cpu().numpy()
+    return outputs.numpy() if hasattr(outputs, "numpy") and not isinstance(outputs, np.ndarray) else outputs

@@ -16,21 +16,20 @@ from typing import Any
 import numpy as np
 
 from kindler.frameworks.keras import backends
-from kindler.serve.row_independence import free_rows, tried
-from kindler.serve.servables.outputs import named
-from kindler.serve.signature import Array, Arrays, Signature, TensorSpec, example
+from kindler.models.outputs import named
+from kindler.models.predictor import Predictor
+from kindler.models.row_independence import free_rows, tried
+from kindler.models.signature import Array, Arrays, Signature, TensorSpec, example
 
-__all__ = ["KerasServable"]
+__all__ = ["KerasPredictor"]
 
-_log = logging.getLogger("kindler.serve")
+_log = logging.getLogger("kindler.models")
 _MOST_CONSTANTS = 1 << 30  # bytes; a graph is a message of at most twice that
 _MOST_PROGRAMS = 64
 
 
-class KerasServable:
+class KerasPredictor(Predictor):
     """A model of Keras 3 or Keras 2."""
-
-    methods = ("predict",)
 
     def __init__(self, model: Any) -> None:
         self.signature = _signature(model)
@@ -46,7 +45,7 @@ class KerasServable:
         self._forward = make(model, self.signature)
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
-        """See `Servable`."""
+        """See `Predictor`."""
         returned = self._forward([inputs[spec.name] for spec in self.signature.inputs])
         return named(returned, [spec.name for spec in self.signature.outputs])
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kindler.serve.http_errors import Problem
+from kindler.errors import DataError
 
 __all__ = [
     "DEFAULT_SIGNATURE",
@@ -90,7 +90,7 @@ def fit(signature: Signature, given: Mapping[str, Array]) -> Arrays:
     """The inputs as the model takes them.
 
     Raises:
-        Problem: 400: a name, a shape, a dtype or a number of rows is not what the model takes.
+        DataError: a name, a shape, a dtype or a number of rows is not what the model takes.
     """
     specs = signature.inputs
     if len(specs) == 1 and len(given) == 1:
@@ -107,19 +107,19 @@ def rows_of(arrays: Mapping[str, Array]) -> int:
     """How many rows the inputs have.
 
     Raises:
-        Problem: 400: none, or not all the same.
+        DataError: none, or not all the same.
     """
     counts = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
     found = set(counts.values())
     if None in found:
         name = next(name for name, rows in counts.items() if rows is None)
-        raise Problem(400, f"the input {name!r} is one value; its first dimension must be the rows.")
+        raise DataError(f"the input {name!r} is one value; its first dimension must be the rows.")
     if len(found) != 1:
         shown = ", ".join(f"{name!r} has {rows}" for name, rows in counts.items())
-        raise Problem(400, f"the inputs have different numbers of rows: {shown}.")
+        raise DataError(f"the inputs have different numbers of rows: {shown}.")
     (rows,) = found
     if not rows:
-        raise Problem(400, "there are no rows in the request.")
+        raise DataError("there are no rows in the request.")
     return int(rows or 0)
 
 
@@ -130,11 +130,11 @@ def from_columns(signature: Signature, columns: Mapping[str, Array]) -> Arrays:
     side: by the names it was trained with if it has them, else in the order given.
 
     Raises:
-        Problem: 400: columns are missing, or do not fit together.
+        DataError: columns are missing, or do not fit together.
     """
     names = signature.names
     if not columns:
-        raise Problem(400, "there are no columns in the request.")
+        raise DataError("there are no columns in the request.")
     if len(names) > 1:
         return {name: columns[name] for name in names if name in columns} or dict(columns)
     if names[0] in columns and (len(columns) == 1 or columns[names[0]].ndim > 1):
@@ -145,8 +145,8 @@ def from_columns(signature: Signature, columns: Mapping[str, Array]) -> Arrays:
     if wanted is not None:
         missing = [name for name in wanted if name not in columns]
         if missing:
-            raise Problem(
-                400, f"the columns {', '.join(missing)} are missing; the model takes {_listed(wanted)}."
+            raise DataError(
+                f"the columns {', '.join(missing)} are missing; the model takes {_listed(wanted)}."
             )
         columns = {name: columns[name] for name in wanted}
     spec = signature.inputs[0]
@@ -161,12 +161,10 @@ def _beside(columns: Mapping[str, Array], spec: TensorSpec) -> Array:
         return only[:, None] if flat else only
     tall = [name for name, array in columns.items() if array.ndim != 1]
     if tall:
-        raise Problem(
-            400, f"the column {tall[0]!r} holds lists, and the model takes its columns side by side."
-        )
+        raise DataError(f"the column {tall[0]!r} holds lists, and the model takes its columns side by side.")
     if len({len(array) for array in arrays}) != 1:
         shown = ", ".join(f"{name!r} has {len(array)}" for name, array in columns.items())
-        raise Problem(400, f"the columns have different numbers of rows: {shown}.")
+        raise DataError(f"the columns have different numbers of rows: {shown}.")
     if any(array.dtype.kind == "O" for array in arrays):
         arrays = [array.astype(object) for array in arrays]
     return np.stack(arrays, axis=1)
@@ -178,14 +176,14 @@ def _check_names(signature: Signature, given: Mapping[str, Array]) -> None:
     other = [name for name in given if name not in names]
     if missing or other:
         told = f"the request has {_listed(list(given))}" if any(given) else "the request does not name them"
-        raise Problem(400, f"the model takes the inputs {_listed(names)}; {told}.")
+        raise DataError(f"the model takes the inputs {_listed(names)}; {told}.")
 
 
 def as_text(array: Array, name: str) -> Array:
     """The same with `str` for every bytes in it; other values stay what they are.
 
     Raises:
-        Problem: 400: some bytes are no UTF-8.
+        DataError: some bytes are no UTF-8.
     """
     if array.dtype.kind not in "OS":
         return array
@@ -197,8 +195,8 @@ def as_text(array: Array, name: str) -> Array:
         try:
             made[i] = item.decode() if type(item) is bytes else item
         except UnicodeDecodeError as exc:
-            raise Problem(
-                400, f"the input {name!r} has bytes that are no UTF-8 (value {i}); the model takes text."
+            raise DataError(
+                f"the input {name!r} has bytes that are no UTF-8 (value {i}); the model takes text."
             ) from exc
     shaped: Array = made.reshape(array.shape)
     return shaped
@@ -218,7 +216,7 @@ def _fitted(array: Array, spec: TensorSpec) -> Array:
     if target.kind == "O":
         return array.astype(object)
     if array.dtype.kind in "OUSV" or not _castable(array, target):
-        raise Problem(400, f"the input {spec.name!r} is {_kind(array)}, and the model takes {target.name}.")
+        raise DataError(f"the input {spec.name!r} is {_kind(array)}, and the model takes {target.name}.")
     with np.errstate(over="ignore"):  # beyond the largest float is infinity, as everywhere
         return array.astype(target)
 
@@ -242,8 +240,8 @@ def _check_shape(array: Array, spec: TensorSpec) -> None:
     if not fits:
         shown = ["rows", *("any" if size is None else size for size in wanted[1:])]
         told = ", ".join(map(str, shown))
-        raise Problem(
-            400, f"the input {spec.name!r} has the shape {list(array.shape)}; the model takes [{told}]."
+        raise DataError(
+            f"the input {spec.name!r} has the shape {list(array.shape)}; the model takes [{told}]."
         )
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kindler.serve.http_errors import Problem
-from kindler.serve.row_independence import free_rows, tried
-from kindler.serve.signature import Array, Arrays, Signature, example
+from kindler.errors import DataError
+from kindler.models.row_independence import free_rows, tried
+from kindler.models.signature import Array, Arrays, Signature, example
 
 __all__ = ["DeclaredRows"]
 
@@ -28,7 +28,7 @@ class DeclaredRows:
         outputs: The same of the outputs.
 
     Attributes:
-        joins: See `Servable`.
+        joins: See `Predictor`.
     """
 
     def __init__(
@@ -54,14 +54,13 @@ class DeclaredRows:
         """The outputs for any number of rows.
 
         Raises:
-            Problem: 400: the model takes one number of rows only, and these are not as many.
+            DataError: the model takes one number of rows only, and these are not as many.
         """
         rows, size = len(next(iter(inputs.values()))), self._size
         if size is None or rows == size:
             return self._run(inputs)
         if not self._fills:
-            raise Problem(
-                400,
+            raise DataError(
                 f"the model takes {size} rows at a time, and the request has {rows};"
                 " its outputs do not have a row for each of them, so they cannot be cut.",
             )

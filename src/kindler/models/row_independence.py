@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kindler.serve.signature import Array, Arrays
+from kindler.models.signature import Array, Arrays
 
 __all__ = ["Trial", "free_rows", "tried"]
 

@@ -1,0 +1,69 @@
+"""Stored models in memory: the server, the runtime, MLflow and the command line load them here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from kindler.errors import ConfigError
+from kindler.models.kind import ModelKind
+from kindler.models.predictor import Predictor
+from kindler.models.registry import MODEL_KINDS
+from kindler.store import Store, Version
+
+__all__ = ["LoadedModel", "load", "load_files", "wrap"]
+
+
+class LoadedModel:
+    """A model in memory.
+
+    Attributes:
+        kind: What its kind can do.
+        model: The model, as `read` of its kind returned it.
+    """
+
+    def __init__(self, kind: ModelKind, model: Any) -> None:
+        self.kind = kind
+        self.model = model
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The model, ready to predict. Made on first use: a verb of the model's own needs none."""
+        return self.kind.predictor(self.model)
+
+    def call(self, verb: str, /, *data: Any, **options: Any) -> Any:
+        """Run a verb of the runtime.
+
+        Raises:
+            ConfigError: Models of this kind do not have it.
+        """
+        verbs = self.kind.verbs
+        if verbs is not None and verb not in verbs:
+            raise ConfigError(
+                f"models of kind {self.kind.kind!r} have no {verb}; they have {', '.join(verbs)}."
+            )
+        return self.kind.call(self, verb, *data, **options)
+
+
+def load(store: Store, version: Version, *, trusted: bool) -> LoadedModel:
+    """Read a version of a model from its store.
+
+    Raises:
+        UntrustedError: Reading it could run code, and `trusted` was not given.
+        MissingExtraError: A package that it needs is not installed.
+    """
+    with store.files(version) as folder:
+        return load_files(version.kind, folder, version.meta, trusted=trusted)
+
+
+def load_files(kind: str, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> LoadedModel:
+    """Read the files of a version that lie in a folder, outside of any store."""
+    found = MODEL_KINDS.model_kind(kind)
+    return LoadedModel(found, found.read(folder, meta, trusted=trusted))
+
+
+def wrap(model: Any) -> LoadedModel:
+    """A model of the caller's; its kind is found by looking at it."""
+    return LoadedModel(MODEL_KINDS.kind_of(model), model)
