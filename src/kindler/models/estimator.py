@@ -54,4 +54,4 @@ class EstimatorHandler(Handler):
         for_model = {name: options.pop(name) for name in handler.get_options if name in options}
         model = handler.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
         make = Estimator.from_torch if handler.kind == "torch" else Estimator.from_keras
-        return make(model=model, **options).recall(meta["signature"], meta["history"])
+        return make(model=model, **options).restore_columns(meta["signature"], meta["history"])
