@@ -62,22 +62,24 @@ def main() -> None:
 
 def through_spark(spark: Any, frame: Any, ingest: Any) -> tuple[float, float]:
     """Seconds until two workers of a Spark gang have their tensors, and of it those in the workers."""
+    from kindler.data.column_options import ColumnOptions
     from kindler.data.row_order import Dealing
-    from kindler.estimator.inputs import ColumnOptions, prepare
+    from kindler.estimator.inputs.contract import SourceRequest
+    from kindler.estimator.inputs.recognise import recognise
     from kindler.spark import engine
 
     started = time.time()
     with tempfile.TemporaryDirectory() as folder:
         source, feed = None, None
         if frame is not None:
-            source, feed = prepare(
-                frame,
+            request = SourceRequest(
                 name="data",
-                options=ColumnOptions(feature_cols="features", label_cols="label"),
+                columns=ColumnOptions(feature_cols="features", label_cols="label"),
                 spark=spark,
                 ingest=ingest,
                 scratch=Path(folder),
             )
+            source, feed = recognise(frame).source(request)
         feeds = [feed] if feed is not None else []
         outcomes = engine.run(
             _job(source, CORES),

@@ -36,7 +36,7 @@ def entries(
         "predict": lambda: est.predict(feature),
         "get_model": est.get_model,
         "signature": lambda: est.signature,
-        "recall": lambda: make().recall(est.signature),
+        "restore_columns": lambda: make().restore_columns(est.signature),
         "get_train_summary": est.get_train_summary,
         "get_validation_summary": lambda: est._summaries and None,
         "save": lambda: est.save(saved),

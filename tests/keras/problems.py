@@ -16,7 +16,8 @@ from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Columns
 from kindler.data.sources import arrow_source
 from kindler.data.spool import Spool
-from kindler.estimator import fit
+from kindler.estimator.inputs.contract import SourceRequest
+from kindler.estimator.inputs.memory import MemoryInput
 
 WIDTH = 6
 
@@ -102,11 +103,11 @@ class Uneven:
 def deal(monkeypatch: pytest.MonkeyPatch, cuts: Sequence[int]) -> None:
     """Let workers have so many rows of what the next fits are given."""
 
-    def prepare(data: Any, *, options: ColumnOptions, scratch: Path, **_: Any) -> tuple[Uneven, None]:
-        source = arrow_source(data, options, scratch=scratch)
-        return Uneven(source.folder, source.columns, tuple(cuts)), None
+    def source(self: MemoryInput, request: SourceRequest) -> tuple[Uneven, None]:
+        whole = arrow_source(self.data, request.columns, scratch=request.scratch)
+        return Uneven(whole.folder, whole.columns, tuple(cuts)), None
 
-    monkeypatch.setattr(fit, "prepare", prepare)
+    monkeypatch.setattr(MemoryInput, "source", source)
 
 
 def global_batches(

@@ -18,7 +18,7 @@ from torch import nn
 from kindler import Estimator
 from kindler.data import parquet
 from kindler.errors import DataError
-from kindler.estimator.inputs import opener
+from kindler.estimator.inputs.files import opener
 from kindler.spark.direct_scan import plain_parquet
 from tests.spark.direct_facts import CASES, CLASSIC, outcome, reason
 

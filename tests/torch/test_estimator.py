@@ -251,7 +251,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
             load(estimator(), tmp_path / "junk.pt")
     with pytest.raises(ConfigError, match=r"junk\.kindler is not a whole checkpoint"):
         estimator().load_checkpoint(tmp_path / "junk.kindler")
-    with pytest.raises(NotFittedError, match="after fit"):
+    with pytest.raises(NotFittedError, match=r"call fit\(\) before"):
         estimator().save_checkpoint(tmp_path / "none.pt")
 
 

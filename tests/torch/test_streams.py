@@ -244,7 +244,7 @@ def test_wrong_arguments_are_refused_before_anything_starts() -> None:
 
     with pytest.raises(ConfigError, match="feature_cols is for data that has columns"):
         est.fit(loader_creator, feature_cols="x")
-    with pytest.raises(ConfigError, match="predict takes no functions and no loaders"):
+    with pytest.raises(ConfigError, match="predict does not take functions or data loaders"):
         est.predict(loader_creator)
     with pytest.raises(ConfigError, match=r"needs 3 arguments.*called with\s+\(config, batch_size\)"):
         est.fit(lambda config, batch_size, other: None)

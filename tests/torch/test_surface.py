@@ -188,7 +188,7 @@ def test_an_estimator_is_loaded_from_one_file_and_trains_on_with_its_optimizer(t
     again.fit(DATA, epochs=1, **OPTIONS)
     whole.fit(DATA, epochs=3, **OPTIONS)
     assert weights(again) == weights(whole)
-    with pytest.raises(ConfigError, match="seed is in the file already"):
+    with pytest.raises(ConfigError, match="seed is in the file and cannot be passed"):
         Estimator.load(tmp_path / "line.estimator", trusted=True, seed=4)
     (tmp_path / "other.pt").write_bytes(b"something")
     with pytest.raises(ConfigError, match="is not a whole file of an estimator"):

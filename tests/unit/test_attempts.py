@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from kindler import RunSettings
-from kindler.data.column_options import ColumnOptions
 from kindler.engine.outcome import Outcome
 from kindler.errors import WorkerLost
 from kindler.estimator import fit
-from kindler.estimator.fit import Model, Plan
+from kindler.estimator.fit import RunPlan
+from kindler.estimator.inputs.memory import MemoryInput
+from kindler.estimator.model import FrameworkModel
 from kindler.train.checkpoint_file import Header, write_checkpoint
+from kindler.train.options import FitOptions
 from kindler.train.task import Task
 
 RUN = "run-1"
@@ -31,8 +33,17 @@ def kept(
 
 def task(folder: Path | None) -> Task:
     return Task(
-        framework="torch", data=None, run_id=RUN, epochs=3, batch_size=8, model_dir=folder and str(folder)
+        framework="torch",
+        options=FitOptions(epochs=3, batch_size=8),
+        data=None,  # type: ignore[arg-type]
+        run_id=RUN,
+        model_dir=folder and str(folder),
     )
+
+
+def plan(**fields: Any) -> RunPlan:
+    model = FrameworkModel(framework="torch", spec=None, pack=bytes, lacking=list, against_several=list)
+    return RunPlan(model=model, data=MemoryInput({}), options=FitOptions(), **fields)
 
 
 class Crew:
@@ -97,14 +108,9 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
             raise fit._ExecutorsAreBack("the lost executors are back.")
         return results
 
-    plan = Plan(
-        model=Model(framework="torch", spec=None, pack=bytes, lacking=list, against_several=list),
-        data=None,
-        options=ColumnOptions(),
-        settings=RunSettings(max_failures=1, retry_backoff_s=0.01),
-    )
+    once = plan(settings=RunSettings(max_failures=1, retry_backoff_s=0.01))
 
-    assert fit._Attempts(plan, task(tmp_path), launch, said.append).run() is results
+    assert fit._Attempts(once, task(tmp_path), launch, said.append).run() is results
     assert began_with == [0, 1, 1]
     assert "failure 1 of at most 1" in said[0]
     assert said[1].startswith("the lost executors are back. It goes on from")
@@ -112,13 +118,7 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
 
 
 def test_local_runs_always_have_the_workers_that_were_asked_for() -> None:
-    plan = Plan(
-        model=Model(framework="torch", spec=None, pack=bytes, lacking=list, against_several=list),
-        data=None,
-        options=ColumnOptions(),
-        workers=3,
-    )
-    crew = fit._Crew(plan, None, lambda line: None)
+    crew = fit._Crew(plan(workers=3), None, lambda line: None)
     crew.gather()
 
     assert (crew.size, crew.full, crew.could_be_full) == (3, 3, False)

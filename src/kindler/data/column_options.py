@@ -1,10 +1,10 @@
-"""Which columns of the data a run uses: the user's words checked against what is there."""
+"""Which columns of the data a run uses: what the user asked for, checked against what the data has."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -25,14 +25,14 @@ class ColumnOptions:
     """Which columns of the data the model takes, and as what.
 
     Attributes:
-        feature_cols: The inputs, in the model's order; None looks for "features" or "x".
-        label_cols: The targets, in the loss's order; None looks for "label" or "y".
-        weight_col: A weight per row; it travels as the last of the labels.
-        dtypes: numpy dtypes by column.
-        shapes: Shapes of one row by column.
-        stack_features: Join the features to one matrix.
-        allow_nan: For all columns, or the names of those where NaN is a value.
-        need_labels: Whether targets must be found when none are named.
+        feature_cols: The model's input columns, in its order. None looks for "features" or "x".
+        label_cols: The target columns. None looks for "label" or "y".
+        weight_col: Keras only: a column with the weight of each row.
+        dtypes: numpy dtypes, by column. Binary columns need one.
+        shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
+        stack_features: Whether to join all feature columns into one float32 matrix.
+        allow_nan: Whether NaN is an allowed value, for all columns or for the ones named.
+        need_labels: Whether label columns are looked for where none are named.
     """
 
     feature_cols: Names = None
@@ -40,29 +40,49 @@ class ColumnOptions:
     weight_col: str | None = None
     dtypes: Mapping[str, Any] | None = None
     shapes: Mapping[str, int | Sequence[int]] | None = None
-    stack_features: bool = False
-    allow_nan: bool | Sequence[str] = False
+    stack_features: bool | None = None
+    allow_nan: bool | Sequence[str] | None = None
     need_labels: bool = True
+
+    def or_else(self, known: ColumnOptions) -> ColumnOptions:
+        """These options, completed with `known` where they are None."""
+        missing = {f.name: getattr(known, f.name) for f in fields(self) if getattr(self, f.name) is None}
+        return replace(self, **missing)
+
+    def within(self, available: Collection[str]) -> ColumnOptions:
+        """What of these options makes sense for data that has these columns only."""
+        nan = self.allow_nan
+        return replace(
+            self,
+            feature_cols=self.feature_cols if set(self.features or ()) <= set(available) else None,
+            label_cols=self.label_cols if set(self.labels or ()) <= set(available) else None,
+            shapes={name: shape for name, shape in (self.shapes or {}).items() if name in available},
+            dtypes={name: dtype for name, dtype in (self.dtypes or {}).items() if name in available},
+            allow_nan=nan
+            if nan is None or isinstance(nan, bool)
+            else [name for name in _listed(nan) or () if name in available],
+        )
 
     @property
     def features(self) -> list[str] | None:
-        """The inputs that were named, as a list; None where they were not."""
+        """The feature columns as a list; None if they were not named."""
         return _listed(self.feature_cols)
 
     @property
     def labels(self) -> list[str] | None:
-        """The same for targets."""
+        """The label columns as a list; None if they were not named."""
         return _listed(self.label_cols)
 
     def plan(self, available: Mapping[str, Any] | Sequence[str]) -> Columns:
         """The columns of a run.
 
         Args:
-            available: The names that the data has; a mapping to Arrow types lets strings be refused here.
+            available: The columns of the data. With their Arrow types, columns that no model takes are
+                refused here.
 
         Raises:
-            ConfigError: A name, dtype or shape that does not fit the data.
-            DataError: A column whose type cannot feed a model.
+            ConfigError: A name, dtype or shape does not fit the data.
+            DataError: A column has a type that cannot feed a model.
         """
         names = list(available)
         features, labels = _chosen(names, self.features, self.labels, self.need_labels)
@@ -75,7 +95,8 @@ class ColumnOptions:
             _require(names, wanted, argument)
             _refuse_twice(wanted, argument)
         dtypes, shapes = self.dtypes or {}, self.shapes or {}
-        nan = [] if isinstance(self.allow_nan, bool) else _listed(self.allow_nan) or []
+        allow_nan = self.allow_nan or False
+        nan = [] if isinstance(allow_nan, bool) else _listed(allow_nan) or []
         for argument, given in (("dtypes", dtypes), ("shapes", shapes), ("allow_nan", nan)):
             _require(names, given, argument)
         dtype_of = {name: _dtype_name(name, given) for name, given in dtypes.items()}
@@ -87,7 +108,7 @@ class ColumnOptions:
                 role=role,
                 dtype=dtype_of.get(name),
                 shape=shape_of.get(name),
-                allow_nan=self.allow_nan if isinstance(self.allow_nan, bool) else name in nan,
+                allow_nan=allow_nan if isinstance(allow_nan, bool) else name in nan,
             )
             _check_type(available, column)
             return column
@@ -95,7 +116,7 @@ class ColumnOptions:
         return Columns(
             features=tuple(made(name, "feature") for name in features),
             labels=tuple(made(name, "label") for name in labels),
-            stack_features=self.stack_features,
+            stack_features=bool(self.stack_features),
         )
 
 
@@ -108,7 +129,7 @@ def _listed(names: Names) -> list[str] | None:
 def _chosen(
     names: Sequence[str], features: list[str] | None, labels: list[str] | None, need_labels: bool
 ) -> tuple[list[str], list[str]]:
-    """Both as the user named them, or by the usual names; a pair of names counts as one."""
+    """Feature and label columns as named, or else by the usual names, which count as a pair."""
     find_labels = labels is None and need_labels
     for feature, label in _DEFAULTS:
         if (features is None and feature not in names) or (find_labels and label not in names):
@@ -118,8 +139,8 @@ def _chosen(
     unnamed = {"feature_cols": features is None, "label_cols": find_labels}
     arguments = [f"{argument}=[...]" for argument, missing in unnamed.items() if missing]
     raise ConfigError(
-        f"which columns does the model take? The data has {list(names)}; only 'features' and 'label',"
-        f" or 'x' and 'y', are found by themselves.\nHint: pass {' and '.join(arguments)}."
+        f"which columns does the model take? The data has {list(names)}; only 'features' and 'label', or 'x'"
+        f" and 'y', are found without being named.\nHint: pass {' and '.join(arguments)}."
     )
 
 
@@ -134,14 +155,14 @@ def _require(names: Sequence[str], wanted: Iterable[str], argument: str) -> None
 def _refuse_twice(wanted: Sequence[str], argument: str) -> None:
     twice = sorted({name for name in wanted if wanted.count(name) > 1})
     if twice:
-        raise ConfigError(f"{argument}: {twice} more than once.")
+        raise ConfigError(f"{argument}: {twice} appear more than once.")
 
 
 def _dtype_name(column: str, given: Any) -> str:
     try:
         dtype = np.dtype(given)
     except TypeError as exc:
-        raise ConfigError(f"dtypes={{{column!r}: {given!r}}}: numpy knows no such dtype.") from exc
+        raise ConfigError(f"dtypes={{{column!r}: {given!r}}}: not a numpy dtype.") from exc
     if dtype.kind not in "biuf":
         raise ConfigError(
             f"dtypes={{{column!r}: {given!r}}}: a model takes integers, floats or booleans,"

@@ -1,7 +1,7 @@
 """The front door: one object that trains, evaluates and scores a model, wherever the data is.
 
-It joins the parts and decides nothing that a part could decide: `inputs` finds the way in for the data, an
-engine starts the workers, `train` runs on them, `inference` scores.
+It joins the parts and decides nothing that a part could decide: `inputs` recognises the data, an engine
+starts the workers, `train` runs on them, `inference` scores.
 """
 
 from __future__ import annotations
@@ -18,38 +18,33 @@ from kindler.config import RunSettings
 from kindler.data.column_options import ColumnOptions, Names
 from kindler.engine import local
 from kindler.errors import ConfigError, NotFittedError, UntrustedError
-from kindler.estimator import predict
 from kindler.estimator.checks import (
-    at_least_one,
     backend_complaints,
     callback_complaints,
     checkpoint_complaints,
+    column_complaints,
     engine_complaints,
-    epoch_complaints,
-    ingest_complaints,
     keras_complaints,
-    needs,
-    predict_complaints,
     refuse,
     seed_complaints,
-    stream_complaints,
 )
-from kindler.estimator.fit import Engine, Model, Plan, Results, job_of, run
-from kindler.estimator.inputs import Ingest, choose_engine, fitting
+from kindler.estimator.fit import RunPlan, RunResults, job_of, run
+from kindler.estimator.inputs.contract import Input, ScoreRequest
+from kindler.estimator.inputs.recognise import Engine, choose_engine, recognise
+from kindler.estimator.model import FrameworkModel, LiveModel, keras_model, torch_model
 from kindler.files import beside, folder_at, place, split
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train import estimator_file
 from kindler.train.checkpoint_dir import is_model_file, latest
 from kindler.train.checkpoint_file import Header, is_checkpoint, read_checkpoint, write_checkpoint
-from kindler.train.driver_callbacks import Watch, divided
+from kindler.train.driver_callbacks import Watch, Watcher, divided
 from kindler.train.history import History
-from kindler.train.run_params import run_facts
+from kindler.train.options import EvaluateOptions, FitOptions, Ingest, PredictOptions
+from kindler.train.run_params import run_params
 from kindler.train.summaries import Summaries
-from kindler.train.task import ENDLESS
 from kindler.train.tensorboard import board, log_folder
 from kindler.train.triggers import Trigger
-from kindler.xshards import XShards
 
 __all__ = ["Estimator"]
 
@@ -57,7 +52,7 @@ Hear = Callable[[Mapping[str, Any]], None]
 
 
 class Door:
-    """`Estimator.load`: called on the class it makes an estimator, called on one it gives it weights."""
+    """`Estimator.load`: on the class it makes an estimator, on an instance it loads weights into it."""
 
     @overload
     def __get__(self, est: None, cls: type[Estimator]) -> Callable[..., Estimator]: ...
@@ -68,15 +63,15 @@ class Door:
 
 
 class Estimator:
-    """Trains, evaluates and scores one model over any number of workers.
+    """Trains, evaluates and scores a model on any number of workers.
 
-    Make one with `Estimator.from_torch`. The same object goes on from where it is: a second `fit` continues
-    training, `predict` uses what has been trained so far.
+    Create one with `Estimator.from_torch` or `Estimator.from_keras`. An estimator keeps what it has learned:
+    a second `fit` continues training, and `predict` uses the weights trained so far.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: FrameworkModel,
         *,
         workers: int | None,
         engine: Engine,
@@ -93,10 +88,9 @@ class Estimator:
         self._model_dir = None if model_dir is None else place(model_dir)
         self._seed = int(seed)
         self._settings = settings
-        self._state = b""
-        self._options: ColumnOptions | None = None
+        self._live = LiveModel(model, self._seed)
+        self._columns = ColumnOptions()
         self._layout: dict[str, Any] = {}
-        self._live: Any = None
         self._log_dir = None if log_dir is None else log_folder(log_dir)
         self._summaries = Summaries()
         self.history = History()
@@ -127,33 +121,35 @@ class Estimator:
         backend: str | None = None,
         log_dir: str | PathLike[str] | None = None,
     ) -> Estimator:
-        """An estimator of a PyTorch model.
+        """Create an estimator from a PyTorch model.
 
         Args:
-            model: An `nn.Module`, or a creator: any callable that returns one, called with `config`.
-            optimizer: An `Optimizer` over the model's parameters; a class of one or a partial of it; or a
-                creator called with `(model, config)`. Not needed to evaluate or predict.
-            loss: A loss module, a function `(outputs, targets)`, or a creator called with `config`.
-            metrics: One, a list, or a dict of name to metric: torchmetrics objects, functions
-                `(outputs, targets)` that are means over rows, or "accuracy", "mse", "mae".
+            model: An `nn.Module`, or a creator: a callable that is called with `config` and returns one.
+            optimizer: An `Optimizer` over the model's parameters; an optimizer class or a partial of one; or
+                a creator that is called with `(model, config)`. Not needed to evaluate or predict.
+            loss: A loss module, a function of `(outputs, targets)`, or a creator that is called with
+                `config`.
+            metrics: A metric, a list, or a dict from names to metrics: torchmetrics objects, functions of
+                `(outputs, targets)` that return a mean over rows, or "accuracy", "mse", "mae".
             scheduler_creator: Called with `(optimizer, config)`; returns a learning-rate scheduler.
-            scheduler_step: Whether the scheduler moves after each "epoch" or each "step".
-            config: What creators are given.
-            workers: How many; None is one for each slot of the Spark application, or each core.
-            engine: "spark", "local", or "auto": Spark when the data is Spark's.
+            scheduler_step: Whether the scheduler steps after each "epoch" or each "step".
+            config: The argument of all creators.
+            workers: Number of workers. None is one per slot of the Spark application, or one per core.
+            engine: "spark", "local", or "auto": Spark if the data is in Spark.
             device: "auto", "cpu", "cuda" or "cuda:N".
-            model_dir: The folder of checkpoints, or a URL that fsspec knows; see `fit`. Workers on several
-                machines must share it.
-            seed: Decides initial weights of creators, the order of rows, and dropout.
-            precision: "bf16" computes forward passes in bfloat16 where torch finds it safe.
-            clip_norm: The largest norm of the whole gradient.
-            clip_value: The largest absolute value of any element of it.
-            accumulation_steps: Forward and backward passes per step; less memory, same result.
+            model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
+                several machines must share it.
+            seed: Decides the initial weights that creators draw, the order of rows, and dropout.
+            precision: "bf16" runs forward passes in bfloat16 where torch considers it safe.
+            clip_norm: Clip the gradient to this norm.
+            clip_value: Clip each element of the gradient to this absolute value.
+            accumulation_steps: Split each step into this many forward and backward passes: less memory, same
+                result.
             inputs: "positional" calls `model(*columns)`, "dict" calls `model({name: column})`.
             settings: Time limits, threads, shared memory.
-            backend: Accepted for programs written for Orca ("bigdl", "torch_distributed", "horovod",
-                "spark", "ray"); all of them mean what Kindler does anyway.
-            log_dir: Where event files for TensorBoard are written, by the driver.
+            backend: Accepted for programs written for Orca ("bigdl", "torch_distributed", "horovod", "spark",
+                "ray"), without effect.
+            log_dir: The folder that the driver writes event files for TensorBoard to.
         """
         FRAMEWORKS.load("torch")
         from kindler.frameworks.torch.spec import TorchSpec, check
@@ -180,7 +176,7 @@ class Estimator:
         )
         uses_torchmetrics = "torchmetrics" in {type(m).__module__.partition(".")[0] for m in _flat(metrics)}
         return cls(
-            _torch_model(spec, ("torchmetrics",) if uses_torchmetrics else ()),
+            torch_model(spec, ("torchmetrics",) if uses_torchmetrics else ()),
             workers=workers,
             engine=engine,
             device=device,
@@ -209,41 +205,43 @@ class Estimator:
         log_dir: str | PathLike[str] | None = None,
         settings: RunSettings | None = None,
     ) -> Estimator:
-        """An estimator of a Keras model: Keras 3 on TensorFlow, JAX or PyTorch, or Keras 2 as `tf_keras`.
+        """Create an estimator from a Keras model: Keras 3 on any backend, or Keras 2 as `tf_keras`.
 
         Args:
             model: A compiled model: functional, sequential or subclassed.
-            model_creator: Instead of a model: a callable that returns a compiled one, called with `config`.
-            config: What creators are given.
-            compile_args_creator: Called with `config`; returns the arguments of `compile` for a model that
+            model_creator: Instead of `model`: a callable that is called with `config` and returns a compiled
+                model.
+            config: The argument of all creators.
+            compile_args_creator: Called with `config`; returns the arguments of `compile`, for a model that
                 is not compiled yet.
-            workers: How many; None is one for each slot of the Spark application, or each core.
-            engine: "spark", "local", or "auto": Spark when the data is Spark's.
-            model_dir: The folder of checkpoints; see `fit`.
-            seed: Decides initial weights of creators, the order of rows, and dropout.
-            keras_backend: What workers compute with; None is what the model was made with, or what
+            workers: Number of workers. None is one per slot of the Spark application, or one per core.
+            engine: "spark", "local", or "auto": Spark if the data is in Spark.
+            model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
+                several machines must share it.
+            seed: Decides the initial weights that creators draw, the order of rows, and dropout.
+            keras_backend: The backend of the workers. None is the backend of the model, or the one that
                 `import keras` would choose here.
             device: "auto", "cpu" or "cuda".
-            inputs: How several feature columns reach the model: in order ("positional"), by name ("dict"),
-                or by name where its inputs are named as the columns are ("auto").
-            log_dir: Where event files for TensorBoard are written.
+            inputs: How several feature columns are passed to the model: in order ("positional"), by name
+                ("dict"), or by name if the model's inputs have the names of the columns ("auto").
+            log_dir: The folder that the driver writes event files for TensorBoard to.
             settings: Time limits, threads, shared memory.
         """
         from kindler.frameworks.keras import backends
         from kindler.frameworks.keras.spec import KerasSpec, check
 
-        given = KerasSpec(
+        spec = KerasSpec(
             model=model,
             model_creator=model_creator,
             compile_args_creator=compile_args_creator,
             config=dict(config or {}),
             inputs=inputs,
         )
-        refuse(*check(given), *engine_complaints(workers, engine), *seed_complaints(seed))
+        refuse(*check(spec), *engine_complaints(workers, engine), *seed_complaints(seed))
         chosen = backends.backend_of(model, keras_backend)
         backends.require(chosen)
         return cls(
-            _keras_model(replace(given, backend=chosen)),
+            keras_model(replace(spec, backend=chosen)),
             workers=workers,
             engine=engine,
             device=device,
@@ -283,149 +281,130 @@ class Estimator:
         class_weight: Mapping[int, float] | None = None,
         sample_weight_col: str | None = None,
     ) -> History:
-        """Train on every row of `data` once per epoch.
+        """Train the model: every epoch uses each row of `data` once.
 
         Args:
             data: A Spark DataFrame, an `XShards` (of `{"x": ..., "y": ...}` or of DataFrames), a Parquet path
                 or list of paths, a dict or tuple of numpy arrays, a pandas DataFrame, a pyarrow Table, or a
                 Hugging Face or ray dataset. Or batches that your own code makes: a torch `DataLoader`, a
-                `tf.data.Dataset`, or a function of `(config, batch_size)` that returns one of these, a keras
+                `tf.data.Dataset`, or a function of `(config, batch_size)` that returns one of these, a Keras
                 `PyDataset`, or an iterable of batches.
-            epochs: How many more epochs; None is one, or as many as `max_steps` takes, or until `end_trigger`
-                fires.
-            batch_size: Rows per step over all workers.
-            feature_cols: The model's input columns, in its order; None finds "features" or "x".
-            label_cols: The target columns; None finds "label" or "y".
-            validation_data: Evaluated after each epoch; may be of another kind than `data`.
-            callbacks: `kindler.Callback` objects, or for a Keras model those of Keras; and for either
-                `kindler.MLflowLogger`.
-            max_steps: Optimizer steps after which to end, also in the middle of an epoch; with `epochs`, what
-                comes first.
-            verbose: 0 shows neither progress nor what workers print.
+            epochs: Number of epochs to train. None trains one, or as many as it takes until `max_steps` or
+                `end_trigger` ends the run.
+            batch_size: Rows per step, over all workers together.
+            feature_cols: The model's input columns, in its order. None looks for "features" or "x".
+            label_cols: The target columns. None looks for "label" or "y".
+            validation_data: Data to evaluate after each epoch; may be of another kind than `data`.
+            callbacks: `kindler.Callback` objects; for a Keras model, callbacks of Keras. They run on the
+                workers. For either, `kindler.MLflowLogger`, which runs on the driver.
+            max_steps: Optimizer steps after which training ends, also in the middle of an epoch.
+            verbose: 0 shows neither progress nor the output of the workers.
             shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
-            dtypes: numpy dtypes, by column; binary columns need theirs.
-            stack_features: Join all feature columns to one float32 matrix.
-            allow_nan: Whether NaN is a value, for all columns or those named.
-            shuffle: Take rows in a new order each epoch, fixed by the seed.
-            ingest: How a DataFrame comes in: "direct" (workers read its Parquet files), "inline" (through
-                Spark), or "auto": direct where the frame is provably a plain scan.
-            steps_per_epoch: Steps of an epoch, each going on with the rows where the last one ended; None is
+            dtypes: numpy dtypes, by column. Binary columns need one.
+            stack_features: Whether to join all feature columns into one float32 matrix.
+            allow_nan: Whether NaN is an allowed value, for all columns or for the ones named.
+            shuffle: Whether each epoch takes the rows in a new order, which the seed decides.
+            ingest: How the rows of a Spark DataFrame reach the workers: "direct" (the workers read its
+                Parquet files), "inline" (Spark sends them), or "auto": direct where the DataFrame is a plain
+                scan of files.
+            steps_per_epoch: Steps of an epoch; the next epoch continues with the rows that follow. None is
                 one pass over all rows.
-            end_trigger: Ends the run when it fires, or when `epochs` are over; what comes first.
-            checkpoint_trigger: When a checkpoint is written to `model_dir`; None is after every epoch.
-            keep_checkpoints: How many of the newest checkpoints are kept, whichever run wrote them; None
-                keeps all. The newest one of an epoch's end is kept besides.
-            best_metric: A figure of the history ("val_loss", "max:val_gain"); the checkpoint of the epoch
-                where it was best is kept too.
-            resume: Go on from the newest whole checkpoint in `model_dir`, with any number of workers, to
-                where the run that wrote it would have ended. Begins anew where there is none.
-            initial_epoch: As in Keras: count epochs from here, and `epochs` is the number of the last one.
-            validation_freq: Validate after every so many epochs, or after those of these numbers.
-            class_weight: For Keras: weights of rows by their label.
-            sample_weight_col: For Keras: a column with a weight per row.
+            end_trigger: Ends training when it fires, unless `epochs` or `max_steps` ends it earlier.
+            checkpoint_trigger: When a checkpoint is written to `model_dir`. None is after every epoch.
+            keep_checkpoints: How many of the newest checkpoints to keep, whichever run wrote them, besides
+                the newest that was written at the end of an epoch. None keeps all.
+            best_metric: A metric of the history, such as "val_loss" or "max:val_gain"; the checkpoint of its
+                best epoch is kept, too.
+            resume: Continue from the newest complete checkpoint in `model_dir`, with any number of workers,
+                to where the run that wrote it would have ended. Starts from the beginning if there is none.
+            initial_epoch: As in Keras: the epoch to start counting from; `epochs` is then the number of the
+                last epoch.
+            validation_freq: Validate every so many epochs, or after the epochs with these numbers.
+            class_weight: Keras only: the weight of a row by its label.
+            sample_weight_col: Keras only: a column with the weight of each row.
 
         Returns:
-            A row per epoch; after `resume` also those of the run's earlier part.
+            One row per epoch; after `resume`, also those of the earlier part of the run.
 
         Raises:
-            ConfigError: An argument cannot work (before any worker starts).
+            ConfigError: An argument cannot work. Raised before any worker starts.
             DataError: A value in the data cannot be used.
-            WorkerError: The model's own code raised; it is also an instance of what was raised.
-            WorkerLost: A worker went away. With `model_dir` the run has then gone on from its newest
+            WorkerError: The model's own code raised an error; this is also an instance of that error's class.
+            WorkerLost: A worker died. With `model_dir`, the run has by then been continued from its newest
                 checkpoint as often as `RunSettings.max_failures` allows.
         """
-        watchers, callbacks = divided(callbacks)
-        options = ColumnOptions(
-            feature_cols=feature_cols,
-            label_cols=label_cols,
-            weight_col=sample_weight_col,
-            shapes=shapes,
-            dtypes=dtypes,
-            stack_features=stack_features,
-            allow_nan=allow_nan,
-        )
-        refuse(
-            *self._model.lacking(self._model.spec, "optimizer", "loss"),
-            *keras_complaints(
-                self._model.framework, class_weight=class_weight, sample_weight_col=sample_weight_col
-            ),
-            *epoch_complaints(_epochs(epochs, max_steps, end_trigger), initial_epoch, validation_freq),
-            *at_least_one(
-                epochs=epochs,
-                batch_size=batch_size,
-                max_steps=max_steps,
-                steps_per_epoch=steps_per_epoch,
-                keep_checkpoints=keep_checkpoints,
-            ),
-            *checkpoint_complaints(
-                model_dir=self._model_dir,
-                resume=resume,
-                best_metric=best_metric,
-                validated=validation_data is not None,
-                checkpoint_trigger=checkpoint_trigger,
-                end_trigger=end_trigger,
-            ),
-            *ingest_complaints(ingest),
-            *stream_complaints(
-                data,
-                validation_data,
+        watchers, on_workers = divided(callbacks)
+        options = FitOptions(
+            batch_size=batch_size,
+            columns=ColumnOptions(
                 feature_cols=feature_cols,
                 label_cols=label_cols,
-                sample_weight_col=sample_weight_col,
+                weight_col=sample_weight_col,
                 shapes=shapes,
                 dtypes=dtypes,
                 stack_features=stack_features,
+                allow_nan=allow_nan,
             ),
-            *callback_complaints(
-                callbacks, framework=self._model.framework, validated=validation_data is not None
-            ),
+            ingest=ingest,
+            verbose=verbose,
+            epochs=epochs,
+            callbacks=tuple(on_workers),
+            max_steps=max_steps,
+            shuffle=shuffle,
+            steps_per_epoch=steps_per_epoch,
+            end_trigger=end_trigger,
+            checkpoint_trigger=checkpoint_trigger,
+            keep_checkpoints=keep_checkpoints,
+            best_metric=best_metric,
+            resume=resume,
+            initial_epoch=initial_epoch,
+            validation_freq=validation_freq if isinstance(validation_freq, int) else tuple(validation_freq),
+            class_weight=None if class_weight is None else dict(class_weight),
         )
-        facts = run_facts(
-            self._model.spec,
-            framework=self._model.framework,
-            engine=choose_engine(self._engine, data, validation_data),
+        return self._fit(recognise(data), _recognised(validation_data), options, watchers)
+
+    def _fit(
+        self, data: Input, validation: Input | None, options: FitOptions, watchers: Sequence[Watcher]
+    ) -> History:
+        model, validated = self._model, validation is not None
+        refuse(
+            *model.lacking(model.spec, "optimizer", "loss"),
+            *keras_complaints(model.framework, options),
+            *options.complaints(),
+            *checkpoint_complaints(options, model_dir=self._model_dir, validated=validated),
+            *column_complaints(options.columns, data, validation),
+            *callback_complaints(options.callbacks, framework=model.framework, validated=validated),
+        )
+        inputs = [data] if validation is None else [data, validation]
+        params = run_params(
+            model.spec,
+            options,
+            framework=model.framework,
+            engine=choose_engine(self._engine, *inputs),
             workers=self._workers,
             device=self._device,
             seed=self._seed,
-            batch_size=batch_size,
-            epochs=epochs,
-            steps_per_epoch=steps_per_epoch,
-            max_steps=max_steps,
-            shuffle=shuffle,
         )
-        with Watch(watchers).over(self, facts) as watch:
+        with (
+            Watch(watchers).over(self, params) as watch,
+            board(self._log_dir) as sink,
+            self._summaries.writing(sink),
+        ):
             results = self._run(
                 data,
-                validation_data,
-                options=options,
-                ingest=ingest,
-                verbose=verbose,
-                what="epoch",
-                resume=resume,
-                batch_size=batch_size,
-                epochs=_epochs(epochs, max_steps, end_trigger) - (initial_epoch or 0),
-                initial_epoch=initial_epoch,
-                validation_freq=validation_freq
-                if isinstance(validation_freq, int)
-                else tuple(validation_freq),
-                class_weight=None if class_weight is None else dict(class_weight),
-                weighted=sample_weight_col is not None,
-                max_steps=max_steps,
-                steps_per_epoch=steps_per_epoch,
-                end_trigger=end_trigger,
-                checkpoint_trigger=checkpoint_trigger,
-                keep_checkpoints=keep_checkpoints,
-                best_metric=best_metric,
-                shuffle=shuffle,
-                callbacks=tuple(callbacks or ()),
+                options,
+                validation=validation,
                 model_dir=self._model_dir,
-                watch=watch,
+                log_steps=sink is not None,
+                hear=_both(self._summaries.report, watch.report),
             )
-            self._layout, self._options = results.layout, replace(options, weight_col=None)
-            self._set_state(results.state)
-            began = results.rows[0]["epoch"] if resume and results.rows else math.inf
-            before = [row for row in self.history if row["epoch"] < began]
-            self.history = History([*before, *results.rows])
+            self._summaries.finish(results.rows)
+            watch.finish(results.rows)
+            self._layout, self._columns = results.layout, replace(options.columns, weight_col=None)
+            self._live.state = results.state
+            first = results.rows[0]["epoch"] if options.resume and results.rows else math.inf
+            earlier = [row for row in self.history if row["epoch"] < first]
+            self.history = History([*earlier, *results.rows])
         return History(results.rows)
 
     @leaves_no_trace
@@ -443,38 +422,41 @@ class Estimator:
         allow_nan: bool | Sequence[str] | None = None,
         ingest: Ingest = "auto",
     ) -> dict[str, Any]:
-        """Judge the model on every row of `data`, once.
+        """Evaluate the model on every row of `data`.
 
-        `data` is of any kind that `fit` takes, an `XShards` among them. Columns that are not named are those
-        of the last `fit`. Returns loss, each metric by its name, and num_samples, as a single process would
-        have computed them.
+        Args:
+            data: Data of any kind that `fit` takes.
+            batch_size: Rows per step, over all workers together.
+            feature_cols: The model's input columns. None takes those of the last `fit`, as do the options
+                below.
+            label_cols: The target columns.
+            verbose: 0 shows neither progress nor the output of the workers.
+            shapes: The shape of one row, by column.
+            dtypes: numpy dtypes, by column.
+            stack_features: Whether to join all feature columns into one float32 matrix.
+            allow_nan: Whether NaN is an allowed value, for all columns or for the ones named.
+            ingest: How the rows of a Spark DataFrame reach the workers; see `fit`.
+
+        Returns:
+            The loss, each metric by its name, and `num_samples`: the values that a single process computes.
         """
-        options = self._column_options(
-            data, feature_cols, label_cols, shapes, dtypes, stack_features, allow_nan
+        given = recognise(data)
+        columns = ColumnOptions(
+            feature_cols=feature_cols,
+            label_cols=label_cols,
+            shapes=shapes,
+            dtypes=dtypes,
+            stack_features=stack_features,
+            allow_nan=allow_nan,
         )
+        options = EvaluateOptions(batch_size=batch_size, columns=columns, ingest=ingest, verbose=verbose)
         refuse(
             *self._model.lacking(self._model.spec, "loss"),
-            *at_least_one(batch_size=batch_size),
-            *ingest_complaints(ingest),
-            *stream_complaints(
-                data,
-                feature_cols=feature_cols,
-                label_cols=label_cols,
-                shapes=shapes,
-                dtypes=dtypes,
-                stack_features=stack_features,
-            ),
+            *options.complaints(),
+            *column_complaints(columns, given),
         )
-        results = self._run(
-            data,
-            None,
-            options=options,
-            ingest=ingest,
-            verbose=verbose,
-            what="evaluate",
-            batch_size=batch_size,
-        )
-        return results.rows[0]
+        options = replace(options, columns=given.complete(columns, self._columns))
+        return self._run(given, options, hear=self._summaries.report).rows[0]
 
     @leaves_no_trace
     def predict(
@@ -493,202 +475,212 @@ class Estimator:
     ) -> Any:
         """Score every row of `data`.
 
-        A Spark DataFrame gives a lazy DataFrame with the outputs appended, batch or streaming. Arrays, a
-        pandas DataFrame and a pyarrow Table give their own kind back. An `XShards` gives another in the same
-        home: a dict gets `prediction` beside `x`, a DataFrame a column. A Parquet path writes Parquet files.
+        What comes back is of the same kind as the data. A Spark DataFrame, batch or streaming, gives a lazy
+        DataFrame with the outputs as new columns. Arrays, a pandas DataFrame and a pyarrow Table give the
+        same. An `XShards` gives an `XShards`: its dicts get a `prediction` beside `x`, its DataFrames a
+        column. For a Parquet path the scored rows are written to Parquet files.
 
         Args:
-            data: What to score.
+            data: The rows to score.
             batch_size: Rows per call of the model.
-            feature_cols: The model's input columns; None takes those of the last `fit`.
-            output_cols: What to call the outputs; None is "prediction" ("prediction_0", ... for several), or
-                the names that the model itself gives them by returning a dict.
-            output_path: Where a Parquet path's scored rows are written; returned.
+            feature_cols: The model's input columns. None takes those of the last `fit`.
+            output_cols: Names of the output columns. None is "prediction" ("prediction_0", ... for several
+                outputs), or the keys if the model returns a dict.
+            output_path: The folder that the scored rows of Parquet files are written to.
             verbose: 0 shows no progress.
             shapes: The shape of one row, by column.
             dtypes: numpy dtypes, by column.
-            stack_features: As in `fit`.
-            ingest: "direct" reads a plain Parquet scan's files in Python, "inline" sends rows through Spark.
+            stack_features: Whether to join all feature columns into one float32 matrix. None does as the last
+                `fit` did.
+            ingest: For a DataFrame that is a plain scan of Parquet files: "direct" reads the files in Python,
+                "inline" sends the rows through Spark.
+
+        Returns:
+            The scored data; for a Parquet path, `output_path`.
         """
-        refuse(*predict_complaints(data), *at_least_one(batch_size=batch_size), *ingest_complaints(ingest))
-        options = self._column_options(data, feature_cols, None, shapes, dtypes, stack_features, True)
-        request = predict.Request(
-            framework=self._model.framework,
-            spec=self._model.pack(self._model.spec),
-            state=self._current_state(),
-            options=options,
-            layout=self._layout,
+        given = recognise(data)
+        options = PredictOptions(
             batch_size=batch_size,
+            columns=ColumnOptions(
+                feature_cols=feature_cols,
+                shapes=shapes,
+                dtypes=dtypes,
+                stack_features=stack_features,
+                allow_nan=True,
+            ),
+            ingest=ingest,
+            verbose=verbose,
             output_cols=(output_cols,) if isinstance(output_cols, str) else tuple(output_cols or ()) or None,
+            output_path=output_path,
+        )
+        refuse(*given.score_complaints(options), *options.complaints())
+        columns = replace(given.complete(options.columns, self._columns), label_cols=None, need_labels=False)
+        request = ScoreRequest(
+            framework=self._model.framework,
+            spec=self._model.packed,
+            state=self._live.state,
+            options=replace(options, columns=columns),
+            layout=self._layout,
             device=self._device,
             seed=self._seed,
-            ingest=ingest,
+            job=job_of(
+                self._model,
+                self._settings,
+                target="kindler.inference.files:run",
+                buffers=(),
+                workers=self._workers or local.slots(),
+            ),
         )
-        job = job_of(
-            self._model,
-            self._settings,
-            target="kindler.inference.files:run",
-            buffers=(),
-            workers=self._workers or local.slots(),
-        )
-        if output_path is not None:
-            return predict.predict_files(
-                data,
-                request,
-                output_path,
-                run=lambda job, show: local.run(job, listener=show),
-                job=job,
-                verbose=verbose,
-            )
-        if isinstance(data, XShards):
-            return predict.predict_shards(data, request, job=job, verbose=verbose)
-        return predict.predict(data, request)
+        return given.score(request)
 
     def get_train_summary(self, tag: str = "loss") -> np.ndarray[Any, np.dtype[np.float64]]:
-        """A training figure over all fits so far, as rows of (step, value, wall time).
+        """A training metric over all fits so far, as rows of (step, value, wall time).
 
         Args:
-            tag: "loss" (of epochs), a metric's name, "rows_per_s", "lr"; with `log_dir` also "batch_loss", of
-                every step. Orca's "Loss", "LearningRate" and "Throughput" are understood.
+            tag: "loss" (per epoch), a metric's name, "rows_per_s" or "lr"; with `log_dir`, also "batch_loss"
+                (per step). Orca's names "Loss", "LearningRate" and "Throughput" work, too.
 
         Raises:
-            ConfigError: There is no such figure; the message lists those there are.
+            ConfigError: There is no such metric; the message lists the ones there are.
         """
         return self._summaries.series("train", tag)
 
     def get_validation_summary(self, tag: str = "loss") -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The same of a validation figure: "loss", or a metric's name."""
+        """A validation metric over all fits so far, "loss" or a metric's name; see `get_train_summary`."""
         return self._summaries.series("validation", tag)
 
     @leaves_no_trace
     def get_model(self) -> Any:
-        """The model with its trained weights, ready to predict: the user's own instance if one was given."""
-        return self._live_replica().trained_model()
+        """The model with its trained weights, ready to predict: your own instance if you passed one."""
+        return self._live.replica.trained_model()
 
     @property
     def signature(self) -> dict[str, Any]:
-        """What the last `fit` read, as JSON has it: the columns' names, and dtype and row shape of each."""
-        known = self._options or ColumnOptions()
-        shapes = {name: np.atleast_1d(shape).tolist() for name, shape in (known.shapes or {}).items()}
-        dtypes = {name: np.dtype(dtype).name for name, dtype in (known.dtypes or {}).items()}
+        """The columns that the last `fit` read, as JSON: their names, and the dtype and row shape of each."""
+        columns = self._columns
+        shapes = {name: np.atleast_1d(shape).tolist() for name, shape in (columns.shapes or {}).items()}
+        dtypes = {name: np.dtype(dtype).name for name, dtype in (columns.dtypes or {}).items()}
         return {
-            "feature_cols": known.feature_cols,
-            "label_cols": known.label_cols,
+            "feature_cols": columns.feature_cols,
+            "label_cols": columns.label_cols,
             "shapes": shapes or None,
             "dtypes": dtypes or None,
-            "stack_features": known.stack_features,
-            "allow_nan": known.allow_nan,
+            "stack_features": columns.stack_features or False,
+            "allow_nan": columns.allow_nan or False,
             "layout": self._layout,
         }
 
-    def recall(self, signature: Mapping[str, Any], history: Sequence[dict[str, Any]] = ()) -> Estimator:
-        """Take the columns and the history of another estimator of the same model; see `signature`."""
+    def restore_columns(
+        self, signature: Mapping[str, Any], history: Sequence[dict[str, Any]] = ()
+    ) -> Estimator:
+        """Take over the columns, and the history, of another estimator of the same model.
+
+        Args:
+            signature: The other estimator's `signature`.
+            history: The rows of its `history`.
+        """
         self._layout = dict(signature["layout"])
-        self._options = ColumnOptions(**{key: value for key, value in signature.items() if key != "layout"})
+        self._columns = ColumnOptions(**{key: value for key, value in signature.items() if key != "layout"})
         self.history = History(history)
         return self
 
     @leaves_no_trace
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the model in its framework's own format, whole or not at all.
+        """Write the model in its framework's own format. A file is written completely or not at all.
 
-        For torch a state dict that `torch.load` reads. For Keras what the name says: `.keras` is the model,
-        `.weights.h5` its weights, a name without suffix a SavedModel for serving (on TensorFlow). For either,
-        a name that ends in `.estimator` is all of this estimator, which `Estimator.load` makes again.
+        For PyTorch this is a state dict that `torch.load` reads. For Keras the name decides: `.keras` is the
+        model, `.weights.h5` its weights, and a name without a suffix a SavedModel for serving (on
+        TensorFlow). For either, a name that ends in `.estimator` saves this whole estimator for
+        `Estimator.load`.
         """
         with beside(path) as unfinished:
             if str(path).endswith(estimator_file.SUFFIX):
                 estimator_file.write(unfinished, self._as_saved())
             else:
-                self._live_replica().save(str(unfinished))
+                self._live.replica.save(str(unfinished))
 
     load = Door()
-    """`Estimator.load(path)` makes an estimator of a file; `est.load(path)` gives one its weights.
-
-    See `Estimator.from_file` and `Estimator.load_weights`, which these are.
-    """
+    """`Estimator.load(path)` is `Estimator.from_file(path)`; `est.load(path)` is `est.load_weights(path)`."""
 
     @leaves_no_trace
     def load_weights(self, path: str | PathLike[str]) -> Estimator:
-        """Take weights from a file that `save`, or the framework itself, wrote; `est.load(path)`.
+        """Load weights from a file that `save` or the framework itself wrote; the same as `est.load(path)`.
 
-        For Keras the optimizer's state too, where the file has it and is of the same optimizer; where it is
-        not, a warning says so.
+        For Keras this includes the state of the optimizer if the file has it and the optimizer is the same; a
+        warning says if it is not.
         """
-        replica = self._live_replica()
-        replica.load(str(path))
-        self._state = replica.state()
+        self._live.load_weights(str(path))
         return self
 
     @classmethod
     @leaves_no_trace
     def from_file(cls, path: str | PathLike[str], *, trusted: bool = False, **options: Any) -> Estimator:
-        """An estimator out of a file, its optimizer included; `Estimator.load(path)`.
+        """Create an estimator, optimizer included, from a file; the same as `Estimator.load(path)`.
 
         Args:
-            path: An `.estimator` file that `save` wrote, of any framework; or a `.keras` file.
-            trusted: An `.estimator` file holds the code of the model, pickled: reading it may run anything.
-                Give True only for files of people whose programs you would run. A `.keras` file needs it only
-                where it has lambdas.
-            options: What is not in the file, or is to be otherwise: `workers`, `engine`, `device`,
-                `model_dir`, `log_dir`, `settings`; for a `.keras` file those of `from_keras`.
+            path: An `.estimator` file that `save` wrote, of any framework, or a `.keras` file.
+            trusted: An `.estimator` file contains the model's code as a pickle, which can run anything when
+                it is read: pass True only for files from people whose programs you would run. A `.keras` file
+                needs it only if it contains lambdas.
+            options: What is not in the file, or is to be different: `workers`, `engine`, `device`,
+                `model_dir`, `log_dir`, `settings`; for a `.keras` file, the arguments of `from_keras`.
 
         Raises:
-            UntrustedError: It holds code, and `trusted` was not given.
-            ConfigError: It is no such file.
+            UntrustedError: The file contains code, and `trusted` was not passed.
+            ConfigError: The file is not of either kind.
         """
         if str(path).endswith(".keras"):
             from kindler.frameworks.keras.files import read_model
 
             return cls.from_keras(model=read_model(str(path), trusted=trusted), **options)
-        found = estimator_file.read(path)
+        saved = estimator_file.read(path)
         if not trusted:
             raise UntrustedError(what=f"loading {path}", reason="it holds a model's code, as a pickle")
-        return cls._of_saved(found, options)
+        return cls._of_saved(saved, options)
 
     @leaves_no_trace
     def save_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Write everything that training goes on from: weights, optimizer, scheduler, randomness, epoch."""
-        if not self._state:
-            raise NotFittedError("nothing was trained yet; save_checkpoint() comes after fit().")
-        replica = self._live_replica()
+        """Write all that training continues from: weights, optimizer, scheduler, random state, epoch."""
+        state = self._live.state
+        if not state:
+            raise NotFittedError("nothing was trained yet; call fit() before save_checkpoint().")
+        replica = self._live.replica
         header = Header(
             framework=self._model.framework, epoch=replica.epoch, step=replica.step, seed=self._seed
         )
-        write_checkpoint(path, header, self._state)
+        write_checkpoint(path, header, state)
 
     @leaves_no_trace
     def load_checkpoint(self, path: str | PathLike[str]) -> Estimator:
-        """Go on from a file that `save_checkpoint`, a run with `model_dir` or a ModelCheckpoint wrote.
+        """Continue from a file that `save_checkpoint`, a run with `model_dir` or a ModelCheckpoint wrote.
 
-        A model's file, as a ModelCheckpoint of Keras writes it, is loaded as `est.load(path)` does.
+        The file of a model, such as Keras's ModelCheckpoint writes, is loaded with `load_weights`.
 
-        The next `fit` begins a new epoch, also where the file is of the middle of one; `fit(resume=True)`
-        goes on in the middle.
+        The next `fit` starts a new epoch, even if the checkpoint was written in the middle of one;
+        `fit(resume=True)` continues in the middle.
 
         Raises:
-            ConfigError: The file is not a whole checkpoint, or one of another framework.
+            ConfigError: The file is not a complete checkpoint, or is one of another framework.
         """
         if is_model_file(str(path)) and not _begins_as_checkpoint(path):
             return self.load_weights(path)
-        found = read_checkpoint(path)
-        if found.header.framework != self._model.framework:
+        checkpoint = read_checkpoint(path)
+        if checkpoint.header.framework != self._model.framework:
             raise ConfigError(
-                f"{path} is a checkpoint of {found.header.framework!r}, and this model is one of"
+                f"{path} is a checkpoint of {checkpoint.header.framework!r}, but this model is one of"
                 f" {self._model.framework!r}."
             )
-        self._live_replica().load_state(found.state)
-        self._state = found.state
+        self._live.load_state(checkpoint.state)
         return self
 
     @staticmethod
     @leaves_no_trace
     def latest_checkpoint(model_dir: str | PathLike[str]) -> str | None:
-        """The newest whole checkpoint in a folder, or None; `load_checkpoint` reads it.
+        """The newest complete checkpoint in a folder, or None; `load_checkpoint` reads it.
 
-        It is a run's own, where the folder was its `model_dir`, or a file that a callback wrote there later:
-        Kindler's ModelCheckpoint, or that of Keras. A run's checkpoints that are damaged are passed over with
-        a warning that names them.
+        This is a checkpoint of a run whose `model_dir` the folder was, or a newer file that a callback wrote
+        there: Kindler's ModelCheckpoint or that of Keras. Damaged checkpoints of a run are skipped with a
+        warning that names them.
         """
         return latest(model_dir)
 
@@ -703,142 +695,51 @@ class Estimator:
             "signature": self.signature,
             "history": list(self.history),
         }
-        return estimator_file.Saved(facts, self._model.pack(self._model.spec), self._current_state())
+        return estimator_file.Saved(facts, self._model.packed, self._live.state)
 
     @classmethod
-    def _of_saved(cls, found: estimator_file.Saved, options: dict[str, Any]) -> Estimator:
-        facts = found.facts
+    def _of_saved(cls, saved: estimator_file.Saved, options: dict[str, Any]) -> Estimator:
+        facts = saved.facts
         wrong = sorted(set(options) - {"workers", "engine", "device", "model_dir", "log_dir", "settings"})
-        refuse(*(f"{name} is in the file already; it is not given to load." for name in wrong))
-        model = _keras_model if facts["framework"] == "keras" else _torch_model
+        refuse(*(f"{name} is in the file and cannot be passed to load." for name in wrong))
+        model = keras_model if facts["framework"] == "keras" else torch_model
         known = {name: facts[name] for name in ("workers", "engine", "device", "seed")}
-        given = {"model_dir": None, "settings": RunSettings(), **known, **options}
-        made = cls(model(found.recipe, tuple(facts["preload"])), **given)
-        made.recall(facts["signature"], facts["history"])
-        made._state = found.state
-        if found.state:
-            made._set_state(found.state)
-        return made
+        arguments = {"model_dir": None, "settings": RunSettings(), **known, **options}
+        estimator = cls(model(saved.recipe, tuple(facts["preload"])), **arguments)
+        estimator.restore_columns(facts["signature"], facts["history"])
+        estimator._live.state = saved.state
+        return estimator
 
     def _run(
         self,
-        data: Any,
-        validation: Any,
+        data: Input,
+        options: FitOptions | EvaluateOptions,
         *,
-        options: ColumnOptions,
-        ingest: Ingest,
-        verbose: int,
-        what: str,
-        resume: bool = False,
-        watch: Watch | None = None,
-        **task: Any,
-    ) -> Results:
-        watch = watch or Watch(())
-        plan = Plan(
+        validation: Input | None = None,
+        model_dir: str | None = None,
+        log_steps: bool = False,
+        hear: Hear,
+    ) -> RunResults:
+        plan = RunPlan(
             model=self._model,
+            options=options,
             data=data,
             validation=validation,
-            options=options,
-            ingest=ingest,
-            state=self._current_state(),
+            state=self._live.state,
             workers=self._workers,
             engine=self._engine,
             device=self._device,
             seed=self._seed,
             settings=self._settings,
-            verbose=verbose,
-            what=what,
-            resume=resume,
-            hear=_both(self._summaries.report, watch.report),
-            task=task,
+            model_dir=model_dir,
+            log_steps=log_steps,
+            hear=hear,
         )
-        if not task.get("epochs"):
-            return run(plan)
-        with board(self._log_dir) as sink, self._summaries.writing(sink):
-            results = run(replace(plan, task={**task, "log_steps": sink is not None}))
-            self._summaries.finish(results.rows)
-            watch.finish(results.rows)
-        return results
-
-    def _column_options(
-        self,
-        data: Any,
-        feature_cols: Names,
-        label_cols: Names,
-        shapes: Mapping[str, Any] | None,
-        dtypes: Mapping[str, Any] | None,
-        stack_features: bool | None,
-        allow_nan: bool | Sequence[str] | None,
-    ) -> ColumnOptions:
-        """What was given, and for the rest what the last fit had."""
-        known = fitting(self._options or ColumnOptions(), data)
-        return ColumnOptions(
-            feature_cols=feature_cols if feature_cols is not None else known.feature_cols,
-            label_cols=label_cols if label_cols is not None else known.label_cols,
-            shapes=shapes if shapes is not None else known.shapes,
-            dtypes=dtypes if dtypes is not None else known.dtypes,
-            stack_features=known.stack_features if stack_features is None else stack_features,
-            allow_nan=known.allow_nan if allow_nan is None else allow_nan,
-        )
-
-    def _current_state(self) -> bytes:
-        """What training goes on from; a Keras model may have been compiled anew, or given other weights."""
-        if self._model.framework == "keras" and self._state and self._live is not None:
-            self._state = self._live.state()
-        return self._state
-
-    def _set_state(self, state: bytes) -> None:
-        self._state = state
-        if self._live is not None or FRAMEWORKS.load(self._model.framework).has_instance(self._model.spec):
-            self._live_replica().load_state(state)
-
-    def _live_replica(self) -> Any:
-        """The model in this process; the user's own instance where one was given."""
-        if self._live is None:
-            replica_type = FRAMEWORKS.load(self._model.framework)
-            self._live = replica_type(self._model.spec, device="cpu", seed=self._seed)
-            if self._state:
-                self._live.load_state(self._state)
-        return self._live
+        return run(plan)
 
 
-def _torch_model(spec: Any, preload: tuple[str, ...] = ()) -> Model:
-    """A PyTorch model of its spec, or of the bytes of one."""
-    FRAMEWORKS.load("torch")
-    from kindler.frameworks.torch.spec import against_several, dumps, loads
-
-    whole = loads(spec) if isinstance(spec, bytes) else spec
-    return Model(
-        framework="torch",
-        spec=whole,
-        pack=dumps,
-        lacking=needs,
-        against_several=against_several,
-        extra_preload=preload,
-    )
-
-
-def _keras_model(spec: Any, preload: tuple[str, ...] = ()) -> Model:
-    """A Keras model of its spec, or of the bytes of one."""
-    from kindler.frameworks.keras import backends
-    from kindler.frameworks.keras.spec import against_several, dumps, lacking, revived
-
-    whole = revived(spec) if isinstance(spec, bytes) else spec
-    return Model(
-        framework="keras",
-        spec=whole,
-        pack=dumps,
-        lacking=lacking,
-        against_several=against_several,
-        entry="kindler.train.keras_loop:run",
-        extra_preload=preload,
-        environment=backends.environment(whole.backend),
-    )
-
-
-def _epochs(epochs: int | None, max_steps: int | None, end_trigger: Trigger | None) -> int:
-    """How many at most; without a number of them, steps or the trigger end the run, or one is enough."""
-    return epochs or (1 if max_steps is None and end_trigger is None else ENDLESS)
+def _recognised(data: Any) -> Input | None:
+    return None if data is None else recognise(data)
 
 
 def _begins_as_checkpoint(path: str | PathLike[str]) -> bool:

@@ -1,6 +1,6 @@
 """One run as the driver sees it: sources are made, workers started and listened to, results taken.
 
-What the workers do is `train/loop.py`; which way the data takes, `inputs.py`.
+What the workers do is in `train/loop.py`; how data reaches them, in `inputs/`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from kindler.config import RunSettings
-from kindler.data.column_options import ColumnOptions
 from kindler.data.row_order import Dealing
 from kindler.engine import local
 from kindler.engine.hub import Event
@@ -22,27 +21,25 @@ from kindler.engine.monitor import new_run_id, new_secret
 from kindler.engine.outcome import Outcome
 from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, KindlerError
-from kindler.estimator.inputs import Ingest, choose_engine, prepare, session_for
+from kindler.estimator.inputs.contract import Input, Prepared, SourceRequest
+from kindler.estimator.inputs.recognise import Engine, choose_engine, session_for
+from kindler.estimator.model import FrameworkModel
 from kindler.files import folder_at
 from kindler.frameworks.pickling import travelling
-from kindler.frameworks.registry import FRAMEWORKS
 from kindler.temporary import Folder
 from kindler.train.checkpoint_dir import Checkpoints, Found
 from kindler.train.checkpoint_file import Header
 from kindler.train.failure import Raise, decide, explained
-from kindler.train.loader_source import StreamSource, is_stream, stream_source
+from kindler.train.options import EvaluateOptions, FitOptions
 from kindler.train.progress import Progress
 from kindler.train.task import Task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from kindler.data.sources import Source
     from kindler.spark.frames import Feed
 
-__all__ = ["Engine", "Model", "Plan", "Results", "job_of", "run"]
-
-Engine = Literal["auto", "local", "spark"]
+__all__ = ["RunPlan", "RunResults", "job_of", "run"]
 
 _LOOK_S = 0.2
 _CHECKPOINT_WAIT_S = 60.0
@@ -50,83 +47,52 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
-    """The user's model in the hands of its framework.
-
-    Attributes:
-        framework: Its name in the registry.
-        spec: What the user handed in.
-        pack: Makes bytes of the spec, for the workers.
-        lacking: What the spec lacks of the things named, as complaints.
-        against_several: What speaks against training it with several workers, as complaints.
-        entry: What its workers run.
-        extra_preload: What its workers import ahead of need, besides the framework.
-        environment: Variables that must be set before the framework is imported.
-    """
-
-    framework: str
-    spec: Any
-    pack: Callable[[Any], bytes]
-    lacking: Callable[..., list[str]]
-    against_several: Callable[[Any], list[str]]
-    entry: str = "kindler.train.loop:run"
-    extra_preload: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def preload(self) -> tuple[str, ...]:
-        return (FRAMEWORKS.spec(self.framework).preload, *self.extra_preload)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What to run, on what, where.
+class RunPlan:
+    """What to run, on what data, and where.
 
     Attributes:
         model: The model.
-        data: What the user handed in.
-        validation: The same for validation, or None.
-        options: Which columns.
-        ingest: The way in for a Spark DataFrame.
-        state: What training goes on from; empty for a new model.
+        options: What was asked for: training, or an evaluation.
+        data: The rows to train on, or to evaluate.
+        validation: The rows to evaluate while training, if any.
+        state: What training continues from; empty for a new model.
         workers: How many; None takes all slots.
         engine: Who starts them.
         device: Where they compute.
         seed: Decides initial weights, order and dropout.
         settings: Time limits, threads.
-        verbose: 0 shows nothing.
-        what: What the progress bar counts.
-        resume: Whether to go on from the newest checkpoint in the task's `model_dir`.
+        model_dir: The folder of checkpoints.
+        log_steps: Whether workers report the loss of every step.
         hear: Called with what workers report.
-        task: The other fields of `train.task.Task`.
     """
 
-    model: Model
-    data: Any
-    validation: Any = None
-    options: ColumnOptions
-    ingest: Ingest = "auto"
+    model: FrameworkModel
+    options: FitOptions | EvaluateOptions
+    data: Input
+    validation: Input | None = None
     state: bytes = b""
     workers: int | None = None
     engine: Engine = "auto"
     device: str = "auto"
     seed: int = 0
     settings: RunSettings = field(default_factory=RunSettings)
-    verbose: int = 1
-    what: str = "epoch"
-    resume: bool = False
+    model_dir: str | None = None
+    log_steps: bool = False
     hear: Callable[[Mapping[str, Any]], None] = lambda fields: None
-    task: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> list[Input]:
+        return [item for item in (self.data, self.validation) if item is not None]
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class RunResults:
     """What rank 0 returned.
 
     Attributes:
         rows: The history's rows, or the one row of an evaluation.
         layout: dtype and row shape of each column.
-        state: What training goes on from; empty after an evaluation.
+        state: What training continues from; empty after an evaluation.
     """
 
     rows: list[dict[str, Any]]
@@ -134,77 +100,84 @@ class Results:
     state: bytes
 
 
-def run(plan: Plan) -> Results:
-    """One run, from what the user handed in to what rank 0 returned; it goes on after a lost worker."""
-    on_spark = choose_engine(plan.engine, plan.data, plan.validation) == "spark"
-    spark = session_for(plan.data, plan.validation) if on_spark else None
+def run(plan: RunPlan) -> RunResults:
+    """Run a plan to its end, through the loss of workers."""
+    on_spark = choose_engine(plan.engine, *plan.inputs) == "spark"
+    spark = session_for(*plan.inputs) if on_spark else None
+    options = plan.options
     with Folder("kindler-driver-") as folder:
-        feeds: list[Feed] = []
-        sources: list[Any] = []
-        for name, item in (("data", plan.data), ("validation", plan.validation)):
-            if item is None:
-                sources.append(None)
-            elif is_stream(item):
-                sources.append(_stream(plan, item))
-            else:
-                source, feed = _prepared(plan, item, name, spark, folder)
-                sources.append(source)
-                feeds += [feed] if feed is not None else []
+        data, feed = _prepared(plan, plan.data, "data", spark, folder)
+        validation, more = None, None
+        if plan.validation is not None:
+            validation, more = _prepared(plan, plan.validation, "validation", spark, folder)
+        feeds = [item for item in (feed, more) if item is not None]
         task = Task(
             framework=plan.model.framework,
-            data=sources[0],
-            validation=sources[1],
+            options=options,
+            data=data,
+            validation=validation,
             seed=plan.seed,
             device=plan.device,
-            settings=plan.settings,
-            show=plan.verbose > 0,
+            model_dir=plan.model_dir,
             run_id=new_run_id(),
-            **plan.task,
+            log_steps=plan.log_steps,
+            settings=plan.settings,
         )
-        spec = plan.model.pack(plan.model.spec)
-        with Progress(verbose=plan.verbose, what=plan.what) as progress:
+        spec = plan.model.packed
+        what = "epoch" if task.trains else "evaluate"
+        with Progress(verbose=options.verbose, what=what) as progress:
             crew = _Crew(plan, spark, _teller(plan, progress))
             returns = _Returns(crew, task)
             hear = _listener(progress, plan.hear, returns.heard)
 
             def launch(checkpoints: Sequence[Found]) -> list[Outcome]:
                 crew.gather()
-                if crew.size > 1 and task.epochs:
+                if crew.size > 1 and task.trains:
                     _refuse_several(plan.model)
                 dealing = _dealing(crew.size, plan.seed, [found.header for found in checkpoints])
-                told = travelling(replace(task, dealing=dealing))
-                buffers = (told, spec, plan.state, *(found.data for found in checkpoints))
+                buffers = (
+                    _packed(replace(task, dealing=dealing)),
+                    spec,
+                    plan.state,
+                    *(found.data for found in checkpoints),
+                )
                 return _launch(plan, buffers, spark, feeds, hear, crew.size, dealing)
 
             outcomes = _Attempts(plan, task, launch, crew.say).run()
-    told = json.loads(outcomes[0].buffers[0])
-    return Results(told["rows"], told["layout"], outcomes[0].buffers[1])
+    report = json.loads(outcomes[0].buffers[0])
+    return RunResults(report["rows"], report["layout"], outcomes[0].buffers[1])
 
 
-def _prepared(
-    plan: Plan, item: Any, name: str, spark: SparkSession | None, folder: Path
-) -> tuple[Source, Feed | None]:
+def _prepared(plan: RunPlan, item: Input, name: str, spark: SparkSession | None, folder: Path) -> Prepared:
+    request = SourceRequest(
+        name=name,
+        columns=plan.options.columns,
+        ingest=plan.options.ingest,
+        spark=spark,
+        scratch=folder,
+        config=getattr(plan.model.spec, "config", {}),
+        row_weights=plan.model.framework == "keras",
+    )
     try:
-        return prepare(item, name=name, options=plan.options, spark=spark, ingest=plan.ingest, scratch=folder)
+        return item.source(request)
     except ConfigError as exc:
-        if name != "validation" or type(exc) is not ConfigError:
+        if name != "validation" or not item.has_columns or type(exc) is not ConfigError:
             raise
         raise ConfigError(
-            f"validation_data: {exc}\nHint: its columns must have the names that those of the data have."
+            f"validation_data: {exc}\nHint: its columns must have the names of those in the training data."
         ) from None
 
 
-def _stream(plan: Plan, data: Any) -> StreamSource:
-    return stream_source(
-        data,
-        config=getattr(plan.model.spec, "config", {}),
-        weights=plan.model.framework == "keras",
-        allow_nan=plan.options.allow_nan,
-    )
+def _packed(task: Task) -> bytes:
+    try:
+        return travelling(task)
+    except ConfigError:
+        travelling(task.options)  # complains in the words of `fit`, if it is one of its arguments
+        raise
 
 
 def job_of(
-    model: Model,
+    model: FrameworkModel,
     settings: RunSettings,
     *,
     target: str,
@@ -239,7 +212,7 @@ class _Attempts:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         task: Task,
         launch: Callable[[Sequence[Found]], list[Outcome]],
         say: Callable[[str], None],
@@ -272,14 +245,14 @@ class _Attempts:
 
     def _earlier(self) -> list[Found]:
         """What an earlier run has left to go on from, where that is wanted."""
-        if self._folder is None or not self._plan.resume:
+        if self._folder is None or not self._task.training.resume:
             return []
         found = self._folder.to_go_on_from()
         for checkpoint in found:
             if checkpoint.header.framework != self._task.framework:
                 raise ConfigError(
-                    f"{checkpoint.path} is a checkpoint of {checkpoint.header.framework!r}, and this model is"
-                    f" one of {self._task.framework!r}.\nHint: give each model a model_dir of its own."
+                    f"{checkpoint.path} is a checkpoint of {checkpoint.header.framework!r}, but this model"
+                    f" is one of {self._task.framework!r}.\nHint: give each model a model_dir of its own."
                 )
         return found
 
@@ -287,8 +260,7 @@ class _Attempts:
         writes = self._folder is not None
         decision = decide(error, self._failures, self._plan.settings, has_checkpoints=writes)
         if isinstance(decision, Raise):
-            trains = self._task.epochs > 0
-            raise explained(error, self._failures, trains=trains, has_checkpoints=writes)
+            raise explained(error, self._failures, trains=self._task.trains, has_checkpoints=writes)
         self._failures += 1
         return decision.wait_s
 
@@ -311,7 +283,7 @@ class _Crew:
         say: Tells whoever watches.
     """
 
-    def __init__(self, plan: Plan, spark: SparkSession | None, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: RunPlan, spark: SparkSession | None, say: Callable[[str], None]) -> None:
         self._plan, self._spark, self.say = plan, spark, say
         self.full = self.size = 0
 
@@ -368,24 +340,24 @@ class _Returns:
             if time.monotonic() > deadline:
                 return
             time.sleep(_LOOK_S)
-        if kept.stopped or kept.epoch >= kept.first_epoch + self._task.epochs:
+        if kept.stopped or kept.epoch >= kept.first_epoch + self._task.training.epochs_to_train:
             return  # there is nothing left to do for them
         raise _ExecutorsAreBack(
             f"the lost executors are back: the run goes on with {crew.full} instead of {crew.size} workers."
         )
 
 
-def _teller(plan: Plan, progress: Progress) -> Callable[[str], None]:
+def _teller(plan: RunPlan, progress: Progress) -> Callable[[str], None]:
     """Tells whoever watches what becomes of the run."""
 
     def say(line: str) -> None:
-        _log.log(logging.INFO if plan.verbose else logging.WARNING, line)
+        _log.log(logging.INFO if plan.options.verbose else logging.WARNING, line)
         progress.note(line)
 
     return say
 
 
-def _refuse_several(model: Model) -> None:
+def _refuse_several(model: FrameworkModel) -> None:
     complaints = model.against_several(model.spec)
     if complaints:
         raise ConfigError("\n".join(complaints))
@@ -407,7 +379,7 @@ def _dealing(workers: int, seed: int, headers: Sequence[Header]) -> Dealing:
 
 
 def _launch(
-    plan: Plan,
+    plan: RunPlan,
     buffers: tuple[bytes, ...],
     spark: SparkSession | None,
     feeds: Sequence[Feed],
@@ -424,8 +396,7 @@ def _launch(
 
     cores = cores_per_host(spark)
     job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers, cores=cores)
-    model_dir = plan.task.get("model_dir")
-    shared = None if model_dir is None else folder_at(model_dir)
+    shared = None if plan.model_dir is None else folder_at(plan.model_dir)
     return engine.run(job, spark=spark, feeds=feeds, dealing=dealing, listener=listener, folder=shared)
 
 

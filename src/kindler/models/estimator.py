@@ -60,7 +60,7 @@ class EstimatorKind(ModelKind):
         inner = _inner(meta)
         for_model = {name: options.pop(name) for name in inner.get_options if name in options}
         model = inner.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
-        return inner.estimator(model=model, **options).recall(meta["signature"], meta["history"])
+        return inner.estimator(model=model, **options).restore_columns(meta["signature"], meta["history"])
 
     def predictor(self, model: Any) -> Predictor:
         """See `ModelKind`. The inputs have the names and shapes of the columns it was trained on."""

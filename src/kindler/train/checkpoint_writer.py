@@ -58,12 +58,13 @@ class Keeper:
         start: Start,
         callbacks: Sequence[Any] = (),
     ) -> None:
+        options = task.training
         self._worker = worker
         self._callbacks = callbacks
-        self._trigger = task.checkpoint_trigger or EveryEpoch()
+        self._trigger = options.checkpoint_trigger or EveryEpoch()
         self.active = task.model_dir is not None
         self._folder = (
-            Checkpoints(task.model_dir, keep=task.keep_checkpoints, best=task.best_metric)
+            Checkpoints(task.model_dir, keep=options.keep_checkpoints, best=options.best_metric)
             if task.model_dir is not None and worker.rank == 0
             else None
         )
@@ -78,10 +79,10 @@ class Keeper:
             marks=tuple(marks),
             lanes=task.dealing.lanes if task.dealing is not None else 0,
             workers=task.dealing.workers if task.dealing is not None else 0,
-            batch_size=task.batch_size,
-            steps_per_epoch=task.steps_per_epoch,
+            batch_size=options.batch_size,
+            steps_per_epoch=options.steps_per_epoch,
             seed=task.seed,
-            shuffle=task.shuffle,
+            shuffle=options.shuffle,
             rows=start.rows,
         )
 

@@ -25,7 +25,7 @@ from kindler.train.checkpoint_writer import Keeper, restore_callbacks
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import Numbered, Start, Worker, begin, load_local_states, open_numbered
 from kindler.train.syncs import SYNCS
-from kindler.train.task import ENDLESS, Task
+from kindler.train.task import Task
 from kindler.train.triggers import Progress, score_of
 
 __all__ = ["run"]
@@ -45,13 +45,13 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
         threads=worker.threads,
     )
     # Not before the replica: making data may compute, and then it is too late to settle threads and devices.
-    data = open_numbered(worker, task, task.data, "data", trains=task.epochs > 0)
+    data = open_numbered(worker, task, task.data, "data", trains=task.trains)
     with closing(data):
         rows = _run(worker, task, replica, data, states)
     if worker.rank != 0:
         return [b"", b""]
     told = json.dumps({"rows": rows, "layout": data.layout}).encode()
-    return [told, replica.state() if task.epochs else b""]
+    return [told, replica.state() if task.trains else b""]
 
 
 def _run(
@@ -61,7 +61,7 @@ def _run(
     sample = data.sample()
     replica.build(sample.features, sample.labels)
     start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
-    if not task.epochs:
+    if not task.trains:
         return [_judged(worker, replica, data)]
     if task.validation is None:
         return _fit(worker, task, replica, data, None, start)
@@ -150,13 +150,14 @@ class _Follower:
         start: Start,
         group: Any,
     ) -> None:
-        self._worker, self._task, self._replica = worker, task, replica
+        options = self._options = task.training
+        self._worker, self._replica = worker, replica
         self._validation, self._start = validation, start
         self._train = train
-        self._steps: int = task.steps_per_epoch or train.steps or 0
-        self._last = start.first_epoch + task.epochs
-        self._end_step = None if task.max_steps is None else start.first_step + task.max_steps
-        self._remembering = [_Remembering(callback) for callback in task.callbacks]
+        self._steps: int = options.steps_per_epoch or train.steps or 0
+        self._last = start.first_epoch + options.epochs_to_train
+        self._end_step = None if options.max_steps is None else start.first_step + options.max_steps
+        self._remembering = [_Remembering(callback) for callback in options.callbacks]
         self._keeper = Keeper(
             worker,
             task,
@@ -174,10 +175,10 @@ class _Follower:
 
     def follow(self) -> None:
         """Train from where the run stands to its end."""
-        start, replica, task = self._start, self._replica, self._task
+        start, replica, options = self._start, self._replica, self._options
         if start.stopped is not None:
             return
-        here = [c for c in task.callbacks if self._worker.rank == 0 or not writes(replica.keras, c)]
+        here = [c for c in options.callbacks if self._worker.rank == 0 or not writes(replica.keras, c)]
         hooks = make_hooks(
             replica.keras,
             here,
@@ -199,7 +200,7 @@ class _Follower:
                 self._stretch,
                 hooks,
                 epochs=(epoch - 1, epoch),
-                class_weight=task.class_weight,
+                class_weight=options.class_weight,
                 ends=epoch == self._last,
             )
             hooks.opens, hooks.closes = False, True
@@ -208,7 +209,7 @@ class _Follower:
                 return
         if epoch < self._last and not self._is_last_step():
             self._stretch.first, self._stretch.length = epoch * self._steps, self._steps
-            replica.fit(self._stretch, hooks, epochs=(epoch, self._last), class_weight=task.class_weight)
+            replica.fit(self._stretch, hooks, epochs=(epoch, self._last), class_weight=options.class_weight)
 
     def close(self) -> None:
         """Wait for the last checkpoint."""
@@ -232,7 +233,7 @@ class _Follower:
         if goes_on:
             load_local_states(self._replica, start.local_states, self._worker)
         self._mean = self._replica.tallies.figures().get("loss", 0.0) if goes_on else 0.0
-        epochs = self._last if self._task.epochs < ENDLESS else None
+        epochs = None if self._options.endless else self._last
         self._reporter.begin(epoch=epoch + 1, epochs=epochs, steps=self._steps, step=self._done)
 
     def step_begins(self) -> None:
@@ -265,13 +266,13 @@ class _Follower:
             logs.update(_agreed(worker, {name: v for name, v in logs.items() if name not in merged}))
             logs.update({name: value for name, value in merged.items() if name in logs})
         self._logged.flush()
-        if self._validation is not None and self._task.validates(epoch + 1):
+        if self._validation is not None and self._options.validates(epoch + 1):
             judged = _judged(worker, replica, self._validation, hooks)
             logs.update({f"val_{name}": value for name, value in judged.items()})
 
     def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
         """After the user's callbacks."""
-        worker, replica, task = self._worker, self._replica, self._task
+        worker, replica, options = self._worker, self._replica, self._options
         seconds, rows = self._took, self._train.rows_of_all(self._base, self._base + self._done)
         row = {
             "epoch": epoch + 1,
@@ -284,9 +285,9 @@ class _Follower:
         progress = Progress(
             epoch=epoch + 1, step=replica.step, epoch_ended=True, loss=row.get("loss"), score=score_of(row)
         )
-        if task.callbacks and worker.size > 1:
+        if options.callbacks and worker.size > 1:
             asked_to_stop = worker.total([int(asked_to_stop)]) != [0]
-        ended = task.end_trigger is not None and task.end_trigger(progress)
+        ended = options.end_trigger is not None and options.end_trigger(progress)
         reason = "a callback asked for it" if asked_to_stop else "its end trigger fired" if ended else None
         self._keeper.after_epoch(replica, progress, row, stopped=reason)
         self.rows.append(row)
@@ -304,7 +305,7 @@ class _Follower:
     def _is_last_step(self) -> bool:
         if self._end_step is not None and self._replica.step >= self._end_step:
             return True
-        trigger = self._task.end_trigger
+        trigger = self._options.end_trigger
         return trigger is not None and trigger(Progress(epoch=self._replica.epoch, step=self._replica.step))
 
     def _log_step(self, logs: Any, own: int) -> None:

@@ -25,7 +25,7 @@ from kindler.train.checkpoint_writer import Keeper, restore_callbacks
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import Start, Stretches, Worker, begin, load_local_states, open_stretches
 from kindler.train.syncs import SYNCS
-from kindler.train.task import ENDLESS, Task
+from kindler.train.task import Task
 from kindler.train.triggers import Progress, score_of
 
 __all__ = ["Worker", "run"]
@@ -38,7 +38,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     """
     task: Task = cloudpickle.loads(task_bytes)
     replica_type = FRAMEWORKS.load(task.framework)
-    data = open_stretches(worker, task, task.data, "data", trains=task.epochs > 0)
+    data = open_stretches(worker, task, task.data, "data", trains=task.trains)
     replica: Replica = replica_type.from_bytes(
         spec,
         device=task.device,
@@ -57,13 +57,13 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     with closing(data), _attached(worker, task, replica) as group:
         rows = (
             _Fit(worker, task, replica, data, start, group).run()
-            if task.epochs
+            if task.trains
             else [_judged(worker, replica, data, show=task.show)]
         )
     if worker.rank != 0:
         return [b"", b""]
     told = json.dumps({"rows": rows, "layout": data.layout}).encode()
-    return [told, replica.state() if task.epochs else b""]
+    return [told, replica.state() if task.trains else b""]
 
 
 def _varying_shapes(data: Stretches) -> list[Sequence[int]] | None:
@@ -74,7 +74,7 @@ def _varying_shapes(data: Stretches) -> list[Sequence[int]] | None:
 @contextmanager
 def _attached(worker: Worker, task: Task, replica: Replica) -> Iterator[Any]:
     """Join the replicas of all workers while the block runs; evaluation needs no joining."""
-    if not task.epochs or worker.size == 1:
+    if not task.trains or worker.size == 1:
         yield None
         return
     group_type = SYNCS.load(f"allreduce/{task.framework}")
@@ -96,18 +96,19 @@ class _Fit:
     def __init__(
         self, worker: Worker, task: Task, replica: Replica, train: Stretches, start: Start, group: Any
     ) -> None:
-        self._worker, self._task, self._replica, self._train = worker, task, replica, train
+        self._worker, self._replica, self._train = worker, replica, train
         self._start, self._group = start, group
         self._validation = (
             open_stretches(worker, task, task.validation, "validation_data", trains=False)
             if task.validation
             else None
         )
-        self._steps = task.steps_per_epoch or train.steps
-        self._expected = task.steps_per_epoch or train.expected
-        self._last_epoch = start.first_epoch + task.epochs
-        self._last_step = math.inf if task.max_steps is None else start.first_step + task.max_steps
-        self._hooks: Sequence[Callback] = task.callbacks
+        options = self._options = task.training
+        self._steps = options.steps_per_epoch or train.steps
+        self._expected = options.steps_per_epoch or train.expected
+        self._last_epoch = start.first_epoch + options.epochs_to_train
+        self._last_step = math.inf if options.max_steps is None else start.first_step + options.max_steps
+        self._hooks: Sequence[Callback] = options.callbacks
         self._view = Run(
             rank=worker.rank,
             size=worker.size,
@@ -122,7 +123,7 @@ class _Fit:
             counts=train.counts,
             marks=train.marks,
             start=start,
-            callbacks=task.callbacks,
+            callbacks=options.callbacks,
         )
         # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask. They
         # agree where they exchange gradients: the driver is not in the way of a step.
@@ -158,9 +159,9 @@ class _Fit:
         if done:
             load_local_states(replica, self._start.local_states, self._worker)
         self._each("on_epoch_begin")
-        epochs = self._last_epoch if self._task.epochs < ENDLESS else None
+        epochs = None if self._options.endless else self._last_epoch
         self._progress.begin(epoch=epoch, epochs=epochs, steps=self._expected, step=done)
-        stretch = self._train.stretch(epoch, done=done, steps=self._task.steps_per_epoch)
+        stretch = self._train.stretch(epoch, done=done, steps=self._options.steps_per_epoch)
         with closing(stretch) as batches:
             while (batch := self._next(batches)) is not None:
                 done += 1
@@ -185,7 +186,7 @@ class _Fit:
             "seconds": seconds,
             "rows_per_s": rows / seconds if seconds else 0.0,
         }
-        if self._validation is not None and self._task.validates(epoch):
+        if self._validation is not None and self._options.validates(epoch):
             row |= self._validated(self._validation)
         return row
 
@@ -255,7 +256,7 @@ class _Fit:
         return asked
 
     def _triggered(self, progress: Progress) -> bool:
-        trigger = self._task.end_trigger
+        trigger = self._options.end_trigger
         return trigger is not None and trigger(progress)
 
     def _over_within_epoch(self) -> bool:

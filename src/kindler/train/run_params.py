@@ -1,4 +1,4 @@
-"""What `fit` was told, as plain values by name, for whoever keeps a record of the run.
+"""The parameters of a run as plain values by name, for whoever keeps a record of it.
 
 Loads no framework: models, optimizers and losses are looked at from outside.
 """
@@ -9,32 +9,38 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["run_facts"]
+from kindler.train.options import FitOptions
+
+__all__ = ["run_params"]
 
 Plain = str | int | float | bool
 
+_OF_OPTIONS = ("batch_size", "epochs", "steps_per_epoch", "max_steps", "shuffle")
+_OF_SPEC = ("backend", "precision", "clip_norm", "clip_value", "accumulation_steps", "scheduler_step")
 
-def run_facts(spec: Any, **given: Any) -> dict[str, Plain]:
-    """The run in short.
+
+def run_params(spec: Any, options: FitOptions, **estimator: Plain | None) -> dict[str, Plain]:
+    """The parameters of a training run.
 
     Args:
-        spec: The model and all that trains it, of any framework.
-        **given: Other arguments, by name; None says nothing.
+        spec: The model and everything that trains it, of any framework.
+        options: The options of `fit`.
+        **estimator: Options of the estimator, by name. None leaves one out.
 
     Returns:
-        Names and plain values; "optimizer.lr" and "config.width" are parts of an optimizer and of the config.
+        Names and plain values; "optimizer.lr" and "config.width" are parts of the optimizer and the config.
     """
     model = getattr(spec, "model", None)
     model = getattr(spec, "model_creator", None) if model is None else model
     optimizer = getattr(spec, "optimizer", None) or getattr(model, "optimizer", None)
     loss = getattr(spec, "loss", None) or getattr(model, "loss", None)
-    told = {"model": model, "optimizer": optimizer, "loss": loss}
-    facts: dict[str, Plain] = {name: _title(item) for name, item in told.items() if item is not None}
-    facts |= _parts("optimizer", _settings(optimizer))
-    facts |= _parts("config", getattr(spec, "config", {}))
-    for name in ("backend", "precision", "clip_norm", "clip_value", "accumulation_steps", "scheduler_step"):
-        given.setdefault(name, getattr(spec, name, None))
-    return facts | {name: value for name, value in given.items() if isinstance(value, Plain)}
+    parts = {"model": model, "optimizer": optimizer, "loss": loss}
+    params: dict[str, Plain] = {name: _title(part) for name, part in parts.items() if part is not None}
+    params |= _plain(_settings(optimizer), "optimizer.")
+    params |= _plain(getattr(spec, "config", {}), "config.")
+    params |= _plain({name: getattr(spec, name, None) for name in _OF_SPEC})
+    params |= _plain({name: getattr(options, name) for name in _OF_OPTIONS})
+    return params | _plain(estimator)
 
 
 def _title(item: Any) -> str:
@@ -52,9 +58,9 @@ def _settings(optimizer: Any) -> Mapping[str, Any]:
     if isinstance(defaults, Mapping):  # as PyTorch's have
         return defaults
     config = getattr(optimizer, "get_config", None)  # as Keras's have
-    found = config() if callable(config) and not isinstance(optimizer, type) else {}
-    return found if isinstance(found, Mapping) else {}
+    settings = config() if callable(config) and not isinstance(optimizer, type) else {}
+    return settings if isinstance(settings, Mapping) else {}
 
 
-def _parts(prefix: str, settings: Mapping[str, Any]) -> dict[str, Plain]:
-    return {f"{prefix}.{name}": value for name, value in settings.items() if isinstance(value, Plain)}
+def _plain(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Plain]:
+    return {prefix + name: value for name, value in settings.items() if isinstance(value, Plain)}

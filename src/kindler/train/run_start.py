@@ -144,7 +144,8 @@ class Start:
         step_in_epoch: Steps made of the epoch that goes on; 0 begins a new one.
         local_states: The states of all ranks there were, to be loaded after `begin_epoch(epoch)`; empty
             between epochs.
-        first_epoch: Epochs that were over when the run began; its last one is `first_epoch + task.epochs`.
+        first_epoch: Epochs that were over when the run began; its last one is that plus
+            `FitOptions.epochs_to_train`.
         first_step: Steps that had been made by then.
         seconds: How long the epoch that goes on has taken so far.
         rows: The run's rows of the history so far.
@@ -170,7 +171,7 @@ def open_stretches(
     """This worker's part of the data, for a loop that takes batches as they come; all call it together."""
     if not isinstance(source, StreamSource):
         return open_batches(worker, task, source, what, trains=trains)
-    bounded = trains and task.steps_per_epoch is not None
+    bounded = trains and task.training.steps_per_epoch is not None
     reader = _reader(worker, task, source, what, trains)
     return AgreedSteps(worker, reader, what=what, bounded=bounded, number=1 if trains else 0)
 
@@ -181,19 +182,21 @@ def open_numbered(
     """The same for a loop that asks for batches by number."""
     if not isinstance(source, StreamSource):
         return open_batches(worker, task, source, what, trains=trains)
-    bounded = task.steps_per_epoch if trains else None
+    bounded = task.training.steps_per_epoch if trains else None
     reader = _reader(worker, task, source, what, trains)
     return NumberedSteps(worker, reader, what=what, trains=trains, bounded=bounded)
 
 
 def _reader(worker: Worker, task: Task, source: StreamSource, what: str, trains: bool) -> Reader:
-    return Reader(worker, source, batch_size=task.batch_size, seed=task.seed, what=what, trains=trains)
+    return Reader(
+        worker, source, batch_size=task.options.batch_size, seed=task.seed, what=what, trains=trains
+    )
 
 
 def open_batches(worker: Worker, task: Task, source: Source, what: str, *, trains: bool) -> Batches:
     """This worker's part of a source, cut into as many steps as every other's; all call it together."""
     dealing = task.dealing or Dealing.between(worker.size, seed=task.seed)
-    shuffle = task.shuffle and trains
+    shuffle = trains and task.training.shuffle
     spool = source.open(worker, dealing, in_order=trains and not shuffle)
     own_lanes = spool.lane_counts(dealing.known_lanes)[worker.rank :: worker.size]
     told = _gathered(worker, {"rows": spool.rows, "lanes": own_lanes})
@@ -217,11 +220,11 @@ def open_batches(worker: Worker, task: Task, source: Source, what: str, *, train
         counts=counts,
         rank=worker.rank,
         size=worker.size,
-        batch_size=task.batch_size,
+        batch_size=task.options.batch_size,
         seed=task.seed,
         shuffle=shuffle,
         marks=_marks(worker, spool, len(counts)) if marked else (),
-        weighted=task.weighted,
+        weighted=task.options.columns.weight_col is not None,
     )
 
 
@@ -268,8 +271,8 @@ def begin(
     if found is None:
         if states[0]:
             replica.load_state(states[0])
-        if task.initial_epoch is not None:
-            replica.epoch = task.initial_epoch
+        if task.trains and task.training.initial_epoch is not None:
+            replica.epoch = task.training.initial_epoch
         return Start(
             epoch=replica.epoch, step=replica.step, first_epoch=replica.epoch, first_step=replica.step
         )
@@ -303,12 +306,13 @@ def usable(header: Header, task: Task, counts: Sequence[int], marks: Sequence[st
     Between epochs it always can. Within one, every lane must have the rows it had, in the same order, whoever
     has the lane; of data whose rows nobody has counted that is not known.
     """
+    options = task.training
     return header.ends_epoch or (
         len(counts) > 0
         and (header.counts, header.marks) == (tuple(counts), tuple(marks))
-        and header.batch_size == task.batch_size
-        and header.steps_per_epoch == task.steps_per_epoch
-        and (header.seed, header.shuffle) == (task.seed, task.shuffle)
+        and header.batch_size == options.batch_size
+        and header.steps_per_epoch == options.steps_per_epoch
+        and (header.seed, header.shuffle) == (task.seed, options.shuffle)
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kindler.train.driver_callbacks import Ending, Watch, Watcher, divided
-from kindler.train.run_params import run_facts
+from kindler.train.options import FitOptions
+from kindler.train.run_params import run_params
 
 
 class Notes(Watcher):
@@ -90,8 +91,8 @@ def spec(optimizer: Any) -> SimpleNamespace:
     return SimpleNamespace(model=dict, optimizer=optimizer, loss=None, config=config, clip_norm=1.0)
 
 
-def test_facts_are_names_and_plain_values() -> None:
-    assert run_facts(spec(Optimizer(0.1)), batch_size=4, workers=None, shuffle=True) == {
+def test_parameters_of_a_run_are_names_and_plain_values() -> None:
+    assert run_params(spec(Optimizer(0.1)), FitOptions(batch_size=4), workers=None, seed=3) == {
         "model": "dict",
         "optimizer": "Optimizer",
         "optimizer.lr": 0.1,
@@ -99,10 +100,11 @@ def test_facts_are_names_and_plain_values() -> None:
         "clip_norm": 1.0,
         "batch_size": 4,
         "shuffle": True,
+        "seed": 3,
     }
 
 
 def test_a_partial_is_known_by_what_it_calls_and_its_arguments() -> None:
-    facts = run_facts(spec(partial(Optimizer, lr=0.5)))
+    facts = run_params(spec(partial(Optimizer, lr=0.5)), FitOptions())
 
     assert (facts["optimizer"], facts["optimizer.lr"]) == ("Optimizer", 0.5)

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from kindler.train.checkpoint_file import Header, pack
+from kindler.train.options import FitOptions
 from kindler.train.run_start import Start, begin, usable
 from kindler.train.task import Task
 
-TASK = Task(framework="torch", data=None, batch_size=8, epochs=3, seed=2)  # type: ignore[arg-type]
+OPTIONS = FitOptions(batch_size=8, epochs=3)
+TASK = Task(framework="torch", data=None, options=OPTIONS, seed=2)  # type: ignore[arg-type]
 COUNTS, MARKS = (5, 6), ("a", "b")
 MIDDLE = Header(
     framework="torch",
@@ -78,18 +80,18 @@ def test_the_same_rows_go_on_in_the_middle_of_the_epoch() -> None:
 @pytest.mark.parametrize(
     ("task", "facts"),
     [
-        ({}, {"counts": (11,)}),
-        ({}, {"counts": (6, 5)}),
-        ({}, {"marks": ("a", "c")}),
-        ({"batch_size": 4}, {}),
-        ({"seed": 3}, {}),
-        ({"shuffle": False}, {}),
-        ({"steps_per_epoch": 5}, {}),
+        (TASK, {"counts": (11,)}),
+        (TASK, {"counts": (6, 5)}),
+        (TASK, {"marks": ("a", "c")}),
+        (replace(TASK, seed=3), {}),
+        (replace(TASK, options=replace(OPTIONS, batch_size=4)), {}),
+        (replace(TASK, options=replace(OPTIONS, shuffle=False)), {}),
+        (replace(TASK, options=replace(OPTIONS, steps_per_epoch=5)), {}),
     ],
-    ids=str,
+    ids=["rows", "lanes", "marks", "seed", "batch size", "shuffle", "steps per epoch"],
 )
-def test_other_rows_go_on_from_the_end_of_an_epoch(task: dict[str, Any], facts: dict[str, Any]) -> None:
-    replica, start = begun(file(MIDDLE), file(END), task=replace(TASK, **task), **facts)
+def test_other_rows_go_on_from_the_end_of_an_epoch(task: Task, facts: dict[str, Any]) -> None:
+    replica, start = begun(file(MIDDLE), file(END), task=task, **facts)
 
     assert replica.loaded == b"state of 7"
     assert (start.epoch, start.step_in_epoch, start.local_states) == (1, 0, ())
@@ -110,4 +112,4 @@ def test_where_nobody_counted_the_rows_the_middle_of_an_epoch_is_of_no_use() -> 
 
 
 def test_the_end_of_an_epoch_is_of_use_to_anybody() -> None:
-    assert usable(END, replace(TASK, seed=9, batch_size=1), (1, 2, 3))
+    assert usable(END, replace(TASK, seed=9, options=FitOptions(batch_size=1)), (1, 2, 3))

@@ -1,0 +1,92 @@
+"""Spark DataFrames, classic and Connect: Spark sends their rows, or workers read the files they scan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kindler.data.batches import inputs
+from kindler.data.sources import DeliveredSource, ParquetSource, arrow_source
+from kindler.errors import ConfigError
+from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
+from kindler.estimator.inputs.files import not_empty
+from kindler.estimator.inputs.samples import repeated_row, zeros
+from kindler.inference.outputs import arrow_type, refuse_taken, to_arrow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from kindler.data.columns import Array, Columns
+    from kindler.spark.direct_scan import PlainScan
+    from kindler.train.options import Ingest
+
+__all__ = ["FrameInput"]
+
+
+class FrameInput(Input):
+    """A Spark DataFrame. Scoring it gives a lazy DataFrame, batch or streaming."""
+
+    engine = "spark"
+
+    @staticmethod
+    def accepts(data: Any) -> bool:
+        return type(data).__name__ == "DataFrame" and type(data).__module__.startswith("pyspark.sql")
+
+    def session(self) -> SparkSession:
+        session: SparkSession = self.data.sparkSession
+        return session
+
+    def source(self, request: SourceRequest) -> Prepared:
+        from kindler.spark.frames import Feed, arrow_types, collected, refuse_ambiguous
+
+        frame = self.data
+        columns = request.columns.plan(arrow_types(frame))
+        refuse_ambiguous(frame, columns.names)
+        scan = self._scan(columns, request.ingest)
+        if scan is not None:
+            return not_empty(ParquetSource(scan.files, columns)), None
+        if request.spark is None:
+            table = collected(frame, columns.names)
+            return arrow_source(table, request.columns, scratch=request.scratch), None
+        return DeliveredSource(columns, request.name), Feed(name=request.name, frame=frame, columns=columns)
+
+    def score(self, request: ScoreRequest) -> Any:
+        from kindler.spark.frames import arrow_types, refuse_ambiguous
+        from kindler.spark.predict import predict_frame
+
+        frame = self.data
+        types = arrow_types(frame)
+        columns = request.options.columns.plan(types)
+        refuse_ambiguous(frame, columns.names)
+        predictor = request.predictor(columns, threads=1)
+        scan = self._scan(columns, request.options.ingest)
+        sample = zeros(columns, request.layout, types) or self._first_row(columns)
+        # The driver is not bound by the threads of an executor.
+        outputs = next(predictor.with_threads(None).score([inputs(columns, sample)]))
+        names = predictor.names(len(outputs))
+        folded = {column.lower() for column in frame.columns}  # Spark would replace one by the other
+        refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
+        return predict_frame(
+            frame,
+            predictor,
+            names=names,
+            types=[arrow_type(output.dtype, output.ndim) for output in outputs],
+            convert=to_arrow,
+            stored=scan.columns if scan is not None else None,
+        )
+
+    def _scan(self, columns: Columns, ingest: Ingest) -> PlainScan | None:
+        from kindler.spark.direct_scan import plain_parquet
+
+        if ingest == "inline":
+            return None
+        return plain_parquet(self.data, columns.names, must=ingest == "direct")
+
+    def _first_row(self, columns: Columns) -> list[Array]:
+        from kindler.spark.predict import first_row
+
+        if self.data.isStreaming:
+            raise ConfigError(
+                "the width of a stream's columns is unknown until rows arrive.\n"
+                "Hint: give it with predict(..., shapes={column: (width,)}), or fit() on such columns first."
+            )
+        return repeated_row(first_row(self.data, columns), columns)

@@ -1,0 +1,64 @@
+"""The table of the kinds of data, and what follows from it: the engine and the Spark session of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from kindler.data import datasets
+from kindler.data.sources import kind
+from kindler.errors import ConfigError
+from kindler.estimator.inputs.contract import Input
+from kindler.estimator.inputs.files import ParquetInput
+from kindler.estimator.inputs.frames import FrameInput
+from kindler.estimator.inputs.loaders import LoaderInput
+from kindler.estimator.inputs.memory import DatasetInput, MemoryInput
+from kindler.estimator.inputs.shards import ShardsInput
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Engine", "choose_engine", "recognise", "session_for"]
+
+Engine = Literal["auto", "local", "spark"]
+
+# The first one that accepts the data takes it.
+KINDS: tuple[type[Input], ...] = (
+    FrameInput,
+    ShardsInput,
+    ParquetInput,
+    LoaderInput,
+    DatasetInput,
+    MemoryInput,
+)
+
+
+def recognise(data: Any) -> Input:
+    """What the user passed, as an input of its kind.
+
+    Raises:
+        ConfigError: It is of no kind that can be used.
+    """
+    datasets.refuse_unusable(data)
+    for kind_of_input in KINDS:
+        if kind_of_input.accepts(data):
+            return kind_of_input(data)
+    raise ConfigError(
+        f"data is {kind(data)}.\nHint: pass a Spark DataFrame, an XShards, a Parquet path or list of paths, a"
+        " dict or tuple of numpy arrays, a pandas DataFrame or a pyarrow Table; or a torch DataLoader, a"
+        " tf.data.Dataset, or a function of (config, batch_size) that returns one."
+    )
+
+
+def choose_engine(asked: Engine, *data: Input) -> Literal["local", "spark"]:
+    """The engine that was asked for; by default Spark if some of the data lives there."""
+    if asked != "auto":
+        return asked
+    return "spark" if any(item.engine == "spark" for item in data) else "local"
+
+
+def session_for(*data: Input) -> SparkSession:
+    """The session of the first data that lives in Spark, or the active one, or a new one."""
+    from kindler.spark.session import init
+
+    sessions = (item.session() for item in data)
+    return next((session for session in sessions if session is not None), None) or init()

@@ -1,0 +1,90 @@
+"""XShards: trained on where they are, and scored into shards beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from kindler.data.batches import inputs
+from kindler.data.column_options import ColumnOptions
+from kindler.data.columns import Array, conform
+from kindler.data.shards.codec import pack
+from kindler.data.shards.reading import values
+from kindler.engine.cores import usable_cores
+from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
+from kindler.estimator.inputs.samples import PROBE_ROWS, RowCounter, repeated_row, zeros
+from kindler.inference.shards import ShardScorer
+from kindler.train.progress import Progress
+from kindler.xshards import XShards, as_input
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ShardsInput"]
+
+
+class ShardsInput(Input):
+    """An `XShards`, local or in Spark. Scoring gives one with the outputs, in the same place."""
+
+    data: XShards
+
+    def __init__(self, data: XShards) -> None:
+        super().__init__(data)
+        self.engine = "spark" if data.home == "spark" else "local"
+
+    @staticmethod
+    def accepts(data: Any) -> bool:
+        return isinstance(data, XShards)
+
+    def session(self) -> SparkSession | None:
+        return as_input.session(self.data)
+
+    def complete(self, columns: ColumnOptions, known: ColumnOptions) -> ColumnOptions:
+        """Shards that say themselves what is input and target need less of what the last `fit` knew.
+
+        A model that was fitted on columns of other names still takes the `x` of shards that have one.
+        """
+        offer = as_input.offer(self.data)
+        return columns.or_else(known if offer.features is None else known.within(offer.types))
+
+    def source(self, request: SourceRequest) -> Prepared:
+        return as_input.prepare(
+            self.data,
+            name=request.name,
+            options=request.columns,
+            spark=request.spark,
+            here=request.shares_files,
+        )
+
+    def score(self, request: ScoreRequest) -> XShards:
+        shards, job = self.data, request.job
+        chosen = as_input.choose(shards, request.options.columns)
+        threads = 1
+        if shards.home == "local":
+            threads = job.threads or max(1, usable_cores() // min(job.size, shards.num_partitions()))
+        scorer = ShardScorer(
+            predictor=request.predictor(chosen.columns, threads=threads),
+            schema=chosen.schema,
+            sample=_sample(shards, chosen, request.layout),
+        )
+        with Progress(verbose=request.options.verbose, what="predict", unit="rows") as progress:
+            return as_input.worked(shards, scorer, job, RowCounter(progress, len(shards)))
+
+
+def _sample(shards: XShards, chosen: as_input.Chosen, layout: Mapping[str, Any]) -> tuple[Array, ...] | None:
+    """Inputs for shards without rows, where there are any; None where the width of the columns is unknown."""
+    columns = chosen.columns
+    if all(as_input.row_counts(shards)):
+        return None
+    if chosen.schema is None:
+        given = [(chosen.arrays[c.name].shape, chosen.arrays[c.name].dtype, c) for c in columns.features]
+        empty = [conform(np.zeros((PROBE_ROWS, *s), dtype), c, where=str) for s, dtype, c in given]
+        return inputs(columns, empty)
+    sample = zeros(columns, layout, {field.name: field.type for field in chosen.schema})
+    if sample is None and len(shards):
+        row = values(pack(shards.head(1)), columns.names, chosen.schema)
+        sample = repeated_row(pa.table(row), columns)
+    return None if sample is None else inputs(columns, sample)
