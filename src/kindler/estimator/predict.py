@@ -24,8 +24,8 @@ from kindler.data.shards.reading import values
 from kindler.data.sources import arrow_source, parquet_source
 from kindler.data.spool import Spool
 from kindler.engine.cores import usable_cores
+from kindler.engine.job import Job
 from kindler.engine.monitor import Listener
-from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, DataError
 from kindler.estimator.inputs import Ingest, choose_engine, is_frame, is_path
 from kindler.inference.files import FileTask
