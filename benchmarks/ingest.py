@@ -116,15 +116,11 @@ def in_child(path: Path, threads: int, *, pinned: bool) -> float:
 def _job(source: Any, size: int, *, pinned: bool = False, pyarrow: tuple[str, int] | None = None) -> Any:
     import cloudpickle
 
-    from kindler.engine.monitor import new_run_id, new_secret
-    from kindler.engine.supervisor import Job
+    from kindler.engine.job import Job, equal_ranks
 
     return Job(
-        target="ingest:work",
+        ranks=equal_ranks("ingest:work", size),
         buffers=(cloudpickle.dumps(source), json.dumps({"pinned": pinned, "pyarrow": pyarrow}).encode()),
-        size=size,
-        run_id=new_run_id(),
-        secret=new_secret(),
         preload=("torch",),
         threads=1,
     )

@@ -22,6 +22,7 @@
         ├── WorkerLost                      a worker process, executor or host went away
         ├── StartTimeoutError (TimeoutError)  the gang did not come together in time
         ├── StalledError (TimeoutError)     all workers live and none gets any further
+        ├── FeedError                       rows could not be passed to a worker, or taken from one
         └── SyncError                       an exchange between workers broke
             └── SyncTimeoutError (TimeoutError)  some ranks never reached an exchange
 
@@ -47,6 +48,7 @@ __all__ = [
     "DamagedError",
     "DataError",
     "DiskFullError",
+    "FeedError",
     "FrameError",
     "JavaNotFoundError",
     "KindlerError",
@@ -68,6 +70,7 @@ __all__ = [
     "first_line",
     "naming_full_disk",
     "plain_fields",
+    "rank_name",
     "revive",
     "worker_error",
 ]
@@ -277,6 +280,7 @@ class WorkerError(TrainingError):
 
     Attributes:
         rank: The worker that raised first; for work on shards, the shard's number.
+        role: Its role in the gang.
         host: Its machine.
         remote_traceback: Its traceback, as text.
         shard: The number of the shard that the code was called with, for work on an XShards; else None.
@@ -286,6 +290,7 @@ class WorkerError(TrainingError):
     host: str
     remote_traceback: str
     shard: int | None = None
+    role: str = "worker"
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -296,21 +301,34 @@ class WorkerLost(TrainingError):
 
     Attributes:
         rank: The worker that went away, or None when its whole executor took the news with it.
+        role: Its role in the gang.
         host: Its machine.
         exit_code: What the process ended with; negative is a signal's number.
         log_tail: The last lines it printed.
     """
 
     def __init__(
-        self, reason: str, *, rank: int | None, host: str, exit_code: int | None = None, log_tail: str = ""
+        self,
+        reason: str,
+        *,
+        rank: int | None,
+        host: str,
+        exit_code: int | None = None,
+        log_tail: str = "",
+        role: str = "worker",
     ) -> None:
         self.rank = rank
+        self.role = role
         self.host = host
         self.exit_code = exit_code
         self.log_tail = log_tail
-        who = "a worker" if rank is None else f"worker {rank}"
+        who = "a worker" if rank is None else rank_name(rank, role)
         tail = f"\nIts last lines:\n{log_tail}" if log_tail else "\nIt had printed nothing."
         super().__init__(f"lost {who} on {host}: {reason}.{tail}")
+
+
+class FeedError(TrainingError):
+    """Data could not be passed to a running worker, or taken from one: it ended, closed the feed or hangs."""
 
 
 class StartTimeoutError(TrainingError, TimeoutError):
@@ -417,6 +435,7 @@ def worker_error(
     host: str,
     shard: int | None = None,
     fields: Mapping[str, str] | None = None,
+    role: str = "worker",
 ) -> WorkerError:
     """The error that `fit` raises for an exception raised by user code on a worker.
 
@@ -428,11 +447,12 @@ def worker_error(
         host: The worker's machine.
         shard: The shard that was worked on, where the work was on shards.
         fields: The exception's own attributes, as `plain_fields` writes them.
+        role: The worker's role.
     """
     bases = _combined(types)
     name = _short(types[0]) if types else "WorkerError"
     cls = type(name, bases, {"__module__": __name__, "__reduce__": _reduce_worker_error})
-    place = f"worker {rank}" if shard is None else f"shard {shard}"
+    place = rank_name(rank, role) if shard is None else f"shard {shard}"
     text = f"{message}\n\nraised as {name} on {place}, host {host}:\n{traceback.rstrip()}"
     error: Any = _blank(cls)
     error.args = (text,)
@@ -442,9 +462,28 @@ def worker_error(
         except (AttributeError, TypeError, ValueError, SyntaxError):
             continue  # a property of the user's class without a setter
     error.rank, error.host, error.remote_traceback, error.shard = rank, host, traceback, shard
-    error.__dict__["_origin"] = (tuple(types), message, traceback, rank, host, shard, dict(fields or {}))
+    error.role = role
+    error.__dict__["_origin"] = (
+        tuple(types),
+        message,
+        traceback,
+        rank,
+        host,
+        shard,
+        dict(fields or {}),
+        role,
+    )
     made: WorkerError = error
     return made
+
+
+def rank_name(rank: int, role: str) -> str:
+    """How messages name a rank.
+
+    >>> rank_name(2, "worker"), rank_name(0, "ps")
+    ('worker 2', 'worker 0 (ps)')
+    """
+    return f"worker {rank}" if role == "worker" else f"worker {rank} ({role})"
 
 
 def plain_fields(error: BaseException) -> dict[str, str]:
@@ -522,6 +561,7 @@ def _rebuild_worker_error(
     host: str,
     shard: int | None,
     fields: Mapping[str, str],
+    role: str,
 ) -> WorkerError:
     return worker_error(
         types=types,
@@ -531,4 +571,5 @@ def _rebuild_worker_error(
         host=host,
         shard=shard,
         fields=fields,
+        role=role,
     )

@@ -18,6 +18,7 @@ EXAMPLES: dict[str, Any] = {
     "DiskFullError": lambda: errors.DiskFullError(
         path="/a/b", needed_bytes=7, free_bytes=3, reason="No space left on device"
     ),
+    "FeedError": lambda: errors.FeedError("closed"),
     "FrameError": lambda: errors.FrameError("no frame"),
     "JavaNotFoundError": lambda: errors.JavaNotFoundError("none"),
     "KindlerError": lambda: errors.KindlerError("no"),

@@ -12,7 +12,7 @@ import queue
 import resource
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -20,12 +20,14 @@ from typing import Any
 from kindler.config import RunSettings
 from kindler.engine.channel import Address, Frame
 from kindler.engine.connections import Owner, Peer, Switchboard
+from kindler.engine.feeds import Feeds, is_feed
 from kindler.engine.frames import Piece, encode
 from kindler.engine.gather import Gathering
 from kindler.engine.job_buffers import parent_of
 from kindler.engine.listener import listen
+from kindler.engine.members import GangMember, members_of
 from kindler.engine.stall import Motion, beat_interval
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, rank_name
 
 __all__ = ["Event", "Hub"]
 
@@ -44,11 +46,14 @@ class Event:
 
 
 @dataclass(slots=True)
-class _Member:
+class _JoinedRank:
     peer: Peer
     host: str
     heard: float
+    address: str
+    ports: Sequence[int]
     cargo: Sequence[Any] | None
+    has_job: bool = False
     finished: bool = False
 
 
@@ -59,6 +64,9 @@ class Hub:
         size: How many ranks there are.
         secret: What members prove themselves with.
         settings: Time limits, and the ports that may be taken.
+        roles: The role of every rank; by default all are workers.
+        services: The ranks that are stopped as soon as all others are done.
+        at_driver: Whether it is the driver's, which feeds workers and takes what they put out.
         host: The address to listen on.
         advertised: The address under which others reach it, where that is another one.
         cargo: Buffers for every worker, handed to the first supervisor, which passes them on.
@@ -70,6 +78,9 @@ class Hub:
         size: int,
         secret: bytes,
         settings: RunSettings,
+        roles: Sequence[str] = (),
+        services: Collection[int] = (),
+        at_driver: bool = True,
         host: str = "127.0.0.1",
         advertised: str | None = None,
         cargo: Sequence[Piece] = (),
@@ -77,10 +88,15 @@ class Hub:
         self._size = size
         self._secret = secret
         self._settings = settings
+        self._roles = tuple(roles) or ("worker",) * size
+        self._services = frozenset(services)
+        self._at_driver = at_driver
         self._host = host
         self._advertised = advertised
         self._cargo = cargo
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, _JoinedRank] = {}
+        self._feeds: dict[int, Feeds] = {}
+        self._over: dict[int, str | None] = {}  # why feeds of a rank cannot go on; None: it has returned
         self._gatherings: dict[int, Gathering] = {}
         self._results: dict[int, tuple[bytes, ...]] = {}
         self._events: queue.Queue[Event] = queue.Queue()
@@ -90,6 +106,8 @@ class Hub:
         beat_s = beat_interval(settings.heartbeat_s, settings.stall_timeout_s)
         # What a rank did just now is known a beat later.
         self._motion = Motion(size, settings.stall_timeout_s + beat_s, beat_s=beat_s)
+        for rank in self._services:
+            self._motion.ended(rank)  # it waits for others all its life, and holds up nobody
         self._stacks: dict[int, str] = {}
         self._told = threading.Condition(self._lock)
         self._board: Switchboard | None = None
@@ -116,6 +134,8 @@ class Hub:
         self.abort()
         if self._board is not None:
             self._board.close(self._settings.stop_timeout_s)
+        for rank in range(self._size):
+            self._close_feeds(rank, "the gang has ended")
 
     @property
     def address(self) -> Address:
@@ -138,6 +158,27 @@ class Hub:
         with self._lock:
             return dict(self._results)
 
+    @property
+    def members(self) -> tuple[GangMember, ...]:
+        """Who is where; empty until all have come."""
+        with self._lock:
+            if len(self._members) < self._size:
+                return ()
+            return members_of(self._roles, *self._whereabouts().values())
+
+    def feeds(self, rank: int) -> Feeds:
+        """This end of the feeds from and to a rank, which need not have come yet."""
+        with self._lock:
+            feeds = self._feeds.setdefault(rank, Feeds(rank_name(rank, self._roles[rank])))
+            member = self._members.get(rank)
+            over = (self._over[rank],) if rank in self._over else None
+        # Not under the lock, which the board's thread takes while it holds the feeds'.
+        if over is not None:
+            feeds.close(over[0])
+        elif member is not None and member.has_job:
+            feeds.connect(member.peer.send)
+        return feeds
+
     def missing(self) -> list[int]:
         """The ranks that have not come yet."""
         return [rank for rank in range(self._size) if rank not in self._members]
@@ -151,8 +192,8 @@ class Hub:
         except queue.Empty:
             return
 
-    def abort(self) -> None:
-        """Tell every supervisor to end its worker now."""
+    def abort(self, problem: str | None = None) -> None:
+        """Tell every supervisor to end its worker now; feeds end with `problem`, if there is one."""
         with self._lock:
             if self._aborted.is_set():
                 return
@@ -160,6 +201,8 @@ class Hub:
             members = [m for m in self._members.values() if not m.finished]
         for member in members:
             member.peer.send("abort")
+        for rank in range(self._size) if self._at_driver else ():
+            self._close_feeds(rank, problem or "the gang was stopped")
 
     def silent(self) -> list[tuple[int, str]]:
         """Members that have given no sign of life for too long, as (rank, host)."""
@@ -205,7 +248,14 @@ class Hub:
         if not 0 <= rank < self._size or rank in self._members:
             raise ValueError(f"there is no place for rank {rank}")
         with self._lock:
-            self._members[rank] = _Member(peer, host, time.monotonic(), frame.fields.get("cargo"))
+            self._members[rank] = _JoinedRank(
+                peer,
+                host,
+                time.monotonic(),
+                address=str(frame.fields.get("address", "127.0.0.1")),
+                ports=[int(port) for port in frame.fields.get("ports", ())],
+                cargo=frame.fields.get("cargo"),
+            )
             everyone = len(self._members) == self._size
         peer.name = rank
         if self._aborted.is_set():
@@ -215,14 +265,24 @@ class Hub:
 
     def _welcome(self) -> None:
         """Tell everybody who is where, and from whom to fetch the job's buffers."""
-        hosts = json.dumps([self._members[rank].host for rank in range(self._size)]).encode()
-        same = [piece for frame in encode("welcome", [hosts], {}) for piece in frame]
+        told = json.dumps({**self._whereabouts(), "fed": self._at_driver}).encode()
+        same = [piece for frame in encode("welcome", [told], {}) for piece in frame]
         for rank, member in self._members.items():
             parent = parent_of(rank)
             if self._cargo and parent is not None:
-                member.peer.send("welcome", hosts, cargo=self._members[parent].cargo)
+                member.peer.send("welcome", told, cargo=self._members[parent].cargo)
             else:
                 member.peer.put(same)
+
+    def _whereabouts(self) -> dict[str, list[Any]]:
+        """What `members_of` makes members of: columns, since this is sent to every rank."""
+        members = [self._members[rank] for rank in range(self._size)]
+        held = any(member.ports for member in members)
+        return {
+            "hosts": [member.host for member in members],
+            "addresses": [member.address for member in members],
+            "ports": [member.ports for member in members] if held else [],
+        }
 
     def _gone(self, peer: Peer, why: str) -> None:
         rank = peer.name
@@ -233,8 +293,8 @@ class Hub:
             return
         member.finished = True
         reason = f"the connection to its machine broke ({why})"
-        self._events.put(Event(rank, "lost", {"host": member.host, "reason": reason}))
-        self.abort()
+        self._ended(rank, Event(rank, "lost", {"host": member.host, "reason": reason}))
+        self.abort(self._over[rank])
 
     def _handle(self, rank: int, frame: Frame) -> None:
         member = self._members[rank]
@@ -256,19 +316,43 @@ class Hub:
                 self._results[rank] = frame.buffers
             member.peer.send("kept")
             return
-        if frame.kind in _LAST_WORDS:
-            member.finished = True
-        self._events.put(Event(rank, frame.kind, frame.fields))
+        if is_feed(frame.kind):
+            self.feeds(rank).heard(frame)
+            return
+        event = Event(rank, frame.kind, frame.fields)
+        if frame.kind not in _LAST_WORDS:
+            self._events.put(event)
+            return
+        member.finished = True
+        self._ended(rank, event)
         if frame.kind in ("error", "lost"):
-            self._stop_the_others(at_once=not frame.fields.get("sync", False))
+            self._stop_the_others(at_once=not frame.fields.get("sync", False), why=self._over[rank])
+        elif self._services and all(self._members[r].finished for r in self._members.keys() - self._services):
+            self.abort()
+
+    def _ended(self, rank: int, event: Event) -> None:
+        """A rank is over: say so to those who feed it, and to the driver."""
+        self._close_feeds(rank, _problem(event, rank_name(rank, self._roles[rank])))
+        self._events.put(event)
+
+    def _close_feeds(self, rank: int, problem: str | None) -> None:
+        with self._lock:
+            problem = self._over.setdefault(rank, problem)
+            feeds = self._feeds.get(rank)
+        if feeds is not None:
+            feeds.close(problem)
 
     def _moves(self, rank: int, frame: Frame) -> bool:
         """Note what a frame says of how far the rank is; whether that was all it says."""
         now = time.monotonic()
+        if frame.kind == "pulse" and not self._members[rank].has_job:
+            self._members[rank].has_job = True
+            if rank in self._feeds:
+                self.feeds(rank)  # connects them
         with self._lock:
             if frame.kind == "pulse":
                 self._motion.pulse(rank, frame.fields["ticks"], frame.fields["waiting"], now)
-            elif frame.kind in ("gather", "report", "result"):
+            elif frame.kind in ("gather", "report", "result") or is_feed(frame.kind):
                 self._motion.moved(now)
             elif frame.kind == "done":
                 self._motion.moved(now)
@@ -277,9 +361,9 @@ class Hub:
                 self._motion.ended(rank)
         return frame.kind == "pulse"
 
-    def _stop_the_others(self, *, at_once: bool) -> None:
+    def _stop_the_others(self, *, at_once: bool, why: str | None) -> None:
         if at_once:
-            self.abort()
+            self.abort(why)
         elif self._abort_at is None:
             self._abort_at = time.monotonic() + _ROOT_CAUSE_GRACE_S
 
@@ -295,6 +379,18 @@ class Hub:
             del self._gatherings[turn]
             for other, pieces in enumerate(gathering.answers()):
                 self._members[other].peer.put(pieces)
+
+
+def _problem(event: Event, name: str) -> str | None:
+    """Why a rank's feeds cannot go on; None where it has simply returned."""
+    if event.kind == "done":
+        return None
+    if event.kind == "aborted":
+        return "the gang was stopped"
+    if event.kind == "lost":
+        return f"{name} was lost: {event.fields.get('reason', '')}"
+    kind = str((event.fields.get("types") or ["an error"])[0]).partition("@")[0].rpartition(":")[2]
+    return f"{name} failed with {kind}: {str(event.fields.get('message', '')).partition(chr(10))[0]}"
 
 
 class _Ears(Owner):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from kindler.engine import fork_server
 from kindler.engine.cores import usable_cores
+from kindler.engine.gang import Gang, follow
 from kindler.engine.hub import Hub
-from kindler.engine.monitor import Listener, verdict, watch
+from kindler.engine.job import Job
+from kindler.engine.monitor import Listener
 from kindler.engine.outcome import Outcome
-from kindler.engine.supervisor import Aborted, Job, Supervisor
+from kindler.engine.supervisor import Aborted, Supervisor
 from kindler.errors import TrainingError
 
-__all__ = ["run", "slots"]
+__all__ = ["run", "slots", "start"]
 
 
 def slots() -> int:
@@ -22,8 +26,20 @@ def slots() -> int:
     return usable_cores()
 
 
+def start(job: Job, *, base: Path | None = None) -> Gang:
+    """Start `job` on processes of this machine, and return while it runs.
+
+    Args:
+        job: What to run.
+        base: Where the workers' scratch folders are made.
+    """
+    gang = Gang(job, _LocalLaunch(job, base))
+    gang.start()
+    return gang
+
+
 def run(job: Job, *, listener: Listener, base: Path | None = None) -> list[Outcome]:
-    """Run `job` on `job.size` processes of this machine; results in the order of ranks.
+    """Run `job` on processes of this machine; results in the order of ranks.
 
     Args:
         job: What to run.
@@ -33,42 +49,62 @@ def run(job: Job, *, listener: Listener, base: Path | None = None) -> list[Outco
     Raises:
         KindlerError: The run failed. No process is left then, not even a warm one.
     """
-    outcomes: list[Outcome] = []
-    try:
-        with Hub(size=job.size, secret=job.secret, settings=job.settings) as hub:
-            threads = [_supervise(job, rank, hub, outcomes, base) for rank in range(job.size)]
-            try:
-                heard = watch(
-                    hub,
-                    running=lambda: any(thread.is_alive() for thread in threads),
-                    listener=listener,
-                    settings=job.settings,
-                )
-            finally:
-                hub.abort()
-                for thread in threads:
-                    thread.join(2 * job.settings.stop_timeout_s)
-        results = verdict(heard, outcomes)
-        if len(results) < job.size or any(o.kind != "result" for o in results):
-            raise TrainingError(f"the run ended with {len(results)} results of {job.size} workers.")
-        return results
-    except BaseException:
-        fork_server.retire()
-        raise
-    finally:
-        if job.settings.idle_s == 0:
-            fork_server.retire()
+    return follow(Gang(job, _LocalLaunch(job, base)), listener)
 
 
-def _supervise(job: Job, rank: int, hub: Hub, outcomes: list[Outcome], base: Path | None) -> threading.Thread:
-    def work() -> None:
+class _LocalLaunch:
+    """A thread of this process for each rank's supervisor."""
+
+    after_first = False
+
+    def __init__(self, job: Job, base: Path | None) -> None:
+        self._job = job
+        self._base = base
+        self._threads: list[threading.Thread] = []
+        self._outcomes: list[Outcome] = []
+
+    def open(self, stack: ExitStack) -> Hub:
+        job = self._job
+        hub = stack.enter_context(
+            Hub(
+                size=job.size,
+                secret=job.secret,
+                settings=job.settings,
+                roles=job.roles,
+                services=job.services,
+            )
+        )
+        for rank in range(job.size):
+            thread = threading.Thread(
+                target=self._supervise, args=(rank, hub), name=f"kindler-supervisor-{rank}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        return hub
+
+    def _supervise(self, rank: int, hub: Hub) -> None:
         try:
-            with Supervisor(job, rank, hub=hub.address, owner=os.getpid(), base=base) as supervisor:
+            with Supervisor(
+                self._job, rank, hub=hub.address, owner=os.getpid(), base=self._base
+            ) as supervisor:
                 supervisor.start()
-                outcomes.append(supervisor.run())
+                self._outcomes.append(supervisor.run())
         except Aborted:
             pass
 
-    thread = threading.Thread(target=work, name=f"kindler-supervisor-{rank}", daemon=True)
-    thread.start()
-    return thread
+    def is_alive(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def end(self) -> None:
+        for thread in self._threads:
+            thread.join(2 * self._job.settings.stop_timeout_s)
+
+    def outcomes(self, hub: Hub | None) -> list[Outcome]:
+        return self._outcomes
+
+    def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
+        return TrainingError(f"the run ended with {len(outcomes)} results of {self._job.size} workers.")
+
+    def clean_up(self, *, failed: bool) -> None:
+        if failed or self._job.settings.idle_s == 0:
+            fork_server.retire()

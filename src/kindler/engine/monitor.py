@@ -6,7 +6,6 @@ Both engines use it; they differ in who starts the supervisors.
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable
 
@@ -15,7 +14,7 @@ from kindler.engine.hub import Event, Hub
 from kindler.engine.outcome import Outcome, failure
 from kindler.errors import KindlerError, StartTimeoutError
 
-__all__ = ["Listener", "new_run_id", "new_secret", "verdict", "watch"]
+__all__ = ["Listener", "verdict", "watch"]
 
 Listener = Callable[[Event], None]
 
@@ -23,16 +22,6 @@ _TURN_S = 0.2
 _NEARLY = 0.9
 _STACKS_TIMEOUT_S = 3.0
 _log = logging.getLogger(__name__)
-
-
-def new_run_id() -> str:
-    """A name for a run."""
-    return secrets.token_hex(4)
-
-
-def new_secret() -> bytes:
-    """What the members of a run prove themselves with."""
-    return secrets.token_bytes(32)
 
 
 def watch(
@@ -43,9 +32,10 @@ def watch(
     settings: RunSettings,
     after_first: bool = False,
 ) -> list[Outcome]:
-    """Follow the run until `running()` is false; the bad ends that were heard of.
+    """Follow the run until `running()` is false; return the bad ends that were heard of.
 
-    The listener is told of the gang itself too: the report "gang", once all have come.
+    The listener gets what workers print and report and which have a result, and a report "gang" of the gang
+    itself once all ranks have come.
 
     With `after_first` the time for all to come up counts from when the first one did: before that,
     Spark is computing the data, for as long as it takes.
@@ -75,7 +65,7 @@ def watch(
             if event.kind in ("error", "lost"):
                 bad.append(Outcome(event.rank, event.kind, event.fields))
                 gave_up = gave_up or _waited_in_vain(event)
-            elif event.kind in ("log", "report"):
+            elif event.kind in ("log", "report", "done"):
                 listener(event)
         # Those who wait may lose patience just before the stall is noticed: it is one all the same.
         if hub.stalled() or (gave_up and hub.idle_s > _NEARLY * settings.stall_timeout_s):

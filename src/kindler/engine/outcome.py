@@ -80,6 +80,7 @@ def _raised(outcome: Outcome) -> KindlerError:
         rank=outcome.rank,
         host=said["host"],
         fields=said.get("fields"),
+        role=said.get("role", "worker"),
     )
 
 
@@ -91,6 +92,7 @@ def _lost(outcome: Outcome) -> WorkerLost:
         host=said["host"],
         exit_code=said.get("exit_code"),
         log_tail=said.get("log_tail", ""),
+        role=said.get("role", "worker"),
     )
 
 

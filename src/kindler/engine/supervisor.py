@@ -7,22 +7,21 @@ happens to the worker; it returns an Outcome, and has told the hub of it.
 from __future__ import annotations
 
 import json
-import os
+import queue
 import signal
 import socket
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from kindler.config import RunSettings
 from kindler.engine import fork_server
 from kindler.engine.channel import Address, Channel, ChannelClosed, Frame, connect
+from kindler.engine.feeds import is_feed
+from kindler.engine.held_ports import HeldPorts
+from kindler.engine.job import Job
 from kindler.engine.job_buffers import Carrier
 from kindler.engine.outcome import Outcome
 from kindler.engine.stall import beat_interval, readable
@@ -30,50 +29,50 @@ from kindler.engine.worker import STACKS, describe
 from kindler.errors import ConfigError, StartTimeoutError, TrainingError
 from kindler.temporary import Folder
 
-__all__ = ["Job", "Supervisor", "can_run"]
+__all__ = ["Aborted", "Supervisor", "can_run", "worker_fields"]
 
 _TAIL_LINES = 40
 _LOOK_S = 0.1
 _STACKS_TIMEOUT_S = 2.0
 _STACKS_PAUSE_S = 0.1
 _KEPT_TIMEOUT_S = 120.0
+_PORTS_HINT = "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What every rank is to do: built on the driver, pickled once, closed over nothing.
+def worker_fields(
+    job: Job, rank: int, *, scratch: Path, address: str = "127.0.0.1", cargo: bool = False, **met: Any
+) -> dict[str, Any]:
+    """The fields of the frame "job", which is the first that a worker process gets.
 
-    Attributes:
-        target: "module:function", called as `function(worker, *buffers)`; it returns buffers.
-        buffers: Its arguments.
-        size: How many workers.
-        run_id: The run's name.
-        secret: What members prove themselves with.
-        preload: What the nursery has imported before the worker is forked.
-        environment: Variables that must be set before those imports.
-        worker_environment: Variables of the workers alone.
-        settings: Time limits.
-        threads: Compute threads of each worker; None shares the machine's cores among its workers.
-        cores: How many of a machine's cores the run may use; None is all that processes may use there.
-        cwd: The driver's folder, for user modules that are found relative to it.
-        sys_path: The driver's module search path.
-        sizes: Of the buffers, where those come another way.
+    Args:
+        job: What the gang does.
+        rank: The worker's rank.
+        scratch: Its folder.
+        address: The address from which its machine reaches the meeting point.
+        cargo: Whether the job's buffers follow in a frame of their own.
+        met: What the meeting told: the columns of `members_of`, and whether the driver feeds workers.
     """
-
-    target: str
-    buffers: tuple[bytes, ...]
-    size: int
-    run_id: str
-    secret: bytes
-    preload: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    worker_environment: Mapping[str, str] = field(default_factory=dict)
-    settings: RunSettings = field(default_factory=RunSettings)
-    threads: int | None = None
-    cores: int | None = None
-    cwd: str = field(default_factory=os.getcwd)
-    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
-    sizes: tuple[int, ...] = ()
+    settings = job.settings
+    return {
+        "target": job.ranks[rank].target,
+        "rank": rank,
+        "roles": job.roles,
+        "hosts": met.get("hosts", [socket.gethostname()]),
+        "addresses": met.get("addresses", [address]),
+        "ports": met.get("ports", []),
+        "fed": met.get("fed", False),
+        "port_range": settings.port_range,
+        "cargo": cargo,
+        "scratch": str(scratch),
+        "run_id": job.run_id,
+        "secret": job.secret.hex(),
+        "threads": job.threads,
+        "cores": job.cores,
+        "heartbeat_s": beat_interval(settings.heartbeat_s, settings.stall_timeout_s),
+        "sync_timeout_s": settings.sync_timeout_s,
+        "sys_path": job.sys_path,
+        "cwd": job.cwd,
+    }
 
 
 class Aborted(Exception):
@@ -81,7 +80,7 @@ class Aborted(Exception):
 
 
 class Supervisor:
-    """One rank's keeper, from `with` to `with`'s end.
+    """Looks after one rank, from the beginning of a `with` block to its end.
 
     `start` asks for the process, which warms up while the caller fetches data into `scratch`;
     `run` hands it the job and stays until it has ended.
@@ -90,7 +89,7 @@ class Supervisor:
         job: What to run.
         rank: The worker's rank.
         hub: The meeting point.
-        owner: The process that the nursery must not outlive.
+        owner: The process that the fork server must not outlive.
         base: Where the scratch folder is made.
         far: Whether results go to the hub as they come, rather than into the outcome that `run` returns.
         cargo: Whether the job's buffers are to be fetched, rather than in the job.
@@ -109,6 +108,7 @@ class Supervisor:
     ) -> None:
         self._job = job
         self._rank = rank
+        self._spec = job.ranks[rank]
         self._hub = hub
         self._owner = owner
         self._base = base
@@ -121,7 +121,9 @@ class Supervisor:
         self._aborted = threading.Event()
         self._frozen = False
         self._welcome = threading.Event()
-        self._hosts: list[str] = []
+        self._met: dict[str, Any] = {}
+        self._held: HeldPorts | None = None
+        self._down: queue.Queue[Frame | None] | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._child: fork_server.Child | None = None
         self._start_error: Exception | None = None
@@ -134,10 +136,18 @@ class Supervisor:
         settings = self._job.settings
         self._up = connect(self._hub, self._job.secret, timeout_s=settings.start_timeout_s)
         self._address = self._up.local_host
-        if self._cargo:
-            self._carrier = self._new_carrier()
-        waiting = self._carrier.address if self._carrier is not None else None
-        self._up.send("hello", rank=self._rank, host=self._host, cargo=waiting)
+        try:
+            self._listen_for_others()
+        except OSError as exc:
+            raise self._refuse(exc) from exc
+        self._up.send(
+            "hello",
+            rank=self._rank,
+            host=self._host,
+            address=self._address,
+            ports=self._held.numbers if self._held is not None else (),
+            cargo=self._carrier.address if self._carrier is not None else None,
+        )
         self._folder = Folder(f"kindler-{self._job.run_id}-{self._rank}-", self._base)
         self.scratch = self._folder.path
         self._start(self._listen_up, "kindler-listen-hub")
@@ -149,8 +159,9 @@ class Supervisor:
     ) -> None:
         self._aborted.set()
         self._up.close()
-        if self._carrier is not None:
-            self._carrier.close()
+        self._close_sockets()
+        if self._down is not None:
+            self._down.put(None)
         if self._child is not None:
             self._child.kill()
             try:
@@ -189,19 +200,29 @@ class Supervisor:
         """The outcome of an exception on this side: while fetching data, or preparing the process."""
         return self._ended("error", **describe(exc))
 
-    def _new_carrier(self) -> Carrier:
+    def _listen_for_others(self) -> None:
         job, ports = self._job, self._job.settings.port_range
-        try:
-            return Carrier(self._rank, job.size, job.secret, host=self._address, ports=ports)
-        except OSError as exc:
-            error = ConfigError(
-                f"worker {self._rank} cannot listen on {self._address}: {exc}.\n"
-                "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
-            )
-            self._up.send("hello", rank=self._rank, host=self._host)
-            self.failed(error)
-            self._up.close()
-            raise error from exc
+        if self._cargo:
+            self._carrier = Carrier(self._rank, job.size, job.secret, host=self._address, ports=ports)
+        if self._spec.ports:
+            self._held = HeldPorts(self._spec.ports, address=self._address, ports=ports)
+
+    def _refuse(self, problem: OSError) -> ConfigError:
+        """Tell the driver that this rank gets no ports."""
+        error = ConfigError(
+            f"worker {self._rank} cannot listen on {self._address}: {problem}.\n{_PORTS_HINT}"
+        )
+        self._up.send("hello", rank=self._rank, host=self._host)
+        self.failed(error)
+        self._up.close()
+        self._close_sockets()
+        return error
+
+    def _close_sockets(self) -> None:
+        if self._carrier is not None:
+            self._carrier.close()
+        if self._held is not None:
+            self._held.release()
 
     def _fetch_child(self) -> None:
         job = self._job
@@ -213,7 +234,7 @@ class Supervisor:
                 recipe,
                 owner=self._owner,
                 timeout_s=job.settings.start_timeout_s,
-                environment=job.worker_environment,
+                environment=self._spec.environment,
                 wanted=lambda: not self._aborted.is_set(),
             )
         except fork_server.NotWanted:
@@ -252,22 +273,14 @@ class Supervisor:
             child.channel.send(
                 "job",
                 *job.buffers,
-                target=job.target,
-                rank=self._rank,
-                size=job.size,
-                hosts=self._hosts,
-                address=self._address,
-                port_range=settings.port_range,
-                cargo=self._cargo,
-                scratch=str(self.scratch),
-                run_id=job.run_id,
-                secret=job.secret.hex(),
-                threads=job.threads,
-                cores=job.cores,
-                heartbeat_s=beat_interval(settings.heartbeat_s, settings.stall_timeout_s),
-                sync_timeout_s=settings.sync_timeout_s,
-                sys_path=job.sys_path,
-                cwd=job.cwd,
+                **worker_fields(
+                    job,
+                    self._rank,
+                    scratch=self.scratch,
+                    address=self._address,
+                    cargo=self._cargo,
+                    **self._met,
+                ),
             )
             if self._carrier is not None:
                 self._carrier.deliver(
@@ -277,8 +290,12 @@ class Supervisor:
             self._up.send("pulse", ticks=0, waiting=False)
             while True:
                 frame = self._next(child)
-                if frame.kind in ("gather", "report", "bulk", "part"):
+                if frame.kind in ("gather", "report", "bulk", "part") or is_feed(frame.kind):
                     self._pass_up(frame)
+                elif frame.kind == "release":
+                    if self._held is not None:
+                        self._held.release()
+                    child.channel.send("released")
                 elif frame.kind == "result":
                     return self._result(frame)
                 elif frame.kind == "error":
@@ -342,6 +359,7 @@ class Supervisor:
     def _ended(self, kind: str, *buffers: bytes, **fields: Any) -> Outcome:
         if kind != "aborted":
             fields.setdefault("host", self._host)
+            fields.setdefault("role", self._spec.role)
         try:
             self._up.send("done" if kind == "result" else kind, **fields)
         except ChannelClosed:
@@ -353,13 +371,13 @@ class Supervisor:
             while True:
                 frame = self._up.receive(whole=False)
                 if frame.kind == "welcome":
-                    self._hosts = json.loads(frame.buffers[0])
+                    self._met = json.loads(frame.buffers[0])
                     if frame.fields.get("cargo"):
                         host, port = frame.fields["cargo"]
                         self._source = (host, port)
                     self._welcome.set()
-                elif frame.kind in ("gathered", "bulk", "part") and self._child is not None:
-                    self._child.channel.pass_on(frame)
+                elif frame.kind in ("gathered", "bulk", "part") or is_feed(frame.kind):
+                    self._pass_down(frame)
                 elif frame.kind == "kept":
                     self._kept.set()
                 elif frame.kind == "stacks":
@@ -373,6 +391,30 @@ class Supervisor:
             self._aborted.set()
             self._child.kill()
         self._aborted.set()
+
+    def _pass_down(self, frame: Frame) -> None:
+        """Give the worker a frame; from the first one of a feed on, on a thread of its own.
+
+        A worker that is stopped takes nothing, and the hub must be heard all the same when it ends the run.
+        """
+        if self._child is None:
+            return
+        if is_feed(frame.kind) and self._down is None:
+            self._down = queue.Queue()  # bounded by the windows of feeds
+            self._start(self._pump_down, "kindler-pump-feeds")
+        if self._down is None:
+            self._child.channel.pass_on(frame)
+        else:
+            self._down.put(frame)
+
+    def _pump_down(self) -> None:
+        assert self._child is not None
+        assert self._down is not None
+        try:
+            while (frame := self._down.get()) is not None:
+                self._child.channel.pass_on(frame)
+        except ChannelClosed:
+            pass  # it has ended, which `_relay` notices
 
     def _beat(self) -> None:
         try:

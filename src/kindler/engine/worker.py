@@ -19,12 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from kindler.engine.address import own_address
 from kindler.engine.channel import Channel, ChannelClosed
 from kindler.engine.cores import usable_cores
+from kindler.engine.feeds import WINDOW_BYTES, FeedReader, Feeds, FeedWriter, is_feed
 from kindler.engine.gather import Wants, read_numbers, unpack_parts, write_numbers
+from kindler.engine.members import GangMember, cluster_spec, members_of
 from kindler.engine.peer_sockets import connect_links
-from kindler.errors import KindlerError, SyncError, SyncTimeoutError, plain_fields
+from kindler.errors import ConfigError, KindlerError, SyncError, SyncTimeoutError, plain_fields
 
 __all__ = ["STACKS", "Worker", "run_child"]
 
@@ -40,9 +41,13 @@ class Worker:
     Attributes:
         rank: Its number, from 0.
         size: How many there are.
+        role: What it is to the others, such as "worker", "chief" or "ps".
+        index: Its number among those of its role.
+        members: The role, machine, address and held ports of every rank.
         host: Its machine.
         hosts: The machine of every rank.
         address: The IP address under which the other workers reach it.
+        ports: The ports that are held for its program.
         local_rank: Its number among those of the same machine.
         local_size: How many are on this machine.
         scratch: A folder of its own that goes away with the run.
@@ -53,10 +58,14 @@ class Worker:
 
     def __init__(self, channel: Channel, fields: dict[str, Any]) -> None:
         self.rank: int = fields["rank"]
-        self.size: int = fields["size"]
         self.hosts: tuple[str, ...] = tuple(fields["hosts"])
+        self.size = len(self.hosts)
         self.host: str = self.hosts[self.rank]
-        self.address = own_address(self.hosts, seen=fields.get("address", "127.0.0.1"))
+        self.members: tuple[GangMember, ...] = members_of(
+            fields["roles"], self.hosts, fields["addresses"], fields["ports"]
+        )
+        me = self.members[self.rank]
+        self.role, self.index, self.address, self.ports = me.role, me.index, me.address, me.ports
         self.local_rank = self.hosts[: self.rank].count(self.host)
         self.local_size = self.hosts.count(self.host)
         self.scratch = Path(fields["scratch"])
@@ -67,6 +76,9 @@ class Worker:
         self.threads: int = fields["threads"] or self._share(fields.get("cores"))
         self._sync_timeout_s: float = fields["sync_timeout_s"]
         self._channel = channel
+        self._is_fed: bool = fields["fed"]
+        self._feeds = Feeds("the driver", channel.send, waiting=self.tick)
+        self._released = threading.Event()
         self._gathered: queue.Queue[list[bytes]] = queue.Queue()
         self._turn = 0
         self._ticks = 0
@@ -150,6 +162,42 @@ class Worker:
             SyncError: Some peer did not come, or cannot be reached.
         """
         return connect_links(self, peers, timeout_s=timeout_s)
+
+    @property
+    def cluster_spec(self) -> dict[str, list[str]]:
+        """Role -> "address:port" of each of its ranks, of the first port that is held for it."""
+        return cluster_spec(self.members)
+
+    def release_ports(self) -> None:
+        """Let go of the held ports, for a program that binds without SO_REUSEADDR and does so at once."""
+        self._channel.send("release")
+        if not self._released.wait(self._sync_timeout_s):
+            raise SyncError(f"the held ports of worker {self.rank} were not released.")
+
+    def feed(self, name: str) -> FeedReader:
+        """What the driver pushes to this rank under `name`, as it comes.
+
+        Raises:
+            ConfigError: Workers of this run cannot reach the driver.
+        """
+        self._check_fed()
+        return self._feeds.reader(name)
+
+    def output(self, name: str, window_bytes: int = WINDOW_BYTES) -> FeedWriter:
+        """Where to put batches that the driver reads while this rank still works.
+
+        Raises:
+            ConfigError: Workers of this run cannot reach the driver.
+        """
+        self._check_fed()
+        return self._feeds.writer(name, window_bytes)
+
+    def _check_fed(self) -> None:
+        if not self._is_fed:
+            raise ConfigError(
+                "feeds need workers that reach the driver, and these meet among themselves.\n"
+                'Hint: RunSettings(rendezvous="driver") where the driver can be reached.'
+            )
 
     def report(self, kind: str, **fields: Any) -> None:
         """Tell the driver something, as JSON."""
@@ -240,6 +288,10 @@ def _listen(channel: Channel, worker: Worker) -> None:
             frame = channel.receive()
             if frame.kind == "gathered":
                 worker._gathered.put(unpack_parts(*frame.buffers))
+            elif is_feed(frame.kind):
+                worker._feeds.heard(frame)
+            elif frame.kind == "released":
+                worker._released.set()
     except ChannelClosed:
         os._exit(1)  # the supervisor is gone: nobody wants the result
 

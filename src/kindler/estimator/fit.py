@@ -17,9 +17,8 @@ from kindler.config import RunSettings
 from kindler.data.row_order import Dealing
 from kindler.engine import local
 from kindler.engine.hub import Event
-from kindler.engine.monitor import new_run_id, new_secret
+from kindler.engine.job import Job, equal_ranks, new_run_id
 from kindler.engine.outcome import Outcome
-from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, KindlerError
 from kindler.estimator.inputs.contract import Input, Prepared, SourceRequest
 from kindler.estimator.inputs.recognise import Engine, choose_engine, session_for
@@ -187,11 +186,8 @@ def job_of(
 ) -> Job:
     """A gang of `workers` that call `target`."""
     return Job(
-        target=target,
+        ranks=equal_ranks(target, workers),
         buffers=buffers,
-        size=workers,
-        run_id=new_run_id(),
-        secret=new_secret(),
         preload=model.preload,
         environment=model.environment,
         settings=settings,

@@ -1,23 +1,23 @@
 """One process that runs tasks, seen from its owner: how it is started, spoken to and ended.
 
-It is forked from a nursery (see `kindler.engine.fork_server`), which has what every task needs imported; it
-dies with its owner, whatever happens to it.
+It is forked from a fork server (see `kindler.engine.fork_server`) that has imported what every task needs,
+and dies with its owner, whatever happens to it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import socket
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
+from kindler.config import RunSettings
 from kindler.engine import fork_server
 from kindler.engine.channel import Channel, ChannelClosed, accept
+from kindler.engine.job import Job, equal_ranks
+from kindler.engine.supervisor import worker_fields
 from kindler.errors import StartTimeoutError
 from kindler.runtime.logs import Log
 from kindler.runtime.messages import Task
@@ -28,12 +28,18 @@ __all__ = ["Loss", "Process", "start"]
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
 _NEVER_S = 1e6  # tasks have their own time limit; nobody listens for signs of life between them
+_SETTINGS = RunSettings(
+    heartbeat_s=_NEVER_S,
+    heartbeat_timeout_s=4 * _NEVER_S,
+    stall_timeout_s=4 * _NEVER_S,
+    sync_timeout_s=_NEVER_S,
+)
 _TARGET = "kindler.runtime.worker:serve"
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How a process ended that was not told to.
+    """How a process ended that was not asked to.
 
     Attributes:
         reason: In words.
@@ -116,7 +122,7 @@ def start(store: str, *, idle_s: float, capacity: int, trusted: bool) -> Process
     Raises:
         StartTimeoutError: It did not come up.
     """
-    secret = secrets.token_bytes(32)
+    job = Job(ranks=equal_ranks(_TARGET, 1), run_id="runtime", settings=_SETTINGS)
     recipe = fork_server.Recipe(preload=("kindler.runtime.worker", "kindler.store.catalog"))
     with ExitStack() as undo, socket.create_server(("127.0.0.1", 0)) as listener:
         folder = Folder("kindler-runtime-")
@@ -136,32 +142,14 @@ def start(store: str, *, idle_s: float, capacity: int, trusted: bool) -> Process
             "trusted": trusted,
         }
         try:
-            _hand_over(child, json.dumps(order).encode(), scratch, secret)
+            fields = worker_fields(job, 0, scratch=scratch)
+            child.channel.send("job", json.dumps(order).encode(), **fields)
             listener.settimeout(_START_TIMEOUT_S)
             accepted, _ = listener.accept()
-            channel = accept(accepted, secret, timeout_s=_START_TIMEOUT_S)
+            channel = accept(accepted, job.secret, timeout_s=_START_TIMEOUT_S)
         except (OSError, ChannelClosed) as exc:
             raise StartTimeoutError(
                 f"a worker of the runtime did not come up: {exc}.\n{Log(scratch).tail()}"
             ) from exc
         undo.pop_all()
     return Process(child, channel, folder)
-
-
-def _hand_over(child: fork_server.Child, order: bytes, scratch: Path, secret: bytes) -> None:
-    child.channel.send(
-        "job",
-        order,
-        target=_TARGET,
-        rank=0,
-        size=1,
-        hosts=[socket.gethostname()],
-        scratch=str(scratch),
-        run_id="runtime",
-        secret=secret.hex(),
-        threads=None,
-        heartbeat_s=_NEVER_S,
-        sync_timeout_s=_NEVER_S,
-        sys_path=[os.path.abspath(path) for path in sys.path],
-        cwd=os.getcwd(),
-    )

@@ -33,23 +33,52 @@ from kindler.data.spool import SpoolWriter
 from kindler.engine import fork_server
 from kindler.engine.address import address_towards
 from kindler.engine.channel import Address
+from kindler.engine.gang import Gang, Launch, follow
 from kindler.engine.hub import Hub
-from kindler.engine.monitor import Listener, verdict, watch
+from kindler.engine.job import Job
+from kindler.engine.monitor import Listener, watch
 from kindler.engine.outcome import Outcome, pack, unpack
-from kindler.engine.supervisor import Aborted, Job, Supervisor
+from kindler.engine.supervisor import Aborted, Supervisor
 from kindler.engine.worker import describe
-from kindler.errors import DataError, KindlerError, TrainingError, WorkerLost
+from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost
 from kindler.spark.frame_errors import frame_error
 from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, feed_frame, own_columns
-from kindler.spark.large_buffers import Folder, Parcels
+from kindler.spark.large_buffers import BufferFiles, SharedFolder
 from kindler.spark.session import LOOPBACK, is_connect, is_on_this_machine
 
-__all__ = ["run"]
+__all__ = ["meets_at_driver", "run", "start"]
 
 _RESULT = "rank int, part int, payload binary"
 _BATCH_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
 _IN_TASK_BYTES = 1 << 20  # buffers up to this size travel with the task: no connection is quicker
 _BATCH_BYTES = 4 << 20  # small enough to stay in cache on its way, large enough to amortise the call
+_batch_lock = threading.Lock()
+_batch_users: dict[
+    int, tuple[int, str | None]
+] = {}  # by session: gangs that need the setting, and what it was
+
+
+def start(
+    job: Job,
+    *,
+    spark: SparkSession,
+    feeds: Sequence[Feed] = (),
+    dealing: Dealing | None = None,
+    folder: SharedFolder | None = None,
+) -> Gang:
+    """Start `job` on barrier tasks, one for each rank, and return while it runs.
+
+    Args:
+        job: What to run.
+        spark: The session.
+        feeds: Frames whose rows each worker finds spooled in its scratch folder.
+        dealing: Which of the rows belong to which rank; needed with `feeds`.
+        folder: A folder that the driver and the workers share, for large buffers where the workers cannot
+            reach the driver.
+    """
+    gang = Gang(job, _launch(job, spark, feeds, dealing, folder))
+    gang.start()
+    return gang
 
 
 def run(
@@ -59,105 +88,138 @@ def run(
     feeds: Sequence[Feed],
     dealing: Dealing,
     listener: Listener,
-    folder: Folder | None = None,
+    folder: SharedFolder | None = None,
 ) -> list[Outcome]:
-    """Run `job` on `job.size` barrier tasks; results in the order of ranks.
+    """Run `job` as `start` does, and wait for it; results in the order of ranks.
 
-    Args:
-        job: What to run.
-        spark: The session.
-        feeds: Frames whose rows each worker finds spooled in its scratch folder.
-        dealing: Which of the rows are whose.
-        listener: Called on this thread with what workers print and report.
-        folder: A folder that the driver and the workers share, for large things where the workers cannot
-            reach the driver.
+    `listener` is called on this thread with what workers print and report.
     """
-    frame = feed_frame(feeds, job.size, dealing) if feeds else spark.range(0, job.size, 1, job.size)
-    if meets_at_driver(spark, job.settings):
-        return _run_at_driver(job, spark, frame, feeds, listener)
-    with Parcels(folder, job.run_id) as parcels:
-        task = _Task(job=parcels.outgoing(job), feeds=_columns(feeds), hub=None, parcels=parcels)
-        with _small_batches(spark):
-            call = _Call(spark, frame, task, tag=f"kindler-{job.run_id}")
-            call.start()
-            try:
-                call.join()
-            finally:
-                call.end(job.settings.stop_timeout_s)
-        outcomes = [parcels.incoming(outcome) for outcome in call.outcomes]
-    return _results(job, call, [], outcomes, feeds=feeds, started=False)
+    return follow(Gang(job, _launch(job, spark, feeds, dealing, folder)), listener)
 
 
-def _run_at_driver(
-    job: Job, spark: SparkSession, frame: DataFrame, feeds: Sequence[Feed], listener: Listener
-) -> list[Outcome]:
-    large = sum(map(len, job.buffers)) > _IN_TASK_BYTES
-    bind, advertised = _driver_hosts(spark)
-    with Hub(
-        size=job.size,
-        secret=job.secret,
-        settings=job.settings,
-        host=bind,
-        advertised=advertised,
-        cargo=job.buffers if large else (),
-    ) as hub:
-        lean = replace(job, buffers=()) if large else job
-        task = _Task(job=lean, feeds=_columns(feeds), hub=hub.address, cargo=large)
-        with _small_batches(spark):
-            call = _Call(spark, frame, task, tag=f"kindler-{job.run_id}")
-            call.start()
-            try:
-                heard = watch(
-                    hub,
-                    running=call.is_alive,
-                    listener=listener,
-                    settings=job.settings,
-                    after_first=True,
-                )
-            finally:
-                hub.abort()
-                call.end(job.settings.stop_timeout_s)
-        kept = hub.results
-        outcomes = [o for o in call.outcomes if o.kind != "result"]
-        outcomes += [Outcome(rank, "result", {}, buffers) for rank, buffers in kept.items()]
-        return _results(job, call, heard, outcomes, feeds=feeds, started=hub.joined > 0)
-
-
-def _columns(feeds: Sequence[Feed]) -> tuple[tuple[str, Columns], ...]:
-    return tuple((feed.name, feed.columns) for feed in feeds)
-
-
-def _results(
+def _launch(
     job: Job,
-    call: _Call,
-    heard: list[Outcome],
-    outcomes: list[Outcome],
-    *,
+    spark: SparkSession,
     feeds: Sequence[Feed],
-    started: bool,
-) -> list[Outcome]:
-    results = verdict(heard, outcomes)
-    if len(results) == job.size and all(o.kind == "result" for o in results):
-        return results  # however Spark's own job has ended
-    if call.error is not None:
-        if started:
-            raise WorkerLost(
-                f"Spark gave up on its task ({_first_line(call.error)})", rank=None, host="the cluster"
-            ) from None
-        raise frame_error(call.error, [(feed.frame, feed.columns.names) for feed in feeds]) from None
-    if not results:
-        raise DataError("the data has no rows.")  # Spark starts no task for a frame it knows to be empty
-    raise TrainingError(f"the run ended with {len(results)} results of {job.size} workers.")
+    dealing: Dealing | None,
+    folder: SharedFolder | None,
+) -> Launch:
+    if not feeds:
+        frame = spark.range(0, job.size, 1, job.size)
+    elif dealing is not None:
+        frame = feed_frame(feeds, job.size, dealing)
+    else:
+        raise ConfigError("feeds without a dealing: nothing says which rows belong to which rank.")
+    if meets_at_driver(spark, job.settings):
+        return _LaunchAtDriver(job, spark, frame, feeds)
+    return _LaunchAmongWorkers(job, spark, frame, feeds, folder)
+
+
+class _SparkLaunch:
+    """The Spark job whose tasks are the supervisors of a gang."""
+
+    after_first = True
+
+    def __init__(self, job: Job, spark: SparkSession, frame: DataFrame, feeds: Sequence[Feed]) -> None:
+        self._job = job
+        self._spark = spark
+        self._frame = frame
+        self._feeds = feeds
+        self._call: _SparkJob
+
+    def _start(self, task: _SupervisorTask, stack: ExitStack) -> None:
+        stack.enter_context(_small_batches(self._spark))
+        self._call = _SparkJob(self._spark, self._frame, task, tag=f"kindler-{self._job.run_id}")
+        self._call.start()
+
+    def _columns(self) -> tuple[tuple[str, Columns], ...]:
+        return tuple((feed.name, feed.columns) for feed in self._feeds)
+
+    def is_alive(self) -> bool:
+        return self._call.is_alive()
+
+    def end(self) -> None:
+        self._call.end(self._job.settings.stop_timeout_s)
+
+    def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
+        if (error := self._call.error) is not None:
+            if started:
+                lost = f"Spark gave up on its task ({_first_line(error)})"
+                return WorkerLost(lost, rank=None, host="the cluster")
+            return frame_error(error, [(feed.frame, feed.columns.names) for feed in self._feeds])
+        if not outcomes:  # Spark starts no task for a frame it knows to be empty
+            return DataError("the data has no rows.")
+        return TrainingError(f"the run ended with {len(outcomes)} results of {self._job.size} workers.")
+
+    def clean_up(self, *, failed: bool) -> None:
+        """Tasks end the fork servers of a run that failed."""
+
+
+class _LaunchAtDriver(_SparkLaunch):
+    """Supervisors meet at the driver."""
+
+    def open(self, stack: ExitStack) -> Hub:
+        job = self._job
+        large = sum(map(len, job.buffers)) > _IN_TASK_BYTES
+        bind, advertised = _driver_hosts(self._spark)
+        hub = stack.enter_context(
+            Hub(
+                size=job.size,
+                secret=job.secret,
+                settings=job.settings,
+                roles=job.roles,
+                services=job.services,
+                host=bind,
+                advertised=advertised,
+                cargo=job.buffers if large else (),
+            )
+        )
+        lean = replace(job, buffers=()) if large else job
+        self._start(_SupervisorTask(job=lean, feeds=self._columns(), hub=hub.address, cargo=large), stack)
+        return hub
+
+    def outcomes(self, hub: Hub | None) -> list[Outcome]:
+        assert hub is not None
+        results = [Outcome(rank, "result", {}, buffers) for rank, buffers in hub.results.items()]
+        return [o for o in self._call.outcomes if o.kind != "result"] + results
+
+
+class _LaunchAmongWorkers(_SparkLaunch):
+    """Supervisors meet at the first of them, and what is large travels through a folder."""
+
+    def __init__(
+        self,
+        job: Job,
+        spark: SparkSession,
+        frame: DataFrame,
+        feeds: Sequence[Feed],
+        folder: SharedFolder | None,
+    ) -> None:
+        super().__init__(job, spark, frame, feeds)
+        self._files = BufferFiles(folder, job.run_id)
+        self._outcomes: list[Outcome] = []
+
+    def open(self, stack: ExitStack) -> None:
+        files = stack.enter_context(self._files)
+        task = _SupervisorTask(job=files.outgoing(self._job), feeds=self._columns(), hub=None, files=files)
+        self._start(task, stack)
+
+    def end(self) -> None:
+        super().end()
+        self._outcomes = [self._files.incoming(outcome) for outcome in self._call.outcomes]
+
+    def outcomes(self, hub: Hub | None) -> list[Outcome]:
+        return self._outcomes
 
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:300]
 
 
-class _Call(threading.Thread):
+class _SparkJob(threading.Thread):
     """The Spark job, waited for on a thread of its own, so that the driver can listen and interrupt."""
 
-    def __init__(self, spark: SparkSession, frame: DataFrame, task: _Task, tag: str) -> None:
+    def __init__(self, spark: SparkSession, frame: DataFrame, task: _SupervisorTask, tag: str) -> None:
         super().__init__(name="kindler-spark-job", daemon=True)
         self._spark = spark
         self._frame = frame
@@ -190,14 +252,14 @@ def _outcomes(table: pa.Table) -> list[Outcome]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Task:
+class _SupervisorTask:
     """What runs in a Spark task. Built on the driver, pickled once, closed over nothing."""
 
     job: Job
     feeds: tuple[tuple[str, Columns], ...]
     hub: Address | None
     cargo: bool = False
-    parcels: Parcels | None = None
+    files: BufferFiles | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = BarrierTaskContext.get()
@@ -224,10 +286,10 @@ class _Task:
             outcome = Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
         if outcome.kind != "result":
             fork_server.retire(owner)
-        return outcome if self.parcels is None else self.parcels.sent(outcome)
+        return outcome if self.files is None else self.files.sent(outcome)
 
     def _work(self, rank: int, owner: int, hub: Address, batches: Iterator[pa.RecordBatch]) -> Outcome:
-        job = self.job if self.parcels is None else self.parcels.received(self.job)
+        job = self.job if self.files is None else self.files.received(self.job)
         far = self.hub is not None
         with Supervisor(
             job, rank, hub=hub, owner=owner, base=_local_folder(rank), far=far, cargo=self.cargo
@@ -240,21 +302,29 @@ class _Task:
             return supervisor.run()
 
     @contextmanager
-    def _meeting(self, context: Any, rank: int) -> Iterator[tuple[Address, _Watcher | None]]:
+    def _meeting(self, context: Any, rank: int) -> Iterator[tuple[Address, _RankZeroWatcher | None]]:
         """Where supervisors meet: at the driver, or at rank 0 where the driver is out of reach."""
         if self.hub is not None:
             yield self.hub, None
             return
         address = context.getTaskInfos()[rank].address.rpartition(":")[0].strip("[]")
-        mine = Hub(size=self.job.size, secret=self.job.secret, settings=self.job.settings, host=address)
+        mine = Hub(
+            size=self.job.size,
+            secret=self.job.secret,
+            settings=self.job.settings,
+            roles=self.job.roles,
+            services=self.job.services,
+            at_driver=False,
+            host=address,
+        )
         with mine if rank == 0 else nullcontext() as opened:
             told = context.allGather(json.dumps(opened.address if opened else None))
             host, port = json.loads(told[0])
-            with _Watcher(opened, self.job) if opened else nullcontext() as watcher:
+            with _RankZeroWatcher(opened, self.job) if opened else nullcontext() as watcher:
                 yield (host, port), watcher
 
 
-class _Watcher(threading.Thread):
+class _RankZeroWatcher(threading.Thread):
     """Watches the meeting point at rank 0, until all ranks are done: the driver cannot."""
 
     def __init__(self, hub: Hub, job: Job) -> None:
@@ -264,7 +334,7 @@ class _Watcher(threading.Thread):
         self._over = threading.Event()
         self._heard: list[Outcome] = []
 
-    def __enter__(self) -> _Watcher:
+    def __enter__(self) -> _RankZeroWatcher:
         self.start()
         return self
 
@@ -357,13 +427,21 @@ def _driver_hosts(spark: SparkSession) -> tuple[str, str]:
 
 @contextmanager
 def _small_batches(spark: SparkSession) -> Iterator[None]:
-    """Arrow batches of a few megabytes whatever the row width; the session gets its setting back."""
-    before = spark.conf.get(_BATCH_CONF, None)
-    spark.conf.set(_BATCH_CONF, str(_BATCH_BYTES))
+    """Arrow batches of a few megabytes whatever the row width; the last one restores the setting."""
+    with _batch_lock:
+        users, before = _batch_users.get(id(spark), (0, None))
+        if users == 0:
+            before = spark.conf.get(_BATCH_CONF, None)
+            spark.conf.set(_BATCH_CONF, str(_BATCH_BYTES))
+        _batch_users[id(spark)] = (users + 1, before)
     try:
         yield
     finally:
-        if before is None:
-            spark.conf.unset(_BATCH_CONF)
-        else:
-            spark.conf.set(_BATCH_CONF, before)
+        with _batch_lock:
+            users, before = _batch_users.pop(id(spark))
+            if users > 1:
+                _batch_users[id(spark)] = (users - 1, before)
+            elif before is None:
+                spark.conf.unset(_BATCH_CONF)
+            else:
+                spark.conf.set(_BATCH_CONF, before)

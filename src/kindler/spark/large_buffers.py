@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol
 
+from kindler.engine.job import Job
 from kindler.engine.outcome import Outcome
-from kindler.engine.supervisor import Job
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError, TrainingError
 
-__all__ = ["Folder", "Parcels"]
+__all__ = ["BufferFiles", "SharedFolder"]
 
 _IN_TASK_BYTES = 1 << 20
 _MOST_BYTES = 64 << 20  # Connect refuses messages of 128 MiB; a JVM of 1 GiB takes several times this
@@ -26,7 +26,7 @@ _HINT = (
 )
 
 
-class Folder(Protocol):
+class SharedFolder(Protocol):
     """What is needed of a shared folder."""
 
     def read(self, name: str, limit: int | None = None) -> bytes: ...
@@ -35,7 +35,7 @@ class Folder(Protocol):
 
 
 @dataclass(frozen=True)
-class Parcels:
+class BufferFiles:
     """The files of one run in the folder; they are gone when the `with` block ends. Travels with the task.
 
     Attributes:
@@ -43,10 +43,10 @@ class Parcels:
         run_id: The run's name.
     """
 
-    folder: Folder | None
+    folder: SharedFolder | None
     run_id: str
 
-    def __enter__(self) -> Parcels:
+    def __enter__(self) -> BufferFiles:
         return self
 
     def __exit__(

@@ -21,8 +21,8 @@ from kindler.data.shards.backend import Held, Work
 from kindler.data.shards.codec import Info, unpack
 from kindler.data.shards.source import ShardSource
 from kindler.data.sources import DeliveredSource, Source
+from kindler.engine.job import Job
 from kindler.engine.monitor import Listener
-from kindler.engine.supervisor import Job
 from kindler.errors import ConfigError, DataError
 from kindler.xshards.collection import XShards
 from kindler.xshards.local import LocalShards

@@ -26,8 +26,8 @@ from kindler.data.shards.pytree import even_bounds
 from kindler.data.shards.shard_files import Folder, StoredShards, shard_path
 from kindler.engine import local
 from kindler.engine.hub import Event
-from kindler.engine.monitor import Listener, new_run_id, new_secret
-from kindler.engine.supervisor import Job
+from kindler.engine.job import Job, equal_ranks
+from kindler.engine.monitor import Listener
 from kindler.engine.worker import describe
 from kindler.xshards.shared_value import shipping_to
 
@@ -35,6 +35,7 @@ __all__ = ["LocalShards"]
 
 _NEVER_S = 1e9  # how long a user's function may take is the user's business
 _STOP = "stop"
+_TARGET = "kindler.xshards.local:work_on_shards"
 
 
 class LocalShards:
@@ -152,9 +153,8 @@ def _in_workers(stored: StoredShards, work: Work, job: Job, listener: Listener) 
         settings = replace(job.settings, stall_timeout_s=_NEVER_S)
         job = replace(
             job,
-            target="kindler.xshards.local:work_on_shards",
+            ranks=equal_ranks(_TARGET, max(1, min(job.size, len(stored.infos)))),
             buffers=(_pickled(task),),
-            size=max(1, min(job.size, len(stored.infos))),
             settings=settings,
         )
         outcomes = local.run(job, listener=listener)
@@ -183,11 +183,7 @@ def _pickled(task: _Task) -> bytes:
 
 def _plain_job() -> Job:
     return Job(
-        target="",
-        buffers=(),
-        size=local.slots(),
-        run_id=new_run_id(),
-        secret=new_secret(),
+        ranks=equal_ranks(_TARGET, local.slots()),
         preload=("kindler.xshards.local",),
     )
 

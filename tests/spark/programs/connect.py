@@ -14,6 +14,8 @@ from torch import nn
 
 import kindler
 from kindler import Estimator, RunSettings
+from kindler.engine.job import Job, equal_ranks
+from kindler.spark import engine
 from tests.spark import direct_facts
 
 ROWS = 10_000
@@ -55,6 +57,16 @@ def direct_scans(spark: Any, folder: str) -> dict[str, str | None]:
     return seen
 
 
+def echoed(spark: Any) -> list[str]:
+    """What a running worker gives back of what it was fed."""
+    with engine.start(Job(ranks=equal_ranks("tests.gang_targets:echo", 1)), spark=spark) as gang:
+        gang.push(0, "rows", b"through Connect")
+        gang.feed(0, "rows").end()
+        rows = [batch[0].decode() for batch in gang.output(0, "echoed")]
+        gang.wait()
+    return rows
+
+
 def main(folder: str) -> None:
     spark = kindler.init(cores=2, conf={"spark.api.mode": "connect"})
     random = np.random.default_rng(0)
@@ -71,6 +83,7 @@ def main(folder: str) -> None:
         "at_driver": fitted(frame, settings=RunSettings(rendezvous="driver")),
         "among_workers": fitted(frame, settings=RunSettings(rendezvous="workers")),
         "from_files": fitted(scan),
+        "echoed": echoed(spark),
         "error_at_driver": error_of(frame),
         "direct": direct_scans(spark, folder),
         "error_among_workers": error_of(frame, settings=RunSettings(rendezvous="workers")),

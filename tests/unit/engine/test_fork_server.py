@@ -18,6 +18,8 @@ import pytest
 
 from kindler.engine import fork_server
 from kindler.engine.fork_server import Recipe, start_child
+from kindler.engine.job import Job, equal_ranks
+from kindler.engine.supervisor import worker_fields
 from kindler.temporary import private_folder
 from tests.conftest import eventually_none
 
@@ -59,22 +61,13 @@ def facts(worker: Any) -> list[bytes]:
 def ask(recipe: Recipe, **options: Any) -> dict[str, Any]:
     """Have a child call `facts`."""
     child = start_child(recipe, owner=os.getpid(), timeout_s=60, **options)
+    target = "tests.unit.engine.test_fork_server:facts"
+    job = Job(ranks=equal_ranks(target, 1), threads=1, cwd="/nowhere")
     try:
         with tempfile.TemporaryDirectory() as scratch:
             child.channel.send(
                 "job",
-                target="tests.unit.engine.test_fork_server:facts",
-                rank=0,
-                size=1,
-                hosts=["here"],
-                scratch=scratch,
-                run_id="test",
-                secret="",
-                threads=1,
-                heartbeat_s=60,
-                sync_timeout_s=60,
-                sys_path=sys.path,
-                cwd="/nowhere",
+                **worker_fields(job, 0, scratch=Path(scratch)),
             )
             frame = child.channel.receive(60)
             assert frame.kind == "result", frame.fields

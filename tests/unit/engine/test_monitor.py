@@ -35,4 +35,4 @@ def test_the_gang_is_told_of_before_any_report_however_fast_it_comes() -> None:
             channel.close()
 
     assert bad == []
-    assert heard == ["log", "gang", "steps", "steps"]
+    assert heard == ["log", "gang", "steps", "steps", "done", "done"]

@@ -9,8 +9,9 @@ import pytest
 
 from kindler import RunSettings
 from kindler.engine.hub import Hub
+from kindler.engine.job import Job, equal_ranks
 from kindler.engine.listener import listen
-from kindler.engine.supervisor import Job, Supervisor
+from kindler.engine.supervisor import Supervisor
 from kindler.errors import ConfigError
 
 
@@ -39,10 +40,7 @@ def test_a_worker_that_finds_no_port_tells_the_driver_why() -> None:
     with listen("127.0.0.1", backlog=1) as taken, Hub(size=2, secret=secret, settings=RunSettings()) as hub:
         port = taken.getsockname()[1]
         job = Job(
-            target="",
-            buffers=(),
-            size=2,
-            run_id="r",
+            ranks=equal_ranks("", 2),
             secret=secret,
             settings=RunSettings(port_range=(port, port)),
         )

@@ -9,8 +9,7 @@ import pytest
 
 from kindler.config import RunSettings
 from kindler.engine import local
-from kindler.engine.monitor import new_run_id, new_secret
-from kindler.engine.supervisor import Job
+from kindler.engine.job import Job, equal_ranks
 from kindler.engine.worker import Worker
 from kindler.sync.allreduce_host import HostGroup
 
@@ -27,11 +26,8 @@ def mean(worker: Worker, settings: bytes) -> list[bytes]:
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_workers_of_an_engine_meet_in_memory_and_over_authenticated_links(shared_memory: bool) -> None:
     job = Job(
-        target=f"{__name__}:mean",
+        ranks=equal_ranks(f"{__name__}:mean", 3),
         buffers=(json.dumps({"shared_memory": shared_memory}).encode(),),
-        size=3,
-        run_id=new_run_id(),
-        secret=new_secret(),
         settings=RunSettings(idle_s=0),
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Columns
 from kindler.data.sources import Source
-from kindler.engine.supervisor import Job
+from kindler.engine.job import Job
 from kindler.inference.predictor import Predictor, Recipe
 from kindler.train.loader_source import StreamSource
 from kindler.train.options import Ingest, PredictOptions

@@ -1,0 +1,299 @@
+"""Batches of bytes between the driver and a running worker: in order, bounded, each feed one way.
+
+A feed has a name and two ends. The writer may be ahead of the reader by a window of bytes and then waits; the
+reader says what it has taken. Neither waits for an end that is gone. What a batch means (an Arrow stream, an
+array, a pickle) is left to the two programs.
+
+Nothing here touches a socket: frames go out through a function and come in through `Feeds.heard`, which never
+blocks. So feeds share a worker's connection with its signs of life, and can run over any other channel.
+
+    feed.open    writer -> reader   name, window
+    feed.data    writer -> reader   name, and the batch
+    feed.end     writer -> reader   name, problem (None: all was sent)
+    feed.taken   reader -> writer   name, size
+    feed.closed  reader -> writer   name, reason
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from kindler.engine.frames import Frame, Piece
+from kindler.errors import FeedError
+
+__all__ = ["WINDOW_BYTES", "Batch", "FeedReader", "FeedWriter", "Feeds", "is_feed"]
+
+Batch: TypeAlias = tuple[bytes, ...]
+
+WINDOW_BYTES = 32 << 20
+_BATCH_COST = 256  # of the smallest batch, so that their number is bounded as well
+_PREFIX = "feed."
+_LOOK_S = 1.0
+_UNACKNOWLEDGED = 4  # a reader acknowledges at the latest after this part of the window
+
+
+def is_feed(kind: str) -> bool:
+    """Whether a frame of this kind belongs to a feed."""
+    return kind.startswith(_PREFIX)
+
+
+def _size(batch: tuple[Piece, ...]) -> int:
+    return _BATCH_COST + sum(memoryview(piece).nbytes for piece in batch)
+
+
+class Feeds:
+    """This side's ends of all feeds with one other side.
+
+    Args:
+        other: Who is at the other side, for messages.
+        send: Sends a frame; None until `connect`, and what is written meanwhile is kept.
+        waiting: Called about every second while a reader waits.
+    """
+
+    def __init__(
+        self,
+        other: str,
+        send: Callable[..., None] | None = None,
+        *,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.other = other
+        self.changed = threading.Condition()
+        self.waiting = waiting
+        self._send = send
+        self._unsent: list[tuple[str, tuple[Piece, ...], dict[str, Any]]] = []
+        self._writers: dict[str, FeedWriter] = {}
+        self._readers: dict[str, FeedReader] = {}
+        self._over: tuple[str | None] | None = None
+
+    def writer(self, name: str, window_bytes: int = WINDOW_BYTES) -> FeedWriter:
+        """The end that writes `name`, always the same."""
+        with self.changed:
+            if name not in self._writers:
+                self._writers[name] = FeedWriter(self, name, window_bytes)
+                self.emit("open", name=name, window=window_bytes)
+                if self._over is not None:
+                    self._writers[name].other_is_over(self._over[0])
+            return self._writers[name]
+
+    def reader(self, name: str) -> FeedReader:
+        """The end that reads `name`, always the same."""
+        with self.changed:
+            if name not in self._readers:
+                self._readers[name] = FeedReader(self, name)
+                if self._over is not None:
+                    self._readers[name].other_is_over(self._over[0])
+            return self._readers[name]
+
+    def connect(self, send: Callable[..., None]) -> None:
+        """The other side is there from now on; `send` does not block."""
+        with self.changed:
+            if self._send is None:
+                for kind, batch, fields in self._unsent:
+                    send(kind, *batch, **fields)
+                self._unsent.clear()
+                self._send = send
+
+    def heard(self, frame: Frame) -> None:
+        """A frame of a feed came."""
+        name, kind, fields = str(frame.fields["name"]), frame.kind.removeprefix(_PREFIX), frame.fields
+        with self.changed:
+            if kind == "open":
+                self.reader(name).window_bytes = int(fields["window"])
+            elif kind == "data":
+                self.reader(name).came(frame.buffers)
+            elif kind == "end":
+                self.reader(name).ended(fields["problem"])
+            elif kind == "taken" and name in self._writers:
+                self._writers[name].taken(int(fields["size"]))
+            elif kind == "closed" and name in self._writers:
+                self._writers[name].closed(
+                    f"{self.other} closed it{fields['reason'] and ': '}{fields['reason']}"
+                )
+            self.changed.notify_all()
+
+    def close(self, problem: str | None) -> None:
+        """The other side is over; `problem` says what went wrong, if anything did."""
+        with self.changed:
+            if self._over is None:
+                self._over = (problem,)
+                for writer in self._writers.values():
+                    writer.other_is_over(problem)
+                for reader in self._readers.values():
+                    reader.other_is_over(problem)
+                self._unsent.clear()
+                self.changed.notify_all()
+
+    def emit(self, kind: str, *batch: Piece, **fields: Any) -> None:
+        """Send a frame, or keep it until there is a connection."""
+        with self.changed:
+            send = self._send
+            if send is None:
+                self._unsent.append((_PREFIX + kind, batch, fields))
+        if send is not None:
+            send(_PREFIX + kind, *batch, **fields)
+
+
+class FeedWriter:
+    """The end of a feed that is written to; `Feeds.writer` makes it.
+
+    As a context manager it ends the feed, and tells the reader of an exception that leaves the block.
+    """
+
+    def __init__(self, feeds: Feeds, name: str, window_bytes: int) -> None:
+        self.name = name
+        self._feeds = feeds
+        self._window_bytes = window_bytes
+        self._ahead = 0
+        self._taken = 0
+        self._ended = False
+        self._problem: str | None = None
+
+    def put(self, *batch: Piece, timeout_s: float | None = None) -> None:
+        """Send a batch; waits while the reader is too far behind.
+
+        Args:
+            batch: Any number of buffers, which arrive together.
+            timeout_s: The longest time that the reader may take nothing; None is forever.
+
+        Raises:
+            FeedError: The reader is gone, closed the feed, or took nothing in time.
+        """
+        size = _size(batch)
+        with self._feeds.changed:
+            while not self._has_room(size):
+                if not self._feeds.changed.wait_for(partial(self._has_moved, self._taken, size), timeout_s):
+                    raise FeedError(
+                        f"feed {self.name!r}: {self._feeds.other} has taken nothing for {timeout_s:g} s."
+                    )
+            self._check()
+            self._ahead += size
+        self._feeds.emit("data", *batch, name=self.name)
+
+    def end(self) -> None:
+        """All was written; the reader ends once it has read it."""
+        self._end(None)
+
+    def fail(self, problem: str) -> None:
+        """Nothing more comes, and this is why: the reader raises it."""
+        self._end(problem)
+
+    def __enter__(self) -> FeedWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(None if exc is None else f"{type(exc).__name__}: {exc}")
+
+    def taken(self, size: int) -> None:
+        """The reader has read this much more."""
+        self._ahead -= size
+        self._taken += size
+
+    def closed(self, problem: str) -> None:
+        """The reader wants no more."""
+        self._problem = self._problem or problem
+
+    def other_is_over(self, problem: str | None) -> None:
+        """The process that reads has ended."""
+        self.closed(problem or f"{self._feeds.other} has returned and reads no more")
+
+    def _has_room(self, size: int) -> bool:
+        ready = self._ahead == 0 or self._ahead + size <= self._window_bytes
+        return ready or self._ended or self._problem is not None
+
+    def _has_moved(self, taken: int, size: int) -> bool:
+        return self._taken != taken or self._has_room(size)
+
+    def _check(self) -> None:
+        if self._problem is not None:
+            raise FeedError(f"feed {self.name!r}: {self._problem}.")
+        if self._ended:
+            raise FeedError(f"feed {self.name!r}: it was ended, and takes no more.")
+
+    def _end(self, problem: str | None) -> None:
+        with self._feeds.changed:
+            if self._ended:
+                return
+            self._ended = True
+            gone = self._problem is not None
+            self._feeds.changed.notify_all()
+        if not gone:
+            self._feeds.emit("end", name=self.name, problem=problem)
+
+
+class FeedReader:
+    """The end of a feed that is read from; `Feeds.reader` makes it. Iterating gives the batches."""
+
+    def __init__(self, feeds: Feeds, name: str) -> None:
+        self.name = name
+        self.window_bytes = WINDOW_BYTES
+        self._feeds = feeds
+        self._batches: deque[Batch] = deque()
+        self._unacknowledged = 0
+        self._ended = False
+        self._closed = False
+        self._problem: str | None = None
+
+    def get(self, timeout_s: float | None = None) -> Batch | None:
+        """The next batch; None at the end of the feed.
+
+        Raises:
+            FeedError: The writer failed, or ended before its feed did.
+            TimeoutError: Nothing came in time.
+        """
+        left_s = timeout_s
+        with self._feeds.changed:
+            while not self._feeds.changed.wait_for(
+                lambda: self._batches or self._ended, _LOOK_S if left_s is None else min(left_s, _LOOK_S)
+            ):
+                self._feeds.waiting()
+                if left_s is not None and (left_s := left_s - _LOOK_S) <= 0:
+                    raise TimeoutError(f"feed {self.name!r}: nothing came in {timeout_s:g} s.")
+            if not self._batches:
+                if self._problem is not None:
+                    raise FeedError(f"feed {self.name!r}: {self._problem}.")
+                return None
+            batch = self._batches.popleft()
+            self._unacknowledged += _size(batch)
+            taken = self._unacknowledged
+            if self._batches and taken * _UNACKNOWLEDGED < self.window_bytes:
+                return batch
+            self._unacknowledged = 0
+        self._feeds.emit("taken", name=self.name, size=taken)
+        return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (batch := self.get()) is not None:
+            yield batch
+
+    def close(self, reason: str = "") -> None:
+        """Read no more: what is on its way is dropped, and the writer is told why."""
+        with self._feeds.changed:
+            if self._closed:
+                return
+            self._closed, over = True, self._ended
+            self._ended = True
+            self._batches.clear()
+        if not over:
+            self._feeds.emit("closed", name=self.name, reason=reason)
+
+    def came(self, batch: Batch) -> None:
+        """The next batch is here."""
+        if not self._closed:
+            self._batches.append(batch)
+
+    def ended(self, problem: str | None) -> None:
+        """The writer has ended the feed."""
+        if not self._ended:
+            self._ended, self._problem = True, problem
+
+    def other_is_over(self, problem: str | None) -> None:
+        """The process that writes has ended; if it returned, that is the end of what it wrote."""
+        self.ended(problem)

@@ -1,0 +1,295 @@
+"""A gang that runs: what both engines return from `start`, and what the driver can do with it.
+
+A thread of its own watches the gang, so the driver is free meanwhile. Who starts the ranks and how their ends
+come back is the engine's: see `Launch`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Protocol
+
+from kindler.engine.feeds import WINDOW_BYTES, FeedReader, FeedWriter
+from kindler.engine.frames import Piece
+from kindler.engine.hub import Event, Hub
+from kindler.engine.job import Job
+from kindler.engine.members import GangMember
+from kindler.engine.monitor import Listener, verdict, watch
+from kindler.engine.outcome import Outcome
+from kindler.errors import ConfigError, TrainingError
+
+__all__ = ["Gang", "Launch", "follow"]
+
+_LOOK_S = 0.2
+_MOST_UNREAD = 100_000
+
+
+class Launch(Protocol):
+    """The ranks of one gang as their engine started them. Only the gang calls these, from one thread."""
+
+    after_first: bool
+    """Whether the time to start counts from the first rank that comes, rather than from the beginning."""
+
+    def open(self, stack: ExitStack) -> Hub | None:
+        """Start all ranks; the hub where they meet, or None where that is out of reach of the driver.
+
+        What must be closed after the last rank has ended goes on `stack`.
+        """
+
+    def is_alive(self) -> bool:
+        """Whether anything of it still runs."""
+
+    def end(self) -> None:
+        """Wait for the ranks, which were told to end, and force those that do not."""
+
+    def outcomes(self, hub: Hub | None) -> list[Outcome]:
+        """How the ranks ended, as far as that is known."""
+
+    def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
+        """The error to raise when results are missing and no rank says why."""
+
+    def clean_up(self, *, failed: bool) -> None:
+        """Everything has ended."""
+
+
+class Gang:
+    """A running gang. As a context manager it is stopped at the end of the block, if it still runs then.
+
+    An engine's `start` makes it. Methods may be called from any thread.
+
+    Attributes:
+        job: What it does.
+    """
+
+    def __init__(self, job: Job, launch: Launch) -> None:
+        self.job = job
+        self._launch = launch
+        self._hub: Hub | None = None
+        self._stack = ExitStack()
+        self._events = _EventQueue()
+        self._stop = threading.Event()
+        self._reason: str | None = None
+        self._ended = threading.Event()
+        self._results: list[Outcome] = []
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Gang:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort("the block that it ran in was left")
+        self._ended.wait()
+
+    def start(self) -> None:
+        """Start the ranks, once; `with` does it too.
+
+        Raises:
+            KindlerError: The driver's side could not be prepared.
+        """
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._follow, name=f"kindler-gang-{self.job.run_id}", daemon=True)
+        try:
+            self._hub = self._launch.open(self._stack)
+            thread.start()
+            self._thread = thread
+        except BaseException:
+            self._stack.close()
+            self._launch.clean_up(failed=True)
+            raise
+
+    def events(self) -> Iterator[Event]:
+        """What workers print ("log") and report ("report") and which have a result ("done"), until the end.
+
+        Each event is given once. Of log lines that nobody reads, the first 100,000 are kept.
+        """
+        return self._events.drained()
+
+    def wait(self, timeout_s: float | None = None) -> list[Outcome]:
+        """The results, by rank; services that were stopped have the kind "aborted".
+
+        Raises:
+            KindlerError: The gang failed, or was aborted. No process of it is left then.
+            TimeoutError: It still runs.
+        """
+        if not self._ended.wait(timeout_s):
+            raise TimeoutError(f"the gang still runs after {timeout_s:g} s.")
+        if self._error is not None:
+            raise self._error
+        return self._results
+
+    def abort(self, reason: str) -> None:
+        """End all ranks now; `wait` raises TrainingError with the reason, unless all was done already."""
+        if self._reason is None:
+            self._reason = reason
+        if self._hub is not None:
+            self._hub.abort(f"the gang was aborted: {reason}")
+        self._stop.set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._ended.is_set()
+
+    def members(self, timeout_s: float | None = None) -> tuple[GangMember, ...]:
+        """Who is where, once all ranks have come.
+
+        Raises:
+            ConfigError: The ranks meet out of reach of the driver.
+            KindlerError: The gang ended before.
+            TimeoutError: They have not all come yet.
+        """
+        hub = self._reachable()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not (members := hub.members):
+            if self._ended.wait(_LOOK_S):
+                self.wait()
+                break
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"the ranks {hub.missing()} have not come in {timeout_s:g} s.")
+        return members
+
+    def address(self, rank: int) -> str:
+        """ "address:port" of a rank's first held port, or its address alone; waits until all have come."""
+        member = self.members()[rank]
+        return member.endpoints[0] if member.ports else member.address
+
+    def push(self, rank: int, name: str, *batch: Piece, timeout_s: float | None = None) -> None:
+        """Pass a batch to a running worker, which reads it with `worker.feed(name)`.
+
+        Waits while the worker is too far behind; `feed(rank, name).end()` says that nothing more comes.
+
+        Args:
+            rank: Whom to pass it to.
+            name: Which of its feeds.
+            batch: Any number of buffers, which arrive together.
+            timeout_s: The longest time that the worker may take nothing; `sync_timeout_s` by default.
+
+        Raises:
+            FeedError: The worker has ended, closed the feed, or took nothing in time.
+        """
+        limit_s = self.job.settings.sync_timeout_s if timeout_s is None else timeout_s
+        self.feed(rank, name).put(*batch, timeout_s=limit_s)
+
+    def feed(self, rank: int, name: str, window_bytes: int = WINDOW_BYTES) -> FeedWriter:
+        """The driver's end of a feed to a rank, always the same for a name.
+
+        Args:
+            rank: Who reads it.
+            name: Which of its feeds.
+            window_bytes: How much may be on its way before `put` waits.
+        """
+        return self._reachable().feeds(self._checked(rank)).writer(name, window_bytes)
+
+    def output(self, rank: int, name: str) -> FeedReader:
+        """What a rank puts into `worker.output(name)`, as it comes. It ends when the rank returns."""
+        return self._reachable().feeds(self._checked(rank)).reader(name)
+
+    def _checked(self, rank: int) -> int:
+        if not 0 <= rank < self.job.size:
+            raise ConfigError(f"rank={rank}: this gang has the ranks 0 to {self.job.size - 1}.")
+        return rank
+
+    def _reachable(self) -> Hub:
+        if self._hub is None:
+            raise ConfigError(
+                "the workers of this gang meet out of reach of the driver, which cannot feed or find them.\n"
+                'Hint: RunSettings(rendezvous="driver") where they can reach it.'
+            )
+        return self._hub
+
+    def _follow(self) -> None:
+        try:
+            with self._stack:
+                heard = self._watched()
+            self._results = self._judged(heard)
+        except BaseException as exc:  # noqa: BLE001 - the edge of the thread: `wait` raises it
+            self._error = exc
+        finally:
+            try:
+                self._launch.clean_up(failed=self._error is not None)
+            finally:
+                self._ended.set()
+                self._events.close()
+
+    def _watched(self) -> list[Outcome]:
+        hub, launch = self._hub, self._launch
+        try:
+            if hub is not None:
+                return watch(
+                    hub,
+                    running=lambda: launch.is_alive() and not self._stop.is_set(),
+                    listener=self._events.put,
+                    settings=self.job.settings,
+                    after_first=launch.after_first,
+                )
+            while launch.is_alive() and not self._stop.wait(_LOOK_S):
+                pass
+            return []
+        finally:
+            if hub is not None:
+                hub.abort()
+            launch.end()
+
+    def _judged(self, heard: list[Outcome]) -> list[Outcome]:
+        outcomes = verdict(heard, self._launch.outcomes(self._hub))
+        ready = {o.rank for o in outcomes if o.kind == "result"} | self.job.services
+        if len(ready) == self.job.size:
+            return outcomes  # whatever became of the engine's own job
+        if self._reason is not None:
+            raise TrainingError(f"the gang was aborted: {self._reason}.")
+        raise self._launch.incomplete(outcomes, started=self._hub is not None and self._hub.joined > 0)
+
+
+def follow(gang: Gang, listener: Listener) -> list[Outcome]:
+    """Run a gang to its end; `listener` is called on this thread with what workers print and report."""
+    with gang:
+        for event in gang.events():
+            if event.kind != "done":
+                listener(event)
+        return gang.wait()
+
+
+class _EventQueue:
+    """Events on their way to the driver. Log lines are dropped while too much is unread."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self._dropped = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, event: Event) -> None:
+        with self._changed:
+            if event.kind == "log" and len(self._events) >= _MOST_UNREAD:
+                self._dropped += 1
+                return
+            if self._dropped:
+                line = f"({self._dropped} lines were dropped, because nobody read them)"
+                self._events.append(Event(event.rank, "log", {"line": line}))
+                self._dropped = 0
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def drained(self) -> Iterator[Event]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._events or self._closed)
+                if not self._events:
+                    return
+                event = self._events.popleft()
+            yield event

@@ -1,0 +1,104 @@
+"""What the ranks of a gang do: built on the driver, pickled once, closed over nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kindler.config import RunSettings
+from kindler.errors import ConfigError
+
+__all__ = ["Job", "RankSpec", "equal_ranks", "new_run_id", "new_secret"]
+
+
+def new_run_id() -> str:
+    """A name for a run."""
+    return secrets.token_hex(4)
+
+
+def new_secret() -> bytes:
+    """What the members of a run prove themselves with."""
+    return secrets.token_bytes(32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSpec:
+    """What one rank does.
+
+    Attributes:
+        target: "module:function", called as `function(worker, *buffers)`; it returns buffers.
+        role: What the rank is to the others: "worker", "chief", "ps", "evaluator", "server", ...
+        environment: Variables of its process. They are set when the process is forked; what a library reads
+            while it is imported belongs in `Job.environment`.
+        ports: How many TCP ports to hold for the program that runs there.
+        service: Whether it serves the others and has no end of its own: it is stopped as soon as every other
+            rank has a result, and needs none itself.
+    """
+
+    target: str
+    role: str = "worker"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ports: int = 0
+    service: bool = False
+
+
+def equal_ranks(target: str, count: int) -> tuple[RankSpec, ...]:
+    """`count` workers that all call `target`."""
+    return (RankSpec(target=target),) * count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a gang is to do.
+
+    Attributes:
+        ranks: What each rank does, by rank.
+        buffers: The arguments of every rank's target.
+        run_id: The run's name.
+        secret: What members prove themselves with.
+        preload: What the fork server has imported before a worker is forked.
+        environment: Variables that must be set before those imports.
+        settings: Time limits.
+        threads: Compute threads of each worker; None shares the machine's cores among its workers.
+        cores: How many of a machine's cores the run may use; None is all that processes may use there.
+        cwd: The driver's folder, for user modules that are found relative to it.
+        sys_path: The driver's module search path.
+        sizes: The sizes of the buffers, where those travel separately.
+    """
+
+    ranks: tuple[RankSpec, ...]
+    buffers: tuple[bytes, ...] = ()
+    run_id: str = field(default_factory=new_run_id)
+    secret: bytes = field(default_factory=new_secret, repr=False)
+    preload: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    settings: RunSettings = field(default_factory=RunSettings)
+    threads: int | None = None
+    cores: int | None = None
+    cwd: str = field(default_factory=os.getcwd)
+    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
+    sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if all(spec.service for spec in self.ranks):
+            raise ConfigError(
+                "a job needs at least one rank that is not a service: services run until it ends."
+            )
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.ranks)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The role of every rank."""
+        return tuple(spec.role for spec in self.ranks)
+
+    @property
+    def services(self) -> frozenset[int]:
+        """The ranks that are stopped once all others have a result."""
+        return frozenset(rank for rank, spec in enumerate(self.ranks) if spec.service)
