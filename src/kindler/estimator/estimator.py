@@ -42,7 +42,7 @@ from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train import estimator_file
 from kindler.train.checkpoint_dir import is_model_file, latest
 from kindler.train.checkpoint_file import Header, is_checkpoint, read_checkpoint, write_checkpoint
-from kindler.train.driver_callbacks import Watch, divided
+from kindler.train.driver_callbacks import DriverCallbackList, split_callbacks
 from kindler.train.history import History
 from kindler.train.run_params import run_facts
 from kindler.train.summaries import Summaries
@@ -334,7 +334,7 @@ class Estimator:
             WorkerLost: A worker went away. With `model_dir` the run has then gone on from its newest
                 checkpoint as often as `RunSettings.max_failures` allows.
         """
-        watchers, callbacks = divided(callbacks)
+        driver_callbacks, callbacks = split_callbacks(callbacks)
         options = ColumnOptions(
             feature_cols=feature_cols,
             label_cols=label_cols,
@@ -393,7 +393,7 @@ class Estimator:
             max_steps=max_steps,
             shuffle=shuffle,
         )
-        with Watch(watchers).over(self, facts) as watch:
+        with DriverCallbackList(driver_callbacks).running(self, facts) as on_driver:
             results = self._run(
                 data,
                 validation_data,
@@ -419,7 +419,7 @@ class Estimator:
                 shuffle=shuffle,
                 callbacks=tuple(callbacks or ()),
                 model_dir=self._model_dir,
-                watch=watch,
+                on_driver=on_driver,
             )
             self._layout, self._options = results.layout, replace(options, weight_col=None)
             self._set_state(results.state)
@@ -730,10 +730,10 @@ class Estimator:
         verbose: int,
         what: str,
         resume: bool = False,
-        watch: Watch | None = None,
+        on_driver: DriverCallbackList | None = None,
         **task: Any,
     ) -> Results:
-        watch = watch or Watch(())
+        on_driver = on_driver or DriverCallbackList(())
         plan = Plan(
             model=self._model,
             data=data,
@@ -749,7 +749,7 @@ class Estimator:
             verbose=verbose,
             what=what,
             resume=resume,
-            hear=_both(self._summaries.report, watch.report),
+            hear=_both(self._summaries.report, on_driver.report),
             task=task,
         )
         if not task.get("epochs"):
@@ -757,7 +757,7 @@ class Estimator:
         with board(self._log_dir) as sink, self._summaries.writing(sink):
             results = run(replace(plan, task={**task, "log_steps": sink is not None}))
             self._summaries.finish(results.rows)
-            watch.finish(results.rows)
+            on_driver.finish(results.rows)
         return results
 
     def _column_options(
