@@ -132,11 +132,11 @@ class ShardFacts:
             XShards.partition({"x": np.zeros(3), "y": [np.zeros(4)]}, home=home)
 
     def test_more_shards_than_rows_are_refused(self, home: str) -> None:
-        with pytest.raises(ConfigError, match="4 shards of 3 rows(.|\n)*Hint: num_shards=3"):
+        with pytest.raises(ConfigError, match="received 3 rows for 4 shards(.|\n)*Hint: num_shards=3"):
             XShards.partition(np.zeros(3), 4, home=home)
 
     def test_no_shards_at_all_are_refused(self, home: str) -> None:
-        with pytest.raises(ConfigError, match="at least one shard"):
+        with pytest.raises(ConfigError, match="at least one object"):
             XShards.from_shards([], home=home)
         with pytest.raises(ConfigError, match="at least 1, and 0"):
             XShards.partition(np.zeros(3), 0, home=home)
@@ -254,14 +254,16 @@ class ShardFacts:
             assert_frame_equal(b, d)
 
     def test_split_of_shards_of_different_lengths_is_refused(self, home: str) -> None:
-        with pytest.raises(DataError, match=r"not tuples or lists of one length(.|\n)*\[1, 2\]"):
+        with pytest.raises(DataError, match=r"must be tuples or lists of one length(.|\n)*\[1, 2\]"):
             XShards.from_shards([(1, 2), (1,)], home=home).split()
 
     def test_zip_of_unequal_collections_is_refused_with_the_sizes(self, home: str) -> None:
         three = XShards.partition(np.arange(6), 3, home=home)
-        with pytest.raises(ConfigError, match="has 3 shards and the other 2"):
+        with pytest.raises(ConfigError, match="same number of shards; received 3 and 2"):
             three.zip(XShards.partition(np.arange(6), 2, home=home))
-        with pytest.raises(ConfigError, match="shard 0 has 2 rows in one collection and 3"):
+        with pytest.raises(
+            ConfigError, match="shard 0 must have the same number of rows in both; received 2 and 3"
+        ):
             three.zip(XShards.partition(np.arange(9), 3, home=home))
 
     @pytest.mark.parametrize("column", ["key", "kind", "maybe"])
@@ -382,7 +384,7 @@ class ShardFacts:
         assert_frame_equal(one, same_seed)
         assert one["big"].tolist() != other["big"].tolist()
         assert len(shards.sample(2.0, replace=True)) == 46
-        with pytest.raises(ConfigError, match="frac=2"):
+        with pytest.raises(ConfigError, match="received 2"):
             shards.sample(2)
 
     def test_select_and_columns(self, shards: XShards, frame: pd.DataFrame) -> None:
@@ -401,7 +403,7 @@ class ShardFacts:
     def test_describe_is_pandas_own_over_all_shards(self, shards: XShards, frame: pd.DataFrame) -> None:
         assert_frame_equal(shards.describe(["real", "small"]), frame[["real", "small"]].describe())
         assert list(shards.describe()) == ["big", "maybe", "real", "small"]
-        with pytest.raises(ConfigError, match="column 'kind' has no numbers"):
+        with pytest.raises(ConfigError, match="column 'kind' is not numeric"):
             shards.describe("kind")
 
     @pytest.mark.parametrize("n", [0, 9, 100])
@@ -461,12 +463,12 @@ class ShardFacts:
         things = [{"a": 1}, (np.arange(3), "b")]
         shards = XShards.from_shards(things, home=home).save_pickle(tmp_path / "saved")
 
-        with pytest.raises(ConfigError, match="run any code(.|\n)*trusted=True"):
+        with pytest.raises(ConfigError, match="requires trusted=True(.|\n)*run any code"):
             XShards.load_pickle(tmp_path / "saved")
         again = XShards.load_pickle(tmp_path / "saved", trusted=True, home=home).collect()
         assert again[0] == things[0]
         np.testing.assert_array_equal(again[1][0], np.arange(3))
-        with pytest.raises(ConfigError, match="is there already"):
+        with pytest.raises(ConfigError, match="already exists"):
             shards.save_pickle(tmp_path / "saved")
         shards.save_pickle(tmp_path / "saved", overwrite=True)
 
@@ -482,7 +484,7 @@ class ShardFacts:
     def test_operations_on_frames_say_what_they_got_instead(self, home: str) -> None:
         arrays = XShards.partition({"x": np.arange(4)}, 2, home=home)
         for operation in (arrays.deduplicates, arrays.sort_values, arrays.get_null_sum, arrays.describe):
-            with pytest.raises(DataError, match="shard 0 is a dict and no pandas DataFrame"):
+            with pytest.raises(DataError, match="expected pandas DataFrames; shard 0 is a dict"):
                 operation()
 
     def test_the_schema_names_columns_and_arrays(self, shards: XShards, home: str) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kindler.train.callbacks import EarlyStopping as EarlyStopping
     from kindler.train.callbacks import LearningRateMonitor as LearningRateMonitor
     from kindler.train.callbacks import ModelCheckpoint as ModelCheckpoint
+    from kindler.train.driver_callbacks import DriverCallback as DriverCallback
     from kindler.train.history import History as History
     from kindler.train.triggers import EveryEpoch as EveryEpoch
     from kindler.train.triggers import MaxEpoch as MaxEpoch
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from kindler.train.triggers import MaxScore as MaxScore
     from kindler.train.triggers import MinLoss as MinLoss
     from kindler.train.triggers import SeveralIteration as SeveralIteration
+    from kindler.train.triggers import Trigger as Trigger
     from kindler.train.triggers import TriggerAnd as TriggerAnd
     from kindler.train.triggers import TriggerOr as TriggerOr
     from kindler.xshards import SharedValue as SharedValue
@@ -44,6 +46,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "Callback": "kindler.train.callbacks",
+    "DriverCallback": "kindler.train.driver_callbacks",
     "EarlyStopping": "kindler.train.callbacks",
     "Estimator": "kindler.estimator.estimator",
     "EveryEpoch": "kindler.train.triggers",
@@ -62,6 +65,7 @@ _PUBLIC = {
     "SharedValue": "kindler.xshards",
     "StandardScaler": "kindler.features",
     "StringIndexer": "kindler.features",
+    "Trigger": "kindler.train.triggers",
     "TriggerAnd": "kindler.train.triggers",
     "TriggerOr": "kindler.train.triggers",
     "XShards": "kindler.xshards",
@@ -78,6 +82,7 @@ _PUBLIC = {
 
 __all__ = [
     "Callback",
+    "DriverCallback",
     "EarlyStopping",
     "Estimator",
     "EveryEpoch",
@@ -96,6 +101,7 @@ __all__ = [
     "SharedValue",
     "StandardScaler",
     "StringIndexer",
+    "Trigger",
     "TriggerAnd",
     "TriggerOr",
     "XShards",

@@ -79,7 +79,7 @@ def beside(path: str | PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path).absolute()
     if target.is_dir():
-        raise ConfigError(f"{target} is a folder that exists already; nothing is overwritten.")
+        raise ConfigError(f"{target} is an existing folder, which is not overwritten.")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
         unfinished = Path(folder) / target.name  # frameworks go by the suffix

@@ -37,7 +37,7 @@ def private_folder(parent: Path | None = None) -> Path:
         if _is_mine(path):
             return path
     raise ConfigError(
-        f"{parent / name} and {_NAMES - 1} substitutes belong to somebody else or are open to others.\n"
+        f"{parent / name} and its {_NAMES - 1} alternatives belong to, or can be changed by, another user.\n"
         "Hint: remove them, or set TMPDIR to a folder of your own."
     )
 

@@ -79,7 +79,7 @@ def test_a_folder_is_a_saved_model_for_serving(
 
     served = tf.saved_model.load(str(tmp_path / "served"))
     assert served.serve(DATA["x"]).numpy() == pytest.approx(scores, abs=1e-6)
-    with pytest.raises(ConfigError, match="exists already; nothing is overwritten"):
+    with pytest.raises(ConfigError, match="is an existing folder, which is not overwritten"):
         trained.save(tmp_path / "served")
     with pytest.raises(ConfigError, match="an exported SavedModel cannot be trained on"):
         trained.load(tmp_path / "served")

@@ -63,7 +63,7 @@ def test_columns_of_a_table_are_named_beside_it(om: Omega) -> None:
 
     version = om.runtime.model("columns").fit("table[^kind]", "table[kind]").get(WAIT_S)
     assert om.runtime.model(str(version)).predict("table[^kind]").get(WAIT_S).tolist() == Y.tolist()
-    with pytest.raises(ConfigError, match="there are a, kind"):
+    with pytest.raises(ConfigError, match="available: a, kind"):
         om.runtime.model("net").predict("table[b]").get(WAIT_S)
 
 
@@ -137,7 +137,7 @@ def test_tasks_of_a_sequence_follow_each_other_and_stop_at_a_failure(om: Omega) 
     broken.script("echo").run(1)
     with pytest.raises(ValueError, match="stop here"):
         broken.run().getall(WAIT_S)
-    with pytest.raises(TaskCancelledError, match="was not begun"):
+    with pytest.raises(TaskCancelledError, match="not started, because"):
         broken.handles[1].get(WAIT_S)
 
 
@@ -168,7 +168,7 @@ def test_a_task_that_kills_each_worker_fails_with_that_reason(om: Omega) -> None
         with pytest.raises(WorkerLost, match="SIGKILL"):
             handle.get(WAIT_S)
         assert handle.status == "failed"
-    assert "begun 2 times" in str(handle.error)
+    assert "started 2 times" in str(handle.error)
     assert run(om, "echo", 1).get(WAIT_S) == [[1], {}]
 
 

@@ -86,7 +86,7 @@ def test_text_in_a_dataset_is_not_taken_for_a_path(om: Omega) -> None:
     om.datasets.put("/etc/data.parquet", "place")
     om.datasets.put(["/etc/data.parquet"], "places")
     executor = Executor(om.store.url, trusted=False)
-    with pytest.raises(ConfigError, match="the data is text"):
+    with pytest.raises(ConfigError, match="expected arrays or tables, received text"):
         executor.run(task("predict", "place"))
     with pytest.raises(ValueError, match="array"):  # an array of text, which no model takes
         executor.run(task("predict", "places"))

@@ -249,7 +249,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     for load in (Estimator.load_weights, Estimator.load_checkpoint):
         with pytest.raises(ConfigError, match="no file of weights"):
             load(estimator(), tmp_path / "junk.pt")
-    with pytest.raises(ConfigError, match=r"junk\.kindler is not a whole checkpoint"):
+    with pytest.raises(ConfigError, match=r"junk\.kindler is not a complete checkpoint"):
         estimator().load_checkpoint(tmp_path / "junk.kindler")
     with pytest.raises(NotFittedError, match=r"call fit\(\) before"):
         estimator().save_checkpoint(tmp_path / "none.pt")

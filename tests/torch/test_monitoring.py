@@ -99,7 +99,7 @@ def test_without_a_folder_there_are_summaries_of_epochs() -> None:
 
     assert est.get_train_summary("Loss")[:, 0].tolist() == [3, 6, 9]
     assert est.get_train_summary("Throughput").shape == (3, 3)
-    with pytest.raises(ConfigError, match=r"'batch_loss'; there are \['loss', 'mae', 'rows_per_s'\]"):
+    with pytest.raises(ConfigError, match=r"'batch_loss'; available: \['loss', 'mae', 'rows_per_s'\]"):
         est.get_train_summary("batch_loss")
 
 

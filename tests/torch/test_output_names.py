@@ -93,5 +93,5 @@ def test_a_name_that_the_data_has_is_refused(scorer: Estimator, tmp_path: Path) 
 def test_a_model_that_changes_the_names_of_its_outputs_is_refused() -> None:
     fickle = Estimator.from_torch(model=TwoNamed(fickle=True), workers=1, engine="local")
 
-    with pytest.raises(ConfigError, match="the outputs of all rows must be alike"):
+    with pytest.raises(ConfigError, match="must have the same names in every batch"):
         fickle.predict(X, batch_size=4)

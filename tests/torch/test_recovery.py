@@ -96,7 +96,7 @@ def test_a_resumed_run_that_loses_a_worker_goes_on_too(tmp_path: Path) -> None:
 def test_the_last_error_is_raised_when_the_retries_are_spent(tmp_path: Path) -> None:
     est = shaky(tmp_path / "run", settings=RunSettings(max_failures=2, retry_backoff_s=0.01))
 
-    with pytest.raises(WorkerLost, match="(?s)lost worker 1 .*SIGKILL.*tried 3 times") as caught:
+    with pytest.raises(WorkerLost, match="(?s)lost worker 1 .*SIGKILL.*failed 3 times") as caught:
         fit(est, Falls(tmp_path, "die", always=True))
 
     assert caught.value.rank == 1

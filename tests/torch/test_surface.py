@@ -62,7 +62,7 @@ def test_the_best_epoch_is_chosen_among_those_that_were_validated(tmp_path: Path
     assert ["val_loss" in row for row in history] == [False, True, False, True, False]
     kept = sorted(path.name.split("-")[3] for path in tmp_path.glob("*.kindler"))
     assert kept == ["00002", "00005"]  # the loss only falls, so the first that was judged has most of it
-    with pytest.raises(ConfigError, match="best_metric='val_auc' is no figure of an epoch"):
+    with pytest.raises(ConfigError, match="best_metric='val_auc' is not a metric of this run"):
         est.fit(DATA, epochs=1, validation_data=DATA, best_metric="val_auc", **OPTIONS)
 
 
@@ -191,5 +191,5 @@ def test_an_estimator_is_loaded_from_one_file_and_trains_on_with_its_optimizer(t
     with pytest.raises(ConfigError, match="seed is in the file and cannot be passed"):
         Estimator.load(tmp_path / "line.estimator", trusted=True, seed=4)
     (tmp_path / "other.pt").write_bytes(b"something")
-    with pytest.raises(ConfigError, match="is not a whole file of an estimator"):
+    with pytest.raises(ConfigError, match="is not a saved estimator"):
         Estimator.load(tmp_path / "other.pt", trusted=True)

@@ -20,7 +20,7 @@ from torch import nn
 import kindler
 from kindler import Callback, Estimator, MLflowLogger, RunSettings, SeveralIteration
 from kindler.errors import TrackingError
-from kindler.train.driver_callbacks import Watcher
+from kindler.train.driver_callbacks import DriverCallback
 
 mlflow = pytest.importorskip("mlflow")
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -152,11 +152,11 @@ def test_a_server_that_is_down_is_an_error_before_any_worker_starts(tmp_path: Pa
     assert not made.exists()
 
 
-class Deletes(Watcher):
+class Deletes(DriverCallback):
     def __init__(self, uri: str, logger: MLflowLogger) -> None:
         self._uri, self._logger = uri, logger
 
-    def run_begins(self, facts: Any) -> None:
+    def on_run_begin(self, params: Any) -> None:
         mlflow.MlflowClient(self._uri).delete_run(self._logger.run_id)
 
 
@@ -221,11 +221,11 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_WR)
 
 
-class Cuts(Watcher):
+class Cuts(DriverCallback):
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
 
-    def run_begins(self, facts: Any) -> None:
+    def on_run_begin(self, params: Any) -> None:
         self._relay.cut()
 
 
@@ -249,10 +249,10 @@ class Fails(Callback):
         raise ZeroDivisionError("the loss is nothing")
 
 
-class Interrupts(Watcher):
+class Interrupts(DriverCallback):
     """Ctrl-C after the first epoch."""
 
-    def epoch_ends(self, row: Any) -> None:
+    def on_epoch_end(self, logs: Any) -> None:
         signal.raise_signal(signal.SIGINT)
 
 

@@ -86,7 +86,7 @@ def test_they_do_not_return_where_the_epoch_would_have_to_be_trained_again(
     heard(tmp_path)
 
 
-@pytest.mark.parametrize(("epoch", "stopped"), [(3, None), (2, "a callback asked for it")])
+@pytest.mark.parametrize(("epoch", "stopped"), [(3, None), (2, "requested by a callback")])
 def test_they_do_not_return_to_a_run_that_is_over(tmp_path: Path, epoch: int, stopped: str | None) -> None:
     kept(tmp_path, epoch, stopped=stopped)
 

@@ -77,7 +77,9 @@ def test_when_all_names_are_taken_the_error_says_what_to_do(tmp_path: Path) -> N
     for ending in ("", *(f"-{number}" for number in range(1, 10))):
         (tmp_path / f"{name}{ending}").touch()
 
-    with pytest.raises(ConfigError, match="(?s)belong to somebody else.*Hint: .*TMPDIR"):
+    with pytest.raises(
+        ConfigError, match="(?s)belong to, or can be changed by, another user.*Hint: .*TMPDIR"
+    ):
         private_folder()
 
 

@@ -38,7 +38,7 @@ from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train import estimator_file
 from kindler.train.checkpoint_dir import is_model_file, latest
 from kindler.train.checkpoint_file import Header, is_checkpoint, read_checkpoint, write_checkpoint
-from kindler.train.driver_callbacks import Watch, Watcher, divided
+from kindler.train.driver_callbacks import DriverCallback, DriverCallbackList, split_callbacks
 from kindler.train.history import History
 from kindler.train.options import EvaluateOptions, FitOptions, Ingest, PredictOptions
 from kindler.train.run_params import run_params
@@ -333,7 +333,7 @@ class Estimator:
             WorkerLost: A worker died. With `model_dir`, the run has by then been continued from its newest
                 checkpoint as often as `RunSettings.max_failures` allows.
         """
-        watchers, on_workers = divided(callbacks)
+        driver_callbacks, on_workers = split_callbacks(callbacks)
         options = FitOptions(
             batch_size=batch_size,
             columns=ColumnOptions(
@@ -361,10 +361,14 @@ class Estimator:
             validation_freq=validation_freq if isinstance(validation_freq, int) else tuple(validation_freq),
             class_weight=None if class_weight is None else dict(class_weight),
         )
-        return self._fit(recognise(data), _recognised(validation_data), options, watchers)
+        return self._fit(recognise(data), _recognised(validation_data), options, driver_callbacks)
 
     def _fit(
-        self, data: Input, validation: Input | None, options: FitOptions, watchers: Sequence[Watcher]
+        self,
+        data: Input,
+        validation: Input | None,
+        options: FitOptions,
+        driver_callbacks: Sequence[DriverCallback],
     ) -> History:
         model, validated = self._model, validation is not None
         refuse(
@@ -386,7 +390,7 @@ class Estimator:
             seed=self._seed,
         )
         with (
-            Watch(watchers).over(self, params) as watch,
+            DriverCallbackList(driver_callbacks).running(self, params) as on_driver,
             board(self._log_dir) as sink,
             self._summaries.writing(sink),
         ):
@@ -396,10 +400,10 @@ class Estimator:
                 validation=validation,
                 model_dir=self._model_dir,
                 log_steps=sink is not None,
-                hear=_both(self._summaries.report, watch.report),
+                hear=_both(self._summaries.report, on_driver.report),
             )
             self._summaries.finish(results.rows)
-            watch.finish(results.rows)
+            on_driver.finish(results.rows)
             self._layout, self._columns = results.layout, replace(options.columns, weight_col=None)
             self._live.state = results.state
             first = results.rows[0]["epoch"] if options.resume and results.rows else math.inf

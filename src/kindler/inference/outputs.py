@@ -59,8 +59,8 @@ def refuse_taken(names: Any, existing: Any) -> None:
     taken = [name for name in names if name in list(existing)]
     if taken:
         raise ConfigError(
-            f"the data already has {taken}; predictions would overwrite them.\n"
-            "Hint: predict(..., output_cols=[...]) gives them other names."
+            f"the data already has {taken}, which predictions would overwrite.\n"
+            "Hint: choose other names with predict(..., output_cols=[...])."
         )
 
 

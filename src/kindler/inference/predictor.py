@@ -121,8 +121,8 @@ class Predictor:
             self._check(outputs, len(batch[0]))
             if number and replica.output_names != names:
                 raise ConfigError(
-                    f"the model named its outputs {replica.output_names} after it had named them {names};"
-                    " the outputs of all rows must be alike."
+                    f"the model's outputs must have the same names in every batch; received"
+                    f" {replica.output_names} after {names}."
                 )
             names = replica.output_names
             yield outputs
@@ -153,8 +153,8 @@ class Predictor:
         for output in outputs:
             if output.ndim == 0 or len(output) != rows:
                 raise ConfigError(
-                    f"the model returned an output of shape {output.shape} for {rows} rows;"
-                    " the first dimension of every output must be the rows."
+                    f"the first dimension of every output must be the rows; the model returned shape"
+                    f" {output.shape} for {rows} rows."
                 )
 
 

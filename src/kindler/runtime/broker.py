@@ -152,7 +152,7 @@ class BrokerEngine:
                 with self._app.connection_for_write() as connection:
                     self._replies(connection.default_channel).delete()
             except self._away as exc:
-                _log.info("the queue of replies stays until it expires: %s", exc)
+                _log.info("could not delete the reply queue, which will expire: %s", exc)
         self._app.close()
         self._parcels.close()
 
@@ -161,7 +161,7 @@ class BrokerEngine:
         try:
             self._ask(CANCEL, arguments={"task_id": awaited.task.id})
         except self._away as exc:
-            _log.warning("the workers could not be told to cancel %s: %s", awaited.task, exc)
+            _log.warning("could not ask the workers to cancel %s: %s", awaited.task, exc)
 
     def _ask(self, command: str, **options: Any) -> Any:
         """What the workers answer, if they are to."""
@@ -203,7 +203,7 @@ class BrokerEngine:
             except TimeoutError:
                 continue
             except Exception as exc:  # noqa: BLE001 - each transport has its own errors, and tasks must not be lost
-                _log.warning("the broker is away, and is tried again: %s", exc)
+                _log.warning("lost the connection to the broker, reconnecting: %s", exc)
                 self._disconnect()
                 self._stop.wait(_BACKOFF_S)
 
@@ -238,7 +238,7 @@ class BrokerEngine:
             try:
                 connection.release()
             except Exception as exc:  # noqa: BLE001 - it is broken, and is left behind
-                _log.info("a broken connection to the broker: %s", exc)
+                _log.info("could not close a broken connection to the broker: %s", exc)
 
     def _heard(self, message: Any) -> None:
         try:
@@ -246,7 +246,7 @@ class BrokerEngine:
             task_id, report = Report.read(self._parcels.unpack(content))
             self._parcels.drop(content)
         except (FrameError, StoreError) as exc:
-            _log.warning("a reply was refused: %s", exc)
+            _log.warning("rejected a reply: %s", exc)
             return
         with self._lock:
             awaited = self._awaited.get(task_id)
@@ -260,17 +260,19 @@ class BrokerEngine:
 
 def _content(message: Any) -> bytes:
     if message.content_type != CONTENT_TYPE:
-        raise FrameError(f"it is {str(message.content_type)[:60]!r}.")
+        raise FrameError(f"unexpected content type {str(message.content_type)[:60]!r}.")
     return bytes(message.body)
 
 
 def _unreachable(exc: BaseException) -> BrokerError:
-    return BrokerError(f"the broker cannot be reached: {exc}.\nHint: KINDLER_BROKER, or Omega(broker=...).")
+    return BrokerError(
+        f"cannot reach the broker: {exc}.\nHint: its URL is set by KINDLER_BROKER or Omega(broker=...)."
+    )
 
 
 def _unheard(task: Task, silence_s: float) -> BrokerError:
     label = "" if task.label == "default" else f" --label {task.label}"
     return BrokerError(
-        f"{task} was given up: nothing was heard of it for {silence_s:g} s.\n"
-        f"Hint: `kindler worker{label}` starts a worker; runtime.options(wait_s=...) waits longer for one."
+        f"{task} was abandoned: no worker reported on it for {silence_s:g} s.\n"
+        f"Hint: start a worker with `kindler worker{label}`, or wait longer: runtime.options(wait_s=...)."
     )

@@ -80,7 +80,7 @@ def run_worker(
     app.steps["consumer"].add(_step(lease_of(broker)[1]))
 
     def ready(**_: Any) -> None:
-        say(f"ready: {engine.workers} at a time, labels {', '.join(labels)}")
+        say(f"ready: {engine.workers} tasks at a time, labels {', '.join(labels)}")
 
     signals.worker_ready.connect(ready, weak=False)
     try:
@@ -123,7 +123,7 @@ class _Desk:
         try:
             task = Task.read(self.parcels.unpack(message))
         except (FrameError, NotFoundError) as exc:
-            _log.error("a task was refused: %s", exc)
+            _log.error("rejected a task: %s", exc)
             return
         sent = threading.Event()
         while (earlier := self._running.setdefault(task.id, sent)) is not sent:
@@ -175,7 +175,7 @@ class _Desk:
         try:
             self._reply(task, report)
         except Exception as exc:  # noqa: BLE001 - each transport has its own errors
-            _log.warning("%s could not be told that its task runs: %s", task.reply_to, exc)
+            _log.warning("could not tell %s that its task is running: %s", task.reply_to, exc)
 
     def _reply(self, task: Task, report: Report) -> None:
         if not task.reply_to:
@@ -204,7 +204,7 @@ class _Consumer(Consumer):  # type: ignore[misc]
         """See Celery."""
 
         def away(exc: Exception, interval: float) -> None:
-            _log.warning("the broker is away, and is tried again in %g s: %s", interval, exc)
+            _log.warning("lost the connection to the broker, reconnecting in %g s: %s", interval, exc)
 
         return connection.ensure_connection(away, **_RECONNECTING, callback=maybe_shutdown)
 
@@ -222,7 +222,7 @@ class _Consumer(Consumer):  # type: ignore[misc]
         def received(message: Any) -> None:
             try:
                 if message.content_type != CONTENT_TYPE:
-                    raise FrameError(f"it is {str(message.content_type)[:60]!r}")
+                    raise FrameError(f"unexpected content type {str(message.content_type)[:60]!r}")
                 message.payload  # noqa: B018 - read now, while nothing depends on it
                 message.ack_log_error = _harmless(message.ack_log_error)
                 message.reject_log_error = _harmless(message.reject_log_error)
@@ -231,7 +231,7 @@ class _Consumer(Consumer):  # type: ignore[misc]
                 if isinstance(exc, self.connection_errors):
                     raise
                 # Celery would end the worker for some of them.
-                _log.error("a message was refused: %s", exc)
+                _log.error("rejected a message: %s", exc)
                 if not message.acknowledged:
                     message.reject_log_error(_log, self.connection_errors)
 
@@ -245,7 +245,7 @@ def _harmless(answer: Callable[..., None]) -> Callable[..., None]:
         try:
             answer(*args, **options)
         except Exception as exc:  # noqa: BLE001 - kombu's Redis raises what it does not call an error
-            _log.info("a task was not acknowledged, and comes again: %r", exc)
+            _log.info("could not acknowledge a task, which will be delivered again: %r", exc)
 
     return answered
 

@@ -73,7 +73,7 @@ def lease_of(url: str) -> tuple[str, float]:
     except ValueError:
         lease_s = 0.0
     if not lease_s > 0:
-        raise ConfigError(f"lease_s in the broker's URL must be a number above 0: {query!r}.")
+        raise ConfigError(f"lease_s in the broker's URL must be a positive number; received {query!r}.")
     return bare + (f"?{urlencode(given)}" if given else ""), lease_s
 
 

@@ -93,8 +93,8 @@ def open_engine(store: str, broker: str | None = None) -> Engine:
     named = broker or default_broker(os.environ)
     if store.startswith("memory:"):
         raise ConfigError(
-            "a store in memory belongs to its process, and the runtime's workers are others.\n"
-            "Hint: om.setup('folder') keeps it in a folder."
+            "the runtime cannot use an in-memory store: its workers are other processes.\n"
+            "Hint: om.setup('folder') keeps the store in a folder."
         )
     if "://" not in store:
         store = os.path.abspath(os.path.expanduser(store))  # a worker may stand in another folder
@@ -104,7 +104,7 @@ def open_engine(store: str, broker: str | None = None) -> Engine:
         return made
     if named.partition("://")[0] not in _BROKERS:
         raise ConfigError(
-            f"a broker at {named.partition('://')[0]!r} is not known.\nHint: redis://host:6379/0 or"
+            f"unknown kind of broker {named.partition('://')[0]!r}.\nHint: use redis://host:6379/0 or"
             " amqp://user:password@host:5672//."
         )
     made = _ENGINES.load("broker")(store, named)
@@ -115,5 +115,5 @@ def _workers(url: str) -> int | None:
     given = dict(parse_qsl(urlsplit(url).query))
     wanted = given.pop("workers", None)
     if given or (wanted is not None and not (wanted.isdecimal() and int(wanted))):
-        raise ConfigError(f"{url!r} is no engine.\nHint: local://?workers=2.")
+        raise ConfigError(f"invalid engine URL {url!r}.\nHint: local://?workers=2.")
     return None if wanted is None else int(wanted)

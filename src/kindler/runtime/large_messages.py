@@ -55,7 +55,7 @@ class Parcels:
             return frame
         inside = self._shelf().get(f"{_FOLDER}/{self._name(frame)}")
         if not isinstance(inside, np.ndarray) or inside.dtype != np.uint8:
-            raise FrameError("a parcel holds something else.")
+            raise FrameError("a message in the store is not an array of bytes.")
         return unpack(inside.tobytes())
 
     def drop(self, content: bytes) -> None:
@@ -93,5 +93,5 @@ class Parcels:
     def _name(frame: Frame) -> str:
         name = frame.fields.get("name")
         if not isinstance(name, str) or not name.replace("-", "").isalnum():
-            raise FrameError("a parcel has no name.")
+            raise FrameError("a message in the store has no valid name.")
         return name

@@ -74,9 +74,8 @@ class LocalEngine:
         """See `Engine`."""
         if task.label not in self._labels:
             raise ConfigError(
-                f"no worker of this machine has the label {task.label!r}; there are"
-                f" {', '.join(self._labels)}.\n"
-                "Hint: with a broker (KINDLER_BROKER), `kindler worker --label` starts one that has."
+                f"no local worker has the label {task.label!r}; available: {', '.join(self._labels)}.\n"
+                f"Hint: with a broker (KINDLER_BROKER), `kindler worker --label {task.label}` starts one."
             )
         job = _Job(task, listen)
         with self._lock:
@@ -144,7 +143,7 @@ class LocalEngine:
 
     def _ended(self, job: _Job) -> Report:
         """Run a job to its end, on as many processes as it takes."""
-        task, loss = job.task, Loss("it was never begun", 0, "")
+        task, loss = job.task, Loss("never started", 0, "")
         try:
             for _ in range(task.max_retries + 1):
                 last = self._once(job)
@@ -153,7 +152,7 @@ class LocalEngine:
                 loss = last
         except Exception as exc:  # noqa: BLE001 - the edge of a task: it must not be lost with this thread
             return Report("failed", error=described(exc))
-        again = f"; {task} was begun {task.max_retries + 1} times" if task.max_retries else ""
+        again = f"; {task} was started {task.max_retries + 1} times" if task.max_retries else ""
         lost = WorkerLost(
             loss.reason + again,
             rank=None,

@@ -42,20 +42,20 @@ def unpack(content: Any) -> Frame:
         FrameError: It is none; nothing of it was executed.
     """
     if not isinstance(content, bytes | bytearray | memoryview) or len(content) < _HEAD.size:
-        raise FrameError("a message is no frame: it is too short, or no bytes.")
+        raise FrameError("not a frame: too short, or not bytes.")
     view = memoryview(content)
     magic, length = _HEAD.unpack(view[: _HEAD.size])
     if magic != _MAGIC or length > min(_MAX_HEADER_BYTES, len(view) - _HEAD.size):
-        raise FrameError("a message is no frame: it does not begin as one.")
+        raise FrameError("not a frame: wrong first bytes.")
     body = view[_HEAD.size + length :]
     try:
         header = json.loads(bytes(view[_HEAD.size : _HEAD.size + length]))
         kind, told, sizes = header["kind"], header["fields"], header["sizes"]
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
-        raise FrameError(f"a message is no frame: its header cannot be read: {exc}.") from exc
+        raise FrameError(f"not a frame: invalid header: {exc}.") from exc
     whole = isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes)
     if not (isinstance(kind, str) and isinstance(told, dict) and whole) or sum(sizes) != len(body):
-        raise FrameError("a message is no frame: its header does not fit what follows.")
+        raise FrameError("not a frame: the header does not match the buffers.")
     buffers = []
     for size in sizes:
         buffers.append(bytes(body[:size]))
@@ -116,7 +116,7 @@ class Task:
         told = frame.fields
         names = {f.name for f in fields(Task)} - {"buffers"}
         if frame.kind != "task" or set(told) != names:
-            raise FrameError(f"a frame of the kind {frame.kind[:40]!r} is no task.")
+            raise FrameError(f"expected a task, received a frame of kind {frame.kind[:40]!r}.")
         try:
             task = Task(**told, buffers=frame.buffers)
             check_bucket(task.bucket)
@@ -124,7 +124,7 @@ class Task:
             if task.callback is not None:
                 parse(task.callback)
         except (ConfigError, TypeError) as exc:
-            raise FrameError(f"a task cannot be run: {exc}") from exc
+            raise FrameError(f"invalid task: {exc}") from exc
         text = all(isinstance(told[name], str) for name in ("id", "label", "family", "reply_to"))
         known = (task.shelf, task.verb) == ("scripts", "run") or (
             task.shelf == "models" and task.verb in MODEL_VERBS
@@ -134,7 +134,7 @@ class Task:
         timed = all(isinstance(one, int | float) and 0 < one <= 1e6 for one in seconds)
         if not (text and known and plain and timed):
             raise FrameError(
-                f"a task cannot be run: {task.verb!r} of {task.shelf!r}, or one of its settings."
+                f"invalid task: unknown verb {task.verb!r} of {task.shelf!r}, or an invalid setting."
             )
         return task
 
@@ -178,9 +178,9 @@ class Report:
         """
         told = frame.fields
         if frame.kind != "report" or set(told) != {"id", "state", "value", "error", "log"}:
-            raise FrameError(f"a frame of the kind {frame.kind[:40]!r} is no report.")
+            raise FrameError(f"expected a report, received a frame of kind {frame.kind[:40]!r}.")
         if told["state"] not in ("running", "done", "failed", "cancelled"):
-            raise FrameError(f"a report says {told['state']!r}.")
+            raise FrameError(f"unknown state of a task: {told['state']!r}.")
         report = Report(told["state"], told["value"], frame.buffers, told["error"], str(told["log"]))
         return str(told["id"]), report
 
@@ -192,7 +192,7 @@ class Report:
         """What to raise for a task that failed: its own error, as far as it is known here."""
         said = self.error or {}
         types = [str(name) for name in said.get("types", [])] or ["builtins:Exception"]
-        message = str(said.get("message", "no reason was given"))
+        message = str(said.get("message", "unknown error"))
         return revive(types[0], message, dict(said.get("own", {}))) or worker_error(
             types=types,
             message=message,

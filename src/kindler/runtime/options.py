@@ -79,8 +79,8 @@ def check(call: str, options: Mapping[str, Any]) -> None:
         shown = ", ".join(f"{name}=..." for name in refused)
         raise UntrustedError(
             what=f"the task {call}",
-            reason=f"it has {shown}, and options that could name files or settings are only for workers that"
-            " were started by `kindler worker --trusted`",
+            reason=f"{shown} could name files or settings, which is allowed only on workers started with"
+            " `kindler worker --trusted`",
         )
 
 

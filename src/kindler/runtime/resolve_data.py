@@ -46,7 +46,7 @@ def read(given: Any, datasets: Datasets, *, trusted: bool, spark: Any = None) ->
     there = [str(name) for name in getattr(table, "columns", ())]
     missing = [name for name in named if name not in there]
     if missing or not named:
-        raise ConfigError(f"{given!r} names the columns {named}; there are {', '.join(there) or 'none'}.")
+        raise ConfigError(f"{given!r} selects the columns {named}; available: {', '.join(there) or 'none'}.")
     chosen = [name for name in there if name not in named] if found["others"] else named
     if spark is not None:
         return table.select(*chosen)
@@ -72,6 +72,6 @@ def _not_paths(value: Any) -> Any:
     """
     if isinstance(value, str | bytes | os.PathLike):
         raise ConfigError(
-            "the data is text; a verb takes arrays and tables.\nHint: give the name of a dataset of them."
+            "expected arrays or tables, received text.\nHint: pass the name of a dataset that holds some."
         )
     return np.asarray(value) if isinstance(value, list) else value

@@ -57,7 +57,9 @@ class Runtime:
         unknown = sorted(set(settings) - set(TaskSettings.__slots__))
         if unknown:
             known = ", ".join(TaskSettings.__slots__)
-            raise ConfigError(f"options() does not know {', '.join(unknown)}; there are {known}.")
+            raise ConfigError(
+                f"options() received unknown settings: {', '.join(unknown)}; available: {known}."
+            )
         return Runtime(self._store, self._bucket, self._engine, replace(self.settings, **settings))
 
     def require(self, label: str | None) -> Runtime:

@@ -31,7 +31,7 @@ class TaskSettings:
 
     >>> TaskSettings(timeout_s=0)
     Traceback (most recent call last):
-    kindler.errors.ConfigError: timeout_s=0: must be a number of seconds above 0, and at most 1e+06.
+    kindler.errors.ConfigError: timeout_s=0: must be seconds, above 0 and at most 1e+06.
     """
 
     label: str = "default"
@@ -43,15 +43,13 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         if not isinstance(self.label, str) or not _LABEL.fullmatch(self.label):
-            raise ConfigError(f"label={self.label!r}: a label is a word of letters, digits, - and _.")
+            raise ConfigError(f"label={self.label!r}: must be letters, digits, - and _, at most 50.")
         for name, seconds in (("timeout_s", self.timeout_s), ("wait_s", self.wait_s)):
             if not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
-                raise ConfigError(
-                    f"{name}={seconds!r}: must be a number of seconds above 0, and at most {_LONGEST_S:g}."
-                )
+                raise ConfigError(f"{name}={seconds!r}: must be seconds, above 0 and at most {_LONGEST_S:g}.")
         if type(self.max_retries) is not int or self.max_retries < 0:
             raise ConfigError(f"max_retries={self.max_retries!r}: must be 0 or more.")
         if isinstance(self.callback, str):
             parse(self.callback)
         elif self.callback is not None and not callable(self.callback):
-            raise ConfigError(f"callback={self.callback!r}: the name of a script, or a function.")
+            raise ConfigError(f"callback={self.callback!r}: must be the name of a script, or a function.")

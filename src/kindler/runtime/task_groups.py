@@ -67,7 +67,7 @@ class Flow:
     def run(self) -> Flow:
         """Send the tasks; the flow itself then has their results."""
         if self._ran:
-            raise ConfigError("a flow runs once; make another one.")
+            raise ConfigError("run() was called already.\nHint: make another sequence() or parallel().")
         self._ran = True
         self._begin()
         return self
@@ -110,7 +110,9 @@ class Flow:
 
     def _add(self, call: Call) -> Handle:
         if self._ran:
-            raise ConfigError("the flow runs already; make another one.")
+            raise ConfigError(
+                "calls cannot be added after run().\nHint: make another sequence() or parallel()."
+            )
         handle = self._make(call)
         self._tasks.append((call, handle))
         return handle
@@ -120,7 +122,7 @@ class Flow:
 
     def _must_run(self) -> None:
         if not self._ran:
-            raise ConfigError("the flow was not run yet.\nHint: flow.run().")
+            raise ConfigError("the tasks have not been started.\nHint: call run() first.")
 
 
 class Parallel(Flow):
@@ -149,7 +151,8 @@ class Sequence(Flow):
             if done.status == "done":
                 self._go_on(at + 1)
                 return
-            why = TaskCancelledError(f"{done.call} before it has {done.status}, so it was not begun.")
+            ending = "failed" if done.status == "failed" else "was cancelled"
+            why = TaskCancelledError(f"not started, because {done.call} {ending}.")
             for later in self.handles[at + 1 :]:
                 later.hear(Report("cancelled", error=described(why)))
 

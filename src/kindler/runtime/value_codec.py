@@ -62,7 +62,7 @@ def decode(tree: Any, buffers: Sequence[bytes], resolve: Resolve | None = None) 
     except FrameError:
         raise
     except (KeyError, IndexError, TypeError, ValueError, RecursionError, pa.ArrowException) as exc:
-        raise FrameError(f"a value on the wire is broken: {type(exc).__name__}: {exc}") from exc
+        raise FrameError(f"malformed value: {type(exc).__name__}: {exc}") from exc
 
 
 def _encoded(value: Any, buffers: list[bytes], depth: int) -> Any:
@@ -92,8 +92,9 @@ def _encoded(value: Any, buffers: list[bytes], depth: int) -> Any:
         form, content = table
         return {_MARK: form, "buffer": _added(stream(content), buffers)}
     raise DataError(
-        f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent.\n"
-        "Hint: numbers, text, lists, dicts, arrays, pandas and Arrow tables can; store the rest, and name it."
+        f"cannot send a {type(value).__module__}.{type(value).__qualname__} to a worker.\n"
+        "Hint: send numbers, text, lists, dicts, arrays, pandas and Arrow tables; store anything else and"
+        " pass its name."
     )
 
 
@@ -113,11 +114,13 @@ def _encoded_array(array: np.ndarray[Any, Any], buffers: list[bytes], *, scalar:
         try:
             column = pa.array(array.ravel())
         except (pa.ArrowException, ValueError, TypeError) as exc:
-            raise DataError(f"an array of objects cannot be sent: {exc}.") from exc
+            raise DataError(f"cannot send an array of objects to a worker: {exc}.") from exc
         number = _added(stream(pa.table({"values": column})), buffers)
         return {_MARK: "objects", "shape": shape, "buffer": number}
     if array.dtype.kind not in _KINDS or array.dtype.hasobject:
-        raise DataError(f"an array of {array.dtype} cannot be sent.\nHint: astype('float32') can be.")
+        raise DataError(
+            f"cannot send an array of {array.dtype} to a worker.\nHint: convert it, as by astype('float32')."
+        )
     form = "scalar" if scalar else "array"
     number = _added(np.ascontiguousarray(array).tobytes(), buffers)
     return {_MARK: form, "dtype": array.dtype.str, "shape": shape, "buffer": number}
@@ -136,7 +139,7 @@ def _table(value: Any) -> tuple[str, pa.Table] | None:
             named = "" if value.name is None else value.name
             return "series", pa.Table.from_pandas(value.to_frame(named))
     except (pa.ArrowException, ValueError, TypeError) as exc:
-        raise DataError(f"a table cannot be sent: {exc}.") from exc
+        raise DataError(f"cannot send a table to a worker: {exc}.") from exc
     return None
 
 
@@ -174,7 +177,7 @@ def _from_buffer(form: str, tree: Mapping[str, Any], buffers: Sequence[bytes]) -
     if form in ("array", "scalar"):
         dtype = np.dtype(str(tree["dtype"]))
         if dtype.kind not in _KINDS:
-            raise FrameError(f"an array of {dtype} is not read from the wire.")
+            raise FrameError(f"received an array of {dtype}, which is not allowed.")
         # A copy: what was received cannot be written to, and models may want to.
         array = np.frombuffer(content, dtype).reshape(_shape(tree)).copy()
         return array if form == "array" else array[()]
@@ -189,13 +192,13 @@ def _from_buffer(form: str, tree: Mapping[str, Any], buffers: Sequence[bytes]) -
     if form == "series":
         series = table.to_pandas().iloc[:, 0]
         return series.rename(None) if series.name == "" else series
-    raise FrameError(f"a value of the form {form!r} is not known.")
+    raise FrameError(f"unknown form of a value: {form!r}.")
 
 
 def _buffer(tree: Mapping[str, Any], buffers: Sequence[bytes]) -> bytes:
     number = tree["buffer"]
     if type(number) is not int or not 0 <= number < len(buffers):
-        raise FrameError(f"a value names the buffer {number!r}; there are {len(buffers)}.")
+        raise FrameError(f"a value refers to buffer {number!r} of {len(buffers)}.")
     return buffers[number]
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from kindler.errors import MissingExtraError, TrackingError, first_line
 from kindler.tracking.async_writer import Journal
 from kindler.tracking.run import TrackedRun
-from kindler.train.driver_callbacks import Ending, Watcher
+from kindler.train.driver_callbacks import DriverCallback, RunStatus
 
 __all__ = ["MLflowLogger"]
 
@@ -33,7 +33,7 @@ _PATIENCE_S = {"finished": 30.0, "failed": 10.0, "killed": 5.0}
 _HASTE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
 
 
-class MLflowLogger(Watcher):
+class MLflowLogger(DriverCallback):
     """Logs a run to MLflow: what it was told, its figures after each epoch, how it ended, and the model.
 
     Goes among the `callbacks` of `fit`, for PyTorch and Keras alike. A run that loses workers goes on as the
@@ -87,7 +87,7 @@ class MLflowLogger(Watcher):
         self._run: TrackedRun | None = None
         self._refused: str | None = None
 
-    def run_begins(self, facts: Mapping[str, Any]) -> None:
+    def on_run_begin(self, params: Mapping[str, Any]) -> None:
         """Open the run and log what it was told.
 
         Raises:
@@ -100,8 +100,8 @@ class MLflowLogger(Watcher):
         try:
             with _in_haste():
                 self._run = self._opened(mlflow, uri)
-                self._run.log_params(facts)
-                self._run.set_tags({**_system(facts), **self.tags})
+                self._run.log_params(params)
+                self._run.set_tags({**_system(params), **self.tags})
         except (mlflow.exceptions.MlflowException, OSError, ImportError) as exc:
             self._abandon()
             hint = "is the tracking server up, and tracking_uri (or MLFLOW_TRACKING_URI) right?"
@@ -115,7 +115,7 @@ class MLflowLogger(Watcher):
         self._joined, self._refused = 0, None
         self._journal = Journal(f"MLflow at {_bare(uri)}")
 
-    def workers_join(self, workers: int) -> None:
+    def on_workers_ready(self, workers: int) -> None:
         """Log how many there are; and later, how often they were started again."""
         run = self._run
         if run is None:
@@ -126,18 +126,18 @@ class MLflowLogger(Watcher):
         else:
             self._write(lambda: run.set_tags({"kindler.restarts": str(restarts)}))
 
-    def epoch_ends(self, row: Mapping[str, Any]) -> None:
+    def on_epoch_end(self, logs: Mapping[str, Any]) -> None:
         """Log its figures."""
         run, now = self._run, int(time.time() * 1000)
         if run is not None:
-            self._write(lambda: run.log_metrics(row, now))
+            self._write(lambda: run.log_metrics(logs, now))
 
-    def run_ends(self, ending: Ending, error: BaseException | None, estimator: Any) -> None:
+    def on_run_end(self, status: RunStatus, error: BaseException | None, estimator: Any) -> None:
         """Log how it ended, the history, and the model if it is wanted."""
         run, self._run = self._run, None
         if run is None:
             return
-        unwritten = self._journal.close(_PATIENCE_S[ending])
+        unwritten = self._journal.close(_PATIENCE_S[status])
         if unwritten:
             warnings.warn(
                 f"MLflow could not be reached: run {run.id} lacks its last {unwritten} entries and its end.",
@@ -147,7 +147,7 @@ class MLflowLogger(Watcher):
         if self._refused is not None:
             warnings.warn(f"run {run.id} of MLflow lacks what was refused: {self._refused}", stacklevel=2)
         try:
-            self._complete(run, ending, error, estimator)
+            self._complete(run, status, error, estimator)
         except Exception as exc:  # noqa: BLE001  the model is trained, and must not be lost for this
             warnings.warn(f"run {run.id} of MLflow is incomplete: {_first(exc)}", stacklevel=2)
 
@@ -171,18 +171,20 @@ class MLflowLogger(Watcher):
             with suppress(Exception):
                 run.end("FAILED")
 
-    def _complete(self, run: TrackedRun, ending: Ending, error: BaseException | None, estimator: Any) -> None:
+    def _complete(
+        self, run: TrackedRun, status: RunStatus, error: BaseException | None, estimator: Any
+    ) -> None:
         with _in_haste():
             try:
                 if error is not None:
                     told = str(error) or type(error).__qualname__
                     run.set_tags({"kindler.error": told[:_LONGEST_TAG]})
-                if ending == "finished":
+                if status == "finished":
                     run.log_history(estimator.history)
                     if self.log_model:
                         self.model_uri = self._logged(run, estimator)
             finally:
-                run.end(_STATUS[ending])
+                run.end(_STATUS[status])
 
     def _logged(self, run: TrackedRun, estimator: Any) -> str:
         from kindler.models.kind import known_only

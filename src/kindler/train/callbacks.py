@@ -53,7 +53,7 @@ class Run:
         """The rate of the next step (of the first parameter group)."""
         return float(self._replica.learning_rate())
 
-    def stop(self, reason: str = "a callback asked for it") -> None:
+    def stop(self, reason: str = "requested by a callback") -> None:
         """End the run after this epoch, on all workers."""
         self._reason = reason
 
@@ -163,7 +163,7 @@ class EarlyStopping(Callback):
         self.wait += 1
         if self.wait >= self.patience:
             best = "never a number" if self.best is None else f"{self.best:.6g} in epoch {self.best_epoch}"
-            run.stop(f"{self.monitor} did not get better for {self.wait} epochs; the best was {best}")
+            run.stop(f"{self.monitor} did not improve for {self.wait} epochs; best: {best}")
 
     def on_run_end(self, run: Run) -> None:
         """Bring back the best weights, if they are wanted."""
@@ -173,8 +173,8 @@ class EarlyStopping(Callback):
             run.load_weights(self._weights)
         elif run.rank == 0:
             warnings.warn(
-                f"EarlyStopping(restore_best=True): the best epoch was {self.best_epoch}, before the run went"
-                " on from a checkpoint; its weights are not known here and those of the last epoch stay.",
+                f"EarlyStopping(restore_best=True): the best epoch ({self.best_epoch}) is from before the run"
+                " resumed from a checkpoint, and its weights are not kept; using those of the last epoch.",
                 stacklevel=2,
             )
 
@@ -211,7 +211,7 @@ class ModelCheckpoint(Callback):
     ) -> None:
         if save_best_only and monitor is None:
             raise ConfigError(
-                "ModelCheckpoint(save_best_only=True) needs to know by which figure.\n"
+                "ModelCheckpoint(save_best_only=True) requires monitor=...\n"
                 "Hint: ModelCheckpoint(path, monitor='val_loss', save_best_only=True)."
             )
         self.path = place(path)  # workers may stand elsewhere
@@ -273,7 +273,7 @@ def _monitored(who: str, monitor: str, mode: str) -> tuple[str, Direction]:
     if mode == "max":
         return monitor, "max"
     if mode != "auto":
-        raise ConfigError(f"{who}(mode={mode!r}): mode is 'auto', 'min' or 'max'.")
+        raise ConfigError(f"{who}(mode={mode!r}): mode must be 'auto', 'min' or 'max'.")
     return parse(monitor)
 
 
@@ -290,7 +290,7 @@ def _figure(who: str, name: str, logs: dict[str, Any]) -> float | None:
     validated = any(known.startswith("val_") for known in logs)
     if name.startswith("val_") and not validated:
         return None
-    raise ConfigError(f"{who}(monitor={name!r}): there is no such figure; there are {sorted(logs)}.")
+    raise ConfigError(f"{who}(monitor={name!r}): no such metric; available: {sorted(logs)}.")
 
 
 def _filled(path: str, figures: dict[str, Any]) -> str:
@@ -298,6 +298,6 @@ def _filled(path: str, figures: dict[str, Any]) -> str:
         return string.Formatter().vformat(path, (), figures)
     except (LookupError, ValueError) as exc:
         raise ConfigError(
-            f"ModelCheckpoint(path={path!r}): the name cannot be made of this epoch's figures ({exc});"
-            f" there are {sorted(figures)}."
+            f"ModelCheckpoint(path={path!r}): cannot be filled in for this epoch ({exc});"
+            f" available: {sorted(figures)}."
         ) from exc

@@ -164,7 +164,7 @@ class Checkpoints:
             except Damaged as exc:
                 yield name, exc
             except OSError as exc:
-                yield name, Damaged(f"it cannot be read ({exc})")
+                yield name, Damaged(f"unreadable ({exc})")
 
     def _header(self, name: str) -> Header:
         limit = _HEADER_BYTES
@@ -174,7 +174,7 @@ class Checkpoints:
                 return parse_header(data)[0]
             except IndexError:
                 if len(data) < limit:
-                    raise Damaged(f"it ends after {len(data)} bytes, within its header") from None
+                    raise Damaged(f"truncated in its header, after {len(data)} bytes") from None
                 limit *= 16
 
     def _check_best(self, header: Header) -> None:
@@ -183,11 +183,13 @@ class Checkpoints:
         judged = any(name.startswith("val_") for name in header.figures)
         if judged or not self._best[0].startswith("val_"):  # epochs without validation are not compared
             there = [n for n, v in header.figures.items() if isinstance(v, float)]
-            raise ConfigError(f"best_metric={self._best[0]!r} is no figure of an epoch; there are {there}.")
+            raise ConfigError(
+                f"best_metric={self._best[0]!r} is not a metric of this run; available: {there}."
+            )
 
     def _warn(self, name: str, problem: Exception) -> None:
         warnings.warn(
-            f"the checkpoint {self._folder.path(name)} is passed over: {problem}",
+            f"skipping the checkpoint {self._folder.path(name)}: {problem}",
             CheckpointWarning,
             stacklevel=3,
         )

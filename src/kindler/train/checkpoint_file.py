@@ -149,7 +149,7 @@ def parse_header(data: bytes) -> tuple[Header, list[int], int]:
         IndexError: The header is longer than `data`.
     """
     if data[: len(_MAGIC)] != _MAGIC[: len(data)]:
-        raise Damaged("it does not begin as a checkpoint does")
+        raise Damaged("not a checkpoint file")
     if len(data) < _START:
         raise IndexError
     begin = _START + _LENGTH.unpack_from(data, len(_MAGIC))[0]
@@ -159,11 +159,11 @@ def parse_header(data: bytes) -> tuple[Header, list[int], int]:
         fields = json.loads(data[_START:begin])
         found, sizes = fields.pop("format"), fields.pop("sizes")
         if found != _FORMAT:
-            raise Damaged(f"it has format {found!r}, and this version reads {_FORMAT}")
+            raise Damaged(f"unsupported format {found!r}; this version of Kindler reads {_FORMAT}")
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         header = Header(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise Damaged(f"its header cannot be read ({exc})") from exc
+        raise Damaged(f"invalid header ({exc})") from exc
     return header, sizes, begin
 
 
@@ -176,13 +176,13 @@ def check(data: bytes, *, verify: bool = True) -> tuple[Header, list[int], int]:
     try:
         header, sizes, begin = parse_header(data)
     except IndexError:
-        raise Damaged(f"it ends after {len(data)} bytes, within its header") from None
+        raise Damaged(f"truncated in its header, after {len(data)} bytes") from None
     expected = begin + sum(sizes) + _HASH_BYTES
     if len(data) != expected:
-        raise Damaged(f"it has {len(data)} bytes where {expected} were written")
+        raise Damaged(f"its size is {len(data)} bytes, expected {expected}")
     view = memoryview(data)
     if verify and hashlib.sha256(view[:-_HASH_BYTES]).digest() != view[-_HASH_BYTES:]:
-        raise Damaged("its content does not match its hash")
+        raise Damaged("checksum mismatch")
     return header, sizes, begin
 
 
@@ -211,8 +211,7 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
         return parse(folder_at(folder).read(name), str(path))
     except Damaged as exc:
         raise ConfigError(
-            f"{path} is not a whole checkpoint: {exc}.\n"
-            "Hint: weights alone, as save() writes them, are loaded with load()."
+            f"{path} is not a complete checkpoint: {exc}.\nHint: load weights that save() wrote with load()."
         ) from exc
 
 

@@ -165,8 +165,8 @@ def callback_states(callbacks: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
             kept.append({"type": type(callback).__name__, "state": json.loads(json.dumps(state))})
         except (TypeError, ValueError) as exc:
             raise ConfigError(
-                f"{type(callback).__name__}.state_dict() must return what JSON can carry: {exc}.\n"
-                f"Hint: it returned {state!r}; use numbers, strings, lists and dicts."
+                f"{type(callback).__name__}.state_dict() returned {state!r}, which is not JSON: {exc}.\n"
+                "Hint: return numbers, strings, lists and dicts."
             ) from exc
     return tuple(kept)
 

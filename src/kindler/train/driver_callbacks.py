@@ -1,7 +1,7 @@
-"""What follows a run from the driver: told before workers start, after each epoch, and at the end.
+"""Callbacks that stay on the driver, where `fit` was called, and keep on through lost workers.
 
-Callbacks run on workers; a watcher stays where `fit` was called, and goes on through lost workers. Which
-epochs it is told of, and with which end, is decided here; what it makes of them is its own business.
+Other callbacks run on the workers. What a driver callback does is its own business; which hooks are called,
+and how often, is decided here.
 """
 
 from __future__ import annotations
@@ -11,78 +11,87 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
 
-__all__ = ["Ending", "Watch", "Watcher", "divided"]
+__all__ = ["DriverCallback", "DriverCallbackList", "RunStatus", "split_callbacks"]
 
-Ending = Literal["finished", "failed", "killed"]
-
-
-class Watcher:
-    """Override all of them; `fit` finds these among its callbacks, whatever the model's framework."""
-
-    def run_begins(self, facts: Mapping[str, Any]) -> None:
-        """Before any worker starts, with what `fit` was told; an error ends the run here."""
-
-    def workers_join(self, workers: int) -> None:
-        """Once so many workers are there; again after some were lost."""
-
-    def epoch_ends(self, row: Mapping[str, Any]) -> None:
-        """After each epoch, with its row of the history; once, also if it is trained again."""
-
-    def run_ends(self, ending: Ending, error: BaseException | None, estimator: Any) -> None:
-        """At the end; `estimator` has the trained model if the ending is "finished"."""
+RunStatus = Literal["finished", "failed", "killed"]
 
 
-def divided(callbacks: Sequence[Any] | None) -> tuple[list[Watcher], list[Any]]:
-    """The watchers among the callbacks, and the others."""
-    given = list(callbacks or ())
-    watchers = [item for item in given if isinstance(item, Watcher)]
-    return watchers, [item for item in given if not isinstance(item, Watcher)]
+class DriverCallback:
+    """A callback that runs once, in the process that called `fit`, for models of any framework.
+
+    Use it for what must happen once per run rather than on every worker: loggers, notifications, progress
+    displays. Pass it to `fit(callbacks=[...])` along with other callbacks, and override the hooks you need.
+    """
+
+    def on_run_begin(self, params: Mapping[str, Any]) -> None:
+        """Called before any worker starts, with the arguments of `fit`. An exception ends the run."""
+
+    def on_workers_ready(self, workers: int) -> None:
+        """Called when this many workers have started; again when lost workers were replaced."""
+
+    def on_epoch_end(self, logs: Mapping[str, Any]) -> None:
+        """Called once per epoch with its row of the history, even if a lost worker makes it run twice."""
+
+    def on_run_end(self, status: RunStatus, error: BaseException | None, estimator: Any) -> None:
+        """Called when the run ends.
+
+        Args:
+            status: "finished", "failed" (by an exception) or "killed" (by an interrupt).
+            error: The exception that ended the run, or None.
+            estimator: The estimator; it has the trained model if the status is "finished".
+        """
 
 
-class Watch:
-    """Tells the watchers of one run."""
+def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[DriverCallback], list[Any]]:
+    """The driver callbacks, and those that go to the workers."""
+    driver = [callback for callback in callbacks or () if isinstance(callback, DriverCallback)]
+    return driver, [callback for callback in callbacks or () if not isinstance(callback, DriverCallback)]
 
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self._watchers = tuple(watchers)
+
+class DriverCallbackList:
+    """Calls the driver callbacks of one run."""
+
+    def __init__(self, callbacks: Sequence[DriverCallback]) -> None:
+        self._callbacks = tuple(callbacks)
         self._epoch = 0
 
     @contextmanager
-    def over(self, estimator: Any, facts: Mapping[str, Any]) -> Iterator[Watch]:
-        """The run: what begins is told of its end, however it ends."""
+    def running(self, estimator: Any, params: Mapping[str, Any]) -> Iterator[DriverCallbackList]:
+        """Around the run: callbacks whose `on_run_begin` returned get their `on_run_end`, come what may."""
         with ExitStack() as begun:
-            for watcher in self._watchers:
-                watcher.run_begins(facts)
-                begun.push(partial(_farewell, watcher, estimator))
+            for callback in self._callbacks:
+                callback.on_run_begin(params)
+                begun.push(partial(_run_ended, callback, estimator))
             yield self
 
     def report(self, fields: Mapping[str, Any]) -> None:
-        """What was reported; other reports than "gang" and "epoch" are nothing to this."""
+        """Handle a worker's report; other kinds than "gang" and "epoch" are ignored."""
         if fields["name"] == "gang":
-            for watcher in self._watchers:
-                watcher.workers_join(int(fields["workers"]))
+            for callback in self._callbacks:
+                callback.on_workers_ready(int(fields["workers"]))
         elif fields["name"] == "epoch":
             self.finish([fields["row"]])
 
     def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Tell of the epochs among these that were not told of yet, as where workers cannot reach us."""
+        """Call `on_epoch_end` for epochs that no report announced: some workers cannot reach the driver."""
         for row in rows:
             if int(row["epoch"]) > self._epoch:
                 self._epoch = int(row["epoch"])
-                for watcher in self._watchers:
-                    watcher.epoch_ends(row)
+                for callback in self._callbacks:
+                    callback.on_epoch_end(row)
 
 
-def _farewell(
-    watcher: Watcher,
+def _run_ended(
+    callback: DriverCallback,
     estimator: Any,
     kind: type[BaseException] | None,
     error: BaseException | None,
     trace: Any,
 ) -> None:
-    watcher.run_ends(_ending(error), error, estimator)
+    callback.on_run_end(_status(error), error, estimator)
 
 
-def _ending(error: BaseException | None) -> Ending:
+def _status(error: BaseException | None) -> RunStatus:
     if error is None:
         return "finished"
     return "failed" if isinstance(error, Exception) else "killed"

@@ -58,12 +58,12 @@ def read(path: str | PathLike[str]) -> Saved:
             saved = Saved(facts, archive.read(_RECIPE), archive.read(_STATE))
     except (zipfile.BadZipFile, KeyError, ValueError) as exc:
         raise ConfigError(
-            f"{path} is not a whole file of an estimator: {exc}.\n"
-            f"Hint: est.save('name{SUFFIX}') writes one; weights alone are loaded into an estimator that has"
-            " the model: est.load(path)."
+            f"{path} is not a saved estimator: {exc}.\n"
+            f"Hint: est.save('name{SUFFIX}') writes one. To load weights alone, build the estimator and call"
+            " est.load(path)."
         ) from exc
     if facts.get("format") != _FORMAT:
         raise ConfigError(
-            f"{path} has format {facts.get('format')!r} of estimators; this version reads {_FORMAT}."
+            f"{path} has estimator format {facts.get('format')!r}; this version of Kindler reads {_FORMAT}."
         )
     return saved

@@ -53,10 +53,11 @@ def decide(
 def explained(error: KindlerError, failures: int, *, trains: bool, has_checkpoints: bool) -> KindlerError:
     """The error to raise at last, which says how often the run was tried or what would have let it go on."""
     if failures:
-        return extended(error, f"The run was tried {failures + 1} times; this is how the last one failed.")
+        return extended(error, f"The run failed {failures + 1} times; this is the last failure.")
     if isinstance(error, WorkerLost) and trains and not has_checkpoints:
         return extended(
-            error, "Hint: with model_dir=... a run writes checkpoints and goes on by itself after a loss."
+            error,
+            "Hint: with model_dir=..., fit writes checkpoints and resumes by itself when a worker is lost.",
         )
     return error
 

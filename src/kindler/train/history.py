@@ -41,7 +41,7 @@ class History(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int | slice | str) -> dict[str, Any] | list[Any]:
         if isinstance(index, str):
             if index not in self.names:
-                raise KeyError(f"no figure {index!r} in this history; there are {self.names}")
+                raise KeyError(f"no metric {index!r} in this history; available: {self.names}")
             return [row.get(index) for row in self._rows]
         return self._rows[index]
 
@@ -87,7 +87,7 @@ class History(Sequence[dict[str, Any]]):
         lines = {name: _line(self._rows, name) for name in self.names}
         panels = _panels([name for name, (_, values) in lines.items() if values])
         if not panels:
-            raise ConfigError("there is nothing to plot: this history has no figures.")
+            raise ConfigError("nothing to plot: this history has no metrics.")
         down, across = _grid(len(panels))
         figure = Figure(figsize=(4.5 * across, 3.4 * down), layout="constrained")
         places = figure.subplots(down, across, squeeze=False).ravel()

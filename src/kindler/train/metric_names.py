@@ -90,8 +90,8 @@ def direction(name: str) -> Direction:
     if name.lower().endswith(("acc", "accuracy")):
         return "max"
     raise ConfigError(
-        f"{name!r} does not say whether more is better.\n"
-        f"Hint: write 'max:{name}' or 'min:{name}', or give mode='max' or mode='min' where there is one."
+        f"the name {name!r} does not tell whether higher or lower is better.\n"
+        f"Hint: write 'max:{name}' or 'min:{name}'; callbacks also take mode='max' or mode='min'."
     )
 
 

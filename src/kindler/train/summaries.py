@@ -138,11 +138,11 @@ class Summaries:
         """
         known = self._series[part]
         if not self._series["train"]:
-            raise NotFittedError("nothing was trained yet; summaries come after fit().")
+            raise NotFittedError("no summaries yet: call fit() first.")
         name = _find(tag.removeprefix(_VALIDATION) if part == "validation" else tag, list(known))
         if name is None:
-            hint = " Validation figures come with fit(validation_data=...)." if not known else ""
-            raise ConfigError(f"there is no {part} summary {tag!r}; there are {sorted(known)}.{hint}")
+            hint = "" if known else "\nHint: fit(validation_data=...) records validation metrics."
+            raise ConfigError(f"no {part} summary {tag!r}; available: {sorted(known)}.{hint}")
         return np.array(known[name], dtype=np.float64).reshape(-1, 3)
 
     def _add_steps(self, steps: Sequence[tuple[int, float, float]]) -> None:

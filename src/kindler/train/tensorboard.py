@@ -36,7 +36,7 @@ def log_folder(log_dir: str | PathLike[str]) -> Path:
         raise MissingExtraError(what="log_dir=...", package="tensorboard", extra="tensorboard")
     name = os.fspath(log_dir).removeprefix("file://")
     if "://" in name:
-        raise ConfigError(f"log_dir must be a folder that the driver can write to; received {name!r}.")
+        raise ConfigError(f"log_dir must be a local folder of the driver; received {name!r}.")
     return Path(name).absolute()
 
 

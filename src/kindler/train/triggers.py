@@ -178,11 +178,11 @@ def score_of(row: Mapping[str, Any]) -> float | None:
 
 def _whole(name: str, given: Any) -> None:
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ConfigError(f"{name}({given!r}): must be a whole number of at least 1.")
+        raise ConfigError(f"{name}({given!r}): must be an integer of at least 1.")
 
 
 def _some(name: str, triggers: tuple[Any, ...]) -> tuple[Trigger, ...]:
     wrong = [trigger for trigger in triggers if not isinstance(trigger, Trigger)]
     if wrong or not triggers:
-        raise ConfigError(f"{name} joins triggers, at least one; received {wrong[0] if wrong else 'none'!r}.")
+        raise ConfigError(f"{name} takes one or more triggers; received {wrong[0] if wrong else 'none'!r}.")
     return triggers

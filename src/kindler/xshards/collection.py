@@ -82,7 +82,7 @@ class XShards:
         bounds = pytree.even_bounds(count, num_shards)
         if num_shards > max(count, 1):
             raise ConfigError(
-                f"partition: {num_shards} shards of {count} rows; a shard needs at least one row.\n"
+                f"partition: a shard needs at least one row; received {count} rows for {num_shards} shards.\n"
                 f"Hint: num_shards={max(count, 1)} or less."
             )
         return cls(backends.put((pack(pytree.cut(data, start, stop)) for start, stop in bounds), where))
@@ -98,7 +98,7 @@ class XShards:
         objects = iter(shards)
         for first in objects:
             return cls(backends.put(map(pack, chain([first], objects)), backends.choose(home)))
-        raise ConfigError("from_shards: there are no objects; a collection has at least one shard.")
+        raise ConfigError("from_shards: expected at least one object, received none.")
 
     @classmethod
     def from_spark_df(cls, df: DataFrame, num_shards: int | None = None, home: str = "spark") -> XShards:
@@ -134,8 +134,8 @@ class XShards:
         """
         if not trusted:
             raise ConfigError(
-                "load_pickle: a pickle can run any code when it is loaded, so it takes trusted=True.\n"
-                "Hint: pass it for files of people whom you trust; load_parquet runs no code."
+                "load_pickle requires trusted=True: loading a pickle can run any code.\n"
+                "Hint: pass it for files whose author you trust; load_parquet runs no code."
             )
         return cls.from_shards(files.read_pickles(path), home)
 
@@ -183,7 +183,7 @@ class XShards:
             Exception: What the function raises, as that type; its message names the shard.
         """
         if not callable(func):
-            raise ConfigError(f"transform_shard: {func!r} cannot be called.")
+            raise ConfigError(f"transform_shard: expected a function, received {func!r}.")
         check(args)
         todo = (*self._pending, (func, args))
         if self._lazy:
@@ -222,7 +222,7 @@ class XShards:
     def __reduce__(self) -> Any:
         raise TypeError(
             "an XShards cannot be sent to another process: it is itself spread over processes.\n"
-            "Hint: use zip to work on two collections at once, SharedValue for what all shards need."
+            "Hint: use zip to work on two collections at once, and SharedValue for data that all shards need."
         )
 
     def __getitem__(self, key: Any) -> XShards:
@@ -304,7 +304,7 @@ class XShards:
         if len(lengths) != 1 or None in lengths:
             kinds = sorted({info.name for info in self._held.infos})
             raise DataError(
-                f"split: the shards are not tuples or lists of one length; they are {', '.join(kinds)}"
+                f"split: all shards must be tuples or lists of one length; received {', '.join(kinds)}"
                 f" of lengths {sorted(length for length in lengths if length is not None)}."
             )
         return [self._mapped(partial(shard_ops.item, position)) for position in range(lengths.pop() or 0)]
@@ -316,17 +316,19 @@ class XShards:
             other: As many shards, each with as many rows.
         """
         if not isinstance(other, XShards):
-            raise ConfigError(f"zip: {other!r} is no XShards.")
+            raise ConfigError(f"zip: expected an XShards, received {other!r}.")
         ours, theirs = self._ready(), other.to_home(self.home)._ready()
         if len(ours.infos) != len(theirs.infos):
             raise ConfigError(
-                f"zip: one collection has {len(ours.infos)} shards and the other {len(theirs.infos)}.\n"
+                f"zip: both must have the same number of shards; received {len(ours.infos)} and"
+                f" {len(theirs.infos)}.\n"
                 "Hint: repartition one of them."
             )
         for number, (a, b) in enumerate(zip(ours.infos, theirs.infos, strict=True)):
             if a.rows != b.rows:
                 raise ConfigError(
-                    f"zip: shard {number} has {a.rows} rows in one collection and {b.rows} in the other.\n"
+                    f"zip: shard {number} must have the same number of rows in both; received {a.rows} and"
+                    f" {b.rows}.\n"
                     "Hint: repartition both to one number of shards."
                 )
         return XShards(ours.zipped(theirs))
@@ -358,7 +360,9 @@ class XShards:
         frames.check_columns(names, schema.names, "sort_values")
         ways = [ascending] * len(names) if isinstance(ascending, bool) else list(ascending)
         if len(ways) != len(names):
-            raise ConfigError(f"sort_values: {len(names)} columns and {len(ways)} values for ascending.")
+            raise ConfigError(
+                f"sort_values: received {len(ways)} values of ascending for {len(names)} columns."
+            )
         return XShards(self._held.sorted_rows(names, ways))
 
     def group_by(
@@ -396,9 +400,9 @@ class XShards:
             on: The columns that are the key. Default: those that both have.
         """
         if not isinstance(right, XShards):
-            raise ConfigError(f"merge: {right!r} is no XShards.")
+            raise ConfigError(f"merge: expected an XShards, received {right!r}.")
         if how not in _HOWS:
-            raise ConfigError(f"merge: how={how!r}; it is one of {', '.join(_HOWS)}.")
+            raise ConfigError(f"merge: how must be one of {', '.join(_HOWS)}; received {how!r}.")
         names = frames.merge_names(self._schema().names, right._schema().names, on)
         other = right.to_home(self.home)._ready()
         return XShards(self._held.merged(other, how, names))
@@ -413,9 +417,11 @@ class XShards:
         """
         held = self._ready()
         if frac < 0 or (frac > 1 and not replace):
-            raise ConfigError(f"sample: frac={frac}; it is from 0 to 1, and more only with replace=True.")
+            raise ConfigError(
+                f"sample: frac must be from 0 to 1, or more with replace=True; received {frac}."
+            )
         if not all(info.rowwise for info in held.infos):
-            raise DataError("sample: the shards are objects without rows.")
+            raise DataError("sample: the shards have no rows; expected arrays, DataFrames or Series.")
         seed = int(np.random.SeedSequence(random_state).generate_state(1)[0])
         counts = rows.shares([info.rows for info in held.infos], frac)
         return self._mapped(partial(shard_ops.sampled, counts, seed, replace))
@@ -460,11 +466,11 @@ class XShards:
         names = numeric if cols is None else _listed(cols)
         frames.check_columns(names, schema.names, "describe")
         if not names:
-            raise ConfigError(f"describe: none of the columns {schema.names} has numbers.")
+            raise ConfigError(f"describe: none of the columns {schema.names} is numeric.")
         for name in names:
             if name not in numeric:
                 kind = schema.field(name).type
-                raise ConfigError(f"describe: column {name!r} has no numbers; its type is {kind}.")
+                raise ConfigError(f"describe: column {name!r} is not numeric; its type is {kind}.")
         return self._held.described(names)
 
     def head(self, n: int = 5) -> Any:
@@ -578,7 +584,7 @@ class XShards:
         held = self.to_home("spark")._ready()
         names = [column.name for column in array_columns(held.infos)]
         if not isinstance(held, SparkShards):
-            raise TypeError("packed_frame is of the Spark home.")
+            raise TypeError("packed_frame requires the Spark home.")
         return held.packed_frame(names)
 
     def _ready(self) -> Held:
@@ -600,7 +606,7 @@ class XShards:
             return self
         if count > len(held.infos):
             raise ConfigError(
-                f"repartition({count}): there are {len(held.infos)} objects without rows, which are not cut."
+                f"repartition({count}): {len(held.infos)} objects without rows cannot become more shards."
             )
         bounds = pytree.even_bounds(len(held.infos), count)
         targets = [target for target, (start, stop) in enumerate(bounds) for _ in range(start, stop)]
@@ -619,12 +625,12 @@ def _rows_to_cut(data: Any) -> int:
         if len(lengths) == 1:
             return int(found[0][1] or 0)
         listed = ", ".join(f"data{path} has {length}" for path, length in found)
-        raise ConfigError(f"partition: all arrays need the same number of rows; {listed}.")
+        raise ConfigError(f"partition: all arrays must have the same number of rows; {listed}.")
     if type(data) is list:
         return len(data)
     where = next((path for path, length in found if length is None), "")
     raise ConfigError(
-        f"partition: data{where} has no rows to cut.\nHint: pass arrays, pandas DataFrames, or nested dicts,"
+        f"partition: data{where} has no rows.\nHint: pass arrays, pandas DataFrames, or nested dicts,"
         " tuples and lists of them; for other objects use XShards.from_shards([...])."
     )
 

@@ -38,9 +38,9 @@ def read_pickles(path: str | os.PathLike[str]) -> Iterator[Any]:
     try:
         manifest = json.loads((folder / _MANIFEST).read_text())
     except FileNotFoundError as exc:
-        raise DataError(f"load_pickle: {folder} holds no saved shards: {_MANIFEST} is missing.") from exc
+        raise DataError(f"load_pickle: no saved shards in {folder}: {_MANIFEST} is missing.") from exc
     if manifest.get("format") != _FORMAT:
-        raise DataError(f"load_pickle: {folder} is of format {manifest.get('format')!r}; this is {_FORMAT}.")
+        raise DataError(f"load_pickle: {folder} has format {manifest.get('format')!r}; expected {_FORMAT}.")
     numbers = range(manifest["shards"])
     return (pickle.loads((folder / _part(number, "pickle")).read_bytes()) for number in numbers)
 
@@ -63,7 +63,7 @@ def read_parquet(path: str | os.PathLike[str]) -> Iterator[Packed]:
     found = Path(path)
     files = sorted(found.glob("*.parquet")) if found.is_dir() else [found]
     if not files:
-        raise DataError(f"load_parquet: {found} holds no Parquet files.")
+        raise DataError(f"load_parquet: no Parquet files in {found}.")
     # Without the notes that came with the file: they could name cells to unpickle.
     tables = (pq.read_table(file).replace_schema_metadata(None) for file in files)
     return (from_table(frames.plain(from_table(table))) for table in tables)
@@ -77,7 +77,7 @@ def _part(number: int, ending: str) -> str:
 def _new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     """A folder that is written beside its place, and put there when the block has ended well."""
     if path.exists() and not overwrite:
-        raise ConfigError(f"{path} is there already.\nHint: overwrite=True replaces it.")
+        raise ConfigError(f"{path} already exists.\nHint: overwrite=True replaces it.")
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:

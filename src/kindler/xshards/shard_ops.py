@@ -112,8 +112,8 @@ def as_frame(number: int, packed: Packed) -> Any:
     thing = unpack(packed)
     if not pytree.is_frame(thing):
         raise DataError(
-            f"shard {number} is a {type(thing).__name__} and no pandas DataFrame.\n"
-            "Hint: this needs shards that are DataFrames; make them with transform_shard."
+            f"expected pandas DataFrames; shard {number} is a {type(thing).__name__}.\n"
+            "Hint: transform_shard can convert the shards."
         )
     return thing
 
@@ -121,7 +121,7 @@ def as_frame(number: int, packed: Packed) -> Any:
 def as_pandas(number: int, thing: Any) -> Any:
     """A frame or series, or a complaint."""
     if not (pytree.is_frame(thing) or pytree.is_series(thing)):
-        raise DataError(f"shard {number} is a {type(thing).__name__} and neither a DataFrame nor a Series.")
+        raise DataError(f"expected DataFrames or Series; shard {number} is a {type(thing).__name__}.")
     return thing
 
 
@@ -132,10 +132,11 @@ def picked(key: Any, number: int, packed: Packed) -> Packed:
         keys = [key] if not isinstance(key, list) else key
         missing = [k for k in keys if k not in thing]
         if missing:
-            raise ConfigError(f"there is no {missing[0]!r} in shard {number}; there are {list(thing)}.")
+            raise ConfigError(f"no {missing[0]!r} in shard {number}; available: {list(thing)}.")
         return pack(thing[key])
     raise ConfigError(
-        f"a {type(thing).__name__} has no keys to choose from.\nHint: pandas DataFrames and dicts have."
+        f"shards[{key!r}] needs shards that are pandas DataFrames or dicts; shard {number} is a"
+        f" {type(thing).__name__}."
     )
 
 
@@ -188,7 +189,7 @@ def unique_values(number: int, packed: Packed) -> Packed:
     series = unpack(packed)
     if not pytree.is_series(series):
         raise DataError(
-            f"shard {number} is a {type(series).__name__}, and unique needs a pandas Series.\n"
+            f"unique: expected pandas Series; shard {number} is a {type(series).__name__}.\n"
             "Hint: choose a column first, as in shards['a'].unique()."
         )
     if isinstance(series.dtype, pd.CategoricalDtype):
@@ -209,13 +210,13 @@ def stacked(number: int, packed: Packed) -> Packed:
     pairs = [pairs] if type(pairs) is tuple else pairs
     if not isinstance(pairs, list) or not all(isinstance(p, tuple | list) and len(p) == 2 for p in pairs):
         raise DataError(
-            f"shard {number} is neither a pair (feature, label) nor a list of pairs.\n"
-            "Hint: make it one with transform_shard."
+            f"expected a pair (feature, label) or a list of pairs as shard {number}.\n"
+            "Hint: transform_shard can convert the shards."
         )
     try:
         x, y = (_narrow(np.stack([pair[i] for pair in pairs])) for i in range(2))
     except ValueError as exc:
-        raise DataError(f"the samples of shard {number} do not have one shape: {exc}") from exc
+        raise DataError(f"the samples of shard {number} differ in shape: {exc}") from exc
     return pack({"x": x, "y": y})
 
 
@@ -233,9 +234,9 @@ def _numbers(column: Any, name: str) -> Array:
         if values.dtype == object:
             values = column.to_numpy(dtype="float64")
     except (ValueError, TypeError) as exc:
-        raise DataError(f"its values cannot become one array: {exc}", column=name) from exc
+        raise DataError(f"cannot convert the values to one array: {exc}", column=name) from exc
     if values.dtype.kind not in "biuf":
-        raise DataError(f"values of type {column.dtype} are no numbers.", column=name)
+        raise DataError(f"expected numbers, received values of type {column.dtype}.", column=name)
     return values
 
 

@@ -110,7 +110,7 @@ def test_one_file_is_written_and_read_by_its_path(folder: str) -> None:
 def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "weights.pt").write_bytes(b"PK weights")
 
-    with pytest.raises(ConfigError, match=r"weights\.pt is not a whole checkpoint.*\n.*load\(\)"):
+    with pytest.raises(ConfigError, match=r"weights\.pt is not a complete checkpoint.*\n.*load\(\)"):
         read_checkpoint(tmp_path / "weights.pt")
     with pytest.raises(FileNotFoundError):
         read_checkpoint(tmp_path / "none")
@@ -171,9 +171,9 @@ def test_the_best_of_an_earlier_run_in_the_folder_counts(folder: str) -> None:
 
 def test_a_best_metric_that_no_epoch_has_is_named(tmp_path: Path) -> None:
     write(str(tmp_path), header(1, loss=0.5), best="val_auc")  # an epoch that was not validated
-    with pytest.raises(ConfigError, match=r"best_metric='val_auc' .*there are \['loss', 'val_loss'\]"):
+    with pytest.raises(ConfigError, match=r"best_metric='val_auc' .*available: \['loss', 'val_loss'\]"):
         write(str(tmp_path), header(1, loss=0.5, val_loss=0.6), best="val_auc")
-    with pytest.raises(ConfigError, match=r"best_metric='accuracy' .*there are \['loss'\]"):
+    with pytest.raises(ConfigError, match=r"best_metric='accuracy' .*available: \['loss'\]"):
         write(str(tmp_path), header(1, loss=0.5), best="accuracy")
     with pytest.raises(ConfigError, match="max:val_gain"):
         Checkpoints(tmp_path, best="val_gain")

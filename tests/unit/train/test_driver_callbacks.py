@@ -1,4 +1,4 @@
-"""Who follows a run from the driver: told of each epoch once, and of the end however it comes."""
+"""Driver callbacks: each epoch ends once, and every run that began has an end."""
 
 from __future__ import annotations
 
@@ -9,72 +9,72 @@ from typing import Any
 
 import pytest
 
-from kindler.train.driver_callbacks import Ending, Watch, Watcher, divided
+from kindler.train.driver_callbacks import DriverCallback, DriverCallbackList, RunStatus, split_callbacks
 from kindler.train.options import FitOptions
 from kindler.train.run_params import run_params
 
 
-class Notes(Watcher):
+class Notes(DriverCallback):
     def __init__(self) -> None:
         self.said: list[Any] = []
 
-    def run_begins(self, facts: Mapping[str, Any]) -> None:
-        self.said.append(dict(facts))
+    def on_run_begin(self, params: Mapping[str, Any]) -> None:
+        self.said.append(dict(params))
 
-    def workers_join(self, workers: int) -> None:
+    def on_workers_ready(self, workers: int) -> None:
         self.said.append(workers)
 
-    def epoch_ends(self, row: Mapping[str, Any]) -> None:
-        self.said.append(f"epoch {row['epoch']}")
+    def on_epoch_end(self, logs: Mapping[str, Any]) -> None:
+        self.said.append(f"epoch {logs['epoch']}")
 
-    def run_ends(self, ending: Ending, error: BaseException | None, estimator: Any) -> None:
-        self.said.append((ending, estimator))
+    def on_run_end(self, status: RunStatus, error: BaseException | None, estimator: Any) -> None:
+        self.said.append((status, estimator))
 
 
 def epoch(number: int) -> dict[str, Any]:
     return {"name": "epoch", "row": {"epoch": number}}
 
 
-def test_watchers_are_found_among_the_callbacks() -> None:
+def test_driver_callbacks_are_taken_out_of_the_callbacks() -> None:
     notes = Notes()
 
-    assert divided([1, notes, 2]) == ([notes], [1, 2])
-    assert divided(None) == ([], [])
+    assert split_callbacks([1, notes, 2]) == ([notes], [1, 2])
+    assert split_callbacks(None) == ([], [])
 
 
-def test_an_epoch_that_is_trained_again_or_told_again_at_the_end_is_told_once() -> None:
+def test_an_epoch_that_is_trained_or_reported_again_ends_once() -> None:
     notes = Notes()
 
-    with Watch([notes]).over("estimator", {"seed": 1}) as watch:
+    with DriverCallbackList([notes]).running("estimator", {"seed": 1}) as callbacks:
         for fields in ({"name": "gang", "workers": 2}, epoch(1), epoch(2), {"name": "gang", "workers": 1}):
-            watch.report(fields)
+            callbacks.report(fields)
         for fields in ({"name": "progress"}, epoch(1), epoch(2), epoch(3)):
-            watch.report(fields)
-        watch.finish([{"epoch": number} for number in range(1, 5)])
+            callbacks.report(fields)
+        callbacks.finish([{"epoch": number} for number in range(1, 5)])
 
     assert notes.said == [
         {"seed": 1}, 2, "epoch 1", "epoch 2", 1, "epoch 3", "epoch 4", ("finished", "estimator")
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("error", "ending"), [(ValueError, "failed"), (KeyboardInterrupt, "killed")])
-def test_what_began_is_told_of_the_end_however_it_comes(error: type[BaseException], ending: str) -> None:
+@pytest.mark.parametrize(("error", "status"), [(ValueError, "failed"), (KeyboardInterrupt, "killed")])
+def test_a_run_that_began_has_an_end_whatever_happens(error: type[BaseException], status: str) -> None:
     notes = Notes()
 
-    with pytest.raises(error), Watch([notes]).over(None, {}):
+    with pytest.raises(error), DriverCallbackList([notes]).running(None, {}):
         raise error
 
-    assert notes.said[-1] == (ending, None)
+    assert notes.said[-1] == (status, None)
 
 
-def test_one_that_refuses_to_begin_ends_those_before_it_and_is_not_told_itself() -> None:
+def test_an_error_at_the_begin_ends_the_callbacks_that_had_begun() -> None:
     class Refuses(Notes):
-        def run_begins(self, facts: Mapping[str, Any]) -> None:
+        def on_run_begin(self, params: Mapping[str, Any]) -> None:
             raise ConnectionError
 
     before, refusing, after = Notes(), Refuses(), Notes()
 
-    with pytest.raises(ConnectionError), Watch([before, refusing, after]).over(None, {}):
+    with pytest.raises(ConnectionError), DriverCallbackList([before, refusing, after]).running(None, {}):
         pass
 
     assert before.said == [{}, ("failed", None)]

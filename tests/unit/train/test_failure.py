@@ -72,7 +72,7 @@ def test_the_last_error_says_how_often_the_run_was_tried() -> None:
 
     assert told is lost
     assert "lost worker 1 on a: killed" in str(told)
-    assert "tried 4 times" in str(told)
+    assert "failed 4 times" in str(told)
 
 
 def test_a_first_loss_says_what_would_have_let_the_run_go_on() -> None:

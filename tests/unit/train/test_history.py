@@ -24,7 +24,7 @@ def test_rows_by_number_and_figures_by_name() -> None:
 
 
 def test_an_unknown_figure_is_answered_with_those_there_are() -> None:
-    with pytest.raises(KeyError, match="no figure 'auc'.*accuracy"):
+    with pytest.raises(KeyError, match="no metric 'auc'.*accuracy"):
         History(ROWS)["auc"]
 
 

@@ -95,11 +95,11 @@ def test_orcas_loss_is_that_of_every_step_where_steps_are_told() -> None:
 def test_an_unknown_tag_is_answered_with_those_there_are() -> None:
     made = summaries_of({"name": "epoch", "step": 2, "row": row(1, loss=0.5)})
 
-    with pytest.raises(ConfigError, match=r"no train summary 'auc'; there are \['loss', 'rows_per_s'\]"):
+    with pytest.raises(ConfigError, match=r"no train summary 'auc'; available: \['loss', 'rows_per_s'\]"):
         made.series("train", "auc")
     with pytest.raises(ConfigError, match=r"validation_data"):
         made.series("validation", "loss")
-    with pytest.raises(NotFittedError, match="after fit"):
+    with pytest.raises(NotFittedError, match=r"call fit\(\) first"):
         Summaries().series("train", "loss")
 
 

@@ -140,7 +140,7 @@ def schema_of(infos: Sequence[Info], only: Sequence[str] | None = None, what: st
     """
     for number, info in enumerate(infos):
         if info.kind not in ("frame", "series") or info.schema is None:
-            raise DataError(f"shard {number} is a {info.name} and no pandas DataFrame.\n{_HINT}")
+            raise DataError(f"expected pandas DataFrames; shard {number} is a {info.name}.\n{_HINT}")
         if only is not None:
             check_columns(only, [name for _, name in _names(info.schema)], what)
     told = [info for info in infos if info.rows] or infos[:1]  # without rows, a type says nothing
