@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.whole import whole_only
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 README = ROOT / "README.md"
@@ -109,7 +111,7 @@ def test_mnist_learns_from_a_few_images(tmp_path: Path, mnist: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=whole_only)])
 def test_keras_learns_the_digits_and_saves_a_plain_keras_file(tmp_path: Path, backend: str) -> None:
     printed = output_of("keras_digits.py", "--backend", backend, cwd=tmp_path)
 
