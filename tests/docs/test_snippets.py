@@ -51,7 +51,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
 
 
 def starts_spark(page: Path) -> bool:
-    """Pages that do come last: the others run on local processes, as for their reader, which is cheaper too."""
+    """Pages that do come last: the others run on local processes, as for their reader, and cheaper."""
     return any("kindler.init" in block.code for block in blocks(page.read_text()) if not block.not_run)
 
 

@@ -7,57 +7,27 @@ they printed.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import SHARED
+from tests.in_turn import Printed, run_in_turn
 from tests.spark_programs.cluster import Cluster, standalone
 from tests.whole import WHOLE
 
 MNIST = SHARED / "mnist"
-ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 SPARK_4_0 = Path(sys.prefix) / "spark-4.0"
 MNIST_SIZE = "whole" if WHOLE else "small"
 
-Printed = Callable[[str], str]
 
-
-def run_in_turn(
-    folder: Path, *programs: Sequence[object], paths: Sequence[Path] = (), **environ: str
-) -> Printed:
-    """Run the programs in one process in `folder`; gives what each printed, by its name."""
-    words = [[str(word) for word in program] for program in programs]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(PROGRAMS / "in_turn.py"), json.dumps(words)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT / "src", ROOT))),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            **environ,
-        },
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=570,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    outcomes = dict(zip([name for name, *_ in words], json.loads(done.stdout), strict=True))
-
-    def printed(name: str) -> str:
-        assert "failed" not in outcomes[name], outcomes[name]["failed"]
-        # A program that ends well shows nothing of Spark's insides.
-        assert "at org.apache.spark" not in done.stderr, done.stderr[-4000:]
-        said: str = outcomes[name]["printed"]
-        return said
-
-    return printed
+def run_programs(folder: Path, *programs: Sequence[object], **options: Any) -> Printed:
+    """Run files of `programs/` in one process; gives what each printed, by its name."""
+    return run_in_turn(folder, *((PROGRAMS / str(name), *words) for name, *words in programs), **options)
 
 
 def last_line(printed: str) -> Any:
@@ -70,7 +40,7 @@ def through_connect(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     folder = tmp_path_factory.mktemp("connect")
     for name in ("frames", "records"):
         (folder / name).mkdir()
-    return run_in_turn(
+    return run_programs(
         folder,
         ("connect.py", folder / "frames"),
         ("tfrecord_connect.py", folder / "records"),
@@ -85,13 +55,13 @@ def on_the_oldest_spark(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     if not SPARK_4_0.is_dir():
         pytest.skip(f"pyspark 4.0 is not installed at {SPARK_4_0} (make test does it)")
     folder = tmp_path_factory.mktemp("oldest")
-    return run_in_turn(folder, ("oldest.py", folder), ("shards.py", "classic"), paths=[SPARK_4_0])
+    return run_programs(folder, ("oldest.py", folder), ("shards.py", "classic"), paths=[SPARK_4_0])
 
 
 @pytest.fixture(scope="session")
 def torch_on_two_slots(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     folder = tmp_path_factory.mktemp("torch")
-    return run_in_turn(
+    return run_programs(
         folder, ("orca_xshards_torch.py",), *on_mnist("mnist.py", "local[2]", MNIST, folder, MNIST_SIZE)
     )
 
@@ -99,7 +69,7 @@ def torch_on_two_slots(tmp_path_factory: pytest.TempPathFactory) -> Printed:
 @pytest.fixture(scope="session")
 def keras_on_two_slots(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     folder = tmp_path_factory.mktemp("keras")
-    return run_in_turn(
+    return run_programs(
         folder,
         ("keras_frame.py", "tensorflow", folder),
         ("orca_xshards_keras.py",),
@@ -118,10 +88,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def torch_on_the_cluster(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Printed:
     folder = tmp_path_factory.mktemp("torch-cluster")
-    printed = run_in_turn(
+    printed = run_programs(
         folder,
         *on_mnist("mnist.py", cluster.address, MNIST, folder, MNIST_SIZE),
         ("recovery.py", cluster.address, folder),
+        quiet=False,  # Spark tells of the executors that are killed
     )
     cluster.mend()  # one of its workers was killed
     return printed

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
+from tests.in_turn import Printed
 from tests.spark.direct_facts import CASES
 from tests.spark_programs import shards_seen
 from tests.spark_programs.conftest import last_line
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
-
-Printed = Callable[[str], str]
 
 
 def test_fit_and_predict_do_what_they_do_on_a_classic_session(through_connect: Printed) -> None:

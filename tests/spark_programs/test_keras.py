@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.in_turn import Printed
 from tests.spark_programs.cluster import Cluster
-from tests.spark_programs.conftest import MNIST_SIZE, last_line, run_in_turn
+from tests.spark_programs.conftest import MNIST_SIZE, last_line, run_programs
 from tests.whole import WHOLE, whole_only
 
 pytestmark = [pytest.mark.spark, pytest.mark.keras, pytest.mark.slow, pytest.mark.timeout(600)]
 
-Printed = Callable[[str], str]
 ENOUGH = 0.975 if WHOLE else 0.85
 
 
@@ -24,7 +23,7 @@ def test_a_frame_of_uneven_partitions_is_trained_judged_and_scored(keras_on_two_
 @whole_only
 @pytest.mark.parametrize("flavour", ["jax", "torch", "tf_keras"])
 def test_a_frame_of_uneven_partitions_on_other_backends(flavour: str, tmp_path: Path) -> None:
-    printed = run_in_turn(tmp_path, ("keras_frame.py", flavour, tmp_path))
+    printed = run_programs(tmp_path, ("keras_frame.py", flavour, tmp_path))
     assert_trained_judged_and_scored(printed("keras_frame.py"))
 
 
@@ -48,7 +47,7 @@ def test_mnist_is_learned_on_two_local_slots(mnist: Path, keras_on_two_slots: Pr
 
 @pytest.mark.cluster
 def test_mnist_is_learned_on_a_master_and_two_workers(cluster: Cluster, mnist: Path, tmp_path: Path) -> None:
-    printed = run_in_turn(tmp_path, ("mnist_keras.py", "jax", cluster.address, mnist, tmp_path, MNIST_SIZE))
+    printed = run_programs(tmp_path, ("mnist_keras.py", "jax", cluster.address, mnist, tmp_path, MNIST_SIZE))
     assert_learned(printed("mnist_keras.py"))
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.in_turn import Printed
 from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
-Printed = Callable[[str], str]
 ENOUGH = 0.975 if WHOLE else 0.9
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
+from tests.in_turn import Printed
 from tests.spark_programs import shards_seen
 from tests.spark_programs.conftest import last_line
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
-
-Printed = Callable[[str], str]
 
 
 def test_spark_4_0_trains_and_predicts(on_the_oldest_spark: Printed) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.in_turn import Printed
 from tests.spark_programs.conftest import last_line
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
-
-Printed = Callable[[str], str]
 
 
 def test_pytorch_on_xshards(torch_on_two_slots: Printed) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.in_turn import Printed
 from tests.spark_programs.conftest import last_line
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -16,7 +16,7 @@ ROWS, KEPT, FALL = 50, 9, 12
 
 
 @pytest.fixture(scope="module")
-def told(torch_on_the_cluster: Callable[[str], str]) -> dict[str, Any]:
+def told(torch_on_the_cluster: Printed) -> dict[str, Any]:
     """What the program says of its runs."""
     runs: dict[str, Any] = last_line(torch_on_the_cluster("recovery.py"))
     return runs
