@@ -17,6 +17,8 @@ PYTEST ?= $(BIN)/python -m pytest
 BENCHMARKS ?= $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
 export NO_MKDOCS_2_WARNING := 1
+# Some images set it: each of the many processes of the tests would then compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
