@@ -6,18 +6,23 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# Modules are compiled when they are first imported: most of them never are.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile --quiet
 
 # By name and version, before anything that depends on it: a CPU build is found that way.
 TORCH ?= torch==2.13.0
 
+PYTEST ?= $(BIN)/python -m pytest
+
 BENCHMARKS ?= $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
 export NO_MKDOCS_2_WARNING := 1
+# Some images set it: each of the many processes of the tests would then compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-unit test-torch test-keras test-spark test-store test-runtime test-serve test-page test-cli test-tracking test-examples check bench docs clean
+.PHONY: help install quickstart test test-unit test-torch test-keras test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples costs check check-style check-types check-layers check-docs bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -33,9 +38,9 @@ $(VENV)/.quickstart: pyproject.toml $(VENV)/.torch
 	$(PIP) -e '.[spark,java,torch,plot]' scikit-learn
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.quickstart
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
 	$(PIP) -e '.[spark,java,torch,tensorflow,tf-keras,jax,keras,plot,tensorboard,dev]'
-	@touch $@
+	@touch $(VENV)/.quickstart $@
 
 # The oldest Spark that is supported, beside the newest one: a test puts it first on the path.
 $(VENV)/.spark-4.0: | $(BIN)/python
@@ -48,20 +53,23 @@ $(VENV)/.mlflow-server: | $(BIN)/python
 		'gunicorn<27' 'docker<8' 'aiohttp<4' aiosignal aiohappyeyeballs frozenlist multidict propcache yarl attrs
 	@touch $@
 
+install: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.mlflow-server ## install what the checks and tests need
+
 quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from a Spark DataFrame
 	$(BIN)/python examples/quickstart.py
 
-# One pytest process a framework, two at a time: much of a test is waiting for processes to start.
-# --keep-going runs all of them and still fails if one did.
-test: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.mlflow-server ## run every test
+# One pytest process for each part, two at a time. The parts that take longest begin first, so that both cores have
+# work to the end. --keep-going runs all of them and still fails if one did.
+test: install ## run every test
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
-		test-unit test-spark test-torch $(KERAS_FLAVOURS:%=test-keras-%) test-store test-runtime test-serve test-page test-cli test-tracking test-examples
+		test-spark test-torch test-keras-tensorflow test-spark-programs test-examples \
+		$(KERAS_FLAVOURS:%=test-keras-%) test-serve test-runtime test-store test-tracking test-page test-unit test-cli
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
-	$(BIN)/python -m pytest -n 2 tests/unit tests/architecture
+	$(PYTEST) tests/unit tests/architecture
 
 test-torch: $(VENV)/.dev ## PyTorch on the local engine
-	$(BIN)/python -m pytest tests/torch
+	$(PYTEST) tests/torch
 
 KERAS_FLAVOURS := tensorflow jax torch tf_keras
 
@@ -69,37 +77,54 @@ test-keras: $(VENV)/.dev ## Keras on the local engine, each backend in a process
 	$(MAKE) --no-print-directory --keep-going $(KERAS_FLAVOURS:%=test-keras-%)
 
 test-keras-%: $(VENV)/.dev
-	KINDLER_TEST_KERAS=$* $(BIN)/python -m pytest tests/keras
+	KINDLER_TEST_KERAS=$* $(PYTEST) tests/keras
 
-test-spark: $(VENV)/.dev $(VENV)/.spark-4.0 ## everything on Spark
-	$(BIN)/python -m pytest tests/spark
+test-spark: $(VENV)/.dev ## everything that can share one Spark session
+	$(PYTEST) tests/spark
+
+test-spark-programs: $(VENV)/.dev $(VENV)/.spark-4.0 ## Spark sessions, Connect, the oldest Spark, a cluster
+	$(PYTEST) tests/spark_programs
 
 test-runtime: $(VENV)/.dev ## the runtime: local workers, Redis and RabbitMQ where they are installed
-	$(BIN)/python -m pytest tests/runtime
+	$(PYTEST) tests/runtime
 
 test-store: $(VENV)/.dev ## the store: SQLite, PostgreSQL where it is installed, an S3 server
-	$(BIN)/python -m pytest tests/store
+	$(PYTEST) tests/store
 
 test-serve: $(VENV)/.dev ## the server: protocols, batches, keys, swaps, hostile requests
-	$(BIN)/python -m pytest tests/serve
+	$(PYTEST) tests/serve
 
 test-page: $(VENV)/.dev ## the web page, in Chromium where it is installed
-	$(BIN)/python -m pytest tests/page
+	$(PYTEST) tests/page
 
 test-cli: $(VENV)/.dev ## the command line, with its guide
-	$(BIN)/python -m pytest tests/cli
+	$(PYTEST) tests/cli
 
 test-tracking: $(VENV)/.dev $(VENV)/.mlflow-server ## MLflow: a tracking server, and models that it serves
-	$(BIN)/python -m pytest tests/tracking
+	$(PYTEST) tests/tracking
 
 test-examples: $(VENV)/.dev ## the examples and the code in the docs
-	$(BIN)/python -m pytest tests/examples $(wildcard tests/docs)
+	$(PYTEST) tests/examples $(wildcard tests/docs)
+
+costs: ## run every test, print the CPU seconds of the parts and of the slowest tests
+	rm -rf build/costs
+	$(MAKE) --no-print-directory test PYTEST='$(PYTEST) -p tests.costs'; \
+		status=$$?; $(BIN)/python -m tests.costs; exit $$status
 
 check: $(VENV)/.dev ## lint, format, types, layers, docs
+	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target check-types check-docs check-layers check-style
+
+check-style: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+check-types: $(VENV)/.dev
 	$(BIN)/mypy
+
+check-layers: $(VENV)/.dev
 	$(BIN)/lint-imports
+
+check-docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.dev ## run every benchmark (one question a file), print the ratios

@@ -12,7 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.java_options import set_java_options
+
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+set_java_options()
 
 
 def nurseries() -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""Every file of examples/ runs, as a program of its own, and does what it says."""
+"""Every file of examples/ runs as a program and does what it says."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import SHARED
+from tests.in_turn import Printed, run_in_turn
+from tests.whole import whole_only
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -28,7 +32,7 @@ TESTED = {
     "store_and_runtime.py",
 }
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 def output_of(example: str, *arguments: str, cwd: Path, path: tuple[Path, ...] = ()) -> str:
@@ -99,17 +103,27 @@ def test_a_stored_model_answers_in_the_runtime_and_as_the_readme_asks_its_server
     assert [row.index(max(row)) for row in scores] == [0, 1, 2, 3, 4]
 
 
+@pytest.fixture(scope="module")
+def in_one_process(tmp_path_factory: pytest.TempPathFactory) -> Printed:
+    """What the examples printed that the README does not show; they share PyTorch and its warm process."""
+    on_mnist = ("mnist_spark.py", "--data", SHARED / "mnist", "--rows", "2000", "--epochs", "3")
+    programs = [
+        ("custom_callback.py",),
+        ("lost_worker.py",),
+        ("parquet_to_parquet.py",),
+        *([on_mnist] if (SHARED / "mnist").is_dir() else []),
+    ]
+    folder = tmp_path_factory.mktemp("examples")
+    return run_in_turn(folder, *[(EXAMPLES / name, *arguments) for name, *arguments in programs])
+
+
 @pytest.mark.spark
-def test_mnist_learns_from_a_few_images(tmp_path: Path, mnist: Path) -> None:
-    printed = output_of(
-        "mnist_spark.py", "--data", str(mnist), "--rows", "2000", "--epochs", "3", cwd=tmp_path
-    )
-
-    assert number("test accuracy", printed) > 0.6
+def test_mnist_learns_from_a_few_images(mnist: Path, in_one_process: Printed) -> None:
+    assert number("test accuracy", in_one_process("mnist_spark.py")) > 0.6
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=whole_only)])
 def test_keras_learns_the_digits_and_saves_a_plain_keras_file(tmp_path: Path, backend: str) -> None:
     printed = output_of("keras_digits.py", "--backend", backend, cwd=tmp_path)
 
@@ -118,16 +132,16 @@ def test_keras_learns_the_digits_and_saves_a_plain_keras_file(tmp_path: Path, ba
     assert (tmp_path / "keras-digits" / "digits.keras").exists()
 
 
-def test_a_lost_worker_costs_nothing_of_the_result(tmp_path: Path) -> None:
-    printed = output_of("lost_worker.py", cwd=tmp_path)
+def test_a_lost_worker_costs_nothing_of_the_result(in_one_process: Printed) -> None:
+    printed = in_one_process("lost_worker.py")
 
     first, second = re.findall(r"accuracy by epoch: (.*)", printed)
     assert first == second
     assert "same weights: True" in printed
 
 
-def test_parquet_to_parquet(tmp_path: Path) -> None:
-    assert number("mean absolute error", output_of("parquet_to_parquet.py", cwd=tmp_path)) < 0.2
+def test_parquet_to_parquet(in_one_process: Printed) -> None:
+    assert number("mean absolute error", in_one_process("parquet_to_parquet.py")) < 0.2
 
 
 def test_local_arrays_need_no_spark(tmp_path: Path) -> None:
@@ -138,8 +152,8 @@ def test_local_arrays_need_no_spark(tmp_path: Path) -> None:
     assert number("AUC", printed) > 0.95
 
 
-def test_custom_callback_stops_early_and_keeps_the_best(tmp_path: Path) -> None:
-    printed = output_of("custom_callback.py", cwd=tmp_path)
+def test_custom_callback_stops_early_and_keeps_the_best(in_one_process: Printed) -> None:
+    printed = in_one_process("custom_callback.py")
 
     assert "no better for 2 epochs" in printed
     assert number("of 30 epochs, best accuracy", printed) > 0.9

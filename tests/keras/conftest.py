@@ -7,6 +7,10 @@ from typing import Any
 import flavour as chosen
 import pytest
 
+from tests.warm import _warm, cold
+
+__all__ = ["_warm", "cold", "flavour", "keras"]
+
 
 @pytest.fixture(scope="session")
 def flavour() -> str:

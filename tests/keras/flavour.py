@@ -18,7 +18,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 KERAS: Any = importlib.import_module("tf_keras" if FLAVOUR == "tf_keras" else "keras")
 
 one_is_enough = pytest.mark.skipif(FLAVOUR != "tensorflow", reason="the same code for every backend")
-two_are_enough = pytest.mark.skipif(
-    FLAVOUR in ("jax", "tf_keras") and not WHOLE,
+one_unless_whole = pytest.mark.skipif(
+    FLAVOUR != "tensorflow" and not WHOLE,
+    reason="on TensorFlow; on every backend with KINDLER_TEST_WHOLE=1",
+)
+two_unless_whole = pytest.mark.skipif(
+    FLAVOUR not in ("tensorflow", "torch") and not WHOLE,
     reason="on TensorFlow and PyTorch; on every backend with KINDLER_TEST_WHOLE=1",
 )

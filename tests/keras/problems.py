@@ -41,7 +41,7 @@ def optimizer(keras: Any, name: str) -> Any:
 
 
 def classifier(config: Mapping[str, Any]) -> Any:
-    """Two dense layers; `config` chooses the optimizer and what is put between them."""
+    """Two dense layers; `config` chooses the optimizer, what is between them, and a metric slow to trace."""
     keras = library(config)
     between = {
         "plain": [],
@@ -57,7 +57,7 @@ def classifier(config: Mapping[str, Any]) -> Any:
     model.compile(
         optimizer=optimizer(keras, config.get("optimizer", "adam")),
         loss="binary_crossentropy",
-        metrics=["accuracy", keras.metrics.AUC(name="auc")],
+        metrics=["accuracy", *([keras.metrics.AUC(name="auc")] if config.get("auc") else [])],
         weighted_metrics=[] if not config.get("weighted") else ["mse"],
     )
     return model

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, KERAS, two_are_enough
+from flavour import FLAVOUR, KERAS, two_unless_whole
 
 from kindler import Estimator
 from tests import caller
@@ -56,7 +56,7 @@ class Draws(KERAS.callbacks.Callback):
             file.write(json.dumps([random.random(), np.random.random()]) + "\n")
 
 
-@two_are_enough
+@two_unless_whole
 def test_user_code_draws_other_numbers_on_each_worker_and_epoch_and_the_same_in_each_run(
     tmp_path: Path,
 ) -> None:

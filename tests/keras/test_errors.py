@@ -11,7 +11,7 @@ import models
 import problems
 import pytest
 import watchers
-from flavour import FLAVOUR, KERAS, one_is_enough, two_are_enough
+from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole
 
 from kindler import Estimator
 from kindler.errors import ConfigError, MissingExtraError, WorkerError, WorkerLost
@@ -49,7 +49,7 @@ def test_a_mistake_on_one_rank_arrives_as_that_exception(where: str, kind: type[
     assert "models.py" in str(caught.value)
 
 
-@two_are_enough
+@one_unless_whole
 def test_a_killed_worker_is_reported_lost_while_the_other_waits_for_it(tmp_path: Path) -> None:
     with pytest.raises(WorkerLost, match="SIGKILL") as caught:
         two_workers(problems.classifier, config={"flavour": FLAVOUR}).fit(

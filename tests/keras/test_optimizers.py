@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, KERAS, one_is_enough, two_are_enough
+from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole
 
 from kindler import Estimator
 from kindler.frameworks.keras.files import FormatWarning
 from kindler.frameworks.keras.state import Variables
+from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 
@@ -49,10 +50,19 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "schedule": falling,
     "loss_scale": scaled,
 }
-EACH = pytest.mark.parametrize(
-    "optimizer",
-    ["adam", "own", pytest.param("schedule", marks=one_is_enough), "loss_scale"],
-)
+
+
+def each(*names: str) -> pytest.MarkDecorator:
+    """Every kind of file with Adam, and every optimizer with the first kind; all pairs of them on request."""
+    pairs = [
+        pytest.param(
+            optimizer, name, marks=one_is_enough if optimizer == "schedule" or name == "m.keras" else ()
+        )
+        for optimizer in OPTIMIZERS
+        for name in names
+        if WHOLE or optimizer == "adam" or name == names[0]
+    ]
+    return pytest.mark.parametrize(("optimizer", "name"), pairs)
 
 
 def compiled(optimizer: str = "adam") -> Any:
@@ -84,8 +94,7 @@ def quietly_saved(model: Any, path: Path) -> Any:
     return model
 
 
-@EACH
-@pytest.mark.parametrize("name", ["m.h5", pytest.param("m.keras", marks=one_is_enough)])
+@each("m.h5", "m.keras")
 def test_a_model_that_was_saved_trains_on_with_its_own_optimizer(
     optimizer: str, name: str, tmp_path: Path
 ) -> None:
@@ -96,7 +105,7 @@ def test_a_model_that_was_saved_trains_on_with_its_own_optimizer(
     assert difference(model, steps(compiled(optimizer), 3)) < 1e-5
 
 
-@two_are_enough
+@one_unless_whole
 def test_a_model_trains_with_an_optimizer_that_was_assigned_to_it() -> None:
     model, alone = compiled("own"), compiled("own")
     for each in (model, alone):
@@ -138,8 +147,7 @@ def test_weights_given_to_the_model_between_fits_are_trained_on_and_scored_with(
     assert difference(model, steps(alone, 1)) < 1e-6
 
 
-@EACH
-@pytest.mark.parametrize("name", ["m.h5", "m.weights.h5", pytest.param("m.keras", marks=one_is_enough)])
+@each("m.h5", "m.weights.h5", "m.keras")
 def test_a_file_gives_the_optimizers_state_back(optimizer: str, name: str, tmp_path: Path) -> None:
     model = steps(compiled(optimizer), 3)
     with warnings.catch_warnings():
@@ -163,7 +171,7 @@ def test_saving_as_h5_leaves_the_models_own_record_as_it_was(tmp_path: Path) -> 
     assert model.get_compile_config() == before
 
 
-@two_are_enough
+@one_unless_whole
 def test_a_file_with_another_optimizer_gives_its_weights_and_says_so(tmp_path: Path) -> None:
     quietly_saved(steps(compiled("own"), 2), tmp_path / "own.h5")
     quietly_saved(steps(compiled("own"), 2), tmp_path / "own.keras")

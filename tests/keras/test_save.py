@@ -11,7 +11,7 @@ import pandas as pd
 import problems
 import pyarrow as pa
 import pytest
-from flavour import FLAVOUR, KERAS, one_is_enough, two_are_enough
+from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole
 
 from kindler import Estimator
 from kindler.errors import ConfigError, UntrustedError
@@ -117,7 +117,7 @@ def test_several_outputs_come_as_several(tmp_path: Path) -> None:
     assert scored["chances"].shape == (6, 2)
 
 
-@two_are_enough
+@one_unless_whole
 def test_outputs_that_a_model_names_keep_their_names() -> None:
     inputs = KERAS.Input((problems.WIDTH,), name="x")
     low, high = KERAS.layers.Dense(1, name="a")(inputs), KERAS.layers.Dense(2, name="b")(inputs)
@@ -134,7 +134,7 @@ def test_outputs_that_a_model_names_keep_their_names() -> None:
         assert bare[name] == pytest.approx(np.asarray(expected[name]), abs=1e-6)
 
 
-@two_are_enough
+@one_unless_whole
 def test_an_estimator_is_loaded_from_one_file_and_trains_on_with_its_optimizer(
     trained: Estimator, scores: np.ndarray, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, KERAS, one_is_enough, two_are_enough
+from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole, two_unless_whole
 
 from kindler import Estimator
 from kindler.errors import ConfigError, WorkerError
@@ -66,7 +66,7 @@ def dataset_creator(config: dict[str, Any], batch_size: int) -> Any:
     return Given()
 
 
-@two_are_enough
+@two_unless_whole
 def test_a_creator_of_a_thousand_samples_trains_as_one_process_does(keras: Any, tmp_path: Path) -> None:
     est = two_workers({"weighted": True})
     held_out = problems.problem(50)
@@ -98,7 +98,7 @@ def generator_creator(config: dict[str, Any], batch_size: int) -> Iterator[Any]:
     return ((x, y) for x, y, _ in cut(40, batch_size))
 
 
-@two_are_enough
+@one_unless_whole
 def test_workers_of_uneven_generators_take_the_steps_of_one_process(keras: Any) -> None:
     est = two_workers()
 
@@ -128,6 +128,7 @@ def test_a_stream_without_end_has_epochs_of_as_many_steps_as_asked_for() -> None
         est.fit(endless, batch_size=16, verbose=0)
 
 
+@one_unless_whole
 def test_what_a_creator_raises_on_its_way_is_raised_with_its_rank() -> None:
     def broken(config: dict[str, Any], batch_size: int) -> Iterator[Any]:
         for number, batch in enumerate(generator_creator(config, batch_size)):

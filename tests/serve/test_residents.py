@@ -105,7 +105,7 @@ def test_a_dropped_version_is_not_found_any_more(om: Omega) -> None:
     async def scenario(residents: Residents) -> None:
         await residents.find(name("net@1"))
         om.models.drop("net")
-        with pytest.raises(NotFoundError):
+        with pytest.raises(NotFoundError, match="net@1"):
             await residents.find(name("net@1"))
 
     play(om, scenario, refresh_s=0)
@@ -159,7 +159,7 @@ def test_a_name_that_there_is_not_is_looked_up_once_and_apart_from_others(om: Om
 
         residents.version = counted  # type: ignore[method-assign]
         for _ in range(5):
-            with pytest.raises(NotFoundError):
+            with pytest.raises(NotFoundError, match="nte"):
                 await residents.find(name("nte"))
         await residents.find(name("net"))
         await residents.moved("default", "net")

@@ -233,7 +233,7 @@ def test_no_more_tasks_are_begun_than_can_be_remembered(tmp_path: Path, meeting:
     assert caught.value.status == 429
     assert first.handle.cancel()
     assert tasks.find(begin().handle.id) is not first
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NotFoundError, match=first.handle.id):
         tasks.find(first.handle.id)
     om.close()
     fork_server.close()

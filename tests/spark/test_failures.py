@@ -18,6 +18,7 @@ from kindler.engine.cores import usable_cores
 from kindler.errors import ConfigError, DataError, WorkerError, WorkerLost
 from kindler.spark.slots import cores_per_host
 from tests.conftest import eventually_none, nurseries, workers
+from tests.whole import whole_only
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
@@ -137,10 +138,11 @@ def test_dynamic_allocation_is_refused_with_what_to_do(spark: Any, monkeypatch: 
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        ((None, 1.0), "null"),
-        (([1.0, None], 1.0), "null"),
+        # Without Spark, tests/unit/data/test_columns.py has all of them.
+        pytest.param((None, 1.0), "null", marks=whole_only),
+        pytest.param(([1.0, None], 1.0), "null", marks=whole_only),
         (([1.0, float("nan")], 1.0), "NaN"),
-        (([1.0, 2.0, 3.0], 1.0), "3"),
+        pytest.param(([1.0, 2.0, 3.0], 1.0), "3", marks=whole_only),
         (([1.0, 2.0], None), "null"),
     ],
 )

@@ -14,10 +14,12 @@ from torch import nn
 from kindler import Callback, Estimator, RunSettings
 from kindler.errors import ConfigError, TrainingError
 from tests.listening import listeners, wildcards
+from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
 ROWS = [(float(i), 2.0 * i) for i in range(8)]
+LARGE = 320 if WHOLE else 160  # megabytes; a message of Spark's holds 128
 
 
 def pattern(megabytes: int) -> torch.Tensor:
@@ -62,14 +64,14 @@ def frame(spark: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_state_of_hundreds_of_megabytes_returns_and_goes_out_again(frame: Any) -> None:
-    est = wide(320, "driver")
+    est = wide(LARGE, "driver")
 
     assert fit(est, frame) == [1]
     first = {name: value.clone() for name, value in est.get_model().linear.state_dict().items()}
     assert fit(est, frame) == [2]
 
     model = est.get_model()
-    assert torch.equal(model.table.view(torch.int32), pattern(320).view(torch.int32))
+    assert torch.equal(model.table.view(torch.int32), pattern(LARGE).view(torch.int32))
     assert not torch.equal(model.linear.weight, first["weight"])
 
 

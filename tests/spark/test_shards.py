@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +20,6 @@ from tests.shards_facts import BIG, ShardFacts, same, table
 
 pytestmark = pytest.mark.spark
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "tests" / "spark" / "programs" / "shards.py"
 few = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -174,52 +168,3 @@ def test_arrays_survive_repartition_split_and_zip(spark: Any, rows: int, shards:
 
     np.testing.assert_array_equal(np.concatenate([pair[0] for pair in found]), x)
     np.testing.assert_array_equal(np.concatenate([pair[1] for pair in found]), y)
-
-
-def seen_by(mode: str, paths: list[Path], folder: Path) -> Any:
-    """What the program saw in a process of its own."""
-    hidden = ("SPARK_HOME", "PYSPARK_PYTHON", "PYTHONPATH")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(PROGRAM), mode],
-        env={
-            **{name: value for name, value in os.environ.items() if name not in hidden},
-            "PYTHONPATH": os.pathsep.join(map(str, paths)),
-            "SPARK_TESTING": "1",  # a free port for the server instead of Connect's fixed one
-        },
-        capture_output=True,
-        text=True,
-        timeout=280,
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "at org.apache.spark" not in done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-EXPECTED = {
-    "read": [0, 2, 1, 3],
-    "ready": [[0, 0], [1, 2], [2, 0]],
-    "home": "spark",
-    "doubled": [[0, 2], [4, 6], [8, 10]],
-    "shared": [["zero"], ["two"], ["four"]],
-    "error": ["no such thing", 1],
-    "repartitioned": [[0, 1, 2], [3, 4, 5]],
-    "zipped": [[0, 1], [2, 3], [4, 5]],
-    "sorted": [5, 4, 3, 2, 1, 0],
-    "groups": [["a", 6], ["b", 9]],
-    "merged": [0, 1, 2, 3, 4, 5],
-    "frame": [0, 1, 2, 3, 4, 5],
-}
-
-
-@pytest.mark.slow
-def test_the_same_through_spark_connect(tmp_path: Path) -> None:
-    assert seen_by("connect", [ROOT / "src"], tmp_path) == EXPECTED
-
-
-@pytest.mark.slow
-def test_the_same_on_the_oldest_spark(tmp_path: Path) -> None:
-    oldest = Path(sys.prefix) / "spark-4.0"
-    if not oldest.is_dir():
-        pytest.skip(f"pyspark 4.0 is not installed at {oldest} (make test does it)")
-    assert seen_by("classic", [oldest, ROOT / "src"], tmp_path) == EXPECTED

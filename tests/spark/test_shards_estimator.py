@@ -1,11 +1,7 @@
-"""XShards of the Spark home as what is trained on, judged and scored; and Orca's programs that do so."""
+"""XShards of the Spark home as what is trained on, judged and scored."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +17,6 @@ from tests import exact, shards_training
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
-PROGRAMS = Path(__file__).parent / "programs"
-# What the session of these tests sets for its own executors is not for another driver's.
-KEPT = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK"))}
 X = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
 Y = X.sum(1)
 
@@ -108,44 +101,3 @@ def test_a_value_that_cannot_be_used_is_an_error_without_a_spark_stack(spark: An
     x[20, 1] = np.nan
     with pytest.raises(DataError, match="column 'x', row 5 of partition 1"):
         linear().fit(XShards.partition({"x": x, "y": Y}, 2), verbose=0)
-
-
-def run(program: str, *words: str, **environment: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(PROGRAMS / program), *words],
-        env={
-            **KEPT,
-            "PYTHONPATH": str(PROGRAMS.parents[2] / "src"),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "at org.apache.spark" not in done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_shards_train_and_score_through_connect() -> None:
-    # SPARK_TESTING: a free port for the server instead of Connect's fixed one.
-    seen = run("shards_estimator.py", "connect", SPARK_TESTING="1")
-
-    assert seen["homes"] == ["spark", "spark"]
-    assert seen["samples"] == [40, 40, 40]
-    assert seen["rows"] == [0, 15, 25]
-    assert seen["off by"] < 1e-6
-    assert seen["weights"] == pytest.approx(seen["expected"], abs=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", ["orca_xshards_torch.py", "orca_xshards_keras.py"])
-def test_orcas_programs_on_xshards_run_with_their_imports_changed(program: str) -> None:
-    seen = run(program)
-
-    assert seen["home"] == "spark"
-    assert all(set(rows) == {1797} for rows in seen["num_samples"])
-    assert all(accuracy > 0.9 for accuracy in seen["accuracy"])
-    assert all(shapes == [[1797, 10]] for shapes in seen["shapes"])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +14,6 @@ from kindler.data import tfrecord
 from kindler.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.spark
-
-CONNECT = Path(__file__).parent / "programs" / "tfrecord_connect.py"
 
 
 def test_a_frame_is_written_one_file_a_partition_and_scanned_in_order(spark: Any, tmp_path: Path) -> None:
@@ -133,25 +127,3 @@ def test_a_damaged_file_is_named_when_the_frame_is_computed(spark: Any, tmp_path
     frame = tfrecord.scan(spark, file, schema={"x": "int64"})
     with pytest.raises(Exception, match=f"record 1999 of {file}"):
         frame.collect()
-
-
-@pytest.mark.slow
-def test_connect_does_what_a_classic_session_does(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(CONNECT), str(tmp_path)],
-        # SPARK_TESTING: a free port for the server instead of Connect's fixed one.
-        env={**os.environ, "PYTHONPATH": str(CONNECT.parents[3] / "src"), "SPARK_TESTING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
-
-    files = [f"part-0000{i}.tfrecord" for i in range(3)]
-    assert (seen["files"], seen["inside"]) == (files, ["_SUCCESS", *files])
-    assert (seen["same"], seen["count"]) == (True, 1_000)
-    assert "exists already" in seen["refused"]
-    assert seen["bad"] == ["bad", "0 of partition 0"]
-    assert "does not exist" in seen["none"]
-    assert seen["left"] == ["rows"]

@@ -136,7 +136,7 @@ def test_only_the_columns_and_rows_that_are_asked_for_are_read(shelf: Datasets) 
     assert shelf.get("chosen", y__startswith="b")["x"].tolist() == [1]
     assert len(shelf.get("chosen", lazy=True, x__gt=6)) == 3
     for wrong in ({"colums": ["x"]}, {"x__not": 1}, {"columns": ["z"]}, {"columns": "x"}, {"filter": 3}):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match="|".join(wrong)):
             shelf.get("chosen", **wrong)
 
 
@@ -164,7 +164,7 @@ def test_rows_that_do_not_fit_are_not_appended(shelf: Datasets) -> None:
         shelf.put(pd.DataFrame({"x": ["a"], "s": ["b"]}), "fit", mode="append")
     with pytest.raises(ConfigError, match="kind"):
         shelf.put([1], "fit", mode="append")
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match="'m'"):
         shelf.put(pd.DataFrame({"m": [1, "a"]}), "mixed")
     assert len(shelf.versions("fit")) == 2
     assert not shelf.exists("mixed")

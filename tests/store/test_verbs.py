@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_what_is_not_there_is_an_error_that_says_what_is(local: Omega, name: str
     if name.startswith("net"):
         assert caught.value.available == ("net@1",)
     for call in (local.models.metadata, local.models.drop, lambda n: local.models.tag(n, "t")):
-        with pytest.raises(LookupError):
+        with pytest.raises(LookupError, match=re.escape(name)):
             call(name)
 
 
@@ -80,9 +81,9 @@ def test_a_tag_moves_and_can_be_taken_away(om: Omega) -> None:
     assert om.datasets.get("x@prod") == 1
 
     om.datasets.untag("x", "prod")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NotFoundError, match="prod"):
         om.datasets.untag("x", "prod")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NotFoundError, match="x@prod"):
         om.datasets.get("x@prod")
 
 
@@ -187,7 +188,7 @@ def test_files_can_be_copied_out(om: Omega, tmp_path: Path) -> None:
     (folder / "value.json").write_text("changed by its owner")
 
     assert om.datasets.get("x") == [1, 2]
-    with pytest.raises(AlreadyExistsError):
+    with pytest.raises(AlreadyExistsError, match=str(folder)):
         om.datasets.get("x", local=folder)
 
 
@@ -251,5 +252,5 @@ def test_a_url_that_cannot_be_a_store_is_refused(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(url.partition("=")[2] or url)):
         Store.open(url)

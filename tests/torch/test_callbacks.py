@@ -182,16 +182,16 @@ def test_early_stopping_remembers_over_a_resume() -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "named"),
     [
-        lambda: EarlyStopping("val_gain"),
-        lambda: EarlyStopping(mode="up"),  # type: ignore[arg-type]
-        lambda: EarlyStopping(patience=-1),
-        lambda: ModelCheckpoint("a.pt", save_best_only=True),
+        (lambda: EarlyStopping("val_gain"), "val_gain"),
+        (lambda: EarlyStopping(mode="up"), "up"),  # type: ignore[arg-type]
+        (lambda: EarlyStopping(patience=-1), "patience"),
+        (lambda: ModelCheckpoint("a.pt", save_best_only=True), "save_best_only"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused_at_once(make: Any) -> None:
-    with pytest.raises(ConfigError):
+def test_arguments_that_cannot_work_are_refused_at_once(make: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         make()
 
 

@@ -72,7 +72,7 @@ class MyError(Exception):
 
 
 def test_the_users_own_exception_comes_first_with_rank_host_and_traceback(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    cold: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     est = regression()
 

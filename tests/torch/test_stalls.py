@@ -114,7 +114,7 @@ def test_a_run_that_is_slow_and_moves_is_not_stalled(workers: int) -> None:
 
 def test_after_a_stall_the_next_run_works() -> None:
     est = regression()
-    with pytest.raises(StalledError):
+    with pytest.raises(StalledError, match="sleep_for_ever"):
         est.fit((X, Y), batch_size=4, callbacks=[OnRankOne("sleep_for_ever")], verbose=0)
 
     assert len(est.fit((X, Y), batch_size=4, verbose=0)) == 1

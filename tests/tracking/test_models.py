@@ -79,9 +79,9 @@ def test_what_is_there_is_not_replaced_and_what_is_not_there_is_not_exported(
 ) -> None:
     om.models.export_mlflow("matrix", tmp_path / "model")
 
-    with pytest.raises(AlreadyExistsError):
+    with pytest.raises(AlreadyExistsError, match=str(tmp_path / "model")):
         om.models.export_mlflow("matrix", tmp_path / "model")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NotFoundError, match="nothing"):
         om.models.export_mlflow("nothing", tmp_path / "other")
 
 

@@ -559,7 +559,7 @@ def test_what_is_there_is_replaced_only_when_asked_and_only_when_all_went_well(t
         tfrecord.write({"x": np.arange(3)}, path, **options)
         with pytest.raises(ConfigError, match="exists already(.|\n)*overwrite=True"):
             tfrecord.write({"x": np.arange(9)}, path, **options)
-        with pytest.raises(DataError):
+        with pytest.raises(DataError, match="column 'x'"):
             tfrecord.write(pa.table({"x": [[1], [None]]}), path, overwrite=True, **options)
         assert tfrecord.read(path)["x"].to_pylist() == [0, 1, 2]
         tfrecord.write({"x": np.arange(5)}, path, overwrite=True, **options)
@@ -578,24 +578,24 @@ def test_an_empty_table_is_an_empty_file_that_needs_a_schema(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "named"),
     [
-        lambda path: tfrecord.read(path / "none"),
-        tfrecord.read,
-        lambda path: tfrecord.write(object(), path / "x"),
-        lambda path: tfrecord.write({"x": np.arange(3)}, path / "x", rows_per_file=0),
-        lambda path: tfrecord.write({"x": np.arange(3)}, path / "x", compression="zip"),
-        lambda path: tfrecord.write({"x": np.arange(3), "y": np.arange(2)}, path / "x"),
-        lambda path: tfrecord.read(__file__, schema={"x": "no type"}),
-        lambda path: tfrecord.read(__file__, schema={"x": pa.timestamp("s")}),
-        lambda path: tfrecord.read(__file__, schema=[1]),
-        lambda path: tfrecord.read(__file__, sample_rows=0),
-        lambda path: tfrecord.iter_batches(__file__, schema={"x": "int64"}, compression="zip"),
-        lambda path: tfrecord.read(__file__, columns="x"),
+        (lambda path: tfrecord.read(path / "none"), "none"),
+        (tfrecord.read, "tfrecord"),
+        (lambda path: tfrecord.write(object(), path / "x"), "object"),
+        (lambda path: tfrecord.write({"x": np.arange(3)}, path / "x", rows_per_file=0), "rows_per_file"),
+        (lambda path: tfrecord.write({"x": np.arange(3)}, path / "x", compression="zip"), "zip"),
+        (lambda path: tfrecord.write({"x": np.arange(3), "y": np.arange(2)}, path / "x"), "y"),
+        (lambda path: tfrecord.read(__file__, schema={"x": "no type"}), "no type"),
+        (lambda path: tfrecord.read(__file__, schema={"x": pa.timestamp("s")}), "timestamp"),
+        (lambda path: tfrecord.read(__file__, schema=[1]), "schema"),
+        (lambda path: tfrecord.read(__file__, sample_rows=0), "sample_rows"),
+        (lambda path: tfrecord.iter_batches(__file__, schema={"x": "int64"}, compression="zip"), "zip"),
+        (lambda path: tfrecord.read(__file__, columns="x"), "columns"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused(call: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
+def test_arguments_that_cannot_work_are_refused(call: Any, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=named):
         call(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -51,7 +51,6 @@ def main(mode: str) -> None:
         "weights": model.weight[0].tolist(),
         "expected": alone.weight[0].tolist(),
     }
-    kindler.stop()
     print(json.dumps(seen))  # noqa: T201
 
 

@@ -23,9 +23,7 @@ from torch import nn
 
 import kindler
 from kindler.spark.slots import slots
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from cluster import worker
+from tests.spark_programs.cluster import worker
 
 ROWS, BATCH, EPOCHS, STEPS, FALL, KEPT = 50, 8, 3, 7, 12, 9
 
@@ -192,7 +190,6 @@ def main(master: str, work: str) -> None:
         told["grown"] = train(spark, grown, Kill(grown, port, worker_too=True), Await(grown), wait_s=2.0)
         watching.join()
         print(json.dumps(told))  # noqa: T201
-        kindler.stop()
 
 
 if __name__ == "__main__":

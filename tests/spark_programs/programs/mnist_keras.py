@@ -1,6 +1,6 @@
 """MNIST with Keras: `mnist_keras.py BACKEND MASTER MNIST_FOLDER WORK_FOLDER small|whole` prints accuracies.
 
-Small is one epoch.
+Small is a fifth of the rows, in two epochs.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def compiled(keras: Any, layers: list[Any]) -> Any:
     return model
 
 
-def read(folder: Path, part: str) -> pa.Table:
+def read(folder: Path, part: str, share: int) -> pa.Table:
     with gzip.open(folder / f"{part}-images-idx3-ubyte.gz") as file:
-        images = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 784)
+        images = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 784)[::share]
     with gzip.open(folder / f"{part}-labels-idx1-ubyte.gz") as file:
-        labels = np.frombuffer(file.read(), np.uint8, offset=8)
+        labels = np.frombuffer(file.read(), np.uint8, offset=8)[::share]
     pixels = pa.array((images / np.float32(255)).reshape(-1))
     lists = pa.FixedSizeListArray.from_arrays(pixels, 784).cast(pa.list_(pa.float32()))
     return pa.table({"image": lists, "label": labels.astype(np.int64)})
@@ -76,25 +76,25 @@ def main(backend: str, master: str, mnist: str, work: str, size: str) -> None:
     os.environ["KERAS_BACKEND"] = backend
     import keras
 
+    share = 1 if size == "whole" else 5
     schedule = [keras.callbacks.LearningRateScheduler(falling)]
     for part in ("train", "t10k"):
-        pq.write_table(read(Path(mnist), part), Path(work) / f"{part}.parquet", row_group_size=6000)
+        pq.write_table(read(Path(mnist), part, share), Path(work) / f"{part}.parquet", row_group_size=6000)
     spark = kindler.init(master)
     train, test = (spark.read.parquet(f"{work}/{part}.parquet") for part in ("train", "t10k"))
     columns = {"feature_cols": ["image"], "label_cols": ["label"]}
     reached = {}
     for creator, whole, ingest, callbacks in ((dense, 11, "inline", schedule), (lenet, 4, "direct", [])):
-        epochs = 1 if size == "small" else whole
+        epochs = whole if size == "whole" else 2
         est = kindler.Estimator.from_keras(model_creator=creator, workers=2)
         history = est.fit(
             train, epochs=epochs, batch_size=128, verbose=0, ingest=ingest, callbacks=callbacks, **columns
         )
-        assert history["num_samples"] == [60_000] * epochs, history
+        assert history["num_samples"] == [60_000 // share] * epochs, history
         figures = est.evaluate(test, verbose=0, **columns)
-        assert figures["num_samples"] == 10_000, figures
+        assert figures["num_samples"] == 10_000 // share, figures
         reached[creator.__name__] = figures["accuracy"]
     sys.stdout.write(json.dumps(reached))
-    kindler.stop()
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ def main(folder: str) -> None:
         "words": {row.word for row in scored} == {"w"},
         "off_by": float(np.abs(np.array([row.prediction[0] for row in scored]) - expected).max()),
     }
-    kindler.stop()
     print(json.dumps(seen))  # noqa: T201
 
 

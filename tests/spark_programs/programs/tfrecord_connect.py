@@ -43,7 +43,6 @@ def main(folder: str) -> None:
     except ConfigError as error:
         seen["none"] = str(error)
     seen["left"] = sorted(os.listdir(folder))
-    kindler.stop()
     print(json.dumps(seen))  # noqa: T201
 
 

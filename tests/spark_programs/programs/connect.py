@@ -88,7 +88,6 @@ def main(folder: str) -> None:
         "direct": direct_scans(spark, folder),
         "error_among_workers": error_of(frame, settings=RunSettings(rendezvous="workers")),
     }
-    kindler.stop()
     print(json.dumps(seen))  # noqa: T201
 
 

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import standalone
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster]
+from tests.in_turn import Printed
+from tests.spark_programs.conftest import last_line
 
-PROGRAM = Path(__file__).parent / "programs" / "recovery.py"
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
+
 ROWS, KEPT, FALL = 50, 9, 12
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told(torch_on_the_cluster: Printed) -> dict[str, Any]:
     """What the program says of its runs."""
-    folder = tmp_path_factory.mktemp("recovery")
-    with standalone(folder) as master:
-        done = subprocess.run(
-            [sys.executable, str(PROGRAM), master, str(folder)],
-            env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3] / "src")},
-            capture_output=True,
-            text=True,
-            timeout=400,
-        )
-    assert done.returncode == 0, done.stderr[-6000:]
-    runs: dict[str, Any] = json.loads(done.stdout)
+    runs: dict[str, Any] = last_line(torch_on_the_cluster("recovery.py"))
     return runs
 
 

@@ -35,6 +35,7 @@ def run(tmp_path: Path) -> Run:
 
     def program(code: str, *, environ: Mapping[str, str | None] | None = None, quiet: bool = False) -> Any:
         variables = {"PYTHONPATH": str(SRC), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+        variables |= {name: os.environ[name] for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS")}
         variables |= {k: v for k, v in (environ or {}).items() if v is not None}
         done = subprocess.run(
             [sys.executable, "-c", "import json, os\n" + textwrap.dedent(code)],

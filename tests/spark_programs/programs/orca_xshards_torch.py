@@ -93,7 +93,6 @@ def main() -> None:
         seen["num_samples"].append(stats["num_samples"])
         seen["shapes"].append([scores.shape])
         seen["accuracy"].append(float((scores.argmax(1) == data["y"]).mean()))
-    kindler.stop()
     print()  # noqa: T201
     print(json.dumps(seen))  # noqa: T201
 

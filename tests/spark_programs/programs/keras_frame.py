@@ -87,7 +87,6 @@ def main() -> None:
         "off by": float(np.abs(np.array([row.prediction for row in after]) - alone).max()),
     }
     sys.stdout.write(json.dumps(told))
-    kindler.stop()
 
 
 if __name__ == "__main__":

@@ -58,7 +58,6 @@ def main(mode: str) -> None:
         "merged": frame.merge(frame, on=["k", "n"]).to_pandas()["n"].tolist(),
         "frame": [row.n for row in XShards.from_spark_df(frame.to_spark_df()).to_spark_df().collect()],
     }
-    kindler.stop()
     print(json.dumps(seen))  # noqa: T201
 
 

@@ -1,0 +1,75 @@
+"""What tests cost: the CPU seconds of each, with every process that it has started.
+
+    python -m pytest -p tests.costs tests/torch     # writes build/costs/torch.json
+    python -m tests.costs                           # the parts, and the slowest tests of all of them
+
+CPU seconds are the same on a busy machine and on a quiet one. The first test that uses a shared fixture
+pays for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+FOLDER = Path("build/costs")
+SLOWEST = 30
+
+_costs: dict[str, float] = {}
+
+
+def cpu_seconds() -> float:
+    """Of this process, of those that descend from it, and of those that they have waited for."""
+    total = sum(os.times()[:4])
+    for process in psutil.Process().children(recursive=True):
+        try:
+            total += sum(process.cpu_times()[:4])
+        except psutil.Error:
+            continue  # it has ended since; whoever waited for it has its seconds
+    return total
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    before = cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        _costs[item.nodeid] = round(cpu_seconds() - before, 2)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput") or not _costs:
+        return
+    part = "-".join(dict.fromkeys(Path(nodeid).parts[1] for nodeid in _costs))
+    flavour = os.environ.get("KINDLER_TEST_KERAS")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{part}{f'-{flavour}' if flavour else ''}.json"
+    path.write_text(json.dumps({"whole": cpu_seconds(), "tests": _costs}, indent=1))
+
+
+def report(folder: Path = FOLDER) -> Iterator[str]:
+    """Two tables of Markdown: the parts, and the slowest tests."""
+    parts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    yield from ("| part | tests | CPU seconds |", "|---|---:|---:|")
+    for name, part in parts.items():
+        yield f"| {name} | {len(part['tests'])} | {part['whole']:.0f} |"
+    yield ""
+    yield from ("| CPU seconds | test |", "|---:|---|")
+    costs = [
+        (cost, f"{test} ({name})" if name.startswith("keras-") else test)
+        for name, part in parts.items()
+        for test, cost in part["tests"].items()
+    ]
+    for cost, test in sorted(costs, reverse=True)[:SLOWEST]:
+        yield f"| {cost:.0f} | `{test}` |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(report()) + "\n")

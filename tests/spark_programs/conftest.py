@@ -1,0 +1,103 @@
+"""Programs with a Spark driver of their own; those that can share one run in turn in one process.
+
+No session runs in the process of the tests. A group of programs runs once, for the first test that asks what
+they printed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SHARED
+from tests.in_turn import Printed, run_in_turn
+from tests.spark_programs.cluster import Cluster, standalone
+from tests.whole import WHOLE
+
+MNIST = SHARED / "mnist"
+PROGRAMS = Path(__file__).parent / "programs"
+SPARK_4_0 = Path(sys.prefix) / "spark-4.0"
+MNIST_SIZE = "whole" if WHOLE else "small"
+
+
+def run_programs(folder: Path, *programs: Sequence[object], **options: Any) -> Printed:
+    """Run files of `programs/` in one process; gives what each printed, by its name."""
+    return run_in_turn(folder, *((PROGRAMS / str(name), *words) for name, *words in programs), **options)
+
+
+def last_line(printed: str) -> Any:
+    """The value that a program printed last, as JSON."""
+    return json.loads(printed.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def through_connect(tmp_path_factory: pytest.TempPathFactory) -> Printed:
+    folder = tmp_path_factory.mktemp("connect")
+    for name in ("frames", "records"):
+        (folder / name).mkdir()
+    return run_programs(
+        folder,
+        ("connect.py", folder / "frames"),
+        ("tfrecord_connect.py", folder / "records"),
+        ("shards.py", "connect"),
+        ("shards_estimator.py", "connect"),
+        SPARK_TESTING="1",  # a free port for the server instead of Connect's fixed one
+    )
+
+
+@pytest.fixture(scope="session")
+def on_the_oldest_spark(tmp_path_factory: pytest.TempPathFactory) -> Printed:
+    if not SPARK_4_0.is_dir():
+        pytest.skip(f"pyspark 4.0 is not installed at {SPARK_4_0} (make test does it)")
+    folder = tmp_path_factory.mktemp("oldest")
+    return run_programs(folder, ("oldest.py", folder), ("shards.py", "classic"), paths=[SPARK_4_0])
+
+
+@pytest.fixture(scope="session")
+def torch_on_two_slots(tmp_path_factory: pytest.TempPathFactory) -> Printed:
+    folder = tmp_path_factory.mktemp("torch")
+    return run_programs(
+        folder, ("orca_xshards_torch.py",), *on_mnist("mnist.py", "local[2]", MNIST, folder, MNIST_SIZE)
+    )
+
+
+@pytest.fixture(scope="session")
+def keras_on_two_slots(tmp_path_factory: pytest.TempPathFactory) -> Printed:
+    folder = tmp_path_factory.mktemp("keras")
+    return run_programs(
+        folder,
+        ("keras_frame.py", "tensorflow", folder),
+        ("orca_xshards_keras.py",),
+        *on_mnist("orca_keras.py", MNIST),
+        *on_mnist("mnist_keras.py", "tensorflow", "local[2]", MNIST, folder, MNIST_SIZE),
+    )
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A master with two workers."""
+    with standalone(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def torch_on_the_cluster(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Printed:
+    folder = tmp_path_factory.mktemp("torch-cluster")
+    printed = run_programs(
+        folder,
+        *on_mnist("mnist.py", cluster.address, MNIST, folder, MNIST_SIZE),
+        ("recovery.py", cluster.address, folder),
+        quiet=False,  # Spark tells of the executors that are killed
+    )
+    cluster.mend()  # one of its workers was killed
+    return printed
+
+
+def on_mnist(*words: object) -> list[tuple[object, ...]]:
+    """The program, where MNIST is; tests of it are skipped where it is not."""
+    return [words] if MNIST.is_dir() else []

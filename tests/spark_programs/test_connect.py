@@ -1,0 +1,52 @@
+"""The same programs through Spark Connect: no JVM gateway, no RDD."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.in_turn import Printed
+from tests.spark.direct_facts import CASES
+from tests.spark_programs import shards_seen
+from tests.spark_programs.conftest import last_line
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_fit_and_predict_do_what_they_do_on_a_classic_session(through_connect: Printed) -> None:
+    seen = last_line(through_connect("connect.py"))
+
+    assert (seen["rows"], seen["same"], seen["in_order"]) == (10_000, True, True)
+    assert seen["at_driver"] == pytest.approx(seen["among_workers"], abs=1e-6)
+    assert seen["at_driver"] == pytest.approx(seen["from_files"], abs=1e-6)
+    assert seen["echoed"] == ["through Connect"]
+    assert seen["error_at_driver"] == seen["error_among_workers"] == ["no such thing", True]
+    for name, case in CASES.items():
+        found, wanted = seen["direct"][name], case.connect or case.refused
+        assert (found is None) == (wanted is None), f"{name}: {found}"
+        assert (wanted or "") in (found or ""), name
+
+
+def test_tfrecord_files_are_written_and_scanned_as_on_a_classic_session(through_connect: Printed) -> None:
+    seen = last_line(through_connect("tfrecord_connect.py"))
+
+    files = [f"part-0000{i}.tfrecord" for i in range(3)]
+    assert (seen["files"], seen["inside"]) == (files, ["_SUCCESS", *files])
+    assert (seen["same"], seen["count"]) == (True, 1_000)
+    assert "exists already" in seen["refused"]
+    assert seen["bad"] == ["bad", "0 of partition 0"]
+    assert "does not exist" in seen["none"]
+    assert seen["left"] == ["rows"]
+
+
+def test_shards_do_what_they_do_on_a_classic_session(through_connect: Printed) -> None:
+    assert last_line(through_connect("shards.py")) == shards_seen.EXPECTED
+
+
+def test_shards_are_trained_on_and_scored(through_connect: Printed) -> None:
+    seen = last_line(through_connect("shards_estimator.py"))
+
+    assert seen["homes"] == ["spark", "spark"]
+    assert seen["samples"] == [40, 40, 40]
+    assert seen["rows"] == [0, 15, 25]
+    assert seen["off by"] < 1e-6
+    assert seen["weights"] == pytest.approx(seen["expected"], abs=1e-5)
