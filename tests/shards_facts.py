@@ -493,16 +493,3 @@ class ShardFacts:
     def test_a_collection_is_not_sent_to_another_process(self, shards: XShards) -> None:
         with pytest.raises(TypeError, match="cannot be sent to another process"):
             pickle.dumps(shards)
-
-    def test_arrays_are_flat_columns_for_whoever_feeds_a_model(self, home: str) -> None:
-        x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6)
-        shards = XShards.partition({"x": (x, x + 1), "y": y}, 2, home=home)
-
-        assert [(c.name, c.role, c.dtype, c.shape) for c in shards.array_columns()] == [
-            ("x0", "feature", "<f4", (2,)),
-            ("x1", "feature", "<f4", (2,)),
-            ("y", "label", "<i8", ()),
-        ]
-        files = list(shards.row_files())
-        assert [file.rows for file in files] == [3, 3]
-        np.testing.assert_array_equal(np.concatenate([file.arrays["x1"] for file in files]), x + 1)

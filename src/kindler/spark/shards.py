@@ -67,7 +67,7 @@ _released: deque[DataFrame] = deque()
 
 
 class SparkShards:
-    """Shards of the Spark home; see `kindler.data.shards.backend.Held`.
+    """The `ShardBackend` of the Spark home.
 
     Args:
         frame: The pieces; see this module's table.

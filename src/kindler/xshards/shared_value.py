@@ -12,9 +12,9 @@ from typing import Any
 
 import cloudpickle
 
-from kindler.data.shards.shard_files import Folder
+from kindler.data.shards.shard_files import ShardFolder
 from kindler.errors import ConfigError
-from kindler.xshards.backends import active_session
+from kindler.xshards.spark_session import active_session
 
 __all__ = ["SharedValue", "check", "shipping_to", "unwrapped"]
 
@@ -86,7 +86,7 @@ class SharedValue:
         return self._carriers[key][1]
 
     def _file(self) -> str:
-        folder = Folder()
+        folder = ShardFolder()
         self._held.append(folder)
         path = folder.path / _FILE
         path.write_bytes(cloudpickle.dumps(self._data, protocol=5))
@@ -97,7 +97,7 @@ class SharedValue:
             "pyspark.sql.connect"
         ):
             return session.sparkContext.broadcast(self._data)
-        folder = Folder()
+        folder = ShardFolder()
         self._held.append(folder)
         path = folder.path / f"kindler-shared-{self._id}.pickle"
         path.write_bytes(cloudpickle.dumps(self._data, protocol=5))
