@@ -1,8 +1,8 @@
 """`XShards`: a partitioned, ordered collection of Python objects.
 
 It joins the parts: what is done to a shard is in `shard_ops`, what is done to tables in
-`kindler.data.shards.frames`, and where shards live and who computes on them is up to a `ShardBackend` (`local`
-or `kindler.spark.shards`).
+`kindler.data.shards.frames`, and where shards live and who computes on them is up to a `ShardBackend`
+(`local`, `kindler.spark.shards`).
 """
 
 from __future__ import annotations
