@@ -138,7 +138,7 @@ class ShardFacts:
     def test_no_shards_at_all_are_refused(self, home: str) -> None:
         with pytest.raises(ConfigError, match="at least one shard"):
             XShards.from_shards([], home=home)
-        with pytest.raises(ConfigError, match="at least 1, and 0"):
+        with pytest.raises(ConfigError, match="at least 1, received 0"):
             XShards.partition(np.zeros(3), 0, home=home)
 
     def test_data_without_rows_is_refused_with_where_it_is(self, home: str) -> None:
@@ -348,9 +348,9 @@ class ShardFacts:
     def test_group_by_refuses_what_it_cannot_do(self, shards: XShards) -> None:
         with pytest.raises(ConfigError, match="no column 'nope'"):
             shards.group_by("nope")
-        with pytest.raises(ConfigError, match="'mode' is no aggregate"):
+        with pytest.raises(ConfigError, match="unknown aggregate 'mode'"):
             shards.group_by("key", "mode")
-        with pytest.raises(ConfigError, match="sum of column 'kind'"):
+        with pytest.raises(ConfigError, match="sum needs numbers, and column 'kind'"):
             shards.group_by("key", {"kind": "sum"})
         with pytest.raises(ConfigError, match=r"none of the columns \['kind'\]"):
             shards.select(["key", "kind"]).group_by("key", "sum")
@@ -466,7 +466,7 @@ class ShardFacts:
         again = XShards.load_pickle(tmp_path / "saved", trusted=True, home=home).collect()
         assert again[0] == things[0]
         np.testing.assert_array_equal(again[1][0], np.arange(3))
-        with pytest.raises(ConfigError, match="is there already"):
+        with pytest.raises(ConfigError, match="already exists"):
             shards.save_pickle(tmp_path / "saved")
         shards.save_pickle(tmp_path / "saved", overwrite=True)
 
@@ -482,7 +482,7 @@ class ShardFacts:
     def test_operations_on_frames_say_what_they_got_instead(self, home: str) -> None:
         arrays = XShards.partition({"x": np.arange(4)}, 2, home=home)
         for operation in (arrays.deduplicates, arrays.sort_values, arrays.get_null_sum, arrays.describe):
-            with pytest.raises(DataError, match="shard 0 is a dict and no pandas DataFrame"):
+            with pytest.raises(DataError, match="shard 0 is a dict, not a pandas DataFrame"):
                 operation()
 
     def test_the_schema_names_columns_and_arrays(self, shards: XShards, home: str) -> None:

@@ -1,7 +1,7 @@
 """The fork server process: `python -m kindler.engine._fork_server_main ORDER`. See `fork_server.py`.
 
 One thread, one loop: a connection is a request for a child and stays open as its leash. When the
-asker closes it, the child is killed; when the child ends, the asker is told how.
+asker closes it, the child is killed; when the child ends, the asker gets its exit code.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _preload(names: list[str]) -> str | None:
             loaded = importlib.import_module(module)
             if function:
                 getattr(loaded, function)()
-    except BaseException:  # noqa: BLE001 - whatever it is, those who ask for a child are told
+    except BaseException:  # noqa: BLE001 - whatever it is, those who ask for a child get the traceback
         return traceback.format_exc()
     # What was imported lives as long as the process: children need not look through it for garbage,
     # which would also copy every page of it.

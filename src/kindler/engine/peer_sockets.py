@@ -65,10 +65,10 @@ def connect_links(
     try:
         port = listener.getsockname()[1] if listener else 0
         below = sorted(set(peers) - above - {worker.rank})
-        told = worker.gather(json.dumps([worker.address, port]).encode(), below)
+        addresses = worker.gather(json.dumps([worker.address, port]).encode(), below)
         deadline = time.monotonic() + timeout_s
         for rank in below:
-            host, port = json.loads(told[rank])
+            host, port = json.loads(addresses[rank])
             made[rank] = _call(worker, rank, (host, port), deadline)
         if listener is not None:
             made |= answer(

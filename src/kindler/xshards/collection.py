@@ -319,7 +319,7 @@ class XShards:
             other: As many shards, each with as many rows.
         """
         if not isinstance(other, XShards):
-            raise ConfigError(f"zip: {other!r} is no XShards.")
+            raise ConfigError(f"zip: expected an XShards, received {other!r}.")
         ours, theirs = self._ready(), other.to_home(self.home)._ready()
         if len(ours.infos) != len(theirs.infos):
             raise ConfigError(
@@ -399,9 +399,9 @@ class XShards:
             on: The columns that are the key. Default: those that both have.
         """
         if not isinstance(right, XShards):
-            raise ConfigError(f"merge: {right!r} is no XShards.")
+            raise ConfigError(f"merge: expected an XShards, received {right!r}.")
         if how not in _HOWS:
-            raise ConfigError(f"merge: how={how!r}; it is one of {', '.join(_HOWS)}.")
+            raise ConfigError(f"merge: how={how!r}: expected one of {', '.join(_HOWS)}.")
         names = frames.merge_names(self._schema().names, right._schema().names, on)
         other = right.to_home(self.home)._ready()
         return XShards(self._held.merged(other, how, names))
@@ -416,7 +416,7 @@ class XShards:
         """
         held = self._ready()
         if frac < 0 or (frac > 1 and not replace):
-            raise ConfigError(f"sample: frac={frac}; it is from 0 to 1, and more only with replace=True.")
+            raise ConfigError(f"sample: frac={frac}: expected 0 to 1, or more with replace=True.")
         if not all(info.rowwise for info in held.infos):
             raise DataError("sample: the shards are objects without rows.")
         seed = int(np.random.SeedSequence(random_state).generate_state(1)[0])

@@ -40,7 +40,7 @@ def read_pickles(path: str | os.PathLike[str]) -> Iterator[Any]:
     except FileNotFoundError as exc:
         raise DataError(f"load_pickle: {folder} holds no saved shards: {_MANIFEST} is missing.") from exc
     if manifest.get("format") != _FORMAT:
-        raise DataError(f"load_pickle: {folder} is of format {manifest.get('format')!r}; this is {_FORMAT}.")
+        raise DataError(f"load_pickle: {folder} has format {manifest.get('format')!r}; expected {_FORMAT}.")
     numbers = range(manifest["shards"])
     return (pickle.loads((folder / _part(number, "pickle")).read_bytes()) for number in numbers)
 
@@ -77,7 +77,7 @@ def _part(number: int, ending: str) -> str:
 def _new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     """A folder that is written beside its place, and put there when the block has ended well."""
     if path.exists() and not overwrite:
-        raise ConfigError(f"{path} is there already.\nHint: overwrite=True replaces it.")
+        raise ConfigError(f"{path} already exists.\nHint: overwrite=True replaces it.")
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:

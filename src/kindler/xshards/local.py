@@ -82,7 +82,7 @@ class LocalShards:
         for number, packed in self._all():
             for target, piece in cut(number, packed):
                 pieces[target].append(piece)
-        return LocalShards.of(rows.joined(found) for found in pieces)
+        return LocalShards.of(rows.joined(parts) for parts in pieces)
 
     def zipped(self, other: LocalShards) -> LocalShards:
         pairs = zip(self._all(), other._all(), strict=True)
@@ -158,13 +158,13 @@ def _in_workers(stored: StoredShards, work: Work, job: Job, listener: Listener) 
             settings=settings,
         )
         outcomes = local.run(job, listener=listener)
-        told = [json.loads(outcome.buffers[0]) for outcome in outcomes]
-        failed = {said["shard"]: said["error"] for said in told if said["error"] is not None}
+        reports = [json.loads(outcome.buffers[0]) for outcome in outcomes]
+        failed = {said["shard"]: said["error"] for said in reports if said["error"] is not None}
         if failed:
             # Shards are taken in order, so the first of those that fail is always among them.
             raise shard_error(failed[min(failed)], min(failed))
         infos: dict[int, Info] = {}
-        for said, outcome in zip(told, outcomes, strict=True):
+        for said, outcome in zip(reports, outcomes, strict=True):
             infos |= dict(zip(said["done"], map(Info.from_bytes, outcome.buffers[1:]), strict=True))
     except BaseException:
         folder.delete()

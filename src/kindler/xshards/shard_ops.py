@@ -112,7 +112,7 @@ def as_frame(number: int, packed: Packed) -> Any:
     thing = unpack(packed)
     if not pytree.is_frame(thing):
         raise DataError(
-            f"shard {number} is a {type(thing).__name__} and no pandas DataFrame.\n"
+            f"shard {number} is a {type(thing).__name__}, not a pandas DataFrame.\n"
             "Hint: this needs shards that are DataFrames; make them with transform_shard."
         )
     return thing
@@ -121,7 +121,7 @@ def as_frame(number: int, packed: Packed) -> Any:
 def as_pandas(number: int, thing: Any) -> Any:
     """A frame or series, or a complaint."""
     if not (pytree.is_frame(thing) or pytree.is_series(thing)):
-        raise DataError(f"shard {number} is a {type(thing).__name__} and neither a DataFrame nor a Series.")
+        raise DataError(f"shard {number} is a {type(thing).__name__}, neither a DataFrame nor a Series.")
     return thing
 
 
@@ -132,10 +132,10 @@ def picked(key: Any, number: int, packed: Packed) -> Packed:
         keys = [key] if not isinstance(key, list) else key
         missing = [k for k in keys if k not in thing]
         if missing:
-            raise ConfigError(f"there is no {missing[0]!r} in shard {number}; there are {list(thing)}.")
+            raise ConfigError(f"shard {number} has no {missing[0]!r}; it has {list(thing)}.")
         return pack(thing[key])
     raise ConfigError(
-        f"a {type(thing).__name__} has no keys to choose from.\nHint: pandas DataFrames and dicts have."
+        f"a {type(thing).__name__} has no keys to choose from.\nHint: use pandas DataFrames or dicts."
     )
 
 
@@ -235,7 +235,7 @@ def _numbers(column: Any, name: str) -> Array:
     except (ValueError, TypeError) as exc:
         raise DataError(f"its values cannot become one array: {exc}", column=name) from exc
     if values.dtype.kind not in "biuf":
-        raise DataError(f"values of type {column.dtype} are no numbers.", column=name)
+        raise DataError(f"expected numbers, received values of type {column.dtype}.", column=name)
     return values
 
 

@@ -73,7 +73,7 @@ class SharedValue:
 
     def _check(self) -> None:
         if self._gone:
-            raise ConfigError("this SharedValue was unpersisted.\nHint: make a new one of the data.")
+            raise ConfigError("this SharedValue was unpersisted.\nHint: create a new one from the data.")
 
     def _carrier(self, home: str | None) -> Any:
         """What the value is fetched by in the processes of a home; made on first use."""
@@ -159,7 +159,7 @@ def shipping_to(home: str) -> Iterator[None]:
 
 
 def check(arguments: Iterable[Any]) -> None:
-    """Complain about shared values that are no more, before anything starts."""
+    """Raise for shared values that were unpersisted, before anything starts."""
     for argument in arguments:
         if isinstance(argument, SharedValue):
             argument._check()

@@ -2,7 +2,7 @@
 
 shard                       columns
 {"x": a, "y": b}            x, y
-{"x": (a, b), "y": c}       x0, x1, y            (lists alike)
+{"x": (a, b), "y": c}       x0, x1, y            (lists too)
 {"x": {"p": a}, "y": b}     p, y
 (a, b)                      x, y
 a                           x
@@ -47,9 +47,9 @@ class ArrayColumn:
 def array_columns(infos: Sequence[Info]) -> list[ArrayColumn]:
     """The columns of shards of arrays, which must be the same for all that have rows."""
     # Without rows, a dtype says nothing.
-    told = [(number, info) for number, info in enumerate(infos) if info.rows] or [(0, infos[0])]
-    first, known = told[0][0], columns_of(told[0][1])
-    for number, info in told:
+    known_infos = [(number, info) for number, info in enumerate(infos) if info.rows] or [(0, infos[0])]
+    first, known = known_infos[0][0], columns_of(known_infos[0][1])
+    for number, info in known_infos:
         if info.kind != "arrays":
             raise DataError(
                 f"shard {number} is a {info.name}, and arrays are expected.\n"

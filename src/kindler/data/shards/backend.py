@@ -1,4 +1,4 @@
-"""What a home of shards can do; `kindler.xshards` knows no more of either home than this."""
+"""The contract of a backend of shards: `kindler.xshards` knows no more of either one than this."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Cut: TypeAlias = Callable[[int, Packed], Iterable[tuple[int, Packed]]]
 
 
 class ShardBackend(Protocol):
-    """Shards in a home. None of these methods changes them; new ones are in the same home."""
+    """Shards in one home. No method changes them; new ones are in the same home.
+
+    `kindler.testing.shards` has its tests.
+    """
 
     home: str
 

@@ -64,11 +64,11 @@ class StoredShards:
         return read(self.infos[number], shard_path(self.folder.path, number))
 
     def load_check(self) -> None:
-        """Complain when there is nothing to load any more."""
+        """Raise when the shards were freed."""
         if self.freed:
             raise ConfigError(
                 "these shards were freed by uncache().\n"
-                "Hint: keep what is needed later, or make the collection again."
+                "Hint: keep what you need later, or create the collection again."
             )
 
     def free(self) -> None:
