@@ -69,7 +69,7 @@ def peaks(path: Path, workers: int) -> list[int]:
 
 @contextmanager
 def _watched() -> Iterator[dict[int, int]]:
-    """The peaks of this process's grandchildren, who are the workers: their parent is the nursery."""
+    """The peaks of this process's grandchildren, who are the workers: their parent is the fork server."""
     seen: dict[int, int] = {}
     done = threading.Event()
 

@@ -157,7 +157,7 @@ def watched() -> Iterator[list[int]]:
 
 
 def _family() -> set[int]:
-    """This process and all that it has started, at any remove; a nursery may have lost its parent."""
+    """This process and all that it has started, at any remove; a fork server may have lost its parent."""
     parents: dict[int, int] = {}
     owners: dict[int, int] = {}
     for entry in Path("/proc").iterdir():

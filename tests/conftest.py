@@ -19,7 +19,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 set_java_options()
 
 
-def nurseries() -> list[psutil.Process]:
+def fork_servers() -> list[psutil.Process]:
     """The fork servers of this process, and of the Spark that it started."""
     family = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
     found = []
@@ -27,16 +27,16 @@ def nurseries() -> list[psutil.Process]:
         command = process.info["cmdline"] or []
         if "kindler.engine._fork_server_main" in command and json.loads(command[-1])["owner"] in family:
             found.append(process)
-    # A worker is a fork of its nursery and has its command line; only the topmost is the nursery.
+    # A worker is a fork of its fork server and has its command line; only the topmost is the fork server.
     return [p for p in found if p.ppid() not in {q.pid for q in found}]
 
 
 def workers() -> list[psutil.Process]:
     """The worker processes that run on this machine."""
     found = []
-    for nursery in nurseries():
+    for server in fork_servers():
         try:
-            found += nursery.children(recursive=True)
+            found += server.children(recursive=True)
         except psutil.NoSuchProcess:
             continue
     return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

@@ -138,7 +138,7 @@ class ShardFacts:
     def test_no_shards_at_all_are_refused(self, home: str) -> None:
         with pytest.raises(ConfigError, match="at least one object"):
             XShards.from_shards([], home=home)
-        with pytest.raises(ConfigError, match="at least 1, and 0"):
+        with pytest.raises(ConfigError, match="at least 1, received 0"):
             XShards.partition(np.zeros(3), 0, home=home)
 
     def test_data_without_rows_is_refused_with_where_it_is(self, home: str) -> None:
@@ -350,9 +350,9 @@ class ShardFacts:
     def test_group_by_refuses_what_it_cannot_do(self, shards: XShards) -> None:
         with pytest.raises(ConfigError, match="no column 'nope'"):
             shards.group_by("nope")
-        with pytest.raises(ConfigError, match="'mode' is no aggregate"):
+        with pytest.raises(ConfigError, match="unknown aggregate 'mode'"):
             shards.group_by("key", "mode")
-        with pytest.raises(ConfigError, match="sum of column 'kind'"):
+        with pytest.raises(ConfigError, match="sum needs numbers, and column 'kind'"):
             shards.group_by("key", {"kind": "sum"})
         with pytest.raises(ConfigError, match=r"none of the columns \['kind'\]"):
             shards.select(["key", "kind"]).group_by("key", "sum")
@@ -495,16 +495,3 @@ class ShardFacts:
     def test_a_collection_is_not_sent_to_another_process(self, shards: XShards) -> None:
         with pytest.raises(TypeError, match="cannot be sent to another process"):
             pickle.dumps(shards)
-
-    def test_arrays_are_flat_columns_for_whoever_feeds_a_model(self, home: str) -> None:
-        x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6)
-        shards = XShards.partition({"x": (x, x + 1), "y": y}, 2, home=home)
-
-        assert [(c.name, c.role, c.dtype, c.shape) for c in shards.array_columns()] == [
-            ("x0", "feature", "<f4", (2,)),
-            ("x1", "feature", "<f4", (2,)),
-            ("y", "label", "<i8", ()),
-        ]
-        files = list(shards.row_files())
-        assert [file.rows for file in files] == [3, 3]
-        np.testing.assert_array_equal(np.concatenate([file.arrays["x1"] for file in files]), x + 1)

@@ -21,7 +21,7 @@ class RunSettings:
         sync_timeout_s: Seconds a worker waits for the others at an exchange.
         stall_timeout_s: Seconds without a step, an exchange or a report of any worker after which the run
             fails with the stacks of all of them.
-        stop_timeout_s: Seconds for workers to go away once they were told to.
+        stop_timeout_s: Seconds for workers to go away once they were asked to.
         max_failures: How often a run that lost a worker starts again from its last checkpoint.
         retry_backoff_s: Seconds before it does so for the first time; twice as long each time, 30 at most.
         executor_wait_s: Seconds to wait for the replacement of an executor that was lost; after that the run

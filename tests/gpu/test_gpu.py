@@ -172,9 +172,9 @@ def _preloaded_without_device(preload: str, environment: dict[str, str]) -> None
     """The preload leaves CUDA alone: a fork of the process that ran it can use the GPU."""
     code = f"""
         import os
-        from kindler.engine import _nursery_main
-        assert _nursery_main._preload([{preload!r}]) is None
-        assert not _nursery_main.holds_accelerator()
+        from kindler.engine import _fork_server_main
+        assert _fork_server_main._preload([{preload!r}]) is None
+        assert not _fork_server_main.holds_accelerator()
         if os.fork() == 0:
             import torch
             torch.zeros(1, device="cuda").item()

@@ -17,7 +17,7 @@ from kindler import Callback, Estimator, RunSettings
 from kindler.engine.cores import usable_cores
 from kindler.errors import ConfigError, DataError, WorkerError, WorkerLost
 from kindler.spark.slots import cores_per_host
-from tests.conftest import eventually_none, nurseries, workers
+from tests.conftest import eventually_none, fork_servers, workers
 from tests.whole import whole_only
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
@@ -70,7 +70,7 @@ def test_the_users_own_exception_comes_first_and_no_jvm_stack(
     assert (caught.value.rank, caught.value.host) == (1, os.uname().nodename)
     assert 'raise ValueError("boom")' in str(caught.value)
     assert not eventually_none(workers)
-    assert not eventually_none(nurseries)
+    assert not eventually_none(fork_servers)
     printed = capfd.readouterr()
     assert printed.out + printed.err == ""
 

@@ -28,7 +28,7 @@ from kindler.errors import (
     WorkerError,
     WorkerLost,
 )
-from tests.conftest import eventually_none, nurseries, workers
+from tests.conftest import eventually_none, fork_servers, workers
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
@@ -280,7 +280,7 @@ def test_interrupting_or_killing_the_driver_leaves_no_process_and_no_file(
     while not ready.exists() and driver.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     mine = psutil.Process(driver.pid).children(recursive=True)
-    assert len(mine) == 3, "a nursery and two workers"
+    assert len(mine) == 3, "a fork server and two workers"
 
     driver.send_signal(number)
     out, _ = driver.communicate(timeout=30)
@@ -294,12 +294,12 @@ def test_warm_processes_end_when_asked_and_after_their_idle_time() -> None:
     from kindler.engine import fork_server
 
     regression().fit((X, Y), verbose=0)
-    assert nurseries()
+    assert fork_servers()
     fork_server.close()
-    assert not eventually_none(nurseries)
+    assert not eventually_none(fork_servers)
 
     regression(settings=RunSettings(idle_s=0)).fit((X, Y), verbose=0)
-    assert not eventually_none(nurseries)
+    assert not eventually_none(fork_servers)
 
 
 def test_a_second_run_gets_fresh_forks_of_the_same_warm_process() -> None:
@@ -308,7 +308,7 @@ def test_a_second_run_gets_fresh_forks_of_the_same_warm_process() -> None:
     for _ in range(2):
         est = regression()
         est.fit((X, Y), verbose=0)
-        seen += [(p.pid, len(workers())) for p in nurseries()]
+        seen += [(p.pid, len(workers())) for p in fork_servers()]
 
     assert len({pid for pid, _ in seen}) == 1
     assert {count for _, count in seen} == {0}

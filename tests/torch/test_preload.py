@@ -55,14 +55,14 @@ def test_what_opens_a_device_when_imported_is_imported_in_each_fork_instead(tmp_
     code = f"""
         import json, os, sys
         sys.path.insert(0, {str(tmp_path)!r})
-        from kindler.engine import nursery
-        recipe = nursery.Recipe(preload=("opens",))
-        children = [nursery.start_child(recipe, owner=os.getpid(), timeout_s=60) for _ in range(2)]
+        from kindler.engine import fork_server
+        recipe = fork_server.Recipe(preload=("opens",))
+        children = [fork_server.start_child(recipe, owner=os.getpid(), timeout_s=60) for _ in range(2)]
         for child in children:
             child.channel.send("job", target="kindler.engine.worker:nothing")  # it fails, having imported
             child.wait(60)
-        print(json.dumps([child.pid for child in children]), nursery._started[0].pid)
-        nursery.close()
+        print(json.dumps([child.pid for child in children]), fork_server._started[0].pid)
+        fork_server.close()
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120

@@ -1,7 +1,7 @@
-"""The nursery process: `python -m kindler.engine._fork_server_main ORDER`. See `fork_server.py`.
+"""The fork server process: `python -m kindler.engine._fork_server_main ORDER`. See `fork_server.py`.
 
 One thread, one loop: a connection is a request for a child and stays open as its leash. When the
-asker closes it, the child is killed; when the child ends, the asker is told how.
+asker closes it, the child is killed; when the child ends, the asker gets its exit code.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(order: dict[str, Any]) -> None:
     failure = None if late else _preload(order["preload"])
     if not late and holds_accelerator():
         _begin_again({**order, "late": True})
-    nursery = _Nursery(
+    server = _ForkServer(
         listener,
         order["path"],
         owner=order["owner"],
@@ -62,10 +62,10 @@ def main(order: dict[str, Any]) -> None:
     )
     _unlink(os.path.splitext(order["path"])[0] + ".starting")
     try:
-        nursery.run()
+        server.run()
     finally:
-        nursery.retire()
-        _sweep_for(_SWEEP_S if nursery.end() else 0.0)
+        server.retire()
+        _sweep_for(_SWEEP_S if server.end() else 0.0)
 
 
 def _preload(names: list[str]) -> str | None:
@@ -76,7 +76,7 @@ def _preload(names: list[str]) -> str | None:
             loaded = importlib.import_module(module)
             if function:
                 getattr(loaded, function)()
-    except BaseException:  # noqa: BLE001 - whatever it is, those who ask for a child are told
+    except BaseException:  # noqa: BLE001 - whatever it is, those who ask for a child get the traceback
         return traceback.format_exc()
     # What was imported lives as long as the process: children need not look through it for garbage,
     # which would also copy every page of it.
@@ -102,7 +102,7 @@ def _begin_again(order: dict[str, Any]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "kindler.engine._fork_server_main", json.dumps(order)])
 
 
-class _Nursery:
+class _ForkServer:
     def __init__(
         self,
         listener: socket.socket,
@@ -317,7 +317,7 @@ def _sweep_for(seconds: float) -> None:
 
 
 def _take_over(surroundings: dict[str, Any], variables: dict[str, str]) -> None:
-    """Be as the process that asked is now, not as it was when the nursery was started."""
+    """Be as the process that asked is now, not as it was when the fork server was started."""
     os.environ.clear()
     os.environ.update({**variables, **surroundings["environment"]})
     time.tzset()
@@ -350,7 +350,7 @@ def _kill_group(pid: int) -> bool:
 
 
 def _set_up_process() -> None:
-    """Die with the nursery, and wake from short naps in time: workers wait for each other in those."""
+    """Die with the fork server, and wake from short naps in time: workers wait for each other in those."""
     if sys.platform == "linux":
         prctl = ctypes.CDLL(None).prctl
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -159,7 +159,7 @@ class Peer:
 
 
 class Owner:
-    """What a switchboard tells its owner of, on the board's own thread; nothing of it may block."""
+    """What a switchboard calls, on its own thread; none of these methods may block."""
 
     def heard(self, peer: Peer, frame: Frame) -> None:
         """A message came."""
@@ -177,7 +177,7 @@ class Switchboard:
     Args:
         listener: Is closed with the board.
         secret: What those who may come in know.
-        owner: Is told of everything.
+        owner: Is called for everything that happens.
         size: How many are expected.
         name: Of the thread.
     """

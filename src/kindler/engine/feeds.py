@@ -158,7 +158,7 @@ class FeedWriter:
         """Send a batch; waits while the reader is too far behind.
 
         Args:
-            batch: Any number of buffers, which arrive together.
+            batch: Any number of buffers, which arrive together. They are not copied: leave them as they are.
             timeout_s: The longest time that the reader may take nothing; None is forever.
 
         Raises:
@@ -274,7 +274,7 @@ class FeedReader:
             yield batch
 
     def close(self, reason: str = "") -> None:
-        """Read no more: what is on its way is dropped, and the writer is told why."""
+        """Read no more: what is on its way is dropped, and the writer gets the reason."""
         with self._feeds.changed:
             if self._closed:
                 return

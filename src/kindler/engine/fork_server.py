@@ -1,13 +1,13 @@
 """Warm processes: a fork server per machine that has the framework imported and forks workers.
 
 Importing a framework and what its first optimizer needs takes seconds; forking takes milliseconds.
-So the first run on a machine starts a nursery, and every worker, of this run and the next, is a
-fresh fork of it. The nursery itself computes nothing and starts no thread. It ends after `idle_s`
+So the first run on a machine starts a fork server, and every worker, of this run and the next, is a
+fresh fork of it. The fork server itself computes nothing and starts no thread. It ends after `idle_s`
 without a child, after a run that failed, with `close()`, and with its owner (the driver, or Spark's
 Python daemon); its children end with it, and each ends with the supervisor that asked for it.
 
 A fork is of the process that asked in all that can be given to it: environment, folder, umask, time zone.
-Variables that are read when a library is imported cannot; a nursery is found by their values too.
+Variables that are read when a library is imported cannot; a fork server is found by their values too.
 
 The socket lies in a folder of this user alone, and each side checks that the other end is this user's.
 
@@ -41,7 +41,7 @@ __all__ = ["Child", "NotWanted", "Recipe", "close", "peer_is_this_user", "retire
 
 _TRIES = 3
 _LOOK_S = 0.1
-_ANSWER_S = 2.0  # a nursery that has nothing to import answers in milliseconds
+_ANSWER_S = 2.0  # a fork server that has nothing to import answers in milliseconds
 _MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 108 with the final NUL
 _STARTING = ".starting"
 _REQUEST, _WORD = b"+", b"-"  # the first byte says what follows: a request with its descriptors, or a word
@@ -69,7 +69,7 @@ class NotWanted(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a nursery has ready; runs with equal recipes share one.
+    """What a fork server has ready; runs with equal recipes share one.
 
     Attributes:
         preload: What to import or call before the first fork: "module" or "module:function".
@@ -82,7 +82,7 @@ class Recipe:
     idle_s: float = 300.0
 
     def key(self) -> str:
-        """Its name: with the same one, now or later, a nursery has what is asked for."""
+        """Its name: with the same one, now or later, a fork server has what is asked for."""
         early = {
             name: value
             for name, value in os.environ.items()
@@ -109,7 +109,7 @@ class Child:
         try:
             self._keeper.send("kill")
         except ChannelClosed:
-            pass  # the nursery is gone, and its children with it
+            pass  # the fork server is gone, and its children with it
 
     def ask_for_stacks(self) -> None:
         """Have it write down what its threads do; it may be stuck."""
@@ -129,7 +129,7 @@ class Child:
         return int(self._exit.fields["code"]), bool(self._exit.fields["by_itself"])
 
     def close(self) -> None:
-        """Let go of it; a child that still runs is ended by its nursery."""
+        """Let go of it; a child that still runs is ended by its fork server."""
         self._keeper.close()
         self.channel.close()
         self.output.close()
@@ -143,14 +143,14 @@ def start_child(
     environment: Mapping[str, str] | None = None,
     wanted: Callable[[], bool] = lambda: True,
 ) -> Child:
-    """Fork a worker from the nursery of `recipe`, which is started first where there is none.
+    """Fork a worker from the fork server of `recipe`, which is started first where there is none.
 
     The worker has the environment, the folder, the umask and the CPUs that this process has now.
 
     Args:
         recipe: What must be ready in it.
-        owner: The process that the nursery must not outlive.
-        timeout_s: Seconds to wait, the nursery's own start included.
+        owner: The process that the fork server must not outlive.
+        timeout_s: Seconds to wait, the fork server's own start included.
         environment: Variables of this child alone.
         wanted: Asked while waiting; False gives up.
 
@@ -172,7 +172,7 @@ def start_child(
 
 
 def close(owner: int | None = None) -> None:
-    """End this owner's nurseries and their children (by default: those of this process)."""
+    """End this owner's fork servers and their children (by default: those of this process)."""
     owner = owner or os.getpid()
     _tell_all(owner, "end")
     for process in _started:
@@ -186,7 +186,7 @@ def close(owner: int | None = None) -> None:
 
 
 def retire(owner: int | None = None) -> None:
-    """Let this owner's nurseries end with their last child: a run failed, the next starts afresh."""
+    """Let this owner's fork servers end with their last child: a run failed, the next starts afresh."""
     heard = _tell_all(owner or os.getpid(), "retire")
     for process in _started:
         try:
@@ -197,7 +197,7 @@ def retire(owner: int | None = None) -> None:
 
 
 def _tell_all(owner: int, word: str) -> bool:
-    """Tell every nursery; whether all have heard. One that still imports has no child: it ends at once."""
+    """Tell every fork server, and return whether all have heard. One that still imports ends at once."""
     folder = _folder(owner)
     _end_starting(folder)
     heard = True
@@ -333,7 +333,7 @@ def peer_is_this_user(sock: socket.socket) -> bool:
 
 def _spawn(recipe: Recipe, owner: int, path: Path) -> None:
     _sweep(path.parent.parent)
-    # The listener is made here, so that clients can queue at it while the nursery still imports.
+    # The listener is made here, so that clients can queue at it while the fork server still imports.
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(128)
@@ -415,5 +415,5 @@ def _alive(pid: int) -> bool:
 
 
 def _reap() -> None:
-    """Collect nurseries that ended for idleness, so that none stays behind as a zombie."""
+    """Collect fork servers that ended for idleness, so that none stays behind as a zombie."""
     _started[:] = [process for process in _started if process.poll() is None]

@@ -45,7 +45,7 @@ class Launch(Protocol):
         """Whether anything of it still runs."""
 
     def end(self) -> None:
-        """Wait for the ranks, which were told to end, and force those that do not."""
+        """Wait for the ranks, which were asked to end, and force those that do not."""
 
     def outcomes(self, hub: Hub | None) -> list[Outcome]:
         """How the ranks ended, as far as that is known."""

@@ -1,7 +1,7 @@
 """The meeting point of one run: all supervisors connect here.
 
-It gathers bytes from all ranks, passes on what they say, hands out the job's buffers, takes the results, and
-tells everybody to stop as soon as one has failed. What a failure means for the run is decided by
+It gathers bytes from all ranks, passes on what they say, sends out the job's buffers, feeds workers, takes
+their results, and stops all ranks as soon as one has failed. What a failure means for the run is decided by
 `outcome.py`; connections are served by `connections.py`, all by one thread.
 """
 
@@ -69,7 +69,7 @@ class Hub:
         at_driver: Whether it is the driver's, which feeds workers and takes what they put out.
         host: The address to listen on.
         advertised: The address under which others reach it, where that is another one.
-        cargo: Buffers for every worker, handed to the first supervisor, which passes them on.
+        cargo: Buffers for every worker, sent to the first supervisor, which passes them on.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Hub:
         for rank in self._services:
             self._motion.ended(rank)  # it waits for others all its life, and holds up nobody
         self._stacks: dict[int, str] = {}
-        self._told = threading.Condition(self._lock)
+        self._stacks_came = threading.Condition(self._lock)
         self._board: Switchboard | None = None
 
     def __enter__(self) -> Hub:
@@ -223,15 +223,15 @@ class Hub:
 
     def stall(self, timeout_s: float) -> tuple[list[int], dict[int, str], dict[int, str]]:
         """Ask all workers what they do: those that hold up the others, the hosts, and the stacks, by rank."""
-        with self._told:
+        with self._stacks_came:
             self._stacks.clear()
             missing = self._motion.missing(time.monotonic())
             asked = {rank: member for rank, member in self._members.items() if not member.finished}
             hosts = {rank: member.host for rank, member in self._members.items()}
         for member in asked.values():
             member.peer.send("stacks")
-        with self._told:
-            self._told.wait_for(lambda: asked.keys() <= self._stacks.keys(), timeout_s)
+        with self._stacks_came:
+            self._stacks_came.wait_for(lambda: asked.keys() <= self._stacks.keys(), timeout_s)
             return missing, hosts, dict(self._stacks)
 
     def _heard(self, peer: Peer, frame: Frame) -> None:
@@ -246,7 +246,7 @@ class Hub:
     def _join(self, peer: Peer, frame: Frame) -> None:
         rank, host = int(frame.fields["rank"]), str(frame.fields["host"])
         if not 0 <= rank < self._size or rank in self._members:
-            raise ValueError(f"there is no place for rank {rank}")
+            raise ValueError(f"unexpected rank {rank}")
         with self._lock:
             self._members[rank] = _JoinedRank(
                 peer,
@@ -265,12 +265,12 @@ class Hub:
 
     def _welcome(self) -> None:
         """Tell everybody who is where, and from whom to fetch the job's buffers."""
-        told = json.dumps({**self._whereabouts(), "fed": self._at_driver}).encode()
-        same = [piece for frame in encode("welcome", [told], {}) for piece in frame]
+        meeting = json.dumps({**self._whereabouts(), "fed": self._at_driver}).encode()
+        same = [piece for frame in encode("welcome", [meeting], {}) for piece in frame]
         for rank, member in self._members.items():
             parent = parent_of(rank)
             if self._cargo and parent is not None:
-                member.peer.send("welcome", told, cargo=self._members[parent].cargo)
+                member.peer.send("welcome", meeting, cargo=self._members[parent].cargo)
             else:
                 member.peer.put(same)
 
@@ -302,9 +302,9 @@ class Hub:
         if frame.kind == "beat":
             return
         if frame.kind == "stacks":
-            with self._told:
+            with self._stacks_came:
                 self._stacks[rank] = frame.fields["text"]
-                self._told.notify_all()
+                self._stacks_came.notify_all()
             return
         if self._moves(rank, frame):
             return

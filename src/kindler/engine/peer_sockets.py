@@ -17,14 +17,14 @@ from kindler.engine.channel import Address, Channel, ChannelClosed, connect
 from kindler.engine.listener import Door, listen
 from kindler.errors import SyncError, SyncTimeoutError
 
-__all__ = ["Member", "answer", "connect_links"]
+__all__ = ["LinkableWorker", "answer", "connect_links"]
 
 _GREETING_TIMEOUT_S = 5.0  # a stranger who says nothing holds up the others no longer than this
 _TURN_S = 1.0
 _OP = "connecting workers"
 
 
-class Member(Protocol):
+class LinkableWorker(Protocol):
     """The part of a worker that is needed to find the others."""
 
     @property
@@ -45,7 +45,9 @@ class Member(Protocol):
     def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
 
 
-def connect_links(worker: Member, peers: Collection[int], *, timeout_s: float) -> dict[int, socket.socket]:
+def connect_links(
+    worker: LinkableWorker, peers: Collection[int], *, timeout_s: float
+) -> dict[int, socket.socket]:
     """A connected, authenticated socket to each of the ranks `peers`.
 
     Every rank of the run calls it, with no peers where it needs none; if one rank names another, that one
@@ -63,10 +65,10 @@ def connect_links(worker: Member, peers: Collection[int], *, timeout_s: float) -
     try:
         port = listener.getsockname()[1] if listener else 0
         below = sorted(set(peers) - above - {worker.rank})
-        told = worker.gather(json.dumps([worker.address, port]).encode(), below)
+        addresses = worker.gather(json.dumps([worker.address, port]).encode(), below)
         deadline = time.monotonic() + timeout_s
         for rank in below:
-            host, port = json.loads(told[rank])
+            host, port = json.loads(addresses[rank])
             made[rank] = _call(worker, rank, (host, port), deadline)
         if listener is not None:
             made |= answer(
@@ -91,14 +93,14 @@ def connect_links(worker: Member, peers: Collection[int], *, timeout_s: float) -
     return links
 
 
-def _listen(worker: Member, expected: int) -> socket.socket:
+def _listen(worker: LinkableWorker, expected: int) -> socket.socket:
     try:
         return listen(worker.address, backlog=expected + 16, ports=worker.port_range)
     except OSError as exc:
         raise SyncError(f"worker {worker.rank} cannot listen on {worker.address}: {exc}") from exc
 
 
-def _call(worker: Member, rank: int, address: Address, deadline: float) -> Channel:
+def _call(worker: LinkableWorker, rank: int, address: Address, deadline: float) -> Channel:
     try:
         channel = connect(address, worker.secret, timeout_s=_left(deadline))
         channel.send("link", rank=worker.rank)

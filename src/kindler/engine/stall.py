@@ -53,7 +53,7 @@ class Motion:
         self._moved = 0.0
 
     def pulse(self, rank: int, ticks: int, waiting: bool, now: float) -> None:
-        """A rank told how often it has ticked, and whether it waits for others."""
+        """A rank says how often it has ticked, and whether it waits for others."""
         known = self._ranks.get(rank)
         if known is None or known.ticks != ticks:
             self._moved = now
@@ -98,13 +98,13 @@ def readable(dump: str, *, source: Callable[[str, int], str] = linecache.getline
         dump: "main 0x...", then the fault handler's text.
         source: Finds the text of a line of a file, as far as it can be read here.
     """
-    told = _MAIN.search(dump)
+    main = _MAIN.search(dump)
     threads = _threads(dump)
-    if told is not None:
-        threads.sort(key=lambda thread: thread[0] != told["thread"])
+    if main is not None:
+        threads.sort(key=lambda thread: thread[0] != main["thread"])
     shown = []
     for name, frames in threads:
-        is_main = told is not None and name == told["thread"]
+        is_main = main is not None and name == main["thread"]
         kept = _users_part(frames) or (_own_part(frames) if is_main else [])
         if kept:
             label = "main thread" if is_main else f"thread {name}"

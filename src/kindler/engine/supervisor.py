@@ -1,7 +1,7 @@
-"""Looks after one worker process: starts it, hands it the job, relays what it says, notices its end.
+"""Looks after one worker process: starts it, sends it the job, relays what it says, notices its end.
 
 Runs where the engine puts it: a thread of the driver, or a Spark task. It never raises for what
-happens to the worker; it returns an Outcome, and has told the hub of it.
+happens to the worker; it returns an Outcome, after sending it to the hub.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def worker_fields(
         scratch: Its folder.
         address: The address from which its machine reaches the meeting point.
         cargo: Whether the job's buffers follow in a frame of their own.
-        met: What the meeting told: the columns of `members_of`, and whether the driver feeds workers.
+        met: What the hub's welcome says: the columns of `members_of`, and whether the driver feeds workers.
     """
     settings = job.settings
     return {

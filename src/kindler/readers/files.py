@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from kindler.data.paths import Choice, absolute, expand, file_system, hidden, is_remote, local_path
 from kindler.errors import ConfigError, DataError
-from kindler.xshards import backends
+from kindler.xshards.spark_session import session
 
 __all__ = ["Paths", "at_home", "every_file", "find", "listed", "missing", "opened", "refuse_keys"]
 
@@ -29,7 +29,7 @@ def at_home(home: str, call: Callable[[], Any]) -> Any:
         return call()
     from kindler.spark.files import at_files
 
-    return at_files(backends.session(), call)
+    return at_files(session(), call)
 
 
 def listed(paths: Paths) -> list[str]:

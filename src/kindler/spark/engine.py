@@ -237,7 +237,7 @@ class _SparkJob(threading.Thread):
             self.error = exc
 
     def end(self, timeout_s: float) -> None:
-        """Wait for the tasks, which were told to end; interrupt Spark when they do not."""
+        """Wait for the tasks, which were asked to end; interrupt Spark when they do not."""
         self.join(timeout_s)
         if self.is_alive():
             self._spark.interruptTag(self._tag)
@@ -318,8 +318,8 @@ class _SupervisorTask:
             host=address,
         )
         with mine if rank == 0 else nullcontext() as opened:
-            told = context.allGather(json.dumps(opened.address if opened else None))
-            host, port = json.loads(told[0])
+            addresses = context.allGather(json.dumps(opened.address if opened else None))
+            host, port = json.loads(addresses[0])
             with _RankZeroWatcher(opened, self.job) if opened else nullcontext() as watcher:
                 yield (host, port), watcher
 

@@ -67,7 +67,7 @@ _released: deque[DataFrame] = deque()
 
 
 class SparkShards:
-    """Shards of the Spark home; see `kindler.data.shards.backend.Held`.
+    """The `ShardBackend` of the Spark home.
 
     Args:
         frame: The pieces; see this module's table.
@@ -142,8 +142,8 @@ class SparkShards:
         with _modest_batches(frame.sparkSession):
             table = frame.toArrow()
         # Spark's tasks end in any order and are put in theirs; parts of a shard are in order within a task.
-        found = {shard: packed for shard, _, packed in shards_in(table.to_batches())}
-        return iter([found[number] for number in wanted])
+        loaded = {shard: packed for shard, _, packed in shards_in(table.to_batches())}
+        return iter([loaded[number] for number in wanted])
 
     @property
     def session(self) -> SparkSession:
@@ -160,8 +160,8 @@ class SparkShards:
             raise unsendable(exc) from exc
         except (PySparkException, Py4JJavaError) as exc:
             # What the function raises comes as a value: here its process went away, or its executor.
-            told = str(exc).strip().partition("\n")[0][:300]
-            raise WorkerLost(f"Spark gave up on its task ({told})", rank=None, host="the cluster") from None
+            line = str(exc).strip().partition("\n")[0][:300]
+            raise WorkerLost(f"Spark gave up on its task ({line})", rank=None, host="the cluster") from None
 
     def exchanged(self, cut: Cut, count: int) -> SparkShards:
         pieces = self.frame.mapInArrow(CutShards(cut=cut, numbers=self._index()), SCHEMA)
@@ -239,14 +239,14 @@ class SparkShards:
     def _look(self) -> tuple[Info, ...]:
         """Compute the shards, all of them: what they are is found out on the way."""
         with _modest_batches(self.frame.sparkSession):
-            told = self.frame.where(F.col("about").isNotNull()).select("shard", "about").toArrow()
-        pairs = zip(told.column(0).to_pylist(), told.column(1).to_pylist(), strict=True)
-        found = {shard: Info.from_bytes(about) for shard, about in pairs}
-        self._numbers = sorted(found)
+            table = self.frame.where(F.col("about").isNotNull()).select("shard", "about").toArrow()
+        pairs = zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True)
+        infos = {shard: Info.from_bytes(about) for shard, about in pairs}
+        self._numbers = sorted(infos)
         for number, shard in enumerate(self._numbers):
-            if found[shard].kind == "error":
-                raise shard_error(json.loads(found[shard].name), number)
-        return tuple(found[shard] for shard in self._numbers)
+            if infos[shard].kind == "error":
+                raise shard_error(json.loads(infos[shard].name), number)
+        return tuple(infos[shard] for shard in self._numbers)
 
     def _index(self) -> dict[int, int] | None:
         """Number in the frame -> number of the shard, where they differ."""
@@ -295,7 +295,7 @@ def _arrow_schema(frame: DataFrame) -> pa.Schema:
     types = arrow_types(frame)
     for field in frame.schema.fields:
         if types[field.name] is None:
-            raise DataError(f"{field.dataType.simpleString()} has no form in Arrow.", column=field.name)
+            raise DataError(f"{field.dataType.simpleString()} has no Arrow equivalent.", column=field.name)
     return pa.schema([pa.field(name, types[name]) for name in frame.columns])
 
 

@@ -55,22 +55,22 @@ def remaining_workers(
         spark: The session.
         wanted: How many there were at first.
         settings: How long to wait.
-        say: Told that it waits, and with how many workers the run goes on if it was in vain.
+        say: Called with a line for the user: that it waits, and that the run goes on with fewer workers.
 
     Raises:
         StartTimeoutError: No executor is left, and none came.
     """
     began = time.monotonic()
     longest = max(settings.executor_wait_s, settings.start_timeout_s)
-    told = False
+    announced = False
     while (free := slots(spark)) < wanted:
         waited = time.monotonic() - began
-        if not told:
+        if not announced:
             say(
                 f"{free} of {wanted} slots are left; waiting up to {settings.executor_wait_s:g} s for"
                 " the lost executor to be replaced (RunSettings(executor_wait_s=...))."
             )
-            told = True
+            announced = True
         if free and waited > settings.executor_wait_s:
             say(
                 f"no replacement came in {settings.executor_wait_s:g} s: the run goes on with {free} instead"
@@ -89,8 +89,8 @@ def cores_per_host(spark: SparkSession) -> int | None:
     A worker takes its share of those, not of the machine: other applications may have the rest.
     """
     if is_connect(spark):
-        told = _conf(spark, "spark.executor.cores")
-        return int(told) if told else None
+        cores = _conf(spark, "spark.executor.cores")
+        return int(cores) if cores else None
     return least_cores(_executors(spark))
 
 
@@ -107,8 +107,8 @@ def least_cores(executors: Iterable[tuple[str, int]]) -> int | None:
 
 
 def _executors(spark: Any) -> list[tuple[str, int]]:
-    found = spark.sparkContext._jsc.sc().statusStore().executorList(True)
-    executors = [found.apply(number) for number in range(found.size())]
+    listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+    executors = [listed.apply(number) for number in range(listed.size())]
     return [(str(e.hostPort()).rpartition(":")[0], int(e.totalCores())) for e in executors]
 
 

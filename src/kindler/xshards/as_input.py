@@ -17,7 +17,7 @@ from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Column, Columns, conform
 from kindler.data.shards import frames
 from kindler.data.shards.array_columns import ArrayColumn, array_columns
-from kindler.data.shards.backend import Held, Work
+from kindler.data.shards.backend import ShardBackend, Work
 from kindler.data.shards.codec import Info, unpack
 from kindler.data.shards.source import ShardSource
 from kindler.data.sources import DeliveredSource, Source
@@ -253,7 +253,7 @@ def _refuse_unclear(columns: Sequence[ArrayColumn], info: Info, number: int) -> 
         raise ConfigError(f"{twice} are names of several arrays of a shard; each needs its own name.")
 
 
-def _found(held: Held, number: int) -> str:
+def _found(held: ShardBackend, number: int) -> str:
     """A shard in the words of a message."""
     thing = unpack(next(iter(held.load([number]))))
     if type(thing) is not dict:

@@ -1,44 +1,27 @@
-"""Which home: Spark's where a session runs, this machine's otherwise. pyspark is not imported to find out."""
+"""Chooses where shards live: in Spark where a session runs, on this machine otherwise."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from typing import Any
 
-from kindler.data.shards.backend import Held
+from kindler.data.shards.backend import ShardBackend
 from kindler.data.shards.codec import Packed
 from kindler.errors import ConfigError
+from kindler.xshards.spark_session import active_session, session
 
-__all__ = ["active_session", "choose", "put", "session", "slots"]
-
-
-def active_session() -> Any:
-    """The running Spark session, or None."""
-    if "pyspark.sql" not in sys.modules:
-        return None
-    from kindler.spark.session import running
-
-    return running()
+__all__ = ["choose", "put", "slots"]
 
 
 def choose(home: str) -> str:
     """The home to use for "auto", "local" or "spark"."""
     if home not in ("auto", "local", "spark"):
-        raise ConfigError(f"home={home!r}: it is 'auto', 'local' or 'spark'.")
+        raise ConfigError(f"home={home!r}: expected 'auto', 'local' or 'spark'.")
     if home != "auto":
         return home
     return "local" if active_session() is None else "spark"
 
 
-def session() -> Any:
-    """The running session, or a new one."""
-    from kindler.spark.session import init
-
-    return init()
-
-
-def put(shards: Iterable[Packed], home: str) -> Held:
+def put(shards: Iterable[Packed], home: str) -> ShardBackend:
     """Shards of this process, in the home that `choose` gave."""
     if home == "local":
         from kindler.xshards.local import LocalShards

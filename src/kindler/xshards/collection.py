@@ -1,13 +1,14 @@
 """`XShards`: a partitioned, ordered collection of Python objects.
 
-Joins the parts: what is done to a shard is in `steps`, to tables in `kindler.data.shards.frames`, and where
-shards live and who computes on them is a home's business (`local`, `kindler.spark.shards`).
+It joins the parts: what is done to a shard is in `shard_ops`, what is done to tables in
+`kindler.data.shards.frames`, and where shards live and who computes on them is up to a `ShardBackend`
+(`local`, `kindler.spark.shards`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kindler.data.shards import frames, pytree, rows
-from kindler.data.shards.array_columns import ArrayColumn, RowFile, array_columns, row_file
-from kindler.data.shards.backend import Held, Work
+from kindler.data.shards.backend import ShardBackend, Work
 from kindler.data.shards.codec import leaves, pack, unpack
 from kindler.errors import ConfigError, DataError
 from kindler.xshards import backends, files, shard_ops
 from kindler.xshards.local import LocalShards
 from kindler.xshards.shared_value import check, shipping_to
+from kindler.xshards.spark_session import session
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +56,9 @@ class XShards:
         [[0, 1, 2], [3, 4, 5]]
     """
 
-    def __init__(self, held: Held, *, pending: tuple[shard_ops.Step, ...] = (), lazy: bool = False) -> None:
+    def __init__(
+        self, held: ShardBackend, *, pending: tuple[shard_ops.Step, ...] = (), lazy: bool = False
+    ) -> None:
         self._held = held
         self._pending = pending
         self._recipe = (held, pending)
@@ -119,7 +122,7 @@ class XShards:
         """The elements of an RDD as shards, in the Spark home; classic sessions only."""
         from kindler.spark.shards import SparkShards
 
-        return cls(SparkShards.of_rdd(backends.session(), rdd))
+        return cls(SparkShards.of_rdd(session(), rdd))
 
     @classmethod
     def load_pickle(
@@ -151,7 +154,7 @@ class XShards:
         """
         where = backends.choose(home)
         if where == "spark":
-            return cls.from_spark_df(backends.session().read.parquet(str(path)))
+            return cls.from_spark_df(session().read.parquet(str(path)))
         return cls(LocalShards.of(files.read_parquet(path)))
 
     @property
@@ -567,27 +570,7 @@ class XShards:
             files.write_parquet(self._held, path, overwrite=overwrite)
         return self
 
-    def array_columns(self) -> list[ArrayColumn]:
-        """The arrays of every shard as flat columns, with dtype and shape."""
-        return array_columns(self._ready().infos)
-
-    def row_files(self) -> Iterator[RowFile]:
-        """For each shard of the local home its arrays by flat column name: mapped, not copied."""
-        held = self.to_home("local")._ready()
-        array_columns(held.infos)
-        return (row_file(packed) for packed in held.load(range(len(held.infos))))
-
-    def packed_frame(self) -> DataFrame:
-        """The arrays as a Spark DataFrame: a row is a row, and each array's part of it one binary cell."""
-        from kindler.spark.shards import SparkShards
-
-        held = self.to_home("spark")._ready()
-        names = [column.name for column in array_columns(held.infos)]
-        if not isinstance(held, SparkShards):
-            raise TypeError("packed_frame requires the Spark home.")
-        return held.packed_frame(names)
-
-    def _ready(self) -> Held:
+    def _ready(self) -> ShardBackend:
         """The shards, computed."""
         if self._pending:
             self._held, self._pending = _transformed(self._held, self._pending), ()
@@ -613,7 +596,7 @@ class XShards:
         return XShards(held.exchanged(shard_ops.Grouped(targets), count).mapped(shard_ops.opened))
 
 
-def _transformed(held: Held, todo: tuple[shard_ops.Step, ...]) -> Held:
+def _transformed(held: ShardBackend, todo: tuple[shard_ops.Step, ...]) -> ShardBackend:
     with shipping_to(held.home):
         return held.mapped(shard_ops.Transform(todo), by_user=True)
 

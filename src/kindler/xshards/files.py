@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kindler.data.shards import frames
-from kindler.data.shards.backend import Held
+from kindler.data.shards.backend import ShardBackend
 from kindler.data.shards.codec import Packed, from_table, unpack
 from kindler.errors import ConfigError, DataError
 
@@ -23,7 +23,7 @@ _MANIFEST = "shards.json"
 _FORMAT = 1
 
 
-def write_pickles(held: Held, path: str | os.PathLike[str], *, overwrite: bool) -> None:
+def write_pickles(held: ShardBackend, path: str | os.PathLike[str], *, overwrite: bool) -> None:
     """A pickle a shard, one at a time."""
     with _new_folder(Path(path), overwrite) as folder:
         for number in range(len(held.infos)):
@@ -45,7 +45,7 @@ def read_pickles(path: str | os.PathLike[str]) -> Iterator[Any]:
     return (pickle.loads((folder / _part(number, "pickle")).read_bytes()) for number in numbers)
 
 
-def write_parquet(held: Held, path: str | os.PathLike[str], *, overwrite: bool) -> None:
+def write_parquet(held: ShardBackend, path: str | os.PathLike[str], *, overwrite: bool) -> None:
     """A file a shard, all of one schema."""
     import pyarrow.parquet as pq
 

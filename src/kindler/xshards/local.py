@@ -23,13 +23,14 @@ from kindler.data.shards import frames, rows
 from kindler.data.shards.backend import Cut, Work, shard_error, unsendable
 from kindler.data.shards.codec import Info, Packed, from_table, pack, read, unpack, write
 from kindler.data.shards.pytree import even_bounds
-from kindler.data.shards.shard_files import Folder, StoredShards, shard_path
+from kindler.data.shards.shard_files import ShardFolder, StoredShards, shard_path
 from kindler.engine import local
 from kindler.engine.hub import Event
 from kindler.engine.job import Job, equal_ranks
 from kindler.engine.monitor import Listener
 from kindler.engine.worker import describe
 from kindler.xshards.shared_value import shipping_to
+from kindler.xshards.spark_session import session
 
 __all__ = ["LocalShards"]
 
@@ -39,7 +40,7 @@ _TARGET = "kindler.xshards.local:work_on_shards"
 
 
 class LocalShards:
-    """Shards of the local home; see `kindler.data.shards.backend.Held`."""
+    """The `ShardBackend` of the local home."""
 
     home = "local"
 
@@ -81,7 +82,7 @@ class LocalShards:
         for number, packed in self._all():
             for target, piece in cut(number, packed):
                 pieces[target].append(piece)
-        return LocalShards.of(rows.joined(found) for found in pieces)
+        return LocalShards.of(rows.joined(parts) for parts in pieces)
 
     def zipped(self, other: LocalShards) -> LocalShards:
         pairs = zip(self._all(), other._all(), strict=True)
@@ -107,7 +108,6 @@ class LocalShards:
 
     def spark_frame(self) -> Any:
         from kindler.spark.shards import frame_of_table
-        from kindler.xshards.backends import session
 
         return frame_of_table(session(), self._table())
 
@@ -130,7 +130,7 @@ class LocalShards:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Task:
+class _ShardTask:
     """What the workers do: built here, pickled once."""
 
     source: str
@@ -141,9 +141,9 @@ class _Task:
 
 def _in_workers(stored: StoredShards, work: Work, job: Job, listener: Listener) -> StoredShards:
     """Each shard made into another one by worker processes; the first error of the user's code is raised."""
-    folder = Folder()
+    folder = ShardFolder()
     stored.load_check()
-    task = _Task(
+    task = _ShardTask(
         source=str(stored.folder.path),
         target=str(folder.path),
         infos=tuple(info.to_bytes() for info in stored.infos),
@@ -158,13 +158,13 @@ def _in_workers(stored: StoredShards, work: Work, job: Job, listener: Listener) 
             settings=settings,
         )
         outcomes = local.run(job, listener=listener)
-        told = [json.loads(outcome.buffers[0]) for outcome in outcomes]
-        failed = {said["shard"]: said["error"] for said in told if said["error"] is not None}
+        reports = [json.loads(outcome.buffers[0]) for outcome in outcomes]
+        failed = {said["shard"]: said["error"] for said in reports if said["error"] is not None}
         if failed:
             # Shards are taken in order, so the first of those that fail is always among them.
             raise shard_error(failed[min(failed)], min(failed))
         infos: dict[int, Info] = {}
-        for said, outcome in zip(told, outcomes, strict=True):
+        for said, outcome in zip(reports, outcomes, strict=True):
             infos |= dict(zip(said["done"], map(Info.from_bytes, outcome.buffers[1:]), strict=True))
     except BaseException:
         folder.delete()
@@ -172,7 +172,7 @@ def _in_workers(stored: StoredShards, work: Work, job: Job, listener: Listener) 
     return StoredShards(folder, [infos[number] for number in range(len(stored.infos))])
 
 
-def _pickled(task: _Task) -> bytes:
+def _pickled(task: _ShardTask) -> bytes:
     try:
         with shipping_to("local"):
             data: bytes = cloudpickle.dumps(task)
@@ -195,7 +195,7 @@ def _print(event: Event) -> None:
 
 def work_on_shards(worker: Any, task_bytes: bytes) -> list[bytes]:
     """In each worker: take the next shard that nobody has taken, until none is left or one has failed."""
-    task: _Task = cloudpickle.loads(task_bytes)
+    task: _ShardTask = cloudpickle.loads(task_bytes)
     done: list[int] = []
     infos: list[bytes] = []
     for number, info in enumerate(task.infos):

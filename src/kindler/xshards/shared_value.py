@@ -12,9 +12,9 @@ from typing import Any
 
 import cloudpickle
 
-from kindler.data.shards.shard_files import Folder
+from kindler.data.shards.shard_files import ShardFolder
 from kindler.errors import ConfigError
-from kindler.xshards.backends import active_session
+from kindler.xshards.spark_session import active_session
 
 __all__ = ["SharedValue", "check", "shipping_to", "unwrapped"]
 
@@ -73,7 +73,7 @@ class SharedValue:
 
     def _check(self) -> None:
         if self._gone:
-            raise ConfigError("this SharedValue was unpersisted.\nHint: make a new one of the data.")
+            raise ConfigError("this SharedValue was unpersisted.\nHint: create a new one from the data.")
 
     def _carrier(self, home: str | None) -> Any:
         """What the value is fetched by in the processes of a home; made on first use."""
@@ -86,7 +86,7 @@ class SharedValue:
         return self._carriers[key][1]
 
     def _file(self) -> str:
-        folder = Folder()
+        folder = ShardFolder()
         self._held.append(folder)
         path = folder.path / _FILE
         path.write_bytes(cloudpickle.dumps(self._data, protocol=5))
@@ -97,7 +97,7 @@ class SharedValue:
             "pyspark.sql.connect"
         ):
             return session.sparkContext.broadcast(self._data)
-        folder = Folder()
+        folder = ShardFolder()
         self._held.append(folder)
         path = folder.path / f"kindler-shared-{self._id}.pickle"
         path.write_bytes(cloudpickle.dumps(self._data, protocol=5))
@@ -159,7 +159,7 @@ def shipping_to(home: str) -> Iterator[None]:
 
 
 def check(arguments: Iterable[Any]) -> None:
-    """Complain about shared values that are no more, before anything starts."""
+    """Raise for shared values that were unpersisted, before anything starts."""
     for argument in arguments:
         if isinstance(argument, SharedValue):
             argument._check()

@@ -21,6 +21,8 @@ from hypothesis.extra import numpy as hnp
 from kindler import SharedValue, XShards
 from kindler.engine import fork_server
 from kindler.errors import ConfigError, WorkerLost
+from kindler.testing.shards import Put, ShardBackendContract
+from kindler.xshards.local import LocalShards
 from tests.shards_facts import ShardFacts
 
 ROOT = Path(__file__).parents[3]
@@ -41,6 +43,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def folders(where: Path) -> list[str]:
     return [path.name for path in where.glob("kindler-shards-*")]
+
+
+class TestLocalBackend(ShardBackendContract):
+    @pytest.fixture
+    def put(self) -> Put:
+        return LocalShards.of
 
 
 class TestLocalShards(ShardFacts):
@@ -89,10 +97,9 @@ def test_uncache_frees_the_files_and_a_later_use_says_so(temporary: Path) -> Non
 
 def test_arrays_are_views_of_the_files() -> None:
     shards = XShards.partition({"x": np.arange(1000.0)}, 1, home="local")
-    (file,) = shards.row_files()
+    (shard,) = shards.collect()
 
-    assert not file.arrays["x"].flags.owndata
-    assert not file.arrays["x"].flags.writeable
+    assert not shard["x"].flags.owndata
 
 
 def test_functions_run_in_other_processes() -> None:

@@ -1,4 +1,4 @@
-"""What a home of shards can do; `kindler.xshards` knows no more of either home than this."""
+"""The contract of a backend of shards: `kindler.xshards` knows no more of either one than this."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kindler.data.shards.codec import Info, Packed
 from kindler.data.shards.frames import Aggregate, MergeNames
 from kindler.errors import ConfigError, KindlerError, revive, worker_error
 
-__all__ = ["Cut", "Held", "Work", "shard_error", "unsendable"]
+__all__ = ["Cut", "ShardBackend", "Work", "shard_error", "unsendable"]
 
 Work: TypeAlias = Callable[[int, Packed], Packed]
 """Number and shard -> the new shard. Pickles."""
@@ -20,8 +20,11 @@ Cut: TypeAlias = Callable[[int, Packed], Iterable[tuple[int, Packed]]]
 """Number and shard -> pieces, and the new shard that each is for. Pickles."""
 
 
-class Held(Protocol):
-    """Shards in a home. None of these methods changes them; new ones are in the same home."""
+class ShardBackend(Protocol):
+    """Shards in one home. No method changes them; new ones are in the same home.
+
+    `kindler.testing.shards` has its tests.
+    """
 
     home: str
 
@@ -36,25 +39,25 @@ class Held(Protocol):
     def load(self, numbers: Sequence[int]) -> Iterator[Packed]:
         """Some shards, in the order asked for."""
 
-    def mapped(self, work: Work, *, by_user: bool = False) -> Held:
+    def mapped(self, work: Work, *, by_user: bool = False) -> ShardBackend:
         """Each shard made into another one; `by_user` where the user's code does it."""
 
-    def exchanged(self, cut: Cut, count: int) -> Held:
+    def exchanged(self, cut: Cut, count: int) -> ShardBackend:
         """`count` new shards of pieces of the old; pieces come in the order of the shards they are of."""
 
-    def zipped(self, other: Any) -> Held:
+    def zipped(self, other: Any) -> ShardBackend:
         """Pairs of shards of the same number; `other` is of the same home."""
 
-    def sorted_rows(self, names: Sequence[str], ascending: Sequence[bool]) -> Held:
+    def sorted_rows(self, names: Sequence[str], ascending: Sequence[bool]) -> ShardBackend:
         """See `frames.sorted_rows`."""
 
-    def distinct(self) -> Held:
+    def distinct(self) -> ShardBackend:
         """See `frames.distinct`."""
 
-    def grouped(self, keys: Sequence[str], wanted: Sequence[Aggregate], *, join: bool) -> Held:
+    def grouped(self, keys: Sequence[str], wanted: Sequence[Aggregate], *, join: bool) -> ShardBackend:
         """See `frames.grouped`."""
 
-    def merged(self, right: Any, how: str, names: MergeNames) -> Held:
+    def merged(self, right: Any, how: str, names: MergeNames) -> ShardBackend:
         """See `frames.merged`."""
 
     def described(self, names: Sequence[str]) -> Any:

@@ -108,7 +108,7 @@ def plain_schema(schema: pa.Schema, only: Sequence[str] | None = None) -> pa.Sch
 def plain(packed: Packed, only: Sequence[str] | None = None) -> pa.Table:
     """A shard's frame, or some columns of it, as a plain table."""
     if packed.info.kind not in ("frame", "series"):
-        raise DataError(f"a {packed.info.name} is no pandas DataFrame.\n{_HINT}")
+        raise DataError(f"expected a pandas DataFrame, received a {packed.info.name}.\n{_HINT}")
     wanted = plain_schema(packed.table.schema, only)
     columns = [packed.table.column(i) for i, _ in _names(packed.table.schema, only)]
     return pa.table(
@@ -172,7 +172,7 @@ def check_columns(names: Sequence[str], present: Sequence[str], what: str) -> No
     """Complain about columns that are not there."""
     missing = [name for name in names if name not in present]
     if missing:
-        raise ConfigError(f"{what}: there is no column {missing[0]!r}; there are {list(present)}.")
+        raise ConfigError(f"{what}: there is no column {missing[0]!r}; the columns are {list(present)}.")
 
 
 def aggregates(
@@ -201,16 +201,14 @@ def aggregates(
         if is_numeric(schema.field(name).type) or _known(function) not in _NUMERIC_ONLY
     ]
     if not wanted_columns:
-        raise ConfigError(
-            f"group_by: none of the columns {others} is one that {functions} can be computed of."
-        )
+        raise ConfigError(f"group_by: {functions} cannot be computed for any of the columns {others}.")
     return wanted_columns
 
 
 def _known(function: str) -> str:
     name = _ALIASES.get(function, function)
     if name not in AGGREGATES:
-        raise ConfigError(f"group_by: {function!r} is no aggregate; there are {sorted(AGGREGATES)}.")
+        raise ConfigError(f"group_by: unknown aggregate {function!r}; expected one of {sorted(AGGREGATES)}.")
     return name
 
 
@@ -218,7 +216,7 @@ def _aggregate(function: str, column: str, schema: pa.Schema) -> Aggregate:
     name = _known(function)
     if name in _NUMERIC_ONLY and not is_numeric(schema.field(column).type):
         raise ConfigError(
-            f"group_by: {name} of column {column!r}, whose type is {schema.field(column).type}."
+            f"group_by: {name} needs numbers, and column {column!r} has type {schema.field(column).type}."
         )
     return Aggregate(name, column)
 

@@ -94,7 +94,7 @@ def even_bounds(count: int, parts: int) -> list[tuple[int, int]]:
     [(0, 2), (2, 4), (4, 5)]
     """
     if parts < 1:
-        raise ConfigError(f"the number of shards must be at least 1, and {parts} was asked for.")
+        raise ConfigError(f"the number of shards must be at least 1, received {parts}.")
     short, longer = divmod(count, parts)
     edges = [i * short + min(i, longer) for i in range(parts + 1)]
     return list(itertools.pairwise(edges))

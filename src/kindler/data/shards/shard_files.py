@@ -13,10 +13,10 @@ from kindler import temporary
 from kindler.data.shards.codec import Info, Packed, read, write
 from kindler.errors import ConfigError
 
-__all__ = ["Folder", "StoredShards", "shard_path"]
+__all__ = ["ShardFolder", "StoredShards", "shard_path"]
 
 
-class Folder:
+class ShardFolder:
     """A temporary folder of this process; deleted when nobody refers to it, and when the process ends."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ def shard_path(folder: str | os.PathLike[str], number: int) -> Path:
 class StoredShards:
     """Shards that lie in files: `infos` says what they are, `load` maps them."""
 
-    def __init__(self, folder: Folder, infos: Sequence[Info]) -> None:
+    def __init__(self, folder: ShardFolder, infos: Sequence[Info]) -> None:
         self.folder = folder
         self.infos = tuple(infos)
         self.freed = False
@@ -45,7 +45,7 @@ class StoredShards:
     @staticmethod
     def of(shards: Iterable[Packed]) -> StoredShards:
         """Write shards one after the other."""
-        folder = Folder()
+        folder = ShardFolder()
         infos = []
         try:
             for number, packed in enumerate(shards):
@@ -64,11 +64,11 @@ class StoredShards:
         return read(self.infos[number], shard_path(self.folder.path, number))
 
     def load_check(self) -> None:
-        """Complain when there is nothing to load any more."""
+        """Raise when the shards were freed."""
         if self.freed:
             raise ConfigError(
                 "these shards were freed by uncache().\n"
-                "Hint: keep what is needed later, or make the collection again."
+                "Hint: keep what you need later, or create the collection again."
             )
 
     def free(self) -> None:
