@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,8 @@ import pytest
 from kindler import RunSettings
 from kindler.engine.outcome import Outcome
 from kindler.errors import WorkerLost
-from kindler.estimator import fit
-from kindler.estimator.fit import RunPlan
-from kindler.estimator.inputs.memory import MemoryInput
-from kindler.estimator.model import FrameworkModel
+from kindler.estimator import attempts
+from kindler.estimator.attempts import Attempts, Crew, ExecutorsAreBack, ReturningExecutors
 from kindler.train.checkpoint_file import Header, write_checkpoint
 from kindler.train.options import FitOptions
 from kindler.train.task import Task
@@ -41,12 +40,7 @@ def task(folder: Path | None) -> Task:
     )
 
 
-def plan(**fields: Any) -> RunPlan:
-    model = FrameworkModel(framework="torch", spec=None, pack=bytes, lacking=list, against_several=list)
-    return RunPlan(model=model, data=MemoryInput({}), options=FitOptions(), **fields)
-
-
-class Crew:
+class ShortCrew:
     """Workers are missing; whether there is room for them again is set by the test."""
 
     full, size = 4, 3
@@ -57,13 +51,13 @@ class Crew:
 
 def heard(folder: Path | None, *, could_be_full: bool = True, **fields: Any) -> None:
     told = {"name": "epoch", "row": {"epoch": 2}, **fields}
-    fit._Returns(Crew(could_be_full=could_be_full), task(folder)).heard(told)  # type: ignore[arg-type]
+    ReturningExecutors(ShortCrew(could_be_full=could_be_full), task(folder)).heard(told)  # type: ignore[arg-type]
 
 
 def test_all_workers_return_at_the_end_of_an_epoch_that_is_kept(tmp_path: Path) -> None:
     kept(tmp_path, 2)
 
-    with pytest.raises(fit._ExecutorsAreBack, match="goes on with 4 instead of 3 workers"):
+    with pytest.raises(ExecutorsAreBack, match="goes on with 4 instead of 3 workers"):
         heard(tmp_path)
 
 
@@ -78,7 +72,7 @@ def test_they_do_not_return_while_there_is_no_room_or_within_an_epoch(tmp_path: 
 def test_they_do_not_return_where_the_epoch_would_have_to_be_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "_CHECKPOINT_WAIT_S", 0.0)
+    monkeypatch.setattr(attempts, "_CHECKPOINT_WAIT_S", 0.0)
     kept(tmp_path, 1)
     kept(tmp_path, 3, step_in_epoch=2)
     kept(tmp_path, 4, run="another")
@@ -105,12 +99,12 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
             raise WorkerLost("killed", rank=1, host="a")
         if len(began_with) == 2:
             kept(tmp_path, 2)
-            raise fit._ExecutorsAreBack("the lost executors are back.")
+            raise ExecutorsAreBack("the lost executors are back.")
         return results
 
-    once = plan(settings=RunSettings(max_failures=1, retry_backoff_s=0.01))
+    once = replace(task(tmp_path), settings=RunSettings(max_failures=1, retry_backoff_s=0.01))
 
-    assert fit._Attempts(once, task(tmp_path), launch, said.append).run() is results
+    assert Attempts(once, launch, said.append).run() is results
     assert began_with == [0, 1, 1]
     assert "failure 1 of at most 1" in said[0]
     assert said[1].startswith("the lost executors are back. It goes on from")
@@ -118,7 +112,7 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
 
 
 def test_local_runs_always_have_the_workers_that_were_asked_for() -> None:
-    crew = fit._Crew(plan(workers=3), None, lambda line: None)
+    crew = Crew(3, RunSettings(), None, lambda line: None)
     crew.gather()
 
     assert (crew.size, crew.full, crew.could_be_full) == (3, 3, False)

@@ -1,8 +1,7 @@
-"""What the user handed in, as a value that travels to the workers and opens there as a spool.
+"""Data as a value that travels to the workers, each of which opens its own rows of it as a spool.
 
-The driver makes a source (`ParquetSource` for files, `arrow_source` for data in memory, and the
-Spark side a `DeliveredSource`), every worker opens its own rows of it, the driver closes it. Which rows those
-are is decided by `dealing`.
+`ParquetSource` is for files, `arrow_source` for data in memory, and `DeliveredSource` for rows that Spark
+brings to the workers. Which rows belong to whom is decided in `row_order.py`.
 """
 
 from __future__ import annotations
@@ -48,32 +47,36 @@ _VAST_BYTES, _GROUPS_PER_LANE = 8 << 30, 8
 
 
 class Source(Protocol):
-    """Rows for a gang of workers. Pickles; every row belongs to exactly one rank."""
+    """Rows for a gang of workers. Pickles; every row belongs to exactly one rank.
+
+    `kindler.testing.sources` has a test for each promise.
+    """
 
     @property
     def columns(self) -> Columns:
         """What is read of each row."""
 
     def open(self, worker: Member, dealing: Dealing, *, in_order: bool = False) -> Spool:
-        """The rows of `worker`; all workers call it together, and may meet in it.
+        """The rows of `worker`. All workers call this together, and may exchange messages in it.
 
-        The lanes of the spool say how rows were dealt. Without lanes a worker's rows are a lane of their own,
-        and the order of an epoch depends on how many workers there are. What must be written goes below the
-        worker's scratch folder.
+        The lanes of the spool say how rows were dealt. Without lanes, the rows of a worker are a lane of
+        their own, and the order of an epoch depends on the number of workers. Whatever has to be written goes
+        below the worker's scratch folder, which is removed after the run.
 
         Args:
-            worker: Who asks.
+            worker: The worker that asks.
             dealing: Which rows belong to whom.
-            in_order: Whether the spool must have the numbers of its rows: they will be taken in that order.
-        """
+            in_order: Whether the spool must have the numbers of its rows, because they are used in that
+                order.
 
-    def close(self) -> None:
-        """On the driver, when the workers are done: leave nothing behind. May be called again."""
+        Raises:
+            DataError: A value cannot feed a model; names the column and the row.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetSource:
-    """Parquet files: every host reads all, or of vast data the row groups that its workers were dealt."""
+    """Parquet files. Every host reads all of them, or, if they are vast, the row groups of its workers."""
 
     files: ParquetFiles
     columns: Columns
@@ -85,11 +88,8 @@ class ParquetSource:
         whole = shared_spool(worker, self.columns.all, rows, self._write)
         return self._located(whole.dealt(*dealing.of_rank(rows, worker.rank, worker.size)))
 
-    def close(self) -> None:
-        """Nothing was made."""
-
     def _is_vast(self, dealing: Dealing) -> bool:
-        """Whether no host should have to hold it all: decided by the data, so that its order is too."""
+        """Whether it is too much for a host. Depends on the data only, so that the order of rows does too."""
         groups = sum(map(len, self.files.row_groups))
         return self.files.nbytes >= _VAST_BYTES and groups >= _GROUPS_PER_LANE * dealing.base
 
@@ -134,7 +134,7 @@ class ParquetSource:
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """One spool that the driver wrote: workers on its machine map all of it."""
+    """A spool that the driver wrote, and that workers on its machine map as a whole."""
 
     folder: str
     columns: Columns
@@ -143,15 +143,13 @@ class FolderSource:
         whole = Spool.open(self.folder)
         return whole.dealt(*dealing.of_rank(whole.rows, worker.rank, worker.size))
 
-    def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
 
 @dataclass(frozen=True, slots=True)
 class DeliveredSource:
-    """Rows that someone else deals, and writes into each worker's scratch as a spool of this name.
+    """Rows that were dealt, and written into each worker's scratch folder as a spool of this name, by others.
 
-    Their ids say where they stood: the partition above, the row in it in the lower `ROW_BITS` bits.
+    Their ids say where they come from: the row's place in its partition in the lower `ROW_BITS` bits, and the
+    partition above.
     """
 
     columns: Columns
@@ -164,32 +162,29 @@ class DeliveredSource:
         spool.locate = lambda place: stood_at(int(ids[place]))
         return spool
 
-    def close(self) -> None:
-        """What was written goes with the worker's scratch."""
-
 
 def stood_at(row_id: int) -> str:
-    """Where the row of an id stood, in the words of a message."""
+    """Where the row with this id comes from, as error messages say it."""
     return f"{row_id & ((1 << ROW_BITS) - 1)} of partition {row_id >> ROW_BITS}"
 
 
 def _numbers(worker: Member, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The places of rows among all rows: workers tell each other how long the partitions are."""
+    """The places of rows among all rows. Workers exchange the lengths of the partitions they know."""
     partitions, places = ids >> ROW_BITS, ids & ((1 << ROW_BITS) - 1)
     lengths = np.zeros(int(partitions.max(initial=-1)) + 1, np.int64)
     np.maximum.at(lengths, partitions, places + 1)
-    told = [np.frombuffer(part, np.int64) for part in worker.all_gather(lengths.tobytes())]
-    longest = np.zeros(max(len(part) for part in told) + 1, np.int64)
-    for part in told:
+    gathered = [np.frombuffer(part, np.int64) for part in worker.all_gather(lengths.tobytes())]
+    longest = np.zeros(max(len(part) for part in gathered) + 1, np.int64)
+    for part in gathered:
         longest[1 : len(part) + 1] = np.maximum(longest[1 : len(part) + 1], part)
     numbers: np.ndarray[Any, Any] = np.cumsum(longest)[partitions] + places
     return numbers
 
 
 def parquet_source(files: ParquetFiles, options: ColumnOptions | None = None) -> ParquetSource:
-    """A source of Parquet files whose columns were checked, in every file, before anything starts."""
-    found = schema(files)
-    columns = (options or ColumnOptions()).plan(dict(zip(found.names, found.types, strict=True)))
+    """A source of Parquet files, with their columns checked in every file."""
+    merged = schema(files)
+    columns = (options or ColumnOptions()).plan(dict(zip(merged.names, merged.types, strict=True)))
     schema(files, columns.names)
     return ParquetSource(files, columns)
 
@@ -198,13 +193,14 @@ def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Pa
     """Data in memory, written to a spool in a new folder below `scratch`.
 
     Args:
-        data: See `kindler.data.arrays.named` for the forms.
-        options: Which columns; a form that says what are inputs and targets answers what is left open.
+        data: In any of the forms of `kindler.data.arrays.named`.
+        options: Which columns. Where they leave it open, the form of the data may say what is input and
+            target.
         scratch: A folder on this machine.
 
     Raises:
-        ConfigError: Not data, columns of different lengths, or options that do not fit it.
-        DataError: No rows, or a value that cannot feed a model.
+        ConfigError: This is not data, its columns have different lengths, or the options do not fit it.
+        DataError: There are no rows, or a value cannot feed a model.
     """
     asked = options or ColumnOptions()
     found = named(data).called(asked.features, asked.labels)
@@ -227,7 +223,7 @@ def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Pa
 
 
 def _write(folder: Path, columns: Columns, arrays: Mapping[str, Any], rows: int) -> None:
-    """In chunks, so that a cast never holds a second copy of everything."""
+    """Write in chunks, so that a cast never holds a second copy of everything."""
     widest = max(array.nbytes // rows for array in arrays.values())
     step = max(_CHUNK_BYTES // max(widest, 1), 1)
     with SpoolWriter(folder, columns.all, rows=rows) as writer:

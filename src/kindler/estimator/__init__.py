@@ -1,4 +1,4 @@
-"""The front door, and the three files behind it: arguments checked, a run started, rows scored."""
+"""The `Estimator`, and what is behind it: arguments are checked, data is recognised, runs are started."""
 
 from kindler.estimator.estimator import Estimator
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,16 +18,16 @@ from kindler.engine import local
 from kindler.engine.hub import Event
 from kindler.engine.job import Job, equal_ranks, new_run_id
 from kindler.engine.outcome import Outcome
-from kindler.errors import ConfigError, KindlerError
+from kindler.errors import ConfigError
+from kindler.estimator.attempts import Attempts, Crew, ReturningExecutors
 from kindler.estimator.inputs.contract import Input, Prepared, SourceRequest
 from kindler.estimator.inputs.recognise import Engine, choose_engine, session_for
 from kindler.estimator.model import FrameworkModel
 from kindler.files import folder_at
 from kindler.frameworks.pickling import travelling
 from kindler.temporary import Folder
-from kindler.train.checkpoint_dir import Checkpoints, Found
+from kindler.train.checkpoint_dir import Found
 from kindler.train.checkpoint_file import Header
-from kindler.train.failure import Raise, decide, explained
 from kindler.train.options import EvaluateOptions, FitOptions
 from kindler.train.progress import Progress
 from kindler.train.task import Task
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RunPlan", "RunResults", "job_of", "run"]
 
-_LOOK_S = 0.2
-_CHECKPOINT_WAIT_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -125,9 +122,9 @@ def run(plan: RunPlan) -> RunResults:
         spec = plan.model.packed
         what = "epoch" if task.trains else "evaluate"
         with Progress(verbose=options.verbose, what=what) as progress:
-            crew = _Crew(plan, spark, _teller(plan, progress))
-            returns = _Returns(crew, task)
-            hear = _listener(progress, plan.hear, returns.heard)
+            crew = Crew(plan.workers, plan.settings, spark, _teller(plan, progress))
+            returning = ReturningExecutors(crew, task)
+            hear = _listener(progress, plan.hear, returning.heard)
 
             def launch(checkpoints: Sequence[Found]) -> list[Outcome]:
                 crew.gather()
@@ -142,7 +139,7 @@ def run(plan: RunPlan) -> RunResults:
                 )
                 return _launch(plan, buffers, spark, feeds, hear, crew.size, dealing)
 
-            outcomes = _Attempts(plan, task, launch, crew.say).run()
+            outcomes = Attempts(task, launch, crew.say).run()
     report = json.loads(outcomes[0].buffers[0])
     return RunResults(report["rows"], report["layout"], outcomes[0].buffers[1])
 
@@ -196,155 +193,8 @@ def job_of(
     )
 
 
-class _Attempts:
-    """Starts a gang, and after a lost worker another one that goes on from the run's newest checkpoint.
-
-    Args:
-        plan: The run.
-        task: What its workers are told.
-        launch: Starts a gang that may go on from the checkpoints given, the first of use to it.
-        say: Tells whoever watches.
-    """
-
-    def __init__(
-        self,
-        plan: RunPlan,
-        task: Task,
-        launch: Callable[[Sequence[Found]], list[Outcome]],
-        say: Callable[[str], None],
-    ) -> None:
-        self._plan, self._task, self._launch, self._say = plan, task, launch, say
-        self._folder = None if task.model_dir is None else Checkpoints(task.model_dir)
-        self._failures = 0
-
-    def run(self) -> list[Outcome]:
-        """What the ranks of the first gang that did not fail returned."""
-        earlier = self._earlier()
-        found = earlier
-        while True:
-            try:
-                return self._launch(found)
-            except _ExecutorsAreBack as back:
-                wait_s = 0.0
-                found = self._found(earlier)
-                self._say(f"{back} It goes on from {found[0].path}.")
-            except KindlerError as error:
-                wait_s = self._wait_or_raise(error)
-                found = self._found(earlier)
-                self._tell(error, found)
-            time.sleep(wait_s)
-
-    def _found(self, earlier: Sequence[Found]) -> list[Found]:
-        # Of this run only: another one's may lie in the same folder.
-        mine = self._folder.to_go_on_from(self._is_mine) if self._folder is not None else []
-        return [*mine, *earlier]
-
-    def _earlier(self) -> list[Found]:
-        """What an earlier run has left to go on from, where that is wanted."""
-        if self._folder is None or not self._task.training.resume:
-            return []
-        found = self._folder.to_go_on_from()
-        for checkpoint in found:
-            if checkpoint.header.framework != self._task.framework:
-                raise ConfigError(
-                    f"{checkpoint.path} is a checkpoint of {checkpoint.header.framework!r}, but this model"
-                    f" is one of {self._task.framework!r}.\nHint: give each model a model_dir of its own."
-                )
-        return found
-
-    def _wait_or_raise(self, error: KindlerError) -> float:
-        writes = self._folder is not None
-        decision = decide(error, self._failures, self._plan.settings, has_checkpoints=writes)
-        if isinstance(decision, Raise):
-            raise explained(error, self._failures, trains=self._task.trains, has_checkpoints=writes)
-        self._failures += 1
-        return decision.wait_s
-
-    def _is_mine(self, header: Header) -> bool:
-        return header.run == self._task.run_id
-
-    def _tell(self, error: KindlerError, found: Sequence[Found]) -> None:
-        what = str(error).partition("\n")[0]
-        place = found[0].path if found else "the beginning, for there is no checkpoint yet"
-        limit = self._plan.settings.max_failures
-        self._say(f"{what} The run goes on from {place} (failure {self._failures} of at most {limit}).")
-
-
-class _Crew:
-    """How many workers an attempt has: as many as the first one, unless executors were lost for good.
-
-    Attributes:
-        full: How many the first attempt had.
-        size: How many this one has.
-        say: Tells whoever watches.
-    """
-
-    def __init__(self, plan: RunPlan, spark: SparkSession | None, say: Callable[[str], None]) -> None:
-        self._plan, self._spark, self.say = plan, spark, say
-        self.full = self.size = 0
-
-    def gather(self) -> None:
-        """Decide how many workers to start now; waits for executors."""
-        plan, spark = self._plan, self._spark
-        if spark is None:
-            self.full = self.size = plan.workers or local.slots()
-            return
-        from kindler.spark.slots import remaining_workers, resolve_workers
-
-        if self.full:
-            self.size = remaining_workers(spark, self.full, plan.settings, self.say)
-        else:
-            self.full = self.size = resolve_workers(spark, plan.workers, plan.settings)
-
-    @property
-    def could_be_full(self) -> bool:
-        """Whether workers are missing and there is room for them again."""
-        if self._spark is None or self.size == self.full:
-            return False
-        from kindler.spark.slots import slots
-
-        return slots(self._spark) >= self.full
-
-
-class _ExecutorsAreBack(Exception):
-    """A run with fewer workers than at first ends here, to go on with all of them."""
-
-
-class _Returns:
-    """Notices at the end of an epoch that a run which has lost workers can have all of them again."""
-
-    def __init__(self, crew: _Crew, task: Task) -> None:
-        self._crew, self._task = crew, task
-        self._folder = None if task.model_dir is None else Checkpoints(task.model_dir)
-
-    def heard(self, fields: Mapping[str, Any]) -> None:
-        """A worker reported something.
-
-        Raises:
-            _ExecutorsAreBack: The epoch is over and kept, and there is room for all workers.
-        """
-        if fields["name"] != "epoch" or self._folder is None or not self._crew.could_be_full:
-            return
-        epoch, crew = fields["row"]["epoch"], self._crew
-        deadline = time.monotonic() + _CHECKPOINT_WAIT_S
-
-        def is_kept(header: Header) -> bool:
-            return header.run == self._task.run_id and header.ends_epoch and header.epoch >= epoch
-
-        # It is written in the background. What has no checkpoint would have to be trained again.
-        while (kept := self._folder.header(is_kept)) is None:
-            if time.monotonic() > deadline:
-                return
-            time.sleep(_LOOK_S)
-        if kept.stopped or kept.epoch >= kept.first_epoch + self._task.training.epochs_to_train:
-            return  # there is nothing left to do for them
-        raise _ExecutorsAreBack(
-            f"the lost executors are back: the run goes on with {crew.full} instead of {crew.size} workers."
-        )
-
-
 def _teller(plan: RunPlan, progress: Progress) -> Callable[[str], None]:
-    """Tells whoever watches what becomes of the run."""
+    """Shows messages about the run to whoever watches."""
 
     def say(line: str) -> None:
         _log.log(logging.INFO if plan.options.verbose else logging.WARNING, line)

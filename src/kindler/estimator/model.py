@@ -1,4 +1,4 @@
-"""The user's model on the driver: what its framework says of it, and its trained state."""
+"""The user's model on the driver: how its framework handles it, and its trained state."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class LiveModel:
         self._state = self.replica.state()
 
     def load_state(self, state: bytes) -> None:
-        """Continue from this state, also where it is loaded on first use only."""
+        """Load a state now, whether or not the model was in use: a wrong one is refused here."""
         self.replica.load_state(state)
         self._state = state
 

@@ -1,1 +1,4 @@
-"""Contracts of Kindler's parts as tests: subclass one, give its fixtures, and run pytest. Needs pytest."""
+"""Contract suites: test classes that a part of your own runs by subclassing them, as Kindler's own parts do.
+
+Importing a suite needs pytest.
+"""

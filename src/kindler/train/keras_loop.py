@@ -23,7 +23,14 @@ from kindler.frameworks.keras.replica import KerasReplica
 from kindler.train.agreement import from_first, merged_by_first, to_first
 from kindler.train.checkpoint_writer import Keeper, restore_callbacks
 from kindler.train.reporting import ProgressReporter, StepReporter
-from kindler.train.run_start import Numbered, Start, Worker, begin, load_local_states, open_numbered
+from kindler.train.run_start import (
+    IndexedBatches,
+    Start,
+    Worker,
+    begin,
+    load_local_states,
+    open_indexed_batches,
+)
 from kindler.train.syncs import SYNCS
 from kindler.train.task import Task
 from kindler.train.triggers import Progress, score_of
@@ -45,7 +52,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
         threads=worker.threads,
     )
     # Not before the replica: making data may compute, and then it is too late to settle threads and devices.
-    data = open_numbered(worker, task, task.data, "data", trains=task.trains)
+    data = open_indexed_batches(worker, task, task.data, "data", trains=task.trains)
     with closing(data):
         rows = _run(worker, task, replica, data, states)
     if worker.rank != 0:
@@ -55,7 +62,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
 
 
 def _run(
-    worker: Worker, task: Task, replica: KerasReplica, data: Numbered, states: Sequence[bytes]
+    worker: Worker, task: Task, replica: KerasReplica, data: IndexedBatches, states: Sequence[bytes]
 ) -> list[dict[str, Any]]:
     replica.arrange(data.features, data.labels, by_name=data.by_name)
     sample = data.sample()
@@ -65,7 +72,7 @@ def _run(
         return [_judged(worker, replica, data)]
     if task.validation is None:
         return _fit(worker, task, replica, data, None, start)
-    validation = open_numbered(worker, task, task.validation, "validation_data", trains=False)
+    validation = open_indexed_batches(worker, task, task.validation, "validation_data", trains=False)
     with closing(validation):
         return _fit(worker, task, replica, data, validation, start)
 
@@ -74,8 +81,8 @@ def _fit(
     worker: Worker,
     task: Task,
     replica: KerasReplica,
-    train: Numbered,
-    validation: Numbered | None,
+    train: IndexedBatches,
+    validation: IndexedBatches | None,
     start: Start,
 ) -> list[dict[str, Any]]:
     with _group(worker, task) as group:
@@ -95,7 +102,7 @@ def _group(worker: Worker, task: Task) -> Iterator[Any]:
         yield group
 
 
-def _judged(worker: Worker, replica: KerasReplica, data: Numbered, hooks: Any = None) -> dict[str, Any]:
+def _judged(worker: Worker, replica: KerasReplica, data: IndexedBatches, hooks: Any = None) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     replica.evaluate(_Picked(worker, data, data.own_steps()), hooks)
     figures = _merged(worker, replica)
@@ -105,7 +112,7 @@ def _judged(worker: Worker, replica: KerasReplica, data: Numbered, hooks: Any = 
 class _Picked:
     """Some steps of a pass: those in which this worker has rows."""
 
-    def __init__(self, worker: Worker, data: Numbered, numbers: Sequence[int]) -> None:
+    def __init__(self, worker: Worker, data: IndexedBatches, numbers: Sequence[int]) -> None:
         self._worker, self._data, self._numbers = worker, data, numbers
 
     def __len__(self) -> int:
@@ -120,7 +127,7 @@ class _Picked:
 class _Stretch:
     """The steps of the epoch that runs: `length` of them, from `first` on in the stream of all passes."""
 
-    def __init__(self, worker: Worker, data: Numbered, reporter: ProgressReporter) -> None:
+    def __init__(self, worker: Worker, data: IndexedBatches, reporter: ProgressReporter) -> None:
         self._worker, self._data, self._reporter = worker, data, reporter
         self._lock = threading.Lock()  # Keras asks from a thread of its own, and now and then from two
         self.first = self.length = 0
@@ -145,8 +152,8 @@ class _Follower:
         worker: Worker,
         task: Task,
         replica: KerasReplica,
-        train: Numbered,
-        validation: Numbered | None,
+        train: IndexedBatches,
+        validation: IndexedBatches | None,
         start: Start,
         group: Any,
     ) -> None:

@@ -79,9 +79,6 @@ class StreamSource:
             here += (rank, size)
         return lambda: call(self.make, *here)
 
-    def close(self) -> None:
-        """Nothing was made on the driver."""
-
 
 def is_stream(data: Any) -> bool:
     """Whether this gives batches, or makes what does; no framework is imported to find out."""

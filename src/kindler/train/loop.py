@@ -23,7 +23,7 @@ from kindler.train.agreement import merged_by_first
 from kindler.train.callbacks import Callback, Run
 from kindler.train.checkpoint_writer import Keeper, restore_callbacks
 from kindler.train.reporting import ProgressReporter, StepReporter
-from kindler.train.run_start import Start, Stretches, Worker, begin, load_local_states, open_stretches
+from kindler.train.run_start import BatchStream, Start, Worker, begin, load_local_states, open_batch_stream
 from kindler.train.syncs import SYNCS
 from kindler.train.task import Task
 from kindler.train.triggers import Progress, score_of
@@ -38,7 +38,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     """
     task: Task = cloudpickle.loads(task_bytes)
     replica_type = FRAMEWORKS.load(task.framework)
-    data = open_stretches(worker, task, task.data, "data", trains=task.trains)
+    data = open_batch_stream(worker, task, task.data, "data", trains=task.trains)
     replica: Replica = replica_type.from_bytes(
         spec,
         device=task.device,
@@ -66,7 +66,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     return [told, replica.state() if task.trains else b""]
 
 
-def _varying_shapes(data: Stretches) -> list[Sequence[int]] | None:
+def _varying_shapes(data: BatchStream) -> list[Sequence[int]] | None:
     """The first batch's shapes of the labels' rows, where other batches may have other ones: in a stream."""
     return None if data.counts else [data.layout[name][1] for name in data.labels]
 
@@ -94,12 +94,12 @@ class _Fit:
     """Training, from where it stands to its end."""
 
     def __init__(
-        self, worker: Worker, task: Task, replica: Replica, train: Stretches, start: Start, group: Any
+        self, worker: Worker, task: Task, replica: Replica, train: BatchStream, start: Start, group: Any
     ) -> None:
         self._worker, self._replica, self._train = worker, replica, train
         self._start, self._group = start, group
         self._validation = (
-            open_stretches(worker, task, task.validation, "validation_data", trains=False)
+            open_batch_stream(worker, task, task.validation, "validation_data", trains=False)
             if task.validation
             else None
         )
@@ -219,7 +219,7 @@ class _Fit:
     def _running(self) -> tuple[float, Mapping[str, float]]:
         return self._replica.running_loss(), self._replica.running_metrics()
 
-    def _validated(self, validation: Stretches) -> dict[str, Any]:
+    def _validated(self, validation: BatchStream) -> dict[str, Any]:
         self._each("on_validation_begin")
         logs = _judged(self._worker, self._replica, validation)
         named = {f"val_{name}": value for name, value in logs.items()}
@@ -277,7 +277,7 @@ class _Fit:
             getattr(hook, name)(self._view, *args)
 
 
-def _judged(worker: Worker, replica: Replica, data: Stretches, *, show: bool = False) -> dict[str, Any]:
+def _judged(worker: Worker, replica: Replica, data: BatchStream, *, show: bool = False) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     progress = ProgressReporter(worker, show=show)
     progress.begin(epoch=1, epochs=1, steps=data.expected, quiet=True)

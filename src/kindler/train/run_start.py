@@ -1,7 +1,7 @@
-"""The beginning of a run on a worker: its data, and where training goes on from.
+"""The start of a run on a worker: opening its data, and deciding what training continues from.
 
-Whether a checkpoint of the middle of an epoch can be used is known only once all workers have opened their
-data; the driver therefore sends candidates, and every worker chooses alike.
+Whether a checkpoint from the middle of an epoch can be used is known only when all workers have opened their
+data. The driver therefore sends candidates, and every worker makes the same choice.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from kindler.train.loader_steps import AgreedSteps, NumberedSteps
 from kindler.train.task import Task
 
 __all__ = [
-    "Known",
-    "Numbered",
+    "BatchStream",
+    "DataInfo",
+    "IndexedBatches",
     "Start",
-    "Stretches",
     "Worker",
     "begin",
     "load_local_states",
+    "open_batch_stream",
     "open_batches",
-    "open_numbered",
-    "open_stretches",
+    "open_indexed_batches",
     "usable",
 ]
 
@@ -56,17 +56,17 @@ class Worker(Protocol):
     def tick(self) -> None: ...
 
 
-class Known(Protocol):
+class DataInfo(Protocol):
     """What is known of a run's data before its first step, wherever it comes from.
 
     Attributes:
         features: Names of the inputs.
         labels: Names of the targets, without the weight.
-        by_name: Whether the model is to be called with names, because its inputs came so.
-        steps: Steps of one pass; None where that shows only at its end.
-        expected: About how many there are, for whoever watches.
-        counts: Rows of every lane; empty where nobody has counted them.
-        marks: What tells those rows from others.
+        by_name: Whether the model is called with names, because its inputs have them.
+        steps: Steps of one pass; None if that shows only at its end.
+        expected: The approximate number of steps, for progress bars.
+        counts: Rows of every lane; empty if they were not counted.
+        marks: A fingerprint of the rows of every lane.
     """
 
     features: tuple[str, ...]
@@ -84,37 +84,37 @@ class Known(Protocol):
     def close(self) -> None: ...
 
 
-class Stretches(Known, Protocol):
-    """Data for a loop that asks for one batch after the other."""
+class BatchStream(DataInfo, Protocol):
+    """Data for a loop that takes one batch after the other."""
 
     def stretch(self, epoch: int, *, done: int = 0, steps: int | None = None) -> Generator[Batch, None, None]:
-        """The steps of an epoch after the first `done`: one pass, or `steps` steps that go on through passes.
+        """The steps of an epoch after the first `done`: one pass, or `steps` steps that run through passes.
 
-        Epochs count from 1; 0 is for whoever judges. Close it when done.
+        Epochs count from 1; 0 is for evaluation. Close it when done.
         """
 
 
-class Numbered(Known, Protocol):
-    """Data for a loop that asks for batches by number, from any thread; a step is one of all workers."""
+class IndexedBatches(DataInfo, Protocol):
+    """Data for a loop that takes batches by number, from any thread; a step is one of all workers."""
 
     @property
     def may_idle(self) -> bool:
         """Whether this worker may have steps without a row."""
 
     def sample(self) -> Batch:
-        """A batch with the shapes of all."""
+        """A batch that has the shapes of all others."""
 
     def batch(self, step: int) -> Batch:
-        """One step of all passes, one after the other."""
+        """One step, counted through all passes."""
 
     def own_steps(self) -> Sequence[int]:
         """The steps of a pass in which this worker has a batch."""
 
     def rows_of(self, first: int, last: int) -> tuple[int, int]:
-        """Rows of this worker and (about) of all in the steps [first, last)."""
+        """Rows of this worker, and about how many of all workers, in the steps [first, last)."""
 
     def rows_of_all(self, first: int, last: int) -> int:
-        """Rows of all workers in those steps, once they are made; all call it together."""
+        """Rows of all workers in those steps, after they were made; all workers call it together."""
 
 
 class Loads(Protocol):
@@ -127,7 +127,7 @@ class Loads(Protocol):
 
 
 class LoadsLocal(Protocol):
-    """What goes on in the middle of an epoch."""
+    """What a replica needs to continue in the middle of an epoch."""
 
     def load_local_state(self, data: bytes) -> None: ...
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None: ...
@@ -135,22 +135,22 @@ class LoadsLocal(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where a run stands when its first step is made; the replica has loaded the state already.
+    """Where a run stands before its first step; the replica has loaded the state already.
 
     Attributes:
-        epoch: Epochs begun since the model was new. When `step_in_epoch` is 0, the next one is `epoch + 1`;
-            otherwise this one goes on.
+        epoch: Epochs started since the model was new. If `step_in_epoch` is 0, the next one is `epoch + 1`;
+            otherwise this one continues.
         step: Optimizer steps since the model was new.
-        step_in_epoch: Steps made of the epoch that goes on; 0 begins a new one.
-        local_states: The states of all ranks there were, to be loaded after `begin_epoch(epoch)`; empty
-            between epochs.
-        first_epoch: Epochs that were over when the run began; its last one is that plus
+        step_in_epoch: Steps done of the epoch that continues; 0 starts a new one.
+        local_states: The states of all earlier ranks, to be loaded after `begin_epoch(epoch)`; empty between
+            epochs.
+        first_epoch: Epochs that were complete when the run started; its last one is that plus
             `FitOptions.epochs_to_train`.
-        first_step: Steps that had been made by then.
-        seconds: How long the epoch that goes on has taken so far.
+        first_step: Steps that were done by then.
+        seconds: Time that the epoch to be continued has taken so far.
         rows: The run's rows of the history so far.
         stopped: Why the run has ended already, if it has.
-        callbacks: For each callback its class's name and its state.
+        callbacks: The class name and the state of each callback.
     """
 
     epoch: int
@@ -165,10 +165,10 @@ class Start:
     callbacks: tuple[Mapping[str, Any], ...] = field(default=())
 
 
-def open_stretches(
+def open_batch_stream(
     worker: Worker, task: Task, source: Source | StreamSource, what: str, *, trains: bool
-) -> Stretches:
-    """This worker's part of the data, for a loop that takes batches as they come; all call it together."""
+) -> BatchStream:
+    """This worker's part of the data, for a loop that takes batches as they come; all workers call it."""
     if not isinstance(source, StreamSource):
         return open_batches(worker, task, source, what, trains=trains)
     bounded = trains and task.training.steps_per_epoch is not None
@@ -176,9 +176,9 @@ def open_stretches(
     return AgreedSteps(worker, reader, what=what, bounded=bounded, number=1 if trains else 0)
 
 
-def open_numbered(
+def open_indexed_batches(
     worker: Worker, task: Task, source: Source | StreamSource, what: str, *, trains: bool
-) -> Numbered:
+) -> IndexedBatches:
     """The same for a loop that asks for batches by number."""
     if not isinstance(source, StreamSource):
         return open_batches(worker, task, source, what, trains=trains)
@@ -194,25 +194,25 @@ def _reader(worker: Worker, task: Task, source: StreamSource, what: str, trains:
 
 
 def open_batches(worker: Worker, task: Task, source: Source, what: str, *, trains: bool) -> Batches:
-    """This worker's part of a source, cut into as many steps as every other's; all call it together."""
+    """This worker's part of a source, cut into as many steps as on every other; all workers call it."""
     dealing = task.dealing or Dealing.between(worker.size, seed=task.seed)
     shuffle = trains and task.training.shuffle
     spool = source.open(worker, dealing, in_order=trains and not shuffle)
     own_lanes = spool.lane_counts(dealing.known_lanes)[worker.rank :: worker.size]
-    told = _gathered(worker, {"rows": spool.rows, "lanes": own_lanes})
-    # By themselves: they are the same on most workers, and equal bytes travel once.
+    parts = _gathered(worker, {"rows": spool.rows, "lanes": own_lanes})
+    # In a message of their own: they are the same on most workers, and equal bytes travel once.
     layouts = dict.fromkeys(worker.all_gather(json.dumps(spool.layout()).encode()))
-    rows = sum(part["rows"] for part in told)
+    rows = sum(part["rows"] for part in parts)
     if not rows:
         raise DataError(f"{what} has no rows.")
     spool = spool.with_layout(agreed([json.loads(layout) for layout in layouts]))
-    if any(part["lanes"] for part in told):
-        by_rank = [part["lanes"] for part in told]
+    if any(part["lanes"] for part in parts):
+        by_rank = [part["lanes"] for part in parts]
         counts = joined_counts(by_rank, dealing.known_lanes, dealing.lanes_for(rows))
         spool = spool.with_lanes(len(counts))
     else:
-        counts = [part["rows"] for part in told]
-    # A checkpoint of the middle of an epoch is of use only to the same rows.
+        counts = [part["rows"] for part in parts]
+    # A checkpoint from the middle of an epoch can be used with the same rows only.
     marked = task.model_dir is not None and trains
     return Batches(
         spool,
@@ -233,10 +233,10 @@ def _gathered(worker: Worker, mine: Any) -> list[Any]:
 
 
 def _marks(worker: Worker, spool: Spool, lanes: int) -> list[str]:
-    """What tells the rows of each lane from others."""
+    """A fingerprint of the rows of each lane."""
     own = {lane: spool.mark(rows, parts=lanes) for lane, rows in spool.by_lane(worker.rank).items()}
-    told = {int(lane): mark for part in _gathered(worker, own) for lane, mark in part.items()}
-    return [told.get(lane, "") for lane in range(lanes)]
+    marks = {int(lane): mark for part in _gathered(worker, own) for lane, mark in part.items()}
+    return [marks.get(lane, "") for lane in range(lanes)]
 
 
 def begin(
@@ -248,7 +248,7 @@ def begin(
     counts: Sequence[int],
     marks: Sequence[str] = (),
 ) -> Start:
-    """Load into the replica what the run goes on from, and say where that is.
+    """Load into the replica what the run continues from, and return where that is.
 
     Args:
         replica: The replica, before it is attached to others.
@@ -256,15 +256,15 @@ def begin(
         states: The model's state (empty for a new one), then the files of checkpoints, best first.
         rank: This worker.
         counts: Rows of every lane.
-        marks: What tells those rows from others (`Batches.marks`).
+        marks: A fingerprint of those rows (`Batches.marks`).
     """
     candidates = [_parsed(data) for data in states[1:]]
     found = next((c for c in candidates if usable(c.header, task, counts, marks)), None)
     if candidates and found is not candidates[0] and rank == 0:
         where = f"the end of epoch {found.header.epoch}" if found else "the beginning"
         warnings.warn(
-            "the newest checkpoint is of the middle of an epoch, and the rows or their order are others now;"
-            f" going on from {where}, so that every row is used once per epoch.",
+            "the newest checkpoint is from the middle of an epoch, and the rows or their order have changed;"
+            f" continuing from {where}, so that every row is used once per epoch.",
             CheckpointWarning,
             stacklevel=2,
         )
@@ -293,7 +293,7 @@ def begin(
 
 
 def load_local_states(replica: LoadsLocal, states: Sequence[bytes], worker: Worker) -> None:
-    """Let a replica go on in the middle of an epoch, from the states of the ranks that were there."""
+    """Let a replica continue in the middle of an epoch, from the states of the ranks there were."""
     if len(states) == worker.size:
         replica.load_local_state(states[worker.rank])
     else:
@@ -301,10 +301,10 @@ def load_local_states(replica: LoadsLocal, states: Sequence[bytes], worker: Work
 
 
 def usable(header: Header, task: Task, counts: Sequence[int], marks: Sequence[str] = ()) -> bool:
-    """Whether training can go on from there without missing a row or taking one twice.
+    """Whether training can continue from there without missing a row or using one twice.
 
-    Between epochs it always can. Within one, every lane must have the rows it had, in the same order, whoever
-    has the lane; of data whose rows nobody has counted that is not known.
+    Between epochs it always can. Within an epoch, every lane must have the rows it had, in the same order,
+    whichever worker has the lane; for rows that were not counted that is unknown.
     """
     options = task.training
     return header.ends_epoch or (

@@ -1,7 +1,7 @@
-"""Shards as what a model is trained on, judged on and scores: which columns they have, and the way in.
+"""Shards as the data of a model: which columns they have, and how workers come by their rows.
 
-Everything that can be complained about is complained about here, on the driver, before a worker starts.
-Values are read where the shards are: `kindler.data.shards.source` reads files, Spark the shards it has.
+Shards that no model takes are refused here, on the driver, before a worker starts. Values are read where the
+shards are: `kindler.data.shards.source` reads files, Spark the shards it has.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Chosen", "Offer", "choose", "offer", "prepare", "row_counts", "session", "worked"]
 
 _WORKS = (
-    "shards of dicts {'x': ..., 'y': ...} of arrays (or tuples, lists and dicts of arrays) that are equally"
-    " long, of pandas DataFrames, or of dicts {name: array}, the last two with feature_cols and label_cols;"
-    " transform_shard makes them"
+    "dicts {'x': ..., 'y': ...} of arrays of one length (or tuples, lists and dicts of arrays); or, with"
+    " feature_cols and label_cols, pandas DataFrames and dicts {name: array}"
 )
 _SHOWN = 6
 
@@ -48,22 +47,22 @@ class Offer:
 
     Attributes:
         types: The columns, and their Arrow types where they have one.
-        features: Those that the form of the shards says are inputs, or None when it does not say.
-        labels: The same for targets.
-        arrays: Of shards of arrays, what each is.
-        told: The shards that have rows, by number; the first one if none has.
+        features: The inputs, if the structure of the shards says which they are.
+        labels: The targets, likewise.
+        arrays: What each column is, for shards of arrays.
+        infos: What the shards that have rows are, by number; the first shard if none has any.
     """
 
     types: Mapping[str, Any]
     features: tuple[str, ...] | None
     labels: tuple[str, ...] | None
     arrays: Mapping[str, ArrayColumn]
-    told: Mapping[int, Info]
+    infos: Mapping[int, Info]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The columns of a run, and the plain schema of those where the shards are frames."""
+    """The columns of a run, and their plain schema if the shards are DataFrames."""
 
     columns: Columns
     schema: pa.Schema | None
@@ -71,28 +70,30 @@ class Chosen:
 
 
 def offer(shards: XShards) -> Offer:
-    """Look at what the shards are, without their values.
+    """Find out what the shards are, without reading their values.
 
     Raises:
-        ConfigError: Shards that no model takes.
-        DataError: Shards that are not all of one structure.
+        ConfigError: No model takes such shards.
+        DataError: The shards differ in structure.
     """
     held = shards._ready()
-    told = {number: info for number, info in enumerate(held.infos) if info.rows} or {0: held.infos[0]}
-    first = next(iter(told))
-    if told[first].kind not in ("arrays", "frame"):
-        raise ConfigError(f"shard {first} is {_found(held, first)}.\nHint: what works are {_WORKS}.")
-    for number, info in told.items():
-        if info.kind != told[first].kind:
+    infos = {number: info for number, info in enumerate(held.infos) if info.rows} or {0: held.infos[0]}
+    first = next(iter(infos))
+    if infos[first].kind not in ("arrays", "frame"):
+        raise ConfigError(
+            f"shard {first} is {_described(held, first)}.\nHint: use transform_shard to make {_WORKS}."
+        )
+    for number, info in infos.items():
+        if info.kind != infos[first].kind:
             raise DataError(
-                f"shard {number} is {_found(held, number)}, and shard {first} is {_found(held, first)};"
-                " all shards must have the same structure."
+                f"shard {number} is {_described(held, number)}, but shard {first} is"
+                f" {_described(held, first)}; all shards must have the same structure."
             )
-    if told[first].kind == "frame":
-        types = frames.column_types(told[first].schema)
-        return Offer(types=types, features=None, labels=None, arrays={}, told=told)
+    if infos[first].kind == "frame":
+        types = frames.column_types(infos[first].schema)
+        return Offer(types=types, features=None, labels=None, arrays={}, infos=infos)
     columns = array_columns(held.infos)
-    _refuse_unclear(columns, told[first], first)
+    _refuse_unclear(columns, infos[first], first)
     names = {role: tuple(c.name for c in columns if c.role == role) for role in ("feature", "label")}
     inputs = names["feature"] or None
     return Offer(
@@ -100,37 +101,37 @@ def offer(shards: XShards) -> Offer:
         features=inputs,
         labels=names["label"] or None if inputs else None,
         arrays={column.name: column for column in columns},
-        told=told,
+        infos=infos,
     )
 
 
 def choose(shards: XShards, options: ColumnOptions) -> Chosen:
-    """The columns that a run uses of these shards; what `options` leaves open the shards' form answers."""
-    found = offer(shards)
+    """The columns that a run uses. Where `options` leave it open, the structure of the shards may decide."""
+    offered = offer(shards)
     if options.feature_cols is None:
-        options = replace(options, feature_cols=found.features)
+        options = replace(options, feature_cols=offered.features)
     if options.label_cols is None and options.need_labels:
-        options = replace(options, label_cols=found.labels)
-    columns = options.plan(found.types)
-    if found.arrays:
+        options = replace(options, label_cols=offered.labels)
+    columns = options.plan(offered.types)
+    if offered.arrays:
         for column in columns.all:
-            given = found.arrays[column.name]
-            conform(np.empty((0, *given.shape), given.dtype), column, where=str)  # complains about its dtype
-        return Chosen(columns=columns, schema=None, arrays=found.arrays)
-    schema = _one_schema(found.told, columns.names)
-    return Chosen(columns=_as_in_the_frames(columns, found.told), schema=schema, arrays={})
+            array = offered.arrays[column.name]
+            conform(np.empty((0, *array.shape), array.dtype), column, where=str)  # refuses unusable dtypes
+        return Chosen(columns=columns, schema=None, arrays=offered.arrays)
+    schema = _one_schema(offered.infos, columns.names)
+    return Chosen(columns=_as_in_the_frames(columns, offered.infos), schema=schema, arrays={})
 
 
 def prepare(
     shards: XShards, *, name: str, options: ColumnOptions, spark: SparkSession | None, here: bool
 ) -> tuple[Source, Feed | None]:
-    """A source for the workers, and what Spark must bring to them where the shards are on a cluster.
+    """A source for the workers, and what Spark must send to them if the shards are in Spark.
 
     Args:
         shards: The collection.
-        name: What the workers find it by.
+        name: The name that workers find the rows by.
         options: Which columns.
-        spark: The session the workers run in; None for the local engine.
+        spark: The session that the workers run in; None on the local engine.
         here: Whether the workers run on this machine.
     """
     chosen = choose(shards, options)
@@ -148,14 +149,14 @@ def row_counts(shards: XShards) -> list[int]:
 
 
 def session(shards: XShards) -> SparkSession | None:
-    """The session that the shards live in; None in the local home."""
+    """The session that the shards live in; None if they are local."""
     held: Any = shards._ready()
-    found: SparkSession | None = held.session if held.home == "spark" else None
-    return found
+    session: SparkSession | None = held.session if held.home == "spark" else None
+    return session
 
 
 def worked(shards: XShards, work: Work, job: Job, listener: Listener) -> XShards:
-    """Each shard made into another where it lives; in the local home by workers such as `job` describes."""
+    """Each shard turned into another one where it is; local shards by the workers of `job`."""
     held = shards._ready()
     if isinstance(held, LocalShards):
         return XShards(held.worked(work, job, listener))
@@ -165,7 +166,7 @@ def worked(shards: XShards, work: Work, job: Job, listener: Listener) -> XShards
 def _files(shards: XShards, chosen: Chosen) -> ShardSource:
     held = shards._ready()
     if not isinstance(held, LocalShards):
-        raise TypeError("files are of the local home.")
+        raise TypeError("only local shards are files.")
     held.stored.load_check()
     return ShardSource(
         folder=str(held.stored.folder.path),
@@ -200,37 +201,37 @@ def _changed(columns: Columns, change: Callable[[Column], Column]) -> Columns:
     )
 
 
-def _one_schema(told: Mapping[int, Info], names: Sequence[str]) -> pa.Schema:
-    """The plain schema of the columns of all frames; complaints name the shard."""
+def _one_schema(infos: Mapping[int, Info], names: Sequence[str]) -> pa.Schema:
+    """The plain schema of these columns in all DataFrames; errors name the shard."""
     schema: pa.Schema | None = None
-    for number, info in told.items():
+    for number, info in infos.items():
         present = frames.column_types(info.schema)
         missing = [name for name in names if name not in present]
         if missing:
             raise DataError(
-                f"is not in shard {number}, which has {list(present)}; all must have the same columns.",
+                f"is missing in shard {number}, which has {list(present)}; all shards must have it.",
                 column=missing[0],
             )
         mine = frames.plain_schema(info.schema, names)
         try:
             schema = mine if schema is None else frames.together([schema, mine])
         except DataError as exc:
-            raise DataError(f"shard {number} has other types than those before it: {exc}") from exc
+            raise DataError(f"shard {number} has other types than the shards before it: {exc}") from exc
     return schema
 
 
-def _as_in_the_frames(columns: Columns, told: Mapping[int, Info]) -> Columns:
-    """Unsigned integers stay what they are, though plain tables hold them in wider types."""
+def _as_in_the_frames(columns: Columns, infos: Mapping[int, Info]) -> Columns:
+    """Unsigned integers keep their dtype, although plain tables hold them in wider types."""
     kinds: dict[str, set[str]] = {}
-    for info in told.values():
+    for info in infos.values():
         for name, kind in frames.column_types(info.schema).items():
             kinds.setdefault(name, set()).add(_innermost(kind))
 
     def asked(column: Column) -> Column:
-        found = kinds[column.name]
-        if column.dtype is not None or len(found) > 1 or not next(iter(found)).startswith("uint"):
+        kind, *others = kinds[column.name]
+        if column.dtype is not None or others or not kind.startswith("uint"):
             return column
-        return replace(column, dtype="int64" if column.role == "label" else next(iter(found)))
+        return replace(column, dtype="int64" if column.role == "label" else kind)
 
     return _changed(columns, asked)
 
@@ -245,16 +246,16 @@ def _refuse_unclear(columns: Sequence[ArrayColumn], info: Info, number: int) -> 
     if info.name in ("list", "tuple") and (info.items or 0) > 2:
         raise ConfigError(
             f"shard {number} is a {info.name} of {info.items} arrays; which are inputs and which targets?\n"
-            f"Hint: what works are {_WORKS}."
+            f"Hint: use transform_shard to make {_WORKS}."
         )
     names = [column.name for column in columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"{twice} are names of several arrays of a shard; each needs its own name.")
+        raise ConfigError(f"several arrays of a shard are named {twice}; each needs its own name.")
 
 
-def _found(held: ShardBackend, number: int) -> str:
-    """A shard in the words of a message."""
+def _described(held: ShardBackend, number: int) -> str:
+    """A shard, as error messages describe it."""
     thing = unpack(next(iter(held.load([number]))))
     if type(thing) is not dict:
         return _brief(thing)

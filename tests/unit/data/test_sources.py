@@ -7,7 +7,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import gangs
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -30,6 +29,7 @@ from kindler.data.sources import (
 )
 from kindler.data.spool import Spool, SpoolWriter
 from kindler.errors import ConfigError, DataError
+from kindler.testing import thread_workers
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 Y = np.arange(6)
@@ -37,7 +37,7 @@ Y = np.arange(6)
 
 def opened(data: Any, scratch: Path, **options: Any) -> dict[str, np.ndarray[Any, Any]]:
     source = arrow_source(data, ColumnOptions(**options), scratch=scratch)
-    return gangs.opened(source, 1, scratch)[0].arrays
+    return thread_workers.opened(source, 1, scratch)[0].arrays
 
 
 def own(spool: Spool, name: str = "y") -> np.ndarray[Any, Any]:
@@ -47,7 +47,7 @@ def own(spool: Spool, name: str = "y") -> np.ndarray[Any, Any]:
 
 def gathered(source: Source, size: int, scratch: Path, name: str = "y", **options: Any) -> list[Any]:
     """The rows of all workers, by their numbers."""
-    spools = gangs.opened(pickle.loads(pickle.dumps(source)), size, scratch, **options)
+    spools = thread_workers.opened(pickle.loads(pickle.dumps(source)), size, scratch, **options)
     numbers = np.concatenate([spool.numbers for spool in spools if spool.numbers is not None])
     assert sorted(numbers.tolist()) == list(range(len(numbers)))
     return np.concatenate([own(spool, name) for spool in spools if spool.rows])[np.argsort(numbers)].tolist()
@@ -176,13 +176,11 @@ def test_big_arrays_are_written_in_parts_and_arrive_whole(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("size", [1, 4, 9])
-def test_workers_share_a_folder_and_close_removes_it(size: int, tmp_path: Path) -> None:
+def test_workers_share_the_one_folder_of_the_driver(size: int, tmp_path: Path) -> None:
     source = arrow_source((X, Y), scratch=tmp_path)
 
     assert gathered(source, size, tmp_path) == Y.tolist()
-    source.close()
-    source.close()
-    assert list(tmp_path.iterdir()) == []
+    assert [str(folder) for folder in tmp_path.iterdir()] == [source.folder]
 
 
 def two_files(folder: Path) -> Source:
@@ -201,7 +199,6 @@ def test_each_row_of_parquet_files_belongs_to_one_worker(hosts: list[str], tmp_p
 
     assert gathered(source, len(hosts), scratch, hosts=hosts) == Y.tolist()
     assert gathered(source, len(hosts), scratch, "x", hosts=hosts) == X.tolist()
-    source.close()
 
 
 def test_workers_of_a_host_decode_each_row_once_together(
@@ -214,7 +211,7 @@ def test_workers_of_a_host_decode_each_row_once_together(
         return scan(files, names, start, stop)
 
     monkeypatch.setattr("kindler.data.sources.scan", noted)
-    gangs.opened(two_files(tmp_path), 3, tmp_path / "scratch", hosts=["a", "b", "a"])
+    thread_workers.opened(two_files(tmp_path), 3, tmp_path / "scratch", hosts=["a", "b", "a"])
 
     assert sorted(decoded) == [(0, 3), (0, 6), (3, 6)]
 
@@ -231,7 +228,7 @@ def test_files_of_different_widths_are_told_though_different_workers_read_them(t
     for width in (2, 3):
         pq.write_table(pa.table({"x": [[1.0] * width] * 4, "y": [0] * 4}), tmp_path / f"{width}.parquet")
     with pytest.raises(DataError, match=r"column 'x': some rows have shape \[2\] and others \[3\]"):
-        gangs.opened(parquet_source(inspect(tmp_path)), 2, tmp_path / "scratch")
+        thread_workers.opened(parquet_source(inspect(tmp_path)), 2, tmp_path / "scratch")
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -242,10 +239,10 @@ def test_of_vast_data_each_worker_reads_the_row_groups_it_was_dealt(
     pq.write_table(pa.table({"x": y * 2.0, "y": y}), tmp_path / "0.parquet", row_group_size=10)
     source = parquet_source(inspect(tmp_path))
     dealing = Dealing.between(2, seed=0)
-    plain = gangs.opened(source, 1, tmp_path / "scratch", dealing=dealing)
+    plain = thread_workers.opened(source, 1, tmp_path / "scratch", dealing=dealing)
     monkeypatch.setattr("kindler.data.sources._VAST_BYTES", 0)
 
-    spools = gangs.opened(source, size, tmp_path / "scratch", dealing=dealing)
+    spools = thread_workers.opened(source, size, tmp_path / "scratch", dealing=dealing)
 
     assert gathered(source, size, tmp_path / "scratch", dealing=dealing) == y.tolist()
     assert gathered(source, size, tmp_path / "scratch", "x", dealing=dealing) == (y * 2.0).tolist()
@@ -263,7 +260,7 @@ def test_a_bad_row_of_a_parquet_file_is_named_with_its_file(tmp_path: Path) -> N
     source = parquet_source(inspect(tmp_path))
 
     with pytest.raises(DataError, match=r"column 'x', row 3 \(row 1 of .*1\.parquet\): is null"):
-        gangs.opened(source, 1, tmp_path / "scratch")
+        thread_workers.opened(source, 1, tmp_path / "scratch")
 
 
 def test_parquet_columns_are_checked_before_anything_is_read(tmp_path: Path) -> None:
@@ -277,7 +274,7 @@ def test_delivered_rows_are_opened_by_name(tmp_path: Path) -> None:
     with SpoolWriter(tmp_path / "rank-0" / "train", columns.all) as writer:
         writer.append_arrays({"y": Y})
 
-    (spool,) = gangs.opened(DeliveredSource(columns, "train"), 1, tmp_path)
+    (spool,) = thread_workers.opened(DeliveredSource(columns, "train"), 1, tmp_path)
     assert own(spool).tolist() == Y.tolist()
 
 
@@ -292,7 +289,7 @@ def test_delivered_rows_are_numbered_where_their_order_counts(tmp_path: Path) ->
     source = DeliveredSource(columns, "train")
 
     assert gathered(source, 3, tmp_path, in_order=True) == Y.tolist()
-    assert [spool.numbers for spool in gangs.opened(source, 3, tmp_path)] == [None] * 3
+    assert [spool.numbers for spool in thread_workers.opened(source, 3, tmp_path)] == [None] * 3
 
 
 def test_sources_are_values() -> None:

@@ -6,7 +6,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import gangs
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,6 +15,7 @@ from kindler.data.column_options import ColumnOptions
 from kindler.data.shards.source import ShardSource
 from kindler.data.spool import Spool
 from kindler.errors import ConfigError, DataError
+from kindler.testing import thread_workers
 from kindler.xshards import as_input
 
 
@@ -29,7 +29,7 @@ def source(shards: XShards, **options: Any) -> ShardSource:
 
 
 def opened(made: ShardSource, scratch: Path, size: int) -> list[Spool]:
-    return gangs.opened(pickle.loads(pickle.dumps(made)), size, scratch)
+    return thread_workers.opened(pickle.loads(pickle.dumps(made)), size, scratch)
 
 
 def own(spool: Spool, name: str) -> Any:

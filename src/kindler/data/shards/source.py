@@ -60,9 +60,6 @@ class ShardSource:
         )
         return Spool(rows=count, arrays={**ready, **written.arrays}) if ready else written
 
-    def close(self) -> None:
-        """The files belong to the collection."""
-
     def _in_place(self, shard: int) -> dict[str, Array]:
         """The columns that need no change, as they lie in the file of the only shard that has rows."""
         if self.schema is not None:

@@ -1,4 +1,4 @@
-"""Several workers of one process, as threads, for tests of what they open together."""
+"""The workers of a gang as threads of this process, for tests of what workers open together."""
 
 from __future__ import annotations
 
@@ -13,38 +13,44 @@ from kindler.data.row_order import Dealing
 from kindler.data.sources import Source
 from kindler.data.spool import Spool
 
+__all__ = ["ThreadWorker", "opened", "together"]
+
 T = TypeVar("T")
 
 
 @dataclass
-class Meeting:
+class _Meeting:
     """Where workers exchange bytes."""
 
     size: int
     barrier: threading.Barrier = field(init=False)
-    told: list[bytes] = field(init=False)
+    messages: list[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
         self.barrier = threading.Barrier(self.size)
-        self.told = [b""] * self.size
+        self.messages = [b""] * self.size
 
     def gather(self, rank: int, data: bytes) -> list[bytes]:
-        self.told[rank] = data
+        self.messages[rank] = data
         self.barrier.wait(60)
-        told = list(self.told)
+        messages = list(self.messages)
         self.barrier.wait(60)
-        return told
+        return messages
 
 
 @dataclass
 class ThreadWorker:
-    """One of them."""
+    """One worker, as far as a source needs it.
+
+    Attributes:
+        gathers: How often it has exchanged bytes with the others.
+    """
 
     rank: int
     size: int
     hosts: Sequence[str]
     scratch: Path
-    meeting: Meeting
+    meeting: _Meeting
     local_rank: int = 0
     threads: int = 1
     gathers: int = 0
@@ -66,8 +72,15 @@ class ThreadWorker:
 def together(
     size: int, call: Callable[[ThreadWorker], T], scratch: Path, hosts: Sequence[str] | None = None
 ) -> list[T]:
-    """What `call(worker)` returns for each of `size` workers; the first error is raised."""
-    meeting = Meeting(size)
+    """What `call(worker)` returns on each of `size` workers. Raises the first error.
+
+    Args:
+        size: The number of workers.
+        call: Called in a thread per worker.
+        scratch: The folder that holds the scratch folder of each rank.
+        hosts: The machine of each rank; None puts all of them on one.
+    """
+    meeting = _Meeting(size)
     workers = [
         ThreadWorker(rank, size, tuple(hosts or ["here"] * size), scratch / f"rank-{rank}", meeting)
         for rank in range(size)
