@@ -27,11 +27,11 @@ from kindler.files import folder_at
 from kindler.frameworks.pickling import travelling
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.temporary import Folder
-from kindler.train.checkpoint_dir import Checkpoints, Found
+from kindler.train.checkpoint_dir import Checkpoints, StoredCheckpoint
 from kindler.train.checkpoint_file import Header
 from kindler.train.failure import Raise, decide, explained
 from kindler.train.loader_source import StreamSource, is_stream, stream_source
-from kindler.train.progress import Progress
+from kindler.train.progress import ProgressBar
 from kindler.train.task import Task
 
 if TYPE_CHECKING:
@@ -162,12 +162,12 @@ def run(plan: Plan) -> Results:
             **plan.task,
         )
         spec = plan.model.pack(plan.model.spec)
-        with Progress(verbose=plan.verbose, what=plan.what) as progress:
+        with ProgressBar(verbose=plan.verbose, what=plan.what) as progress:
             crew = _Crew(plan, spark, _teller(plan, progress))
             returns = _Returns(crew, task)
             hear = _listener(progress, plan.hear, returns.heard)
 
-            def launch(checkpoints: Sequence[Found]) -> list[Outcome]:
+            def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
                 crew.gather()
                 if crew.size > 1 and task.epochs:
                     _refuse_several(plan.model)
@@ -241,7 +241,7 @@ class _Attempts:
         self,
         plan: Plan,
         task: Task,
-        launch: Callable[[Sequence[Found]], list[Outcome]],
+        launch: Callable[[Sequence[StoredCheckpoint]], list[Outcome]],
         say: Callable[[str], None],
     ) -> None:
         self._plan, self._task, self._launch, self._say = plan, task, launch, say
@@ -265,12 +265,12 @@ class _Attempts:
                 self._tell(error, found)
             time.sleep(wait_s)
 
-    def _found(self, earlier: Sequence[Found]) -> list[Found]:
+    def _found(self, earlier: Sequence[StoredCheckpoint]) -> list[StoredCheckpoint]:
         # Of this run only: another one's may lie in the same folder.
         mine = self._folder.to_go_on_from(self._is_mine) if self._folder is not None else []
         return [*mine, *earlier]
 
-    def _earlier(self) -> list[Found]:
+    def _earlier(self) -> list[StoredCheckpoint]:
         """What an earlier run has left to go on from, where that is wanted."""
         if self._folder is None or not self._plan.resume:
             return []
@@ -295,7 +295,7 @@ class _Attempts:
     def _is_mine(self, header: Header) -> bool:
         return header.run == self._task.run_id
 
-    def _tell(self, error: KindlerError, found: Sequence[Found]) -> None:
+    def _tell(self, error: KindlerError, found: Sequence[StoredCheckpoint]) -> None:
         what = str(error).partition("\n")[0]
         place = found[0].path if found else "the beginning, for there is no checkpoint yet"
         limit = self._plan.settings.max_failures
@@ -375,7 +375,7 @@ class _Returns:
         )
 
 
-def _teller(plan: Plan, progress: Progress) -> Callable[[str], None]:
+def _teller(plan: Plan, progress: ProgressBar) -> Callable[[str], None]:
     """Tells whoever watches what becomes of the run."""
 
     def say(line: str) -> None:
@@ -429,7 +429,7 @@ def _launch(
     return engine.run(job, spark=spark, feeds=feeds, dealing=dealing, listener=listener, folder=shared)
 
 
-def _listener(progress: Progress, *also: Callable[[Mapping[str, Any]], None]) -> Callable[[Event], None]:
+def _listener(progress: ProgressBar, *also: Callable[[Mapping[str, Any]], None]) -> Callable[[Event], None]:
     def hear(event: Event) -> None:
         if event.kind == "log":
             progress.log(event.rank, event.fields["line"])

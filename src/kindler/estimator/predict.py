@@ -33,7 +33,7 @@ from kindler.inference.outputs import arrow_type, like, refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor, Recipe
 from kindler.inference.shards import ShardScorer
 from kindler.temporary import Folder
-from kindler.train.progress import Progress
+from kindler.train.progress import ProgressBar
 from kindler.xshards import XShards, as_input
 
 __all__ = ["Request", "predict", "predict_files", "predict_shards"]
@@ -113,7 +113,7 @@ def predict_files(
     beside = tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent)
     try:
         task = FileTask(predictor=request.predictor(source.columns), files=files, folder=beside)
-        with Progress(verbose=verbose, what="predict", unit="rows") as progress:
+        with ProgressBar(verbose=verbose, what="predict", unit="rows") as progress:
             show = _Shown(progress, files.rows)
             run(replace(job, buffers=(cloudpickle.dumps(task),)), show)
         os.chmod(beside, 0o755)
@@ -144,7 +144,7 @@ def predict_shards(shards: XShards, request: Request, *, job: Job, verbose: int)
         schema=chosen.schema,
         sample=_shard_sample(shards, chosen, request.layout),
     )
-    with Progress(verbose=verbose, what="predict", unit="rows") as progress:
+    with ProgressBar(verbose=verbose, what="predict", unit="rows") as progress:
         return as_input.worked(shards, scorer, job, _Shown(progress, len(shards)))
 
 
@@ -170,7 +170,7 @@ def _shard_sample(
 class _Shown:
     """Adds up what the workers have scored."""
 
-    def __init__(self, progress: Progress, rows: int) -> None:
+    def __init__(self, progress: ProgressBar, rows: int) -> None:
         self._progress, self._rows = progress, rows
         self._done: dict[int, int] = {}
 

@@ -21,7 +21,7 @@ from kindler.frameworks.keras.callbacks import make_hooks, writes
 from kindler.frameworks.keras.metrics import plain
 from kindler.frameworks.keras.replica import KerasReplica
 from kindler.train.agreement import from_first, merged_by_first, to_first
-from kindler.train.checkpoint_writer import Keeper, restore_callbacks
+from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import Numbered, Start, Worker, begin, load_local_states, open_numbered
 from kindler.train.syncs import SYNCS
@@ -157,7 +157,7 @@ class _Follower:
         self._last = start.first_epoch + task.epochs
         self._end_step = None if task.max_steps is None else start.first_step + task.max_steps
         self._remembering = [_Remembering(callback) for callback in task.callbacks]
-        self._keeper = Keeper(
+        self._keeper = CheckpointWriter(
             worker,
             task,
             counts=train.counts,
