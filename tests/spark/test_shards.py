@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -149,7 +149,7 @@ def test_a_function_that_kills_its_process_is_a_lost_worker(spark: Any) -> None:
 
 def test_arrays_become_a_frame_of_packed_rows(spark: Any) -> None:
     x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6)
-    rows = XShards.partition((x, y), 2).packed_frame().collect()
+    rows = cast("Any", XShards.partition((x, y), 2)._ready()).packed_frame(["x", "y"]).collect()
 
     assert [np.frombuffer(row.x, np.float32).tolist() for row in rows] == x.tolist()
     assert [int(np.frombuffer(row.y, np.int64)[0]) for row in rows] == y.tolist()

@@ -17,7 +17,7 @@ from os import PathLike
 from typing import Any, TypeAlias
 
 from kindler.errors import ConfigError
-from kindler.files import folder_at, split, write_file
+from kindler.files import folder_at, split
 
 __all__ = [
     "Checkpoint",
@@ -31,7 +31,6 @@ __all__ = [
     "parse_header",
     "read_checkpoint",
     "write_checkpoint",
-    "write_file",
 ]
 
 Piece: TypeAlias = "bytes | memoryview"

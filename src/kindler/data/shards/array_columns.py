@@ -17,11 +17,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kindler.data.columns import Array
-from kindler.data.shards.codec import Info, Packed, column_to_array, leaves
+from kindler.data.shards.codec import Info, leaves
 from kindler.errors import DataError
 
-__all__ = ["ArrayColumn", "RowFile", "array_columns", "columns_of", "row_file"]
+__all__ = ["ArrayColumn", "array_columns", "columns_of"]
 
 _ROLES: dict[str, Literal["feature", "label"]] = {"x": "feature", "y": "label"}
 
@@ -45,14 +44,6 @@ class ArrayColumn:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RowFile:
-    """The arrays of one shard by name, all of `rows` rows: read-only views where the shard is a file."""
-
-    rows: int
-    arrays: dict[str, Array]
-
-
 def array_columns(infos: Sequence[Info]) -> list[ArrayColumn]:
     """The columns of shards of arrays, which must be the same for all that have rows."""
     # Without rows, a dtype says nothing.
@@ -72,15 +63,6 @@ def array_columns(infos: Sequence[Info]) -> list[ArrayColumn]:
 def columns_of(info: Info) -> list[ArrayColumn]:
     """The columns of one shard; one that is no arrays has none."""
     return [_column(*leaf) for leaf in leaves(info.schema)] if info.kind == "arrays" else []
-
-
-def row_file(packed: Packed) -> RowFile:
-    """A shard's arrays; nothing is copied that lies in one piece."""
-    arrays = {}
-    for column in columns_of(packed.info):
-        arrays[column.name] = column_to_array(packed, column.stored, column.dtype, column.shape)
-        arrays[column.name].flags.writeable = False
-    return RowFile(packed.info.rows, arrays)
 
 
 def _different(these: Sequence[ArrayColumn], known: Sequence[ArrayColumn]) -> tuple[str, str, str] | None:
