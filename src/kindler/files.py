@@ -1,11 +1,9 @@
-"""Folders that checkpoints lie in: on this machine's disk, or behind any URL that fsspec knows.
-
-A file appears whole or not at all. What is in the files is not known here.
-"""
+"""Folders of files, on local disk or at any URL that fsspec knows, and atomic writes: complete or absent."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,38 +13,38 @@ from typing import Any, Protocol
 
 from kindler.errors import ConfigError, MissingExtraError, naming_full_disk
 
-__all__ = ["Folder", "beside", "folder_at", "place", "split", "write_file"]
+__all__ = ["Folder", "beside", "folder_at", "place", "split"]
 
 _UNFINISHED = ".part"
 
 
 class Folder(Protocol):
-    """What is done with the files of a folder; it need not exist before something is written."""
+    """The files of a folder, which is created by the first write."""
 
     def names(self) -> list[str]:
-        """The files there are."""
+        """The names of its files, sorted."""
 
     def read(self, name: str, limit: int | None = None) -> bytes:
         """A file's content, or its first `limit` bytes."""
 
     def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
-        """Put a file there, whole or not at all."""
+        """Write a file, atomically."""
 
     def modified(self, name: str) -> float:
-        """When a file was written, as seconds; 0 where the store does not say."""
+        """The time of a file's last write in seconds; 0 where the file system does not tell."""
 
     def remove(self, name: str) -> None:
-        """Take a file away, if it is there."""
+        """Delete a file, if it exists."""
 
     def sweep(self) -> None:
-        """Take away what interrupted writes have left."""
+        """Delete the remains of interrupted writes."""
 
     def path(self, name: str) -> str:
-        """How a user would name the file."""
+        """The path or URL of a file."""
 
 
 def place(folder: str | PathLike[str]) -> str:
-    """A folder's name as all processes understand it: a URL, or an absolute path."""
+    """A URL as it is, or an absolute path, which all processes understand."""
     name = os.fspath(folder)
     if name.startswith("file://"):
         name = name.removeprefix("file://")
@@ -54,14 +52,14 @@ def place(folder: str | PathLike[str]) -> str:
 
 
 def split(path: str | PathLike[str]) -> tuple[str, str]:
-    """A file's folder and its name in it."""
+    """The folder and the name of a file."""
     whole = place(path)
     folder, _, name = whole.rpartition("/")
     return (folder or "/", name)
 
 
 def folder_at(folder: str | PathLike[str]) -> Folder:
-    """The folder of that name.
+    """The folder at a path or URL.
 
     Raises:
         MissingExtraError: It is a URL, and fsspec is not installed.
@@ -71,26 +69,25 @@ def folder_at(folder: str | PathLike[str]) -> Folder:
 
 
 @contextmanager
-def beside(path: str | PathLike[str]) -> Iterator[Path]:
-    """A name for a file or folder to be written; it gets its real name once the block has ended well.
+def beside(path: str | PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary path for a new file or folder, which is moved to `path` if the block succeeds.
+
+    An existing file is replaced; an existing folder only with `overwrite`.
 
     Raises:
-        ConfigError: A folder of that name exists already.
+        ConfigError: It is an existing folder.
     """
     target = Path(path).absolute()
-    if target.is_dir():
+    if target.is_dir() and not overwrite:
         raise ConfigError(f"{target} is an existing folder, which is not overwritten.")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
         unfinished = Path(folder) / target.name  # frameworks go by the suffix
         with naming_full_disk(target):
             yield unfinished
+        if target.is_dir():
+            shutil.rmtree(target)
         os.replace(unfinished, target)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Put `data` at `path`, whole or not at all."""
-    _write(path, [data])
 
 
 class _Local:
@@ -126,7 +123,7 @@ class _Local:
 
 
 class _Remote:
-    """Behind a URL. Object stores show a file once it is whole; where a store does not, its hash tells."""
+    """Object stores show a file once it is complete; elsewhere readers must check a hash."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -140,10 +137,10 @@ class _Remote:
     def names(self) -> list[str]:
         self._files.invalidate_cache()
         try:
-            found = self._files.ls(self._root, detail=True)
+            entries = self._files.ls(self._root, detail=True)
         except FileNotFoundError:
             return []
-        return sorted(entry["name"].rpartition("/")[2] for entry in found if entry["type"] == "file")
+        return sorted(entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == "file")
 
     def read(self, name: str, limit: int | None = None) -> bytes:
         data: bytes = self._files.cat_file(f"{self._root}/{name}", start=0, end=limit)
@@ -163,10 +160,10 @@ class _Remote:
         try:
             self._files.rm_file(f"{self._root}/{name}")
         except FileNotFoundError:
-            pass  # that is what was wanted
+            pass
 
     def sweep(self) -> None:
-        """Nothing is left of an interrupted put."""
+        """Interrupted writes leave nothing."""
 
     def path(self, name: str) -> str:
         return f"{self._url}/{name}"

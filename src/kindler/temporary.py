@@ -1,7 +1,7 @@
-"""Temporary folders of this user alone, and the removal of those whose process was killed.
+"""Private temporary folders, and the removal of those whose process was killed.
 
-A name in a shared folder such as /tmp may be taken by somebody else first, so what is found there is used
-only if it belongs to this user and nobody else can write to it.
+Another user may create a name in a shared folder such as /tmp first, so an existing folder is used only if it
+belongs to this user and nobody else can write to it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _NAMES = 10
 
 
 def private_folder(parent: Path | None = None) -> Path:
-    """The folder that all processes of this user share, in `parent` or else among the temporary files.
+    """The folder that all processes of this user share, in `parent` or the temporary directory.
 
     Raises:
-        ConfigError: All of its possible names are taken by somebody else.
+        ConfigError: All of its possible names are taken by other users.
     """
     parent = parent or Path(tempfile.gettempdir())
     name = f"kindler-{os.geteuid()}"
@@ -43,28 +43,28 @@ def private_folder(parent: Path | None = None) -> Path:
 
 
 def _is_mine(path: Path) -> bool:
-    """Make the folder where there is nothing; whether it is one that nobody else can change."""
+    """Create the folder if it does not exist; returns whether nobody else can change it."""
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
         pass
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         return False
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         path.chmod(0o700)
     return True
 
 
 class Folder:
-    """A new, empty folder that nobody else can read; a context manager that ends with `remove`.
+    """A new, empty folder that nobody else can read; a context manager that removes it.
 
-    A process that is killed cannot remove it. So each has a record, locked as long as its process lives,
-    and `sweep` removes the folders of records that are not locked. Making a folder sweeps first.
+    A killed process cannot remove its folders. So each has a record, locked as long as its process lives, and
+    `sweep` removes the folders of records that are not locked. Creating a folder sweeps first.
 
     Args:
-        prefix: What its name starts with.
-        parent: Where it is made; by default the system's place for temporary files.
+        prefix: The beginning of its name.
+        parent: The folder to create it in; by default the system's temporary directory.
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
@@ -84,7 +84,7 @@ class Folder:
             raise
 
     def remove(self) -> None:
-        """Remove it with all that is in it; may be called again. A fork of the process leaves it alone."""
+        """Remove it and its content; may be called again. No effect in a forked process."""
         if self._lock >= 0 and os.getpid() == self._process:
             shutil.rmtree(self.path, ignore_errors=True)
             self._forget()
@@ -104,7 +104,7 @@ class Folder:
 
 
 def sweep() -> None:
-    """Remove what this user's killed processes have left."""
+    """Remove the folders of this user's killed processes."""
     records = _records()
     with locked(records / ".lock"):
         for record in records.iterdir():
@@ -116,11 +116,11 @@ def _sweep(record: Path) -> None:
     try:
         handle = os.open(record, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return  # it was removed as it should
+        return  # already removed
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return  # its process lives
+        return  # its process is alive
     else:
         path = os.fsdecode(os.read(handle, 1 << 16))
         if path:
@@ -138,7 +138,7 @@ def _records() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of that file; another process or thread waits for it."""
+    """Hold the lock of a file; other processes and threads wait for it."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

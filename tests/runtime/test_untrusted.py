@@ -15,7 +15,7 @@ from kindler import Omega
 from kindler.engine.channel import Frame
 from kindler.errors import ConfigError, UntrustedError
 from kindler.runtime.executor import Executor
-from kindler.runtime.large_messages import Parcels
+from kindler.runtime.large_messages import LargeMessages
 from kindler.runtime.logs import Log
 from kindler.runtime.messages import Task
 from kindler.runtime.worker import _reported
@@ -114,14 +114,14 @@ def test_a_list_of_more_than_16_mib_arrives(om: Omega) -> None:
     runtime.close()
 
 
-def test_parcels_that_were_read_leave_nothing_behind(om: Omega) -> None:
-    parcels = Parcels(om.store.url)
-    message = parcels.pack(Frame("x", {}, (bytes(2 << 20),)), "p-1")
-    assert parcels.unpack(message).buffers == (bytes(2 << 20),)
-    parcels.drop(message)
+def test_large_messages_that_were_read_leave_nothing_behind(om: Omega) -> None:
+    messages = LargeMessages(om.store.url)
+    message = messages.pack(Frame("x", {}, (bytes(2 << 20),)), "p-1")
+    assert messages.unpack(message).buffers == (bytes(2 << 20),)
+    messages.drop(message)
     assert om.datasets.list(hidden=True) == []
     assert not [path for path in (Path(om.store.url) / "blobs").rglob("*") if path.stat().st_size > 1 << 20]
     with om.store._catalog._database.reading() as connection:
         found = connection.exec_driver_sql("SELECT name FROM kindler_objects").scalars().all()
     assert found == ["net"]
-    parcels.close()
+    messages.close()

@@ -10,7 +10,7 @@ from kindler.config import RunSettings
 from kindler.engine import local
 from kindler.engine.outcome import Outcome
 from kindler.errors import ConfigError, KindlerError
-from kindler.train.checkpoint_dir import Checkpoints, Found
+from kindler.train.checkpoint_dir import Checkpoints, StoredCheckpoint
 from kindler.train.checkpoint_file import Header
 from kindler.train.failure import Raise, decide, explained
 from kindler.train.task import Task
@@ -36,7 +36,7 @@ class Attempts:
     def __init__(
         self,
         task: Task,
-        launch: Callable[[Sequence[Found]], list[Outcome]],
+        launch: Callable[[Sequence[StoredCheckpoint]], list[Outcome]],
         say: Callable[[str], None],
     ) -> None:
         self._task, self._launch, self._say = task, launch, say
@@ -60,12 +60,12 @@ class Attempts:
                 self._tell(error, found)
             time.sleep(wait_s)
 
-    def _found(self, earlier: Sequence[Found]) -> list[Found]:
+    def _found(self, earlier: Sequence[StoredCheckpoint]) -> list[StoredCheckpoint]:
         # Those of this run only: the folder may have some of other runs.
         mine = self._folder.to_go_on_from(self._is_mine) if self._folder is not None else []
         return [*mine, *earlier]
 
-    def _earlier(self) -> list[Found]:
+    def _earlier(self) -> list[StoredCheckpoint]:
         """The checkpoints of an earlier run to continue from, if that is wanted."""
         if self._folder is None or not self._task.training.resume:
             return []
@@ -89,7 +89,7 @@ class Attempts:
     def _is_mine(self, header: Header) -> bool:
         return header.run == self._task.run_id
 
-    def _tell(self, error: KindlerError, found: Sequence[Found]) -> None:
+    def _tell(self, error: KindlerError, found: Sequence[StoredCheckpoint]) -> None:
         what = str(error).partition("\n")[0]
         place = found[0].path if found else "the beginning, for there is no checkpoint yet"
         limit = self._task.settings.max_failures

@@ -26,10 +26,10 @@ from kindler.estimator.model import FrameworkModel
 from kindler.files import folder_at
 from kindler.frameworks.pickling import travelling
 from kindler.temporary import Folder
-from kindler.train.checkpoint_dir import Found
+from kindler.train.checkpoint_dir import StoredCheckpoint
 from kindler.train.checkpoint_file import Header
 from kindler.train.options import EvaluateOptions, FitOptions
-from kindler.train.progress import Progress
+from kindler.train.progress import ProgressBar
 from kindler.train.task import Task
 
 if TYPE_CHECKING:
@@ -121,12 +121,12 @@ def run(plan: RunPlan) -> RunResults:
         )
         spec = plan.model.packed
         what = "epoch" if task.trains else "evaluate"
-        with Progress(verbose=options.verbose, what=what) as progress:
+        with ProgressBar(verbose=options.verbose, what=what) as progress:
             crew = Crew(plan.workers, plan.settings, spark, _teller(plan, progress))
             returning = ReturningExecutors(crew, task)
             hear = _listener(progress, plan.hear, returning.heard)
 
-            def launch(checkpoints: Sequence[Found]) -> list[Outcome]:
+            def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
                 crew.gather()
                 if crew.size > 1 and task.trains:
                     _refuse_several(plan.model)
@@ -193,7 +193,7 @@ def job_of(
     )
 
 
-def _teller(plan: RunPlan, progress: Progress) -> Callable[[str], None]:
+def _teller(plan: RunPlan, progress: ProgressBar) -> Callable[[str], None]:
     """Shows messages about the run to whoever watches."""
 
     def say(line: str) -> None:
@@ -246,7 +246,7 @@ def _launch(
     return engine.run(job, spark=spark, feeds=feeds, dealing=dealing, listener=listener, folder=shared)
 
 
-def _listener(progress: Progress, *also: Callable[[Mapping[str, Any]], None]) -> Callable[[Event], None]:
+def _listener(progress: ProgressBar, *also: Callable[[Mapping[str, Any]], None]) -> Callable[[Event], None]:
     def hear(event: Event) -> None:
         if event.kind == "log":
             progress.log(event.rank, event.fields["line"])

@@ -1,4 +1,4 @@
-"""Scoring Parquet files into Parquet files: each worker its range of rows, order kept. No Spark."""
+"""Scores Parquet files into Parquet files without Spark: each worker its range of rows, in order."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _WRITE_ROWS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class FileTask:
-    """What to score and where to put it."""
+    """The files to score, the model, and the output folder."""
 
     predictor: Predictor
     files: parquet.ParquetFiles
     folder: str
 
 
-class Worker(Protocol):
-    """What this needs of the engine's worker."""
+class ScoringWorker(Protocol):
+    """The part of an engine's worker that is used here."""
 
     rank: int
     size: int
@@ -40,13 +40,13 @@ class Worker(Protocol):
     def report(self, kind: str, **fields: Any) -> None: ...
 
 
-def run(worker: Worker, task_bytes: bytes) -> Sequence[bytes]:
+def run(worker: ScoringWorker, task_bytes: bytes) -> Sequence[bytes]:
     """Score this worker's rows into one file of the output folder."""
     task: FileTask = cloudpickle.loads(task_bytes)
     start, stop = parquet.share(task.files.rows, worker.size, worker.rank)
     names = parquet.schema(task.files).names
     path = Path(task.folder) / f"part-{worker.rank:05d}.parquet"
-    # Left as it is, every process would compute on all cores at once.
+    # By default every process would compute on all cores at once.
     predictor = task.predictor.with_threads(worker.threads)
     rows = Alongside(predictor.columns, first_row=start)
     scored = predictor.score(rows.features(parquet.scan(task.files, names, start, stop)))
@@ -65,18 +65,18 @@ def run(worker: Worker, task_bytes: bytes) -> Sequence[bytes]:
 
 
 def _named(predictor: Predictor, taken: Sequence[str]) -> Callable[[int], Sequence[str]]:
-    """Names for outputs; a model's own are known, and found to be taken, only once it has returned some."""
+    """The names of outputs, checked late: a model's own names are known once it has returned some."""
 
     def names(outputs: int) -> Sequence[str]:
-        found = predictor.names(outputs)
-        refuse_taken(found, taken)
-        return found
+        own = predictor.names(outputs)
+        refuse_taken(own, taken)
+        return own
 
     return names
 
 
 def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Small tables joined to row groups of a decent size."""
+    """Join small tables into row groups of a decent size."""
     held: list[pa.Table] = []
     for table in tables:
         held.append(table)

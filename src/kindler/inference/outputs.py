@@ -1,4 +1,4 @@
-"""Model outputs: as Arrow columns, shape and dtype kept and values not copied; and beside the data."""
+"""Model outputs as Arrow columns, without copying, and next to the input data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def to_arrow(array: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def like(data: Any, outputs: dict[str, np.ndarray[Any, Any]], *, named: bool = False) -> Any:
-    """The outputs in the form in which the data came; beside bare arrays, by name where they are `named`."""
+    """Outputs in the form of the input data; for bare arrays, a dict if the outputs are `named`."""
     if isinstance(data, dict):
         refuse_taken(outputs, data)
         return {**data, **outputs}
@@ -55,7 +55,7 @@ def like(data: Any, outputs: dict[str, np.ndarray[Any, Any]], *, named: bool = F
 
 
 def refuse_taken(names: Any, existing: Any) -> None:
-    """Complain about outputs that would take the names of what is there."""
+    """Raise if outputs would overwrite existing columns."""
     taken = [name for name in names if name in list(existing)]
     if taken:
         raise ConfigError(
@@ -65,7 +65,7 @@ def refuse_taken(names: Any, existing: Any) -> None:
 
 
 def _plain(values: np.ndarray[Any, Any]) -> pa.Array:
-    """A flat array as an Arrow one; for numbers not by `pa.array`, which imports pandas in each worker."""
+    """A flat Arrow array; avoids `pa.array` for numbers, which imports pandas in each worker."""
     if values.dtype.kind not in "iuf":
         return pa.array(values)
     kind = pa.from_numpy_dtype(values.dtype)

@@ -1,7 +1,7 @@
 """A model that stays loaded in the process that scores with it.
 
-A Predictor is a value: it travels to wherever rows are, and there finds or loads its model once per
-process. Where the rows come from and go to is left to `spark/predict.py` and `files.py`.
+A Predictor is a value that is sent to where the rows are, and loads its model there once per process.
+`spark/predict.py` and `files.py` read and write the rows.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _MOST_RESIDENT = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that a loaded model depends on: `load` sees these fields alone, and `key` covers them all.
+    """Everything that a loaded model depends on: `load` uses only these fields, and `key` covers them all.
 
     Attributes:
         framework: The framework's name in the registry.
         spec: The model and how it takes its inputs, as the framework packs it.
-        state: Its trained state; empty for a model as it was given.
+        state: Its trained state; empty for an untrained model.
         feature_names: The input columns, in the order in which the model takes them.
-        device: Where the model computes.
-        seed: What a creator's random weights start from.
+        device: The device to compute on.
+        seed: The seed of random weights that a creator makes.
         threads: Compute threads; None leaves the process as it is.
-        sys_path: Where the driver finds modules; the model's own may be among them.
+        sys_path: The driver's module search path; the model's own modules may be on it.
     """
 
     framework: str
@@ -56,7 +56,7 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """Differs wherever a field does. A digest, so that the bytes need not stay in memory to compare."""
+        """A digest of all fields, so that the bytes need not stay in memory to be compared."""
         digest = hashlib.sha256()
         for each in fields(self):
             value = getattr(self, each.name)
@@ -97,7 +97,7 @@ class Predictor:
     output_cols: tuple[str, ...] | None = None
 
     def with_threads(self, threads: int | None) -> Predictor:
-        """The same on so many threads; None leaves the process as it is."""
+        """The same with this number of threads; None leaves the process as it is."""
         return replace(self, recipe=replace(self.recipe, threads=threads))
 
     @cached_property
@@ -105,7 +105,7 @@ class Predictor:
         return self.recipe.key
 
     def replica(self) -> Replica:
-        """The loaded model: once per process, however many batches and partitions come by."""
+        """The model, loaded once per process."""
         if self._key not in _resident:
             _resident[self._key] = self.recipe.load()
             while len(_resident) > _MOST_RESIDENT:
@@ -114,7 +114,7 @@ class Predictor:
         return _resident[self._key]
 
     def score(self, chunks: Iterable[Arrays]) -> Iterator[list[np.ndarray[Any, Any]]]:
-        """The outputs for all rows of `chunks`, in batches of `batch_size` however the chunks are cut."""
+        """The outputs for all rows of `chunks`, in batches of `batch_size` whatever the chunk sizes."""
         replica, names = self.replica(), None
         for number, batch in enumerate(fixed_batches(chunks, self.batch_size)):
             outputs = replica.predict(batch)
@@ -128,7 +128,7 @@ class Predictor:
             yield outputs
 
     def names(self, outputs: int) -> tuple[str, ...]:
-        """The columns that a model with that many outputs fills; in a process that has scored with it.
+        """The names of the output columns; call it in a process that has scored a batch.
 
         Outputs that the model returns in a dict keep their names.
         """
@@ -146,7 +146,7 @@ class Predictor:
         return self.output_cols
 
     def outputs_are_named(self) -> bool:
-        """Whether the names are the model's own."""
+        """Whether the output names are the model's own."""
         return self.output_cols is None and self.replica().output_names is not None
 
     def _check(self, outputs: Sequence[np.ndarray[Any, Any]], rows: int) -> None:

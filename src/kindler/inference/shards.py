@@ -1,4 +1,4 @@
-"""Scoring one shard at a time, where it lives: the model's outputs are added to what the shard is."""
+"""Scores one shard at a time, where it is stored, and adds the model's outputs to it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ShardScorer:
     Attributes:
         predictor: The model.
         schema: The plain schema of its columns, where the shards are frames; None for arrays.
-        sample: A few rows of its inputs: shards without rows get outputs of the same kind as others, and only
-            the model knows which. None leaves them as they are.
+        sample: A few rows of inputs, to find the types of outputs for shards without rows. None leaves such
+            shards as they are.
     """
 
     predictor: Predictor
@@ -50,17 +50,17 @@ class ShardScorer:
     def _chunks(self, number: int, packed: Packed) -> Iterator[Arrays]:
         columns = self.predictor.columns
         for first, piece in pieces(packed, 0, packed.info.rows, multiple_of=self.predictor.batch_size):
-            found = values(piece, columns.names, self.schema)
+            by_name = values(piece, columns.names, self.schema)
 
             def where(i: int, first: int = first) -> str:
                 return f"{first + i} of shard {number}"
 
             # A copy: a model that writes into its inputs must not change the shard.
-            taken = [np.array(_checked(found[c.name], c, where)) for c in columns.features]
+            taken = [np.array(_checked(by_name[c.name], c, where)) for c in columns.features]
             yield inputs(columns, taken)
 
 
-def _checked(given: Values, column: Any, where: Any) -> np.ndarray[Any, Any]:
-    if isinstance(given, np.ndarray):
-        return conform(given, column, where=where)
-    return to_numpy(given, column, where=where)
+def _checked(data: Values, column: Any, where: Any) -> np.ndarray[Any, Any]:
+    if isinstance(data, np.ndarray):
+        return conform(data, column, where=where)
+    return to_numpy(data, column, where=where)

@@ -1,7 +1,6 @@
-"""The engine of a broker, the client's side: tasks go to Celery's queues, reports come back on a queue of
-its own.
+"""The broker engine, client side: tasks go to Celery's queues, reports come back on the client's own queue.
 
-The other side is `broker_worker.py`, which `kindler worker` starts.
+The worker side is `broker_worker.py`, which `kindler worker` starts.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import kombu.exceptions
 from kindler.errors import BrokerError, FrameError, KindlerError, StoreError, TaskCancelledError
 from kindler.runtime.celery_app import CANCEL, CONTENT_TYPE, LOAD, TASK, make_app, queue_of, reply_queue
 from kindler.runtime.engine import Listener, Load
-from kindler.runtime.large_messages import Parcels
+from kindler.runtime.large_messages import LargeMessages
 from kindler.runtime.messages import Report, Task, described
 
 __all__ = ["BrokerEngine"]
@@ -27,21 +26,21 @@ __all__ = ["BrokerEngine"]
 _log = logging.getLogger("kindler.runtime")
 _LOOK_S = 1.0
 _BACKOFF_S = 1.0
-_ANSWERS_S = 0.5  # how long workers have to say what they do: nobody knows how many there are
+_ANSWERS_S = 0.5  # how long to collect answers: nobody knows how many workers there are
 _LOAD_KEPT_S = 2.0
 _PUBLISHING = {"max_retries": 3, "interval_start": 0.1, "interval_step": 0.3, "interval_max": 1.0}
 
 
 @dataclass(slots=True)
-class _Awaited:
-    """A task that was sent, and until when something must be heard of it."""
+class _PendingTask:
+    """A submitted task, and the deadline of its next report."""
 
     task: Task
     listen: Listener
     deadline: float = 0.0
 
-    def heard_of(self) -> None:
-        # A worker that dies is not heard of either: the task may wait, and run, once more.
+    def extend_deadline(self) -> None:
+        # A worker that dies reports nothing, and the task may wait, and run, once more.
         self.deadline = time.monotonic() + self.task.wait_s + self.task.timeout_s
 
 
@@ -60,9 +59,9 @@ class BrokerEngine:
         self._app.control.mailbox.producer_pool = None
         errors = self._app.connection_for_write().connection_errors
         self._away = (kombu.exceptions.OperationalError, OSError, *errors)
-        self._parcels = Parcels(store)
+        self._messages = LargeMessages(store)
         self._replies = reply_queue(f"kindler.reply.{uuid.uuid4().hex}")
-        self._awaited: dict[str, _Awaited] = {}
+        self._awaited: dict[str, _PendingTask] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._connection: Any = None
@@ -79,9 +78,9 @@ class BrokerEngine:
         if self._stop.is_set():
             raise TaskCancelledError("the runtime is closed.")
         task = task.replying_to(self._replies.name)
-        message = self._parcels.pack(task.frame(), task.id)
-        awaited = _Awaited(task, listen)
-        awaited.heard_of()
+        message = self._messages.pack(task.frame(), task.id)
+        awaited = _PendingTask(task, listen)
+        awaited.extend_deadline()
         with self._lock:
             self._awaited[task.id] = awaited
         try:
@@ -99,7 +98,7 @@ class BrokerEngine:
         except self._away as exc:
             with self._lock:
                 self._awaited.pop(task.id, None)
-            self._parcels.drop(message)
+            self._messages.drop(message)
             raise _unreachable(exc) from exc
         with self._lock:
             if self._awaited and self._thread is None:
@@ -107,34 +106,34 @@ class BrokerEngine:
                 self._thread.start()
 
     def cancel(self, task_id: str) -> None:
-        """See `Engine`. Workers that are there are told; what they still say of the task is not heard."""
+        """See `Engine`. Asks the workers to cancel the task, and ignores what they still report of it."""
         with self._lock:
             awaited = self._awaited.pop(task_id, None)
         if awaited is not None:
             self._abandon(awaited, "cancelled", TaskCancelledError(f"{awaited.task} was cancelled."))
 
     def load(self) -> Load:
-        """See `Engine`. What was asked a moment ago is not asked again."""
+        """See `Engine`. The answer is cached for a moment."""
         now = time.monotonic()
         if self._load is not None and now - self._load[0] < _LOAD_KEPT_S:
             return self._load[1]
         try:
             answers = self._ask(LOAD, reply=True, timeout=_ANSWERS_S) or []
-            told = [found for answer in answers for found in answer.values() if "labels" in found]
+            loads = [load for answer in answers for load in answer.values() if "labels" in load]
             with self._lock:
                 labels = {awaited.task.label for awaited in self._awaited.values()}
-            labels |= {"default", *(label for found in told for label in found["labels"])}
+            labels |= {"default", *(label for load in loads for label in load["labels"])}
             waiting = self._waiting(labels)
         except self._away as exc:
             raise _unreachable(exc) from exc
-        load = Load(
+        total = Load(
             engine=self._kind,
-            workers=sum(found["workers"] for found in told),
-            busy=sum(found["busy"] for found in told),
+            workers=sum(load["workers"] for load in loads),
+            busy=sum(load["busy"] for load in loads),
             waiting=waiting,
         )
-        self._load = now, load
-        return load
+        self._load = now, total
+        return total
 
     def close(self) -> None:
         """See `Engine`."""
@@ -154,9 +153,9 @@ class BrokerEngine:
             except self._away as exc:
                 _log.info("could not delete the reply queue, which will expire: %s", exc)
         self._app.close()
-        self._parcels.close()
+        self._messages.close()
 
-    def _abandon(self, awaited: _Awaited, state: str, error: KindlerError) -> None:
+    def _abandon(self, awaited: _PendingTask, state: str, error: KindlerError) -> None:
         awaited.listen(Report(state, error=described(error)))
         try:
             self._ask(CANCEL, arguments={"task_id": awaited.task.id})
@@ -164,24 +163,24 @@ class BrokerEngine:
             _log.warning("could not ask the workers to cancel %s: %s", awaited.task, exc)
 
     def _ask(self, command: str, **options: Any) -> Any:
-        """What the workers answer, if they are to."""
+        """Broadcast a command; returns the workers' answers if `reply` is set."""
         with self._app.connection_for_write() as connection:
             connection.ensure_connection(**_PUBLISHING)
             return self._app.control.broadcast(command, connection=connection, **options)
 
     def _waiting(self, labels: Iterable[str]) -> int:
-        found = 0
+        count = 0
         with self._app.connection_for_read() as connection:
             for label in labels:
                 try:
                     with connection.channel() as channel:
-                        found += channel.queue_declare(queue_of(label), passive=True).message_count
+                        count += channel.queue_declare(queue_of(label), passive=True).message_count
                 except connection.channel_errors:
                     continue  # nobody has used it yet
-        return found
+        return count
 
     def _declare(self) -> None:
-        """Replies to a queue that is not there are dropped: it is there before a task is."""
+        """Declare the reply queue before a task is sent: replies to a missing queue are dropped."""
         with self._lock:
             if self._thread is not None and self._declared:
                 return  # it is listened to, so it has not expired
@@ -191,7 +190,7 @@ class BrokerEngine:
             self._declared = True
 
     def _listen(self) -> None:
-        """Hear reports as long as some are awaited."""
+        """Receive reports as long as some are awaited."""
         while True:
             with self._lock:
                 if not self._awaited or self._stop.is_set():
@@ -208,14 +207,14 @@ class BrokerEngine:
                 self._stop.wait(_BACKOFF_S)
 
     def _give_up(self) -> None:
-        """Tasks of which nothing was heard for too long have failed."""
+        """Fail the tasks without a report for too long."""
         now = time.monotonic()
         with self._lock:
             late = [name for name, awaited in self._awaited.items() if awaited.deadline < now]
-            given_up = [self._awaited.pop(name) for name in late]
-        for awaited in given_up:
+            overdue = [self._awaited.pop(name) for name in late]
+        for awaited in overdue:
             silence = awaited.task.wait_s + awaited.task.timeout_s
-            self._abandon(awaited, "failed", _unheard(awaited.task, silence))
+            self._abandon(awaited, "failed", _overdue(awaited.task, silence))
 
     def _connected(self) -> Any:
         if self._connection is None:
@@ -223,7 +222,7 @@ class BrokerEngine:
             try:
                 connection.ensure_connection(**_PUBLISHING)
                 consumer = connection.Consumer(
-                    [self._replies], on_message=self._heard, no_ack=True, accept=[CONTENT_TYPE]
+                    [self._replies], on_message=self._receive, no_ack=True, accept=[CONTENT_TYPE]
                 )
                 consumer.consume()
             except BaseException:
@@ -240,11 +239,11 @@ class BrokerEngine:
             except Exception as exc:  # noqa: BLE001 - it is broken, and is left behind
                 _log.info("could not close a broken connection to the broker: %s", exc)
 
-    def _heard(self, message: Any) -> None:
+    def _receive(self, message: Any) -> None:
         try:
             content = _content(message)
-            task_id, report = Report.read(self._parcels.unpack(content))
-            self._parcels.drop(content)
+            task_id, report = Report.read(self._messages.unpack(content))
+            self._messages.drop(content)
         except (FrameError, StoreError) as exc:
             _log.warning("rejected a reply: %s", exc)
             return
@@ -252,7 +251,7 @@ class BrokerEngine:
             awaited = self._awaited.get(task_id)
             if awaited is None:
                 return
-            awaited.heard_of()
+            awaited.extend_deadline()
             if report.state != "running":
                 del self._awaited[task_id]
         awaited.listen(report)
@@ -270,7 +269,7 @@ def _unreachable(exc: BaseException) -> BrokerError:
     )
 
 
-def _unheard(task: Task, silence_s: float) -> BrokerError:
+def _overdue(task: Task, silence_s: float) -> BrokerError:
     label = "" if task.label == "default" else f" --label {task.label}"
     return BrokerError(
         f"{task} was abandoned: no worker reported on it for {silence_s:g} s.\n"

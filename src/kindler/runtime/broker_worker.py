@@ -1,8 +1,8 @@
-"""The engine of a broker, the worker's side: `kindler worker`.
+"""The broker engine, worker side: `kindler worker`.
 
 Celery takes tasks from the queues, one for each process; the processes are those of the local engine, which
-runs a task again when one of them is lost. A task is acknowledged when its result was sent: if this whole
-program dies, the broker gives the task to another.
+retries a task when one of them is lost. A task is acknowledged after its result was sent: if this whole
+program dies, the broker delivers the task to another worker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from celery.worker.state import maybe_shutdown
 
 from kindler.errors import FrameError, NotFoundError
 from kindler.runtime.celery_app import CANCEL, CONTENT_TYPE, LOAD, TASK, lease_of, make_app, queue_of
-from kindler.runtime.large_messages import Parcels
+from kindler.runtime.large_messages import LargeMessages
 from kindler.runtime.local import LocalEngine
 from kindler.runtime.messages import Report, Task, described
 
@@ -49,30 +49,30 @@ def run_worker(
     trusted: bool = False,
     say: Callable[[str], None] = _log.info,
 ) -> int:
-    """Run tasks until the program is told to stop; gives its exit status.
+    """Run tasks until the program is stopped; returns its exit status.
 
     Args:
         store: The store's URL.
         broker: The broker's URL.
-        labels: The tasks of which labels it takes.
-        workers: How many at a time; None is one a core, and not more than four.
-        trusted: Whether it runs functions and pickles of the store, for tasks that ask for it.
-        say: Hears that it is ready.
+        labels: The labels of the tasks to take.
+        workers: Tasks to run at a time; None is one per core, at most four.
+        trusted: Whether tasks that request it may run functions and pickles of the store.
+        say: Called with a line of text when the worker is ready.
     """
     app = make_app(broker)
     engine = LocalEngine(store, workers=workers, trusted=trusted, labels=tuple(labels))
-    desk = _Desk(app, engine, Parcels(store))
-    desk.parcels.tidy()
+    runner = _TaskRunner(app, engine, LargeMessages(store))
+    runner.messages.tidy()
 
     def run(message: Any) -> None:
-        desk.run(message)
+        runner.run(message)
 
     def cancel(state: Any, task_id: str, **_: Any) -> None:
-        desk.cancel(task_id)
+        runner.cancel(task_id)
 
     def load(state: Any) -> dict[str, Any]:
-        found = engine.load()
-        return {"workers": found.workers, "busy": found.busy, "labels": list(labels)}
+        current = engine.load()
+        return {"workers": current.workers, "busy": current.busy, "labels": list(labels)}
 
     app.task(name=TASK, shared=False)(run)
     inspect_command(name=LOAD)(load)
@@ -101,17 +101,17 @@ def run_worker(
     finally:
         signals.worker_ready.disconnect(ready)
         engine.close()
-        desk.parcels.close()
+        runner.messages.close()
 
 
-class _Desk:
-    """Takes tasks from Celery, hands them to the engine, sends reports to whoever asked.
+class _TaskRunner:
+    """Takes tasks from Celery, runs them on the engine, and sends the reports to the client.
 
-    A task may come more than once: its broker, or the connection to it, was lost before it was acknowledged.
+    A task may come more than once: the broker, or the connection to it, was lost before it was acknowledged.
     """
 
-    def __init__(self, app: Any, engine: LocalEngine, parcels: Parcels) -> None:
-        self.parcels = parcels
+    def __init__(self, app: Any, engine: LocalEngine, messages: LargeMessages) -> None:
+        self.messages = messages
         self._app = app
         self._engine = engine
         self._lock = threading.Lock()
@@ -119,9 +119,9 @@ class _Desk:
         self._over: OrderedDict[str, None] = OrderedDict()
 
     def run(self, message: Any) -> None:
-        """Celery's task: ends when the result was sent."""
+        """Celery's task; returns after the result was sent."""
         try:
-            task = Task.read(self.parcels.unpack(message))
+            task = Task.read(self.messages.unpack(message))
         except (FrameError, NotFoundError) as exc:
             _log.error("rejected a task: %s", exc)
             return
@@ -132,9 +132,9 @@ class _Desk:
             if task.id not in self._over:
                 self._reply(task, self._ended(task))
                 self._remember(task.id)
-                self.parcels.drop(message)
+                self.messages.drop(message)
         except Exception as exc:
-            # Not acknowledged: it comes again, to this worker or another.
+            # Not acknowledged, so it is delivered again, to this worker or another.
             raise Reject(str(exc), requeue=True) from exc
         finally:
             del self._running[task.id]
@@ -146,21 +146,21 @@ class _Desk:
         self._engine.cancel(task_id)
 
     def _ended(self, task: Task) -> Report:
-        """The last report of a task; others are sent."""
+        """Run a task to its end; returns the last report and sends the others."""
         ended = threading.Event()
         last: list[Report] = []
 
-        def hear(report: Report) -> None:
+        def listen(report: Report) -> None:
             if report.state == "running":
-                self._tell(task, report)
+                self._notify(task, report)
                 return
             last.append(report)
             ended.set()
 
         try:
-            self._engine.submit(task, hear)
-        except Exception as exc:  # noqa: BLE001 - the edge of a task: whoever asked is told
-            hear(Report("failed", error=described(exc)))
+            self._engine.submit(task, listen)
+        except Exception as exc:  # noqa: BLE001 - the edge of a task: the client gets the error
+            listen(Report("failed", error=described(exc)))
         ended.wait()
         return last[0]
 
@@ -170,8 +170,8 @@ class _Desk:
             while len(self._over) > _REMEMBERED:
                 self._over.popitem(last=False)
 
-    def _tell(self, task: Task, report: Report) -> None:
-        """What may be missed: the task goes on without it."""
+    def _notify(self, task: Task, report: Report) -> None:
+        """Send a report that may get lost: the task runs on without it."""
         try:
             self._reply(task, report)
         except Exception as exc:  # noqa: BLE001 - each transport has its own errors
@@ -180,7 +180,7 @@ class _Desk:
     def _reply(self, task: Task, report: Report) -> None:
         if not task.reply_to:
             return
-        message = self.parcels.pack(report.frame(task.id), f"{task.id}-reply")
+        message = self.messages.pack(report.frame(task.id), f"{task.id}-reply")
         with self._app.amqp.producer_pool.acquire(block=True) as producer:
             producer.publish(
                 message,
@@ -195,7 +195,7 @@ class _Desk:
 
 
 class _Consumer(Consumer):  # type: ignore[misc]
-    """Celery's, which tries a broker that is away more often, and refuses what is none of ours."""
+    """Celery's consumer, reconnecting more often, and rejecting messages that are not ours."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "amqheartbeat": _HEARTBEAT_S})
@@ -239,7 +239,7 @@ class _Consumer(Consumer):  # type: ignore[misc]
 
 
 def _harmless(answer: Callable[..., None]) -> Callable[..., None]:
-    """An answer to the broker over a connection that may be lost by now; the message comes again then."""
+    """Ignore errors of an answer to the broker: without it the message is delivered again."""
 
     def answered(*args: Any, **options: Any) -> None:
         try:
@@ -274,7 +274,7 @@ def _step(lease_s: float) -> type[Any]:
 
 
 def _look_up() -> None:
-    """Celery's loop sees that it is to stop when something wakes it: this does."""
+    """Wakes Celery's loop, which notices only then that it is to stop."""
 
 
 def _renew(consumer: Any) -> None:

@@ -1,6 +1,6 @@
-"""What the two sides of a broker agree on: the Celery application, its one task, and how messages look.
+"""What both sides of a broker share: the Celery application, its one task, and the message format.
 
-Messages are frames of ours. The application accepts nothing else: no pickle, whoever sends it.
+Messages are frames of ours. The application accepts nothing else; in particular, no pickles.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def make_app(url: str) -> Any:
     """The application, for a client or a worker.
 
     Args:
-        url: The broker: `redis://` or `amqp://`. Of Redis, `?lease_s=30` says for how long a task belongs
-            to a worker that gives no sign of life; all that use the broker must say the same.
+        url: The broker: `redis://` or `amqp://`. For Redis, `?lease_s=30` is how long a task belongs to a
+            worker that gives no sign of life; all clients and workers of the broker must use the same.
     """
     register(_SERIALIZER, _dumps, _loads, content_type=CONTENT_TYPE, content_encoding="binary")
     bare, lease_s = lease_of(url)
@@ -54,7 +54,7 @@ def make_app(url: str) -> Any:
         worker_enable_prefetch_count_reduction=False,
         control_exchange="kindler",
         broker_connection_timeout=_CONNECT_S,
-        broker_heartbeat=0,  # connections that lie in a pool could not answer
+        broker_heartbeat=0,  # pooled connections could not answer
         broker_transport_options=_transport_options(bare, lease_s),
     )
     return app
@@ -67,14 +67,14 @@ def lease_of(url: str) -> tuple[str, float]:
     ('redis://host/0', 5.0)
     """
     bare, _, query = url.partition("?")
-    given = dict(parse_qsl(query))
+    parameters = dict(parse_qsl(query))
     try:
-        lease_s = float(given.pop("lease_s", _LEASE_S))
+        lease_s = float(parameters.pop("lease_s", _LEASE_S))
     except ValueError:
         lease_s = 0.0
     if not lease_s > 0:
         raise ConfigError(f"lease_s in the broker's URL must be a positive number; received {query!r}.")
-    return bare + (f"?{urlencode(given)}" if given else ""), lease_s
+    return bare + (f"?{urlencode(parameters)}" if parameters else ""), lease_s
 
 
 def queue_of(label: str) -> str:
@@ -83,7 +83,7 @@ def queue_of(label: str) -> str:
 
 
 def reply_queue(name: str) -> Any:
-    """A client's own queue; it goes away when nobody has used it for an hour."""
+    """A client's own queue; it expires after an hour without use."""
     return kombu.Queue(
         name, exchange=kombu.Exchange(""), routing_key=name, durable=True, expires=_REPLIES_KEPT_S
     )

@@ -1,4 +1,4 @@
-"""What runs tasks: the promise that every engine makes, and the table of engines."""
+"""The contract of engines, which run tasks, and the table of engines."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Listener: TypeAlias = Callable[[Report], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What an engine has to do.
+    """The load of an engine.
 
     Attributes:
-        engine: "local", or the kind of its broker.
-        workers: How many tasks can run at a time.
-        busy: How many run.
-        waiting: How many wait for a worker.
+        engine: "local", or the kind of broker.
+        workers: The number of tasks that can run at a time.
+        busy: The number of tasks that are running.
+        waiting: The number of tasks that wait for a worker.
     """
 
     engine: str
@@ -35,32 +35,32 @@ class Load:
 
 
 class Engine(Protocol):
-    """Runs tasks somewhere.
+    """Runs tasks.
 
-    Each task that was submitted gets one report that is not "running", whatever happens to its worker: it
-    is never lost. A worker that goes away in the middle of it is replaced `max_retries` times; then the
-    task has failed, with that reason. So a task may run more than once.
+    Each submitted task gets exactly one report that is not "running", whatever happens to its worker: no task
+    is lost. A task whose worker is lost is started again `max_retries` times, and then fails with that
+    reason. So a task may run more than once.
     """
 
     def submit(self, task: Task, listen: Listener) -> None:
-        """Run a task; `listen` hears of it, on some other thread.
+        """Run a task; `listen` is called with its reports, on another thread.
 
         Raises:
-            ConfigError: The task can never run here.
+            ConfigError: This engine cannot run the task.
         """
 
     def cancel(self, task_id: str) -> None:
-        """Do not run a task, or end it where it runs; one that has ended stays as it is."""
+        """Cancel a task, also if it is running; no effect if it has ended."""
 
     def load(self) -> Load:
-        """What it has to do now.
+        """The current load.
 
         Raises:
             BrokerError: Its broker cannot be reached.
         """
 
     def close(self) -> None:
-        """Let everything go; tasks that have not ended are cancelled."""
+        """Cancel tasks that have not ended, and release all resources."""
 
 
 _ENGINES = Registry(
@@ -74,7 +74,7 @@ _BROKERS = ("redis", "rediss", "amqp", "amqps")
 
 
 def default_broker(environ: Mapping[str, str]) -> str | None:
-    """The broker that the environment names; None for workers of this machine."""
+    """The broker in the environment; None means local workers."""
     return environ.get("KINDLER_BROKER") or None
 
 
@@ -83,11 +83,11 @@ def open_engine(store: str, broker: str | None = None) -> Engine:
 
     Args:
         store: The store's URL.
-        broker: `redis://host/0` or `amqp://user@host//`; `local://?workers=2` for two processes of this
-            machine; None takes `KINDLER_BROKER`, or workers of this machine.
+        broker: `redis://host/0` or `amqp://user@host//`; `local://?workers=2` for two local processes; None
+            uses `KINDLER_BROKER`, or local workers.
 
     Raises:
-        ConfigError: The store cannot be reached from another process, or the broker is of no known kind.
+        ConfigError: The store is in memory, or the kind of broker is unknown.
         MissingExtraError: Celery is not installed.
     """
     named = broker or default_broker(os.environ)
@@ -97,23 +97,23 @@ def open_engine(store: str, broker: str | None = None) -> Engine:
             "Hint: om.setup('folder') keeps the store in a folder."
         )
     if "://" not in store:
-        store = os.path.abspath(os.path.expanduser(store))  # a worker may stand in another folder
-    made: Engine
+        store = os.path.abspath(os.path.expanduser(store))  # a worker may run in another folder
+    engine: Engine
     if named is None or named.startswith("local:"):
-        made = _ENGINES.load("local")(store, workers=_workers(named or "local://"))
-        return made
+        engine = _ENGINES.load("local")(store, workers=_workers(named or "local://"))
+        return engine
     if named.partition("://")[0] not in _BROKERS:
         raise ConfigError(
             f"unknown kind of broker {named.partition('://')[0]!r}.\nHint: use redis://host:6379/0 or"
             " amqp://user:password@host:5672//."
         )
-    made = _ENGINES.load("broker")(store, named)
-    return made
+    engine = _ENGINES.load("broker")(store, named)
+    return engine
 
 
 def _workers(url: str) -> int | None:
-    given = dict(parse_qsl(urlsplit(url).query))
-    wanted = given.pop("workers", None)
-    if given or (wanted is not None and not (wanted.isdecimal() and int(wanted))):
+    parameters = dict(parse_qsl(urlsplit(url).query))
+    workers = parameters.pop("workers", None)
+    if parameters or (workers is not None and not (workers.isdecimal() and int(workers))):
         raise ConfigError(f"invalid engine URL {url!r}.\nHint: local://?workers=2.")
-    return None if wanted is None else int(wanted)
+    return None if workers is None else int(workers)

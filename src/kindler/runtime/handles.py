@@ -1,4 +1,4 @@
-"""What a call of the runtime gives back at once: a handle, which has the result when there is one."""
+"""What a call of the runtime returns at once: a handle, which gets the result when the task ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kindler.errors import KindlerError, TaskTimeoutError
 from kindler.runtime.messages import Report
 from kindler.runtime.value_codec import Resolve
 
-__all__ = ["Handle", "Status"]
+__all__ = ["Status", "TaskHandle"]
 
 Status = Literal["pending", "running", "done", "failed", "cancelled"]
 
@@ -20,16 +20,16 @@ _log = logging.getLogger("kindler.runtime")
 _CANCEL_TIMEOUT_S = 30.0
 
 
-class Handle:
-    """A task, and its result once it is there. Any thread may use it.
+class TaskHandle:
+    """A task and, once it has ended, its result. Thread-safe.
 
     Attributes:
         id: The task's id.
-        call: What was asked for, such as "predict('net')".
-        log: The last lines that the task printed, once it has ended.
+        call: The call, such as "predict() of 'net'".
+        log: The last lines that the task printed; empty until it has ended.
     """
 
-    def __init__(self, call: str, *, resolve: Resolve, cancel: Callable[[Handle], None]) -> None:
+    def __init__(self, call: str, *, resolve: Resolve, cancel: Callable[[TaskHandle], None]) -> None:
         self.id = uuid.uuid4().hex
         self.call = call
         self.log = ""
@@ -40,37 +40,37 @@ class Handle:
         self._error: KindlerError | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._then: list[Callable[[Handle], None]] = []
+        self._then: list[Callable[[TaskHandle], None]] = []
 
     def __repr__(self) -> str:
         return f"<{self.call}: {self._status}>"
 
     @property
     def status(self) -> Status:
-        """Where it stands: "pending", "running", "done", "failed" or "cancelled"."""
+        """The state: "pending", "running", "done", "failed" or "cancelled"."""
         return self._status
 
     @property
     def error(self) -> KindlerError | None:
-        """What it failed with, or None. It is what `get` raises."""
+        """The exception that `get` raises, or None."""
         return self._error
 
     def ready(self) -> bool:
-        """Whether it has ended, one way or another."""
+        """Whether the task has ended, in whatever way."""
         return self._ended.is_set()
 
     def get(self, timeout: float | None = None) -> Any:
-        """The result, when it is there. `fit` gives the new version.
+        """Wait for the result and return it. The result of `fit` is the new version.
 
         Args:
             timeout: Seconds to wait; None waits as long as the task may take.
 
         Raises:
-            TaskTimeoutError: It is not there yet, and goes on; or it took longer than it may.
-            TaskCancelledError: It was cancelled.
-            WorkerLost: Its workers went away, one after the other.
-            WorkerError: The code it ran raised; it is also an instance of what was raised.
-            KindlerError: Anything else that Kindler complains about.
+            TaskTimeoutError: The task has not ended yet and continues; or it exceeded its time limit.
+            TaskCancelledError: The task was cancelled.
+            WorkerLost: The task's workers were lost, one after the other.
+            WorkerError: The code of the task raised; also an instance of the type that was raised.
+            KindlerError: Any other error of Kindler.
         """
         if not self._ended.wait(timeout):
             raise TaskTimeoutError(task=self.call, waited_s=timeout or 0.0, goes_on=True)
@@ -80,14 +80,14 @@ class Handle:
         return self._report.result(self._resolve)
 
     def cancel(self) -> bool:
-        """Do not run it, or end it where it runs; whether it was in time."""
+        """Cancel the task, also if it is running; returns whether that succeeded."""
         if not self._ended.is_set():
             self._cancel(self)
             self._ended.wait(_CANCEL_TIMEOUT_S)
         return self._status == "cancelled"
 
-    def hear(self, report: Report) -> None:
-        """What an engine tells of it; once it has ended, nothing changes it."""
+    def update(self, report: Report) -> None:
+        """Take an engine's report; ignored once the task has ended."""
         with self._lock:
             if self._ended.is_set():
                 return
@@ -100,20 +100,22 @@ class Handle:
             then, self._then = self._then, []
             self._ended.set()
         if then:
-            # Not on the engine's thread: what they call may wait for another task.
-            threading.Thread(target=self._tell, args=(then,), name="kindler-callback", daemon=True).start()
+            # Not on the engine's thread: a callback may wait for another task.
+            threading.Thread(
+                target=self._call_back, args=(then,), name="kindler-callback", daemon=True
+            ).start()
 
-    def when_ended(self, call: Callable[[Handle], None]) -> None:
-        """Call a function with this handle when it has ended; at once if it has."""
+    def when_ended(self, call: Callable[[TaskHandle], None]) -> None:
+        """Call a function with this handle when the task has ended; at once if it has."""
         with self._lock:
             if not self._ended.is_set():
                 self._then.append(call)
                 return
-        self._tell([call])
+        self._call_back([call])
 
-    def _tell(self, then: list[Callable[[Handle], None]]) -> None:
+    def _call_back(self, then: list[Callable[[TaskHandle], None]]) -> None:
         for call in then:
             try:
                 call(self)
-            except Exception:  # noqa: BLE001 - code of the user's: nobody else is there to hear of it
+            except Exception:  # noqa: BLE001 - the user's code, and nobody else to raise it to
                 _log.exception("the callback of %r failed", self)

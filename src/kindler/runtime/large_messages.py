@@ -1,6 +1,6 @@
-"""What is too large for a broker's message goes through the store: as a hidden dataset that its reader drops.
+"""Messages too large for a broker go through the store, as hidden datasets that the reader deletes.
 
-One whose reader never came is dropped after a day, by the next worker that starts.
+Those that were never read are deleted after a day, by the next worker that starts.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from kindler.runtime.messages import pack, unpack
 from kindler.shelves.datasets.shelf import Datasets
 from kindler.store import Address, Store
 
-__all__ = ["Parcels"]
+__all__ = ["LargeMessages"]
 
 _FOLDER = ".runtime"
 _LARGEST_BYTES = 1 << 20
 _KEPT = timedelta(days=1)
 
 
-class Parcels:
+class LargeMessages:
     """Packs and unpacks frames, large ones by way of the store.
 
     Args:
-        url: The store.
+        url: The store's URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -36,7 +36,7 @@ class Parcels:
         self._lock = threading.Lock()
 
     def pack(self, frame: Frame, name: str) -> bytes:
-        """A frame as a message; `name` is what a parcel is called."""
+        """A frame as a message; `name` identifies it in the store."""
         content = pack(frame)
         if len(content) <= _LARGEST_BYTES:
             return content
@@ -47,8 +47,8 @@ class Parcels:
         """The frame of a message.
 
         Raises:
-            FrameError: It is none.
-            NotFoundError: Its parcel is gone.
+            FrameError: It is not a frame.
+            NotFoundError: Its content is no longer in the store.
         """
         frame = unpack(content)
         if frame.kind != "parcel":
@@ -59,13 +59,13 @@ class Parcels:
         return unpack(inside.tobytes())
 
     def drop(self, content: bytes) -> None:
-        """The message was read for the last time: drop its parcel, if it has one."""
+        """Delete the content of a message from the store, if it is there; after the last read."""
         frame = unpack(content)
         if frame.kind == "parcel":
             self._forget(f"{_FOLDER}/{self._name(frame)}")
 
     def tidy(self) -> None:
-        """Drop the parcels that nobody came for, and the bytes of those that were read."""
+        """Delete messages that were never read, and the bytes of those that were."""
         limit = datetime.now(timezone.utc) - _KEPT
         shelf = self._shelf()
         for version in shelf.newest(f"{_FOLDER}/*", hidden=True):

@@ -1,4 +1,4 @@
-"""The engine of this machine: worker processes that are started when tasks come, and stay for the next.
+"""The local engine: worker processes on this machine, started on demand and kept for the next tasks.
 
 A process takes tasks of one family only (see `Kinds.family`), and best those of a model that it has in
 memory. Threads exist while there are tasks.
@@ -39,10 +39,10 @@ class LocalEngine:
 
     Args:
         store: The store's URL.
-        workers: How many processes at most; None is one a core, and not more than four.
+        workers: The largest number of processes; None is one per core, at most four.
         idle_s: Seconds without a task after which a process ends.
-        capacity: How many models a process keeps in memory.
-        trusted: Whether tasks that ask for it may run code of the store.
+        capacity: The number of models that a process keeps in memory.
+        trusted: Whether tasks that request it may run code of the store.
         labels: The labels of tasks that may run here.
     """
 
@@ -129,7 +129,7 @@ class LocalEngine:
             return Load(engine="local", workers=self.workers, busy=busy, waiting=waiting)
 
     def _work(self) -> None:
-        """One runner: as long as tasks wait."""
+        """A runner thread: runs tasks as long as some wait."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -142,7 +142,7 @@ class LocalEngine:
             job.listen(report)
 
     def _ended(self, job: _Job) -> Report:
-        """Run a job to its end, on as many processes as it takes."""
+        """Run a job to its end, with retries on other processes."""
         task, loss = job.task, Loss("never started", 0, "")
         try:
             for _ in range(task.max_retries + 1):
@@ -163,14 +163,14 @@ class LocalEngine:
         return Report("failed", error=described(lost), log=loss.log_tail)
 
     def _once(self, job: _Job) -> Report | Loss:
-        """One attempt; a loss is one of a process that had begun."""
+        """One attempt; a loss counts only if the process had started the task."""
         task = job.task
         while True:
-            process = self._taken(task)
+            process = self._acquire(task)
             with self._lock:
                 job.process = process
             if job.cancelled:
-                self._given_back(job, process)
+                self._release(job, process)
                 return _cancelled(task)
             try:
                 return self._answer(job, process)
@@ -184,7 +184,7 @@ class LocalEngine:
                 loss = process.loss()
                 if job.running or fresh:
                     return loss
-                # It had ended for idleness, before it was asked.
+                # It had ended for idleness before the task was sent.
 
     def _answer(self, job: _Job, process: Process) -> Report:
         task, job.running = job.task, False
@@ -207,11 +207,11 @@ class LocalEngine:
                 process.models.add(f"{task.bucket}/{task.name}")
                 job.listen(report)
                 continue
-            self._given_back(job, process)
+            self._release(job, process)
             return report
 
-    def _taken(self, task: Task) -> Process:
-        """An idle process that suits, or a new one; in place of an idle one of another family if need be."""
+    def _acquire(self, task: Task) -> Process:
+        """An idle process of the task's family, or a new one in place of an idle one of another family."""
         name, surplus = f"{task.bucket}/{task.name}", None
         with self._lock:
             fitting = [process for process in self._idle if process.family in ("", "any", task.family)]
@@ -226,7 +226,7 @@ class LocalEngine:
             surplus.end()
         return start(self._store, idle_s=self._idle_s, capacity=self._capacity, trusted=self._trusted)
 
-    def _given_back(self, job: _Job, process: Process) -> None:
+    def _release(self, job: _Job, process: Process) -> None:
         with self._lock:
             job.process = None
             if not self._closed:

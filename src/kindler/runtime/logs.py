@@ -1,4 +1,4 @@
-"""What a worker process prints: a file, since nobody reads a pipe while there is nothing to do."""
+"""The output of a worker process, in a file: nobody reads a pipe while there are no tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Log:
     """The log of a process.
 
     Args:
-        folder: Where its file is.
+        folder: The folder of the log file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -24,21 +24,21 @@ class Log:
         self._begin = 0
 
     def take_over(self) -> None:
-        """From here on what this process prints goes to the log."""
+        """Redirect this process's output to the log."""
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for number in (1, 2):
             os.dup2(file, number)
         os.close(file)
 
     def begin(self) -> None:
-        """A task begins; what is old is dropped when it has become long."""
+        """A task begins; a log that has become long is truncated."""
         _flush()
         if self._path.stat().st_size > _LONGEST_BYTES:
             os.truncate(self._path, 0)
         self._begin = self._path.stat().st_size
 
     def tail(self) -> str:
-        """The last lines that were printed since the task began; of another process, all that it printed."""
+        """The last lines since the task began; or since the start, when read by another process."""
         _flush()
         try:
             with self._path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Tasks and reports, and their form on the wire: a JSON header and raw buffers. Nothing is sent here."""
+"""Tasks and reports, and their wire format: a JSON header and raw buffers. Nothing is sent here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_HEADER_BYTES = 64 << 20
 
 
 def pack(frame: Frame) -> bytes:
-    """A frame as one piece of bytes."""
+    """Serialize a frame."""
     header = json.dumps(
         {"kind": frame.kind, "fields": frame.fields, "sizes": [len(b) for b in frame.buffers]}
     ).encode()
@@ -36,10 +36,10 @@ def pack(frame: Frame) -> bytes:
 
 
 def unpack(content: Any) -> Frame:
-    """The frame that `pack` made.
+    """Deserialize what `pack` wrote.
 
     Raises:
-        FrameError: It is none; nothing of it was executed.
+        FrameError: It is not a frame. Nothing of it was executed.
     """
     if not isinstance(content, bytes | bytearray | memoryview) or len(content) < _HEAD.size:
         raise FrameError("not a frame: too short, or not bytes.")
@@ -50,39 +50,39 @@ def unpack(content: Any) -> Frame:
     body = view[_HEAD.size + length :]
     try:
         header = json.loads(bytes(view[_HEAD.size : _HEAD.size + length]))
-        kind, told, sizes = header["kind"], header["fields"], header["sizes"]
+        kind, values, sizes = header["kind"], header["fields"], header["sizes"]
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise FrameError(f"not a frame: invalid header: {exc}.") from exc
-    whole = isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes)
-    if not (isinstance(kind, str) and isinstance(told, dict) and whole) or sum(sizes) != len(body):
+    sized = isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes)
+    if not (isinstance(kind, str) and isinstance(values, dict) and sized) or sum(sizes) != len(body):
         raise FrameError("not a frame: the header does not match the buffers.")
     buffers = []
     for size in sizes:
         buffers.append(bytes(body[:size]))
         body = body[size:]
-    return Frame(kind, told, tuple(buffers))
+    return Frame(kind, values, tuple(buffers))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What a worker is to do.
+    """A task for a worker.
 
     Attributes:
-        id: Its name, unique.
+        id: Its unique id.
         shelf: "models" or "scripts".
         bucket: The bucket.
-        name: Which of the shelf, with its version.
-        verb: What to do with it.
-        arguments: The arguments, as `values.encode` wrote them: a list and a dict.
+        name: The name of the model or script, with its version.
+        verb: The method to call.
+        arguments: The arguments, a list and a dict, as `value_codec.encode` wrote them.
         buffers: The buffers of the arguments.
         trusted: Whether code and pickles in the store may run; the worker must allow it too.
         timeout_s: Seconds that it may run.
         wait_s: Seconds that it may wait for a worker of a broker.
-        max_retries: How often it is begun again after its worker was lost.
-        label: What its worker must be.
-        family: What it computes with, so that frameworks that do not go together get workers of their own.
-        callback: A script to be called with the result.
-        reply_to: Where reports go, if they do not come back by themselves.
+        max_retries: How often it is started again after its worker was lost.
+        label: The label of workers that may run it.
+        family: The framework it uses; frameworks that do not share a process get workers of their own.
+        callback: A script to call with the result.
+        reply_to: The queue for reports, if the engine needs one.
     """
 
     id: str
@@ -102,30 +102,30 @@ class Task:
     reply_to: str = ""
 
     def frame(self) -> Frame:
-        """Its form on the wire."""
-        told = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "buffers"}
-        return Frame("task", told, self.buffers)
+        """Its wire format."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "buffers"}
+        return Frame("task", values, self.buffers)
 
     @staticmethod
     def read(frame: Frame) -> Task:
-        """From the wire, checked.
+        """Read and validate a task.
 
         Raises:
-            FrameError: It is no task.
+            FrameError: The frame is not a valid task.
         """
-        told = frame.fields
+        values = frame.fields
         names = {f.name for f in fields(Task)} - {"buffers"}
-        if frame.kind != "task" or set(told) != names:
+        if frame.kind != "task" or set(values) != names:
             raise FrameError(f"expected a task, received a frame of kind {frame.kind[:40]!r}.")
         try:
-            task = Task(**told, buffers=frame.buffers)
+            task = Task(**values, buffers=frame.buffers)
             check_bucket(task.bucket)
             parse(task.name)
             if task.callback is not None:
                 parse(task.callback)
         except (ConfigError, TypeError) as exc:
             raise FrameError(f"invalid task: {exc}") from exc
-        text = all(isinstance(told[name], str) for name in ("id", "label", "family", "reply_to"))
+        text = all(isinstance(values[name], str) for name in ("id", "label", "family", "reply_to"))
         known = (task.shelf, task.verb) == ("scripts", "run") or (
             task.shelf == "models" and task.verb in MODEL_VERBS
         )
@@ -142,20 +142,20 @@ class Task:
         return f"{self.verb}() of {self.name!r}"
 
     def replying_to(self, queue: str) -> Task:
-        """The same, whose reports go to a queue."""
+        """The same task, with a queue for its reports."""
         return replace(self, reply_to=queue)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is known of a task.
+    """A report on a task.
 
     Attributes:
         state: "running", "done", "failed" or "cancelled".
-        value: Its result, as `values.encode` wrote it.
+        value: The result, as `value_codec.encode` wrote it.
         buffers: The buffers of the result.
-        error: What it failed with, as `engine.worker.describe` tells it, and the host.
-        log: The last that it printed.
+        error: The error, as `described` writes it.
+        log: The last lines that the task printed.
     """
 
     state: str
@@ -165,41 +165,41 @@ class Report:
     log: str = ""
 
     def frame(self, task_id: str) -> Frame:
-        """Its form on the wire."""
-        told = {"id": task_id, "state": self.state, "value": self.value, "error": self.error, "log": self.log}
-        return Frame("report", told, self.buffers)
+        """Its wire format."""
+        values = {"id": task_id, "state": self.state, "value": self.value, "error": self.error}
+        return Frame("report", values | {"log": self.log}, self.buffers)
 
     @staticmethod
     def read(frame: Frame) -> tuple[str, Report]:
-        """The task's id and the report.
+        """Read a report and the id of its task.
 
         Raises:
-            FrameError: It is no report.
+            FrameError: The frame is not a report.
         """
-        told = frame.fields
-        if frame.kind != "report" or set(told) != {"id", "state", "value", "error", "log"}:
+        values = frame.fields
+        if frame.kind != "report" or set(values) != {"id", "state", "value", "error", "log"}:
             raise FrameError(f"expected a report, received a frame of kind {frame.kind[:40]!r}.")
-        if told["state"] not in ("running", "done", "failed", "cancelled"):
-            raise FrameError(f"unknown state of a task: {told['state']!r}.")
-        report = Report(told["state"], told["value"], frame.buffers, told["error"], str(told["log"]))
-        return str(told["id"]), report
+        if values["state"] not in ("running", "done", "failed", "cancelled"):
+            raise FrameError(f"unknown state of a task: {values['state']!r}.")
+        report = Report(values["state"], values["value"], frame.buffers, values["error"], str(values["log"]))
+        return str(values["id"]), report
 
     def result(self, resolve: value_codec.Resolve | None = None) -> Any:
-        """The result itself."""
+        """Decode the result."""
         return value_codec.decode(self.value, self.buffers, resolve)
 
     def exception(self) -> KindlerError:
-        """What to raise for a task that failed: its own error, as far as it is known here."""
-        said = self.error or {}
-        types = [str(name) for name in said.get("types", [])] or ["builtins:Exception"]
-        message = str(said.get("message", "unknown error"))
-        return revive(types[0], message, dict(said.get("own", {}))) or worker_error(
+        """The exception to raise for a failed task: of its own type, if that is known here."""
+        error = self.error or {}
+        types = [str(name) for name in error.get("types", [])] or ["builtins:Exception"]
+        message = str(error.get("message", "unknown error"))
+        return revive(types[0], message, dict(error.get("own", {}))) or worker_error(
             types=types,
             message=message,
-            traceback=str(said.get("traceback", "")),
+            traceback=str(error.get("traceback", "")),
             rank=0,
-            host=str(said.get("host", "unknown")),
-            fields=_texts(said.get("fields")),
+            host=str(error.get("host", "unknown")),
+            fields=_texts(error.get("fields")),
         )
 
 
@@ -208,7 +208,7 @@ def _texts(fields: Any) -> dict[str, str]:
 
 
 def described(exc: BaseException) -> dict[str, Any]:
-    """An exception as a report tells it: plain JSON."""
-    told = describe(exc) | {"host": socket.gethostname()}
-    plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
+    """An exception as the JSON of a report: `engine.worker.describe` and the host."""
+    error = describe(exc) | {"host": socket.gethostname()}
+    plain: dict[str, Any] = json.loads(json.dumps(error, default=str))
     return plain

@@ -1,8 +1,8 @@
-"""Which options a task may bring to a worker that does not trust its senders.
+"""The options that an untrusted task may pass to a worker.
 
-Options reach the model's own methods, and through `Estimator` files, folders and the settings of a Java
-process. A worker without trust takes only those named here, which say how to compute. Text passes only where
-it names a column, a class of the framework or one of a few words; never where it could be a path.
+Options reach the model's own methods and, through `Estimator`, files, folders and the settings of a Java
+process. Without trust a worker accepts only those listed here, which say how to compute. Text is accepted
+only where it names a column, a class of the framework or one of a few words; never where it could be a path.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kindler.errors import UntrustedError
 
 __all__ = ["check"]
 
-# How to compute: numbers, truth values, arrays and tables.
+# Numbers, booleans, arrays and tables.
 _NUMBERS = frozenset(
     {
         "accumulation_steps",
@@ -43,7 +43,7 @@ _NUMBERS = frozenset(
         "workers",
     }
 )
-# The same, with names of columns, classes and devices.
+# The same, and names of columns, classes and devices.
 _NAMES = frozenset(
     {
         "allow_nan",
@@ -65,14 +65,14 @@ _WORDS: Mapping[str, tuple[Any, ...]] = {"engine": ("auto", "local", "spark")}
 
 
 def check(call: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that are not known to be harmless.
+    """Reject options that are not known to be harmless.
 
     Args:
-        call: What was called, for the error.
+        call: The call, for the error message.
         options: Its options.
 
     Raises:
-        UntrustedError: There is one.
+        UntrustedError: One of them is not allowed.
     """
     refused = sorted(name for name, value in options.items() if not _is_harmless(name, value))
     if refused:

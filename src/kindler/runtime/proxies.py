@@ -1,6 +1,6 @@
-"""Stored models and scripts as something to call: each verb is a task.
+"""Proxies of stored models and scripts: each method call becomes a task.
 
-Who sends the tasks, and when, is for whoever made the proxy: the runtime at once, a flow later.
+The runtime sends tasks at once, a task group when it runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kindler.runtime.handles import Handle
+from kindler.runtime.handles import TaskHandle
 from kindler.runtime.settings import TaskSettings
 
 __all__ = ["Call", "RuntimeModel", "RuntimeScript"]
@@ -17,15 +17,15 @@ __all__ = ["Call", "RuntimeModel", "RuntimeScript"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """What was called.
+    """A method call on a proxy.
 
     Attributes:
         shelf: "models" or "scripts".
-        name: Which.
+        name: The name of the model or script.
         verb: The method.
         args: Its positional arguments.
-        options: Its other arguments.
-        settings: How it is to be run.
+        options: Its keyword arguments.
+        settings: How to run it.
     """
 
     shelf: str
@@ -39,7 +39,7 @@ class Call:
         return f"{self.verb}() of {self.name!r}"
 
 
-Sender = Callable[[Call], Handle]
+Sender = Callable[[Call], TaskHandle]
 
 
 class _Proxy:
@@ -53,7 +53,7 @@ class _Proxy:
     def __repr__(self) -> str:
         return f"<{self.shelf.removesuffix('s')} {self.name!r} of the runtime>"
 
-    def _called(self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Handle:
+    def _called(self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> TaskHandle:
         return self._send(
             Call(
                 shelf=self.shelf,
@@ -67,67 +67,67 @@ class _Proxy:
 
 
 class RuntimeModel(_Proxy):
-    """A stored model whose verbs run elsewhere.
+    """A stored model whose methods run on a worker.
 
-    Data is an array, a table, a list or a dict, which travels to the worker; or the name of a dataset,
-    which the worker reads. `"iris[width]"` is a column of one, `"iris[^kind]"` all but one. Other arguments
-    are those of the model's own method.
+    Data is an array, a table, a list or a dict, which is sent to the worker; or the name of a dataset,
+    which the worker reads. `"iris[width]"` selects a column of it, `"iris[^kind]"` all columns but one.
+    Other arguments are passed to the model's own method.
     """
 
     shelf = "models"
 
     def require(self, label: str | None) -> RuntimeModel:
-        """The same on workers with this label; None is any worker."""
+        """The same, on workers with this label; None means any worker."""
         return RuntimeModel(self.name, self._send, replace(self._settings, label=label or "default"))
 
-    def predict(self, data: Any, **options: Any) -> Handle:
-        """The model's outputs for each row."""
+    def predict(self, data: Any, **options: Any) -> TaskHandle:
+        """Compute the model's outputs for each row."""
         return self._called("predict", (data,), options)
 
-    def predict_proba(self, data: Any, **options: Any) -> Handle:
-        """The probability of each class for each row, by scikit-learn models."""
+    def predict_proba(self, data: Any, **options: Any) -> TaskHandle:
+        """Compute the probability of each class for each row; scikit-learn models only."""
         return self._called("predict_proba", (data,), options)
 
-    def decision_function(self, data: Any, **options: Any) -> Handle:
-        """The distance of each row to each class, by scikit-learn models."""
+    def decision_function(self, data: Any, **options: Any) -> TaskHandle:
+        """Compute the decision function of each row; scikit-learn models only."""
         return self._called("decision_function", (data,), options)
 
-    def transform(self, data: Any, **options: Any) -> Handle:
-        """The data as a transformer gives it."""
+    def transform(self, data: Any, **options: Any) -> TaskHandle:
+        """Transform the data; scikit-learn transformers only."""
         return self._called("transform", (data,), options)
 
-    def score(self, data: Any, labels: Any = None, **options: Any) -> Handle:
-        """How good the model is: its own score, or loss and metrics by name."""
+    def score(self, data: Any, labels: Any = None, **options: Any) -> TaskHandle:
+        """Evaluate the model: its own score, or a dict of loss and metrics."""
         return self._called("score", (data, labels), options)
 
-    def fit(self, data: Any, labels: Any = None, **options: Any) -> Handle:
-        """Train the model, and publish it as its next version, which is the result.
+    def fit(self, data: Any, labels: Any = None, **options: Any) -> TaskHandle:
+        """Train the model and store it as its next version, which is the result.
 
         Args:
-            data: What to learn from.
+            data: The training data.
             labels: The labels, if they are not in the data.
-            **options: For Keras and PyTorch models and estimators those of `Estimator.fit`, and of
+            **options: For Keras and PyTorch models and estimators, the arguments of `Estimator.fit` and of
                 `from_keras` or `from_torch`: `epochs`, `batch_size`, `workers`, `engine`. A PyTorch model
-                needs `optimizer` and `loss`, by the names of PyTorch's classes, and may have `lr`. With
-                `engine="spark"`, datasets are read by Spark, and `spark={...}` are the arguments of
-                `kindler.init`. For scikit-learn those of its own `fit`.
+                needs `optimizer` and `loss`, by the names of PyTorch's classes, and takes `lr`. With
+                `engine="spark"` Spark reads the datasets, and `spark={...}` are the arguments of
+                `kindler.init`. For scikit-learn, the arguments of the model's own `fit`.
         """
         return self._called("fit", (data, labels), options)
 
-    def partial_fit(self, data: Any, labels: Any = None, **options: Any) -> Handle:
-        """Train the model on with these rows; the same as `fit` for those that always go on from there."""
+    def partial_fit(self, data: Any, labels: Any = None, **options: Any) -> TaskHandle:
+        """Continue training with these rows; the same as `fit` for models whose `fit` always continues."""
         return self._called("partial_fit", (data, labels), options)
 
 
 class RuntimeScript(_Proxy):
-    """A stored function that runs elsewhere. It is code, so the runtime must be one with `trusted=True`."""
+    """A stored function that runs on a worker. Requires a runtime with `trusted=True`, as it is code."""
 
     shelf = "scripts"
 
     def require(self, label: str | None) -> RuntimeScript:
-        """The same on workers with this label; None is any worker."""
+        """The same, on workers with this label; None means any worker."""
         return RuntimeScript(self.name, self._send, replace(self._settings, label=label or "default"))
 
-    def run(self, *args: Any, **options: Any) -> Handle:
+    def run(self, *args: Any, **options: Any) -> TaskHandle:
         """Call the function."""
         return self._called("run", args, options)

@@ -1,7 +1,7 @@
-"""The data of a verb, in the worker: what was sent, or the dataset of that name.
+"""Resolves a data argument on the worker: data that was sent, or the name of a dataset.
 
-`name[a,b]` are some columns of a table and `name[^a]` all others. A function's result, such as a
-`tf.data.Dataset`, is taken as it is.
+`name[a,b]` selects columns of a table, `name[^a]` all others. The result of a stored function, such as a
+`tf.data.Dataset`, is used as it is.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ __all__ = ["read"]
 _COLUMNS = re.compile(r"(?P<name>[^\[\]]+)\[(?P<others>\^?)(?P<columns>[^\[\]]*)\](?P<version>[@^].*)?")
 
 
-def read(given: Any, datasets: Datasets, *, trusted: bool, spark: Any = None) -> Any:
-    """The data that an argument means.
+def read(data: Any, datasets: Datasets, *, trusted: bool, spark: Any = None) -> Any:
+    """The data of an argument.
 
     Args:
-        given: A dataset's name, or data.
-        datasets: The shelf.
-        trusted: Whether a function may be called.
-        spark: A session, if a table is to be a Spark DataFrame.
+        data: A dataset's name, or data.
+        datasets: The shelf of datasets.
+        trusted: Whether a stored function may be called.
+        spark: A session, to read tables as Spark DataFrames.
 
     Raises:
         NotFoundError: There is no such dataset.
-        UntrustedError: It is a function, and may not be called.
-        ConfigError: Its name cannot be one, or the table has no such column.
+        UntrustedError: The dataset is a function, which may not be called.
+        ConfigError: The name is invalid, or the table has no such column.
     """
-    if not isinstance(given, str):
-        return _not_paths(given)
-    found = _COLUMNS.fullmatch(given)
-    if found is None:
-        return _stored(given, datasets, trusted=trusted, spark=spark)
+    if not isinstance(data, str):
+        return _not_paths(data)
+    match = _COLUMNS.fullmatch(data)
+    if match is None:
+        return _stored(data, datasets, trusted=trusted, spark=spark)
     table = _stored(
-        found["name"] + (found["version"] or ""), datasets, trusted=trusted, spark=spark, form="pandas"
+        match["name"] + (match["version"] or ""), datasets, trusted=trusted, spark=spark, form="pandas"
     )
-    named = [name.strip() for name in found["columns"].split(",") if name.strip()]
-    there = [str(name) for name in getattr(table, "columns", ())]
-    missing = [name for name in named if name not in there]
+    named = [name.strip() for name in match["columns"].split(",") if name.strip()]
+    columns = [str(name) for name in getattr(table, "columns", ())]
+    missing = [name for name in named if name not in columns]
     if missing or not named:
-        raise ConfigError(f"{given!r} selects the columns {named}; available: {', '.join(there) or 'none'}.")
-    chosen = [name for name in there if name not in named] if found["others"] else named
+        raise ConfigError(f"{data!r} selects the columns {named}; available: {', '.join(columns) or 'none'}.")
+    chosen = [name for name in columns if name not in named] if match["others"] else named
     if spark is not None:
         return table.select(*chosen)
-    return table[chosen[0]] if len(chosen) == 1 and not found["others"] else table[chosen]
+    return table[chosen[0]] if len(chosen) == 1 and not match["others"] else table[chosen]
 
 
 def _stored(name: str, datasets: Datasets, *, trusted: bool, spark: Any, form: str | None = None) -> Any:
@@ -65,11 +65,7 @@ def _stored(name: str, datasets: Datasets, *, trusted: bool, spark: Any, form: s
 
 
 def _not_paths(value: Any) -> Any:
-    """Lists as arrays. Text is refused: an estimator would take it for the path of a file on this machine.
-
-    Raises:
-        ConfigError: It is text.
-    """
+    """Lists as arrays. Text is an error: an estimator would take it for the path of a local file."""
     if isinstance(value, str | bytes | os.PathLike):
         raise ConfigError(
             "expected arrays or tables, received text.\nHint: pass the name of a dataset that holds some."

@@ -1,4 +1,4 @@
-"""`om.runtime`: makes tasks of calls and hands them to an engine."""
+"""`om.runtime`: turns calls into tasks and submits them to an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kindler.errors import ConfigError, KindlerError, TaskCancelledError
 from kindler.models.registry import MODEL_KINDS
 from kindler.runtime import value_codec
 from kindler.runtime.engine import Engine, Load
-from kindler.runtime.handles import Handle
+from kindler.runtime.handles import TaskHandle
 from kindler.runtime.messages import Report, Task, described
 from kindler.runtime.proxies import Call, RuntimeModel, RuntimeScript
 from kindler.runtime.settings import TaskSettings
@@ -22,15 +22,15 @@ __all__ = ["Runtime"]
 
 
 class Runtime:
-    """Runs stored models and functions elsewhere: `om.runtime`.
+    """Runs stored models and functions on workers: `om.runtime`.
 
-    It never changes: `require`, `callback` and `options` give another one.
+    Immutable: `require`, `callback` and `options` return a new runtime.
 
     Args:
         store: The store.
-        bucket: The bucket in it.
-        engine: Gives what runs the tasks, when there is a first one.
-        settings: How tasks are run.
+        bucket: The bucket in the store.
+        engine: Returns the engine; called when the first task is submitted.
+        settings: How to run tasks.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class Runtime:
         return f"<the runtime of the bucket {self._bucket!r} in {self._store!r}>"
 
     def model(self, name: str) -> RuntimeModel:
-        """A stored model; its verbs run elsewhere and give handles."""
+        """A stored model whose methods run on a worker and return handles."""
         return RuntimeModel(name, self._sent, self.settings)
 
     def script(self, name: str) -> RuntimeScript:
-        """A stored function; `run` calls it elsewhere and gives a handle."""
+        """A stored function; `run` calls it on a worker and returns a handle."""
         return RuntimeScript(name, self._sent, self.settings)
 
     def options(self, **settings: Any) -> Runtime:
-        """The same with other settings, such as `timeout_s` or `trusted`; see `TaskSettings`."""
+        """The same runtime with other settings, such as `timeout_s` or `trusted`; see `TaskSettings`."""
         unknown = sorted(set(settings) - set(TaskSettings.__slots__))
         if unknown:
             known = ", ".join(TaskSettings.__slots__)
@@ -63,58 +63,58 @@ class Runtime:
         return Runtime(self._store, self._bucket, self._engine, replace(self.settings, **settings))
 
     def require(self, label: str | None) -> Runtime:
-        """The same on workers with this label; None is any worker."""
+        """The same runtime on workers with this label; None means any worker."""
         return self.options(label=label or "default")
 
-    def callback(self, target: str | Callable[[Handle], Any] | None) -> Runtime:
-        """The same, with something to be called when a task has ended.
+    def callback(self, target: str | Callable[[TaskHandle], Any] | None) -> Runtime:
+        """The same runtime with a callback for tasks that have ended.
 
         Args:
-            target: The name of a script, which the worker calls with the result, if there is one (it is
-                code, so `trusted=True` is needed); or a function, which this process calls with the handle,
-                on another thread.
+            target: The name of a script, which the worker calls with the result of a successful task (it is
+                code, so this requires `trusted=True`); or a function, which this process calls with the
+                handle, on another thread.
         """
         return self.options(callback=target)
 
     def sequence(self) -> Sequence:
-        """Tasks one after the other: call verbs of its `model(...)` and `script(...)`, then `run()`."""
+        """Tasks in sequence: call methods of its `model(...)` and `script(...)`, then `run()`."""
         return Sequence(self._handle, self._started, self.settings)
 
     def parallel(self) -> Parallel:
-        """Tasks side by side: call verbs of its `model(...)` and `script(...)`, then `run()`."""
+        """Tasks in parallel: call methods of its `model(...)` and `script(...)`, then `run()`."""
         return Parallel(self._handle, self._started, self.settings)
 
     def load(self) -> Load:
-        """How many workers there are, how many are busy, and how many tasks wait for one.
+        """The number of workers, of busy ones, and of tasks that wait for one.
 
         Raises:
             BrokerError: The broker cannot be reached.
         """
         return self._engine().load()
 
-    def _sent(self, call: Call) -> Handle:
-        """Send a call now; what is wrong with it is raised here."""
+    def _sent(self, call: Call) -> TaskHandle:
+        """Submit a call now; its errors are raised here."""
         handle = self._handle(call)
-        self._engine().submit(self._task(call, handle), handle.hear)
+        self._engine().submit(self._task(call, handle), handle.update)
         return handle
 
-    def _started(self, call: Call, handle: Handle) -> None:
-        """Send a call of a flow; what is wrong with it is its handle's."""
+    def _started(self, call: Call, handle: TaskHandle) -> None:
+        """Submit a call of a task group; its errors go to the handle."""
         if handle.ready():
             return
         try:
-            self._engine().submit(self._task(call, handle), handle.hear)
+            self._engine().submit(self._task(call, handle), handle.update)
         except KindlerError as exc:
-            handle.hear(Report("failed", error=described(exc)))
+            handle.update(Report("failed", error=described(exc)))
 
-    def _handle(self, call: Call) -> Handle:
-        handle = Handle(str(call), resolve=self._version, cancel=self._cancel)
+    def _handle(self, call: Call) -> TaskHandle:
+        handle = TaskHandle(str(call), resolve=self._version, cancel=self._cancel)
         then = call.settings.callback
         if callable(then):
             handle.when_ended(then)
         return handle
 
-    def _task(self, call: Call, handle: Handle) -> Task:
+    def _task(self, call: Call, handle: TaskHandle) -> Task:
         settings = call.settings
         version = self._store.find(self._bucket, call.shelf, parse(call.name))
         if isinstance(settings.callback, str):
@@ -137,17 +137,17 @@ class Runtime:
             callback=settings.callback if isinstance(settings.callback, str) else None,
         )
 
-    def _cancel(self, handle: Handle) -> None:
+    def _cancel(self, handle: TaskHandle) -> None:
         if handle.status == "pending":
-            # It may not have been sent: a task of a flow whose turn has not come.
+            # It may not have been submitted: a task of a sequence whose turn has not come.
             self._engine().cancel(handle.id)
-            handle.hear(_cancelled(handle))
+            handle.update(_cancelled(handle))
             return
         self._engine().cancel(handle.id)
 
-    def _version(self, told: Mapping[str, Any]) -> Version:
-        selector = parse(f"{told['name']}@{int(told['number'])}")
-        return self._store.find(str(told["bucket"]), str(told["shelf"]), selector)
+    def _version(self, fields: Mapping[str, Any]) -> Version:
+        selector = parse(f"{fields['name']}@{int(fields['number'])}")
+        return self._store.find(str(fields["bucket"]), str(fields["shelf"]), selector)
 
 
 def _family(version: Version) -> str:
@@ -155,5 +155,5 @@ def _family(version: Version) -> str:
     return "function" if version.shelf == "scripts" else MODEL_KINDS.family(version.kind, version.meta)
 
 
-def _cancelled(handle: Handle) -> Report:
+def _cancelled(handle: TaskHandle) -> Report:
     return Report("cancelled", error=described(TaskCancelledError(f"{handle.call} was cancelled.")))

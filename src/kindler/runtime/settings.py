@@ -1,4 +1,4 @@
-"""How tasks are run: frozen, valid once built."""
+"""The settings of tasks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class TaskSettings:
     """How a task is run.
 
     Attributes:
-        label: What its worker must be; "default" is any that was given no other label.
-        timeout_s: Seconds that it may run, loading included and waiting not.
-        wait_s: Seconds that it may wait for a worker of a broker. (Those of this machine always come.)
-        max_retries: How often it is begun again after its worker was lost.
-        trusted: Whether functions and pickles of the store may run for it.
-        callback: A script's name, called by the worker with the result; or a function, called here with the
-            handle.
+        label: The label of workers that may run it; "default" is that of workers without one.
+        timeout_s: Seconds that it may run, including loading and excluding waiting.
+        wait_s: Seconds that it may wait for a worker of a broker; local workers are started on demand.
+        max_retries: How often it is started again after its worker was lost.
+        trusted: Whether it may run functions and pickles of the store.
+        callback: A script's name, called by the worker with the result; or a function, called in this
+            process with the handle.
 
     >>> TaskSettings(timeout_s=0)
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Several tasks as one: one after the other, or side by side. Nothing runs before `run()`."""
+"""Groups of tasks, in sequence or in parallel. Nothing runs before `run()`."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from types import TracebackType
 from typing import Any
 
 from kindler.errors import ConfigError, TaskCancelledError
-from kindler.runtime.handles import Handle, Status
+from kindler.runtime.handles import Status, TaskHandle
 from kindler.runtime.messages import Report, described
 from kindler.runtime.proxies import Call, RuntimeModel, RuntimeScript
 from kindler.runtime.settings import TaskSettings
 
-__all__ = ["Flow", "Parallel", "Sequence"]
+__all__ = ["Parallel", "Sequence", "TaskGroup"]
 
 
-class Flow:
-    """Tasks that were called and not sent yet. Make one with `runtime.sequence()` or `runtime.parallel()`.
+class TaskGroup:
+    """Tasks that are submitted together by `run()`: `runtime.sequence()` or `runtime.parallel()`.
 
     Args:
-        make: Makes the handle of a call.
-        start: Sends a call.
-        settings: How its tasks are run.
+        make: Creates the handle of a call.
+        start: Submits a call.
+        settings: How to run the tasks.
     """
 
     def __init__(
         self,
-        make: Callable[[Call], Handle],
-        start: Callable[[Call, Handle], None],
+        make: Callable[[Call], TaskHandle],
+        start: Callable[[Call, TaskHandle], None],
         settings: TaskSettings,
     ) -> None:
         self._make = make
         self._start = start
         self._settings = settings
-        self._tasks: list[tuple[Call, Handle]] = []
+        self._tasks: list[tuple[Call, TaskHandle]] = []
         self._ran = False
 
-    def __enter__(self) -> Flow:
+    def __enter__(self) -> TaskGroup:
         return self
 
     def __exit__(
@@ -45,27 +45,27 @@ class Flow:
     ) -> None:
         return None
 
-    def __iter__(self) -> Iterator[Handle]:
+    def __iter__(self) -> Iterator[TaskHandle]:
         return iter(self.handles)
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     @property
-    def handles(self) -> list[Handle]:
-        """The handles of its tasks, in the order of the calls."""
+    def handles(self) -> list[TaskHandle]:
+        """The handles of the tasks, in the order of the calls."""
         return [handle for _, handle in self._tasks]
 
     def model(self, name: str) -> RuntimeModel:
-        """A stored model; its verbs become tasks of this flow."""
+        """A stored model whose method calls become tasks of this group."""
         return RuntimeModel(name, self._add, self._settings)
 
     def script(self, name: str) -> RuntimeScript:
-        """A stored function; calling it becomes a task of this flow."""
+        """A stored function whose calls become tasks of this group."""
         return RuntimeScript(name, self._add, self._settings)
 
-    def run(self) -> Flow:
-        """Send the tasks; the flow itself then has their results."""
+    def run(self) -> TaskGroup:
+        """Submit the tasks and return this group, which gives their results."""
         if self._ran:
             raise ConfigError("run() was called already.\nHint: make another sequence() or parallel().")
         self._ran = True
@@ -76,10 +76,10 @@ class Flow:
         """The results of all tasks, in the order of the calls.
 
         Args:
-            timeout: Seconds to wait for all of them together; None waits.
+            timeout: Seconds to wait for all of them together; None waits without a limit.
 
         Raises:
-            KindlerError: What the first task that failed raises.
+            KindlerError: The error of the first task that failed.
         """
         self._must_run()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -99,16 +99,16 @@ class Flow:
 
     @property
     def status(self) -> list[Status]:
-        """Where each task stands."""
+        """The state of each task."""
         return [handle.status for handle in self.handles]
 
     def cancel(self) -> None:
-        """Cancel what has not ended."""
+        """Cancel the tasks that have not ended."""
         self._must_run()
         for handle in reversed(self.handles):
             handle.cancel()
 
-    def _add(self, call: Call) -> Handle:
+    def _add(self, call: Call) -> TaskHandle:
         if self._ran:
             raise ConfigError(
                 "calls cannot be added after run().\nHint: make another sequence() or parallel()."
@@ -125,18 +125,18 @@ class Flow:
             raise ConfigError("the tasks have not been started.\nHint: call run() first.")
 
 
-class Parallel(Flow):
-    """Tasks side by side, as far as there are workers."""
+class Parallel(TaskGroup):
+    """Tasks that run in parallel, as far as there are workers."""
 
     def _begin(self) -> None:
         for call, handle in self._tasks:
             self._start(call, handle)
 
 
-class Sequence(Flow):
-    """Tasks one after the other; when one fails, those after it are cancelled.
+class Sequence(TaskGroup):
+    """Tasks that run one after the other; when one fails, those after it are cancelled.
 
-    Names are looked up when a task's turn comes: `fit` and then `predict` uses what was trained.
+    Names are resolved when a task's turn comes: `predict` after `fit` uses the new version.
     """
 
     def _begin(self) -> None:
@@ -147,14 +147,14 @@ class Sequence(Flow):
             return
         call, handle = self._tasks[at]
 
-        def ended(done: Handle) -> None:
+        def ended(done: TaskHandle) -> None:
             if done.status == "done":
                 self._go_on(at + 1)
                 return
             ending = "failed" if done.status == "failed" else "was cancelled"
             why = TaskCancelledError(f"not started, because {done.call} {ending}.")
             for later in self.handles[at + 1 :]:
-                later.hear(Report("cancelled", error=described(why)))
+                later.update(Report("cancelled", error=described(why)))
 
         if handle.ready():
             ended(handle)  # cancelled before its turn

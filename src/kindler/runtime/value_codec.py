@@ -1,7 +1,7 @@
-"""Values as JSON and raw buffers: what arguments and results look like on the wire. Never a pickle.
+"""Encodes arguments and results as JSON and raw buffers. Never as pickles.
 
-Numbers, text, lists and dicts are JSON. Arrays are their bytes, tables Arrow streams, each in a buffer that
-the JSON names by its number. What has no such form is refused by whoever sends it.
+Numbers, text, lists and dicts are JSON. Arrays are their bytes and tables Arrow streams, each in a buffer
+that the JSON refers to by number. The sender rejects other types.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _KINDS = "biufcmMSU"  # of numpy's dtypes, those whose values are their bytes
 
 
 def encode(value: Any) -> tuple[Any, list[bytes]]:
-    """A value as what JSON has, and buffers.
+    """Encode a value as a JSON tree and buffers.
 
     Raises:
-        DataError: It, or something in it, has no form that travels.
+        DataError: The value, or something in it, cannot be sent.
     """
     buffers: list[bytes] = []
     tree = _encoded(value, buffers, 0)
@@ -44,16 +44,16 @@ def encode(value: Any) -> tuple[Any, list[bytes]]:
 
 
 def decode(tree: Any, buffers: Sequence[bytes], resolve: Resolve | None = None) -> Any:
-    """The value again.
+    """Decode what `encode` wrote.
 
     Args:
-        tree: What JSON had.
-        buffers: The buffers beside it.
-        resolve: Finds a version of the store by its bucket, shelf, name and number; without it a version is
+        tree: The JSON tree.
+        buffers: The buffers.
+        resolve: Finds a version in the store by bucket, shelf, name and number; without it a version becomes
             the text `name@number`.
 
     Raises:
-        FrameError: It is nothing that `encode` made.
+        FrameError: It is malformed.
     """
     try:
         if isinstance(tree, dict) and tree.get(_MARK) == "json":
@@ -81,8 +81,8 @@ def _encoded(value: Any, buffers: list[bytes], depth: int) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return {_MARK: "bytes", "buffer": _added(bytes(value), buffers)}
     if isinstance(value, Version):
-        told = {"bucket": value.bucket, "shelf": value.shelf, "name": value.name, "number": value.number}
-        return {_MARK: "version", **told}
+        fields = {"bucket": value.bucket, "shelf": value.shelf, "name": value.name, "number": value.number}
+        return {_MARK: "version", **fields}
     if isinstance(value, int | float | str):  # of a subclass, such as an enum's member
         return (
             int(value) if isinstance(value, int) else float(value) if isinstance(value, float) else str(value)
@@ -178,7 +178,7 @@ def _from_buffer(form: str, tree: Mapping[str, Any], buffers: Sequence[bytes]) -
         dtype = np.dtype(str(tree["dtype"]))
         if dtype.kind not in _KINDS:
             raise FrameError(f"received an array of {dtype}, which is not allowed.")
-        # A copy: what was received cannot be written to, and models may want to.
+        # A copy: the received bytes are read-only, and models may write to their inputs.
         array = np.frombuffer(content, dtype).reshape(_shape(tree)).copy()
         return array if form == "array" else array[()]
     with pa.ipc.open_stream(content) as reader:

@@ -1,7 +1,6 @@
-"""The process that runs tasks: takes one, runs it, reports, takes the next. Started by `processes.py`.
+"""The process that runs tasks, one after the other. Started by `processes.py`.
 
-It ends when it has had nothing to do for a while, when the other side closes the connection, and with its
-owner.
+It ends when it has been idle for a while, when the other side closes the connection, and with its owner.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ _CONNECT_TIMEOUT_S = 60.0
 
 
 def serve(worker: Worker, order: bytes) -> list[bytes]:
-    """What the process does; `order` says for which store, how long, and where to report."""
-    told = json.loads(order)
+    """Run tasks until idle; `order` is JSON with the store, the limits and the port to report to."""
+    settings = json.loads(order)
     log = Log(worker.scratch)
     log.take_over()
-    # Code of the user's that says `from kindler import om` finds the store that it came from.
-    os.environ["KINDLER_STORE"] = told["store"]
-    executor = Executor(told["store"], capacity=told["capacity"], trusted=told["trusted"])
-    channel = connect(("127.0.0.1", told["port"]), worker.secret, timeout_s=_CONNECT_TIMEOUT_S)
+    # So that `from kindler import om` in the user's code opens the store that it came from.
+    os.environ["KINDLER_STORE"] = settings["store"]
+    executor = Executor(settings["store"], capacity=settings["capacity"], trusted=settings["trusted"])
+    channel = connect(("127.0.0.1", settings["port"]), worker.secret, timeout_s=_CONNECT_TIMEOUT_S)
     try:
         while True:
-            task = Task.read(channel.receive(told["idle_s"]))
+            task = Task.read(channel.receive(settings["idle_s"]))
             log.begin()
             _send(channel, task, Report("running"))
             _send(channel, task, _reported(executor, task, log))

@@ -23,7 +23,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from kindler.errors import KindlerError, NotFoundError, TaskTimeoutError, WorkerError
 from kindler.models.signature import Signature, as_text
 from kindler.omega import Omega
-from kindler.runtime.handles import Handle
+from kindler.runtime.handles import TaskHandle
 from kindler.runtime.runtime import Runtime
 from kindler.serve.auth import needs, needs_by_action
 from kindler.serve.body_readers import Readers, where_read
@@ -64,7 +64,7 @@ class Begun:
         started: When it was sent.
     """
 
-    handle: Handle
+    handle: TaskHandle
     head: Mapping[str, Any]
     started: datetime
 
@@ -100,7 +100,7 @@ class Tasks:
         self._lock = threading.Lock()
 
     def begin(
-        self, bucket: str, head: Mapping[str, Any], call: Callable[[Runtime], Handle], size: int = 0
+        self, bucket: str, head: Mapping[str, Any], call: Callable[[Runtime], TaskHandle], size: int = 0
     ) -> Begun:
         """Begin what `call` does with the runtime of a bucket.
 
@@ -159,7 +159,7 @@ class Tasks:
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
 
-        def tell(_: Handle) -> None:
+        def tell(_: TaskHandle) -> None:
             with suppress(RuntimeError):  # the server has stopped
                 loop.call_soon_threadsafe(over.set)
 

@@ -1,4 +1,4 @@
-"""What all workers come to agree on, at a cost that grows with their number and not with its square."""
+"""Values that all workers agree on, exchanged through the first one: the cost is linear in their number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Gathers", "from_first", "merged_by_first", "to_first"]
 
 
 class Gathers(Protocol):
-    """What is needed of a worker."""
+    """The part of a worker that is used here."""
 
     rank: int
     size: int
@@ -19,24 +19,21 @@ class Gathers(Protocol):
 
 
 def to_first(worker: Gathers, data: bytes) -> list[bytes]:
-    """What all ranks bring, on the first; nothing on the others. All call it together."""
-    told = worker.gather(data, range(worker.size) if worker.rank == 0 else ())
-    return [told[rank] for rank in sorted(told)]
+    """The bytes of all ranks, on the first; an empty list on the others. All ranks call it together."""
+    by_rank = worker.gather(data, range(worker.size) if worker.rank == 0 else ())
+    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 def from_first(worker: Gathers, data: bytes) -> bytes:
-    """What the first rank brings, on all of them. All call it together."""
+    """The first rank's bytes, on all ranks. All ranks call it together."""
     return worker.gather(data if worker.rank == 0 else b"", [0])[0]
 
 
 def merged_by_first(
     worker: Gathers, mine: bytes, merge: Callable[[Sequence[bytes]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """What `merge` makes of all ranks' bytes, which JSON can carry; all call it together.
-
-    The first rank merges for all of them.
-    """
-    told = to_first(worker, mine)
-    made = json.dumps(merge(told)).encode() if worker.rank == 0 else b""
-    figures: dict[str, Any] = json.loads(from_first(worker, made))
-    return figures
+    """All ranks' bytes merged by the first one into a dict of JSON values. All ranks call it together."""
+    parts = to_first(worker, mine)
+    merged = json.dumps(merge(parts)).encode() if worker.rank == 0 else b""
+    result: dict[str, Any] = json.loads(from_first(worker, merged))
+    return result

@@ -1,6 +1,6 @@
-"""Hooks into a run. They run on every worker, with figures that are already merged over all of them.
+"""Callbacks: hooks that run on every worker, with metrics that are already merged over all of them.
 
-The loop calls them. What it does with the wishes that they leave in `Run` is its own business.
+The training loop calls them and acts on what they request through `Run`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Run:
     """The run as a callback sees it.
 
     Attributes:
-        rank: This worker's number; write files where it is 0.
-        size: How many workers there are.
+        rank: This worker's number, from 0; write files on rank 0 only.
+        size: The number of workers.
         model: This worker's replica of the model.
-        optimizer: Its optimizer.
-        epoch: The epoch that runs or has just ended, counted from 1.
-        step: Optimizer steps since the model was new.
-        steps: Steps of an epoch; None where that shows only at its end.
+        optimizer: The replica's optimizer.
+        epoch: The current epoch, counted from 1.
+        step: Optimizer steps since the model was created.
+        steps: Steps per epoch; None if not known before the epoch ends.
     """
 
     def __init__(
@@ -50,86 +50,86 @@ class Run:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step (of the first parameter group)."""
+        """The learning rate of the next step, for the first parameter group."""
         return float(self._replica.learning_rate())
 
     def stop(self, reason: str = "requested by a callback") -> None:
-        """End the run after this epoch, on all workers."""
+        """Stop training after this epoch, on all workers."""
         self._reason = reason
 
     @property
     def stopping(self) -> str | None:
-        """Why the run is to end, or None."""
+        """The reason passed to `stop`, or None."""
         return self._reason
 
     def save_checkpoint(self) -> None:
-        """Ask for a checkpoint in `model_dir` after this step; one worker that asks is enough."""
+        """Request a checkpoint in `model_dir` after this step; one worker's request is enough."""
         self._save = True
 
     def take_save_request(self) -> bool:
-        """Whether a checkpoint was asked for since this was last called."""
+        """Whether a checkpoint was requested since the last call."""
         asked, self._save = self._save, False
         return asked
 
     def weights(self) -> bytes:
-        """The model's weights now, in the format that `Estimator.load` reads."""
+        """The model's current weights, in the format that `Estimator.load` reads."""
         weights: bytes = self._replica.weights()
         return weights
 
     def load_weights(self, weights: bytes) -> None:
-        """Give the model weights that `weights` returned; on every worker the same."""
+        """Load weights that `weights` returned; call it with the same weights on every worker."""
         self._replica.load_weights(weights)
 
     def write_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Write all that training goes on from to a file that `Estimator.load_checkpoint` reads."""
+        """Write the full training state to a file that `Estimator.load_checkpoint` reads."""
         header = Header(framework=self._framework, epoch=self.epoch, step=self.step)
         write_checkpoint(path, header, self._replica.state())
 
 
 class Callback:
-    """Override what you need; all hooks run on every worker."""
+    """Base class of callbacks. Override the hooks you need; they run on every worker."""
 
     def on_run_begin(self, run: Run) -> None:
-        """Before the first epoch."""
+        """Called before the first epoch."""
 
     def on_epoch_begin(self, run: Run) -> None:
-        """Before each epoch."""
+        """Called before each epoch."""
 
     def on_step_begin(self, run: Run) -> None:
-        """Before each optimizer step."""
+        """Called before each optimizer step."""
 
     def on_step_end(self, run: Run) -> None:
-        """After each optimizer step."""
+        """Called after each optimizer step."""
 
     def on_validation_begin(self, run: Run) -> None:
-        """Before the validation data is judged."""
+        """Called before validation."""
 
     def on_validation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """After it was; `logs` has its figures, with "val_" before their names."""
+        """Called after validation; the names in `logs` begin with "val_"."""
 
     def on_epoch_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """After each epoch, validation included; `logs` is the epoch's row of the history."""
+        """Called after each epoch and its validation; `logs` is the epoch's row of the history."""
 
     def on_run_end(self, run: Run) -> None:
-        """After the last epoch."""
+        """Called after the last epoch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a run that goes on from a checkpoint must remember; numbers, strings, lists and dicts."""
+        """State to save in checkpoints: numbers, strings, lists and dicts."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
 
 
 class EarlyStopping(Callback):
-    """Ends the run when a figure stops getting better.
+    """Stops training when a metric stops improving.
 
     Args:
-        monitor: The figure: a name of the history, as "val_loss". Epochs without validation do not count.
-        patience: So many epochs in a row may pass without a better one; as in Keras, 0 is like 1.
-        min_delta: A figure counts as better only if it is so by more than this.
-        mode: "min" if less is better, "max" if more is; "auto" knows it from the name.
-        restore_best: End with the weights of the best epoch of this run rather than those of the last.
+        monitor: The metric to watch, by its name in the history. Epochs without validation are not counted.
+        patience: Epochs in a row without improvement after which training stops; as in Keras, 0 means 1.
+        min_delta: The smallest change that counts as an improvement.
+        mode: "min" if lower is better, "max" if higher is; "auto" infers it from the name.
+        restore_best: Whether to end with the weights of this run's best epoch instead of the last.
     """
 
     def __init__(
@@ -151,8 +151,8 @@ class EarlyStopping(Callback):
         self._weights: bytes | None = None
 
     def on_epoch_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Compare the epoch with the best one."""
-        value = _figure("EarlyStopping", self.monitor, logs)
+        """Compare this epoch with the best one so far."""
+        value = _metric("EarlyStopping", self.monitor, logs)
         if value is None:
             return
         if improves(value, self.best, self.way, min_delta=self.min_delta):
@@ -166,7 +166,7 @@ class EarlyStopping(Callback):
             run.stop(f"{self.monitor} did not improve for {self.wait} epochs; best: {best}")
 
     def on_run_end(self, run: Run) -> None:
-        """Bring back the best weights, if they are wanted."""
+        """Restore the best weights if `restore_best` is set."""
         if not self.restore_best or self.best_epoch in (0, run.epoch):
             return
         if self._weights is not None:
@@ -179,26 +179,27 @@ class EarlyStopping(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The best figure, its epoch, and how many epochs have passed since; not its weights."""
+        """The best value, its epoch, and the epochs since then; not the weights."""
         return {"best": self.best, "best_epoch": self.best_epoch, "wait": self.wait}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting from there."""
+        """Continue counting from a checkpoint."""
         self.best, self.best_epoch, self.wait = state["best"], state["best_epoch"], state["wait"]
 
 
 class ModelCheckpoint(Callback):
-    """Writes the model to a file after each epoch, once, from the first worker.
+    """Saves the model to a file after each epoch, from the first worker only.
 
-    The file appears whole or not at all. On a cluster the path must be one that the first worker's machine
-    shares with whoever reads it.
+    A file is either complete or absent. On a cluster, use a path that the first worker's machine shares with
+    whoever reads the file, or a URL.
 
     Args:
-        path: Where; may name the epoch and its figures: "run/{epoch:03d}-{val_loss:.3f}.pt".
-        monitor: With `save_best_only`, the figure that decides.
-        mode: "min" if less of it is better, "max" if more is; "auto" knows it from the name.
-        save_best_only: Write only after an epoch that is better than all before.
-        save_weights_only: Write what `Estimator.load` reads, not what `Estimator.load_checkpoint` does.
+        path: The file; may contain the epoch and its metrics: "run/{epoch:03d}-{val_loss:.3f}.pt".
+        monitor: The metric that decides with `save_best_only`.
+        mode: "min" if lower is better, "max" if higher is; "auto" infers it from the name.
+        save_best_only: Whether to save only epochs that improve on all earlier ones.
+        save_weights_only: Whether to save weights alone, for `Estimator.load`, instead of the full training
+            state, for `Estimator.load_checkpoint`.
     """
 
     def __init__(
@@ -224,8 +225,8 @@ class ModelCheckpoint(Callback):
         self.best: float | None = None
 
     def on_epoch_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Write the file, if this epoch deserves one."""
-        if not self._deserved(logs) or run.rank != 0:
+        """Write the file, unless only better epochs are saved and this is none."""
+        if not self._improved(logs) or run.rank != 0:
             return
         path = _filled(self.path, {**logs, "epoch": run.epoch, "step": run.step})
         if self.save_weights_only:
@@ -235,17 +236,17 @@ class ModelCheckpoint(Callback):
             run.write_checkpoint(path)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best figure so far."""
+        """The best value so far."""
         return {"best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on comparing with it."""
+        """Continue comparing from a checkpoint."""
         self.best = state["best"]
 
-    def _deserved(self, logs: dict[str, Any]) -> bool:
+    def _improved(self, logs: dict[str, Any]) -> bool:
         if not self.save_best_only or self.monitor is None:
             return True
-        value = _figure("ModelCheckpoint", self.monitor, logs)
+        value = _metric("ModelCheckpoint", self.monitor, logs)
         if value is None or not improves(value, self.best, self.way):
             return False
         self.best = value
@@ -253,17 +254,17 @@ class ModelCheckpoint(Callback):
 
 
 class LearningRateMonitor(Callback):
-    """Adds "lr" to the history: the rate with which each epoch began."""
+    """Adds "lr" to the history: the learning rate at the beginning of each epoch."""
 
     def __init__(self) -> None:
         self._rate = 0.0
 
     def on_epoch_begin(self, run: Run) -> None:
-        """Note the rate before schedules move it."""
+        """Read the rate before schedules change it."""
         self._rate = run.learning_rate
 
     def on_epoch_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Add it to the epoch's figures."""
+        """Add it to the epoch's logs."""
         logs["lr"] = self._rate
 
 
@@ -277,14 +278,14 @@ def _monitored(who: str, monitor: str, mode: str) -> tuple[str, Direction]:
     return parse(monitor)
 
 
-def _refuse_negative(who: str, **given: float) -> None:
-    for name, value in given.items():
+def _refuse_negative(who: str, **values: float) -> None:
+    for name, value in values.items():
         if not isinstance(value, int | float) or value < 0:
             raise ConfigError(f"{who}({name}={value!r}): {name} must be 0 or more.")
 
 
-def _figure(who: str, name: str, logs: dict[str, Any]) -> float | None:
-    """The figure of that name; None in an epoch without validation."""
+def _metric(who: str, name: str, logs: dict[str, Any]) -> float | None:
+    """The metric of that name; None in an epoch without validation."""
     if name in logs:
         return float(logs[name])
     validated = any(known.startswith("val_") for known in logs)

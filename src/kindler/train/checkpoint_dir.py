@@ -1,7 +1,7 @@
-"""A folder of checkpoints: written in the background, few of them kept, the newest whole one found.
+"""A folder of checkpoints: writes them in the background, keeps few, finds the newest complete one.
 
 Their names sort by time, whichever run wrote them: `checkpoint-000007-epoch-00002-step-000000120.kindler`.
-What is in a file is in `checkpoint_file.py`.
+The file format is in `checkpoint_file.py`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kindler.train.checkpoint_file import (
 from kindler.train.metric_names import improves
 from kindler.train.metric_names import parse as parse_metric
 
-__all__ = ["Checkpoints", "Found", "is_model_file", "kept", "latest"]
+__all__ = ["Checkpoints", "StoredCheckpoint", "is_model_file", "kept", "latest"]
 
 _NAME = re.compile(r"checkpoint-(?P<number>\d+)-epoch-\d+-step-\d+\.kindler")
 _HEADER_BYTES = 1 << 16
-# What files of models that callbacks write begin with, by their suffix.
+# The first bytes of model files that callbacks write, by suffix.
 _MODEL_FILES = {".keras": b"PK", ".h5": b"\x89HDF", ".pt": b"PK", ".pth": b"PK"}
 
 State = Callable[[], Sequence[bytes | memoryview]]
@@ -41,8 +41,8 @@ Matching = Callable[[Header], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A whole checkpoint: what it says of itself, where it lies, and its file's bytes."""
+class StoredCheckpoint:
+    """A complete checkpoint file: its header, its path and its bytes."""
 
     header: Header
     path: str
@@ -52,14 +52,14 @@ class Found:
 class Checkpoints:
     """The checkpoints in a folder; one run at a time writes there.
 
-    A folder on disk is one of the machine that runs the first worker: on a cluster of several machines it
-    must be shared by all, or be a URL.
+    A folder on disk is on the machine of the first worker; on a cluster of several machines it must be shared
+    by all, or be a URL.
 
     Args:
         folder: A path, or a URL that fsspec knows ("s3://bucket/run").
-        keep: How many of the newest are kept; None keeps all. The newest at an epoch's end is kept besides.
-        best: A figure; the checkpoint of the epoch with its best value is kept too. "max:" or "min:" before
-            its name says which is best, where the name does not.
+        keep: How many of the newest to keep; None keeps all. The newest of an epoch's end is always kept.
+        best: A metric; the checkpoint of its best epoch is kept too. The prefix "max:" or "min:" gives the
+            direction where the name does not tell.
     """
 
     def __init__(self, folder: str | PathLike[str], *, keep: int | None = 3, best: str | None = None) -> None:
@@ -72,15 +72,15 @@ class Checkpoints:
         self._error: Exception | None = None
 
     def save(self, header: Header, state: State, local_states: Sequence[bytes] = ()) -> None:
-        """Write a checkpoint in the background; waits while the one before it is still being written.
+        """Write a checkpoint in the background, after the previous one is written.
 
         Args:
-            header: What it says of itself.
-            state: Makes the state's bytes; called on the thread that writes.
+            header: Its header.
+            state: Returns the state's bytes; called on the writing thread.
             local_states: The states of the ranks, in the middle of an epoch.
 
         Raises:
-            Exception: What went wrong with the one before.
+            Exception: The error of the previous write.
         """
         self._check_best(header)
         self.wait()
@@ -95,7 +95,7 @@ class Checkpoints:
         self._writing.start()
 
     def wait(self) -> None:
-        """Until nothing is being written; raises what went wrong with it."""
+        """Wait for the write in progress, and raise its error."""
         if self._writing is not None:
             self._writing.join()
             self._writing = None
@@ -103,14 +103,10 @@ class Checkpoints:
         if error is not None:
             raise error
 
-    def close(self) -> None:
-        """The same, at the end."""
-        self.wait()
+    def newest(self, matching: Matching = lambda header: True) -> StoredCheckpoint | None:
+        """The newest complete checkpoint whose header matches, or None.
 
-    def newest(self, matching: Matching = lambda header: True) -> Found | None:
-        """The newest whole checkpoint whose header matches, or None.
-
-        Those that are not whole are passed over with a CheckpointWarning.
+        Damaged ones are skipped with a CheckpointWarning.
         """
         for name, header in self._headers(newest_first=True):
             if isinstance(header, Damaged):
@@ -118,20 +114,20 @@ class Checkpoints:
             elif matching(header):
                 try:
                     data = self._folder.read(name)
-                    return Found(check(data)[0], self._folder.path(name), data)
+                    return StoredCheckpoint(check(data)[0], self._folder.path(name), data)
                 except (Damaged, OSError) as exc:
                     self._warn(name, exc)
         return None
 
     def header(self, matching: Matching) -> Header | None:
-        """The newest header that matches, or None; the rest of a checkpoint is not read."""
+        """The newest header that matches, or None; reads headers only."""
         headers = (header for _, header in self._headers(newest_first=True))
         return next((h for h in headers if isinstance(h, Header) and matching(h)), None)
 
-    def to_go_on_from(self, matching: Matching = lambda header: True) -> list[Found]:
-        """The newest that matches, and if it is of the middle of an epoch, the newest of an epoch's end too.
+    def to_go_on_from(self, matching: Matching = lambda header: True) -> list[StoredCheckpoint]:
+        """The newest match; if it is from within an epoch, also the newest from the end of one.
 
-        The first one is of use only to workers that have the same rows as those who wrote it.
+        The former is usable only by workers that have the same rows as those that wrote it.
         """
         newest = self.newest(matching)
         if newest is None or newest.header.ends_epoch:
@@ -153,11 +149,11 @@ class Checkpoints:
             del self._known[old]
 
     def _names(self) -> list[tuple[int, str]]:
-        found = [(_NAME.fullmatch(name), name) for name in self._folder.names()]
-        return sorted((int(match["number"]), name) for match, name in found if match)
+        matches = [(_NAME.fullmatch(name), name) for name in self._folder.names()]
+        return sorted((int(match["number"]), name) for match, name in matches if match)
 
     def _headers(self, *, newest_first: bool = False) -> Iterator[tuple[str, Header | Damaged]]:
-        """What each file says of itself, oldest first if not told otherwise."""
+        """The header of each file, or why it is damaged; oldest first by default."""
         for _, name in sorted(self._names(), reverse=newest_first):
             try:
                 yield name, self._header(name)
@@ -180,11 +176,11 @@ class Checkpoints:
     def _check_best(self, header: Header) -> None:
         if self._best is None or not header.ends_epoch or self._best[0] in header.figures:
             return
-        judged = any(name.startswith("val_") for name in header.figures)
-        if judged or not self._best[0].startswith("val_"):  # epochs without validation are not compared
-            there = [n for n, v in header.figures.items() if isinstance(v, float)]
+        validated = any(name.startswith("val_") for name in header.figures)
+        if validated or not self._best[0].startswith("val_"):  # epochs without validation are not compared
+            metrics = [n for n, v in header.figures.items() if isinstance(v, float)]
             raise ConfigError(
-                f"best_metric={self._best[0]!r} is not a metric of this run; available: {there}."
+                f"best_metric={self._best[0]!r} is not a metric of this run; available: {metrics}."
             )
 
     def _warn(self, name: str, problem: Exception) -> None:
@@ -196,7 +192,7 @@ class Checkpoints:
 
 
 def latest(folder: str | PathLike[str]) -> str | None:
-    """The newest whole checkpoint in a folder: a run's own, or what a callback wrote there under any name."""
+    """The newest complete checkpoint in a folder: a run's own, or one that a callback wrote."""
     place, own = folder_at(folder), Checkpoints(folder).newest()
     names = [name for name in place.names() if not _NAME.fullmatch(name) and not name.startswith(".")]
     if own is not None:
@@ -209,7 +205,7 @@ def latest(folder: str | PathLike[str]) -> str | None:
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file of this name is one of a model, as callbacks write them beside checkpoints."""
+    """Whether this is the name of a model file, as callbacks write them beside checkpoints."""
     return name.endswith(tuple(_MODEL_FILES))
 
 
@@ -226,7 +222,7 @@ def _is_whole(name: str, folder: Folder) -> bool:
 
 
 def kept(known: dict[str, Header], *, keep: int | None, best: tuple[str, str] | None) -> set[str]:
-    """The names of those to keep: the last ones, the last at an epoch's end, and the best."""
+    """The names of those to keep: the last ones, the last at the end of an epoch, and the best."""
     names = sorted(known)
     if keep is None:
         return set(names)
@@ -237,10 +233,10 @@ def kept(known: dict[str, Header], *, keep: int | None, best: tuple[str, str] | 
 def _best(known: dict[str, Header], ends: Sequence[str], best: tuple[str, str] | None) -> list[str]:
     if best is None:
         return []
-    figure, way = best
-    found: tuple[str, float] | None = None
+    metric, way = best
+    leader: tuple[str, float] | None = None
     for name in ends:
-        value = known[name].figures.get(figure)
-        if value is not None and improves(value, found and found[1], "min" if way == "min" else "max"):
-            found = (name, value)
-    return [found[0]] if found else []
+        value = known[name].figures.get(metric)
+        if value is not None and improves(value, leader and leader[1], "min" if way == "min" else "max"):
+            leader = (name, value)
+    return [leader[0]] if leader else []

@@ -1,9 +1,9 @@
-"""The file of a checkpoint: what is in it, and whether it is whole.
+"""The format of checkpoint files, and the check that one is complete.
 
     magic | length of the header | header (JSON) | the model's state | ranks' own states | SHA-256 of all that
 
-Ranks have states of their own only in the middle of an epoch. Reading executes no code. Which checkpoints are
-kept is in `checkpoint_dir.py`, where the bytes lie in `files.py`.
+Ranks have states of their own only in the middle of an epoch. Reading executes no code. `checkpoint_dir.py`
+decides which checkpoints to keep, `files.py` reads and writes the bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from os import PathLike
 from typing import Any, TypeAlias
 
 from kindler.errors import ConfigError
-from kindler.files import folder_at, split, write_file
+from kindler.files import folder_at, split
 
 __all__ = [
     "Checkpoint",
@@ -31,7 +31,6 @@ __all__ = [
     "parse_header",
     "read_checkpoint",
     "write_checkpoint",
-    "write_file",
 ]
 
 Piece: TypeAlias = "bytes | memoryview"
@@ -44,37 +43,37 @@ _HASH_BYTES = 32
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint was passed over because it is not whole."""
+    """A damaged checkpoint was skipped."""
 
 
 class Damaged(Exception):
-    """Why bytes are not a whole checkpoint."""
+    """The bytes are not a complete checkpoint; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a checkpoint says of itself.
+    """The header of a checkpoint.
 
     Attributes:
         framework: The framework whose state it holds.
-        epoch: Epochs begun since the model was new.
-        step: Optimizer steps since then.
-        step_in_epoch: Steps made of the epoch; 0 when the epoch is over.
-        run: The run that wrote it.
-        first_epoch: Epochs that were over when the run began.
-        first_step: Steps that had been made by then.
+        epoch: Epochs begun since the model was created.
+        step: Optimizer steps since the model was created.
+        step_in_epoch: Steps made in the epoch; 0 between epochs.
+        run: The id of the run that wrote it.
+        first_epoch: Epochs that had ended when the run began.
+        first_step: Steps that had been made when the run began.
         counts: Rows of each lane.
-        marks: What tells them from other rows.
-        lanes: How many lanes rows were dealt to, before small ones were joined; 0 where they were not.
-        workers: How many ranks there were when rows were first dealt like that.
-        batch_size: Rows of one step over all ranks.
-        steps_per_epoch: Steps of an epoch; None is one pass.
-        seed: Decides the order of rows, and dropout.
+        marks: Fingerprints of the rows of each lane.
+        lanes: Lanes that rows were dealt to, before small ones were joined; 0 if they were not dealt.
+        workers: The number of ranks when rows were first dealt like this.
+        batch_size: Rows per step over all ranks.
+        steps_per_epoch: Steps per epoch; None is one pass over the rows.
+        seed: The seed of the row order and of dropout.
         shuffle: Whether rows are reordered each epoch.
-        seconds: How long the unfinished epoch has taken so far.
+        seconds: Duration of the unfinished epoch so far.
         rows: The run's rows of the history.
-        stopped: Why the run ended before its last epoch, if it did.
-        callbacks: For each callback its class's name and its state.
+        stopped: Why the run ended before its last epoch, or None.
+        callbacks: The class name and state of each callback.
     """
 
     framework: str
@@ -99,24 +98,24 @@ class Header:
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether it lies between two epochs."""
+        """Whether it was written between two epochs."""
         return self.step_in_epoch == 0
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """The figures of the last whole epoch."""
+        """The metrics of the last complete epoch."""
         return self.rows[-1] if self.rows else {}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole one.
+    """A complete checkpoint.
 
     Attributes:
-        header: What it says of itself.
-        state: What every replica loads.
-        local_states: What each rank loads besides, in the middle of an epoch.
-        path: Where it was read.
+        header: Its header.
+        state: The state that every replica loads.
+        local_states: A further state for each rank, in the middle of an epoch.
+        path: The file it was read from.
     """
 
     header: Header
@@ -126,10 +125,10 @@ class Checkpoint:
 
 
 def pack(header: Header, state: Sequence[Piece], local_states: Sequence[bytes] = ()) -> list[Piece]:
-    """A checkpoint as the pieces of its file; the state is in pieces already."""
+    """The bytes of a checkpoint file, in pieces; the state comes in pieces already."""
     sizes = [sum(memoryview(piece).nbytes for piece in state), *(len(local) for local in local_states)]
-    told = json.dumps({"format": _FORMAT, **asdict(header), "sizes": sizes}).encode()
-    pieces: list[Piece] = [_MAGIC, _LENGTH.pack(len(told)), told, *state, *local_states]
+    head = json.dumps({"format": _FORMAT, **asdict(header), "sizes": sizes}).encode()
+    pieces: list[Piece] = [_MAGIC, _LENGTH.pack(len(head)), head, *state, *local_states]
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -137,7 +136,7 @@ def pack(header: Header, state: Sequence[Piece], local_states: Sequence[bytes] =
 
 
 def is_checkpoint(data: bytes) -> bool:
-    """Whether a file that begins so is a checkpoint, perhaps a damaged one."""
+    """Whether a file that begins with `data` is a checkpoint, possibly a damaged one."""
     return data.startswith(_MAGIC)
 
 
@@ -145,7 +144,7 @@ def parse_header(data: bytes) -> tuple[Header, list[int], int]:
     """The header of a file that begins with `data`, the sizes of the buffers after it, and where they begin.
 
     Raises:
-        Damaged: It is no checkpoint, or not one of this version's.
+        Damaged: It is not a checkpoint, or of another format version.
         IndexError: The header is longer than `data`.
     """
     if data[: len(_MAGIC)] != _MAGIC[: len(data)]:
@@ -157,9 +156,9 @@ def parse_header(data: bytes) -> tuple[Header, list[int], int]:
         raise IndexError
     try:
         fields = json.loads(data[_START:begin])
-        found, sizes = fields.pop("format"), fields.pop("sizes")
-        if found != _FORMAT:
-            raise Damaged(f"unsupported format {found!r}; this version of Kindler reads {_FORMAT}")
+        version, sizes = fields.pop("format"), fields.pop("sizes")
+        if version != _FORMAT:
+            raise Damaged(f"unsupported format {version!r}; this version of Kindler reads {_FORMAT}")
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         header = Header(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
@@ -168,10 +167,10 @@ def parse_header(data: bytes) -> tuple[Header, list[int], int]:
 
 
 def check(data: bytes, *, verify: bool = True) -> tuple[Header, list[int], int]:
-    """As `parse_header`, of a whole file; without `verify` its hash is believed.
+    """`parse_header` of a complete file; without `verify` the checksum is not computed.
 
     Raises:
-        Damaged: It is not one whole checkpoint.
+        Damaged: It is not a complete checkpoint.
     """
     try:
         header, sizes, begin = parse_header(data)
@@ -190,7 +189,7 @@ def parse(data: bytes, path: str = "", *, verify: bool = True) -> Checkpoint:
     """The checkpoint in a file's bytes.
 
     Raises:
-        Damaged: They are not one whole checkpoint.
+        Damaged: They are not a complete checkpoint.
     """
     header, sizes, begin = check(data, verify=verify)
     view, buffers = memoryview(data), []
@@ -204,7 +203,7 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     """The checkpoint in a file.
 
     Raises:
-        ConfigError: The file is not a whole checkpoint.
+        ConfigError: The file is not a complete checkpoint.
     """
     folder, name = split(path)
     try:
@@ -216,6 +215,6 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
 
 
 def write_checkpoint(path: str | PathLike[str], header: Header, state: bytes) -> None:
-    """Put a checkpoint at `path`, whole or not at all."""
+    """Write a checkpoint to `path`, atomically."""
     folder, name = split(path)
     folder_at(folder).write(name, pack(header, [state]))

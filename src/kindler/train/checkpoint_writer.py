@@ -1,7 +1,7 @@
-"""Writes the checkpoints of a run, when its trigger or a callback says so.
+"""Writes the checkpoints of a run when its trigger or a callback requests one.
 
-All workers call it at the same moments: in the middle of an epoch each gives its own state, and the first one
-writes. How a file is written is in `checkpoint_dir.py`.
+All workers call it at the same steps: in the middle of an epoch each contributes its own state, and the first
+one writes. Files are written by `checkpoint_dir.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kindler.train.run_start import Start, Worker
 from kindler.train.task import Task
 from kindler.train.triggers import EveryEpoch, Progress
 
-__all__ = ["Keeper", "callback_states", "restore_callbacks"]
+__all__ = ["CheckpointWriter", "callback_states", "restore_callbacks"]
 
 
-class Freezes(Protocol):
-    """What a checkpoint needs of a replica."""
+class FreezableReplica(Protocol):
+    """The part of a replica that checkpoints use."""
 
     epoch: int
     step: int
@@ -33,19 +33,19 @@ class Freezes(Protocol):
     def local_state(self) -> bytes: ...
 
 
-class Keeper:
-    """Decides after each step and each epoch whether to write a checkpoint; use it in a `with`.
+class CheckpointWriter:
+    """Decides after each step and epoch whether to write a checkpoint; a context manager.
 
     Attributes:
-        active: Whether checkpoints are written at all.
+        active: Whether the run writes checkpoints.
 
     Args:
         worker: This worker.
-        task: The run; without a `model_dir` nothing is ever written.
+        task: The run; without a `model_dir` nothing is written.
         counts: Rows of every lane.
-        marks: What tells those rows from others (`Batches.marks`).
+        marks: Fingerprints of those rows (`Batches.marks`).
         start: Where the run began.
-        callbacks: Those whose states are kept; `state_dict` is called on the first worker.
+        callbacks: Those whose states are saved; `state_dict` is called on the first worker.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class Keeper:
         )
 
     def after_step(
-        self, replica: Freezes, *, step_in_epoch: int, seconds: float, asked: bool = False
+        self, replica: FreezableReplica, *, step_in_epoch: int, seconds: float, asked: bool = False
     ) -> None:
-        """Write one in the middle of an epoch if it is due. Not for the last step of an epoch.
+        """Write one within an epoch if it is due. Not for the last step of an epoch.
 
         Args:
             replica: The replica.
-            step_in_epoch: Steps made of this epoch.
-            seconds: How long they took.
-            asked: Whether a callback asked for it; the same on all workers.
+            step_in_epoch: Steps made in this epoch.
+            seconds: Their duration.
+            asked: Whether a callback requested it; the same on all workers.
         """
         if not self.active:
             return
@@ -106,27 +106,27 @@ class Keeper:
 
     def after_epoch(
         self,
-        replica: Freezes,
+        replica: FreezableReplica,
         progress: Progress,
         row: Mapping[str, Any],
         *,
         stopped: str | None = None,
         asked: bool = False,
     ) -> None:
-        """Note an epoch's row of the history, and write a checkpoint if one is due.
+        """Record an epoch's row of the history, and write a checkpoint if one is due.
 
         Args:
             replica: The replica, ready for the next epoch.
             progress: What the trigger decides by.
-            row: The epoch's figures.
-            stopped: Why the run ends here, if a callback says so.
-            asked: Whether a callback asked for a checkpoint.
+            row: The epoch's row.
+            stopped: Why a callback ends the run here, or None.
+            asked: Whether a callback requested a checkpoint.
         """
         self._header = replace(self._header, rows=(*self._header.rows, dict(row)))
         if self.active and (asked or self._trigger(progress)):
             self._save(replica, (), stopped=stopped)
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(
@@ -135,15 +135,15 @@ class Keeper:
         try:
             self.close()
         except Exception:
-            if exc is None:  # otherwise there is something else to tell
+            if exc is None:  # otherwise raise that one
                 raise
 
     def close(self) -> None:
-        """Wait until the last one is written; raises what went wrong with it."""
+        """Wait for the write in progress, and raise its error."""
         if self._folder is not None:
-            self._folder.close()
+            self._folder.wait()
 
-    def _save(self, replica: Freezes, local_states: Sequence[bytes], **fields: Any) -> None:
+    def _save(self, replica: FreezableReplica, local_states: Sequence[bytes], **fields: Any) -> None:
         if self._folder is None:
             return
         states = callback_states(self._callbacks)
@@ -153,26 +153,26 @@ class Keeper:
 
 
 def callback_states(callbacks: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
-    """What callbacks want kept, by their place and class.
+    """The class name and state of each callback.
 
     Raises:
-        ConfigError: One of them keeps what JSON cannot carry.
+        ConfigError: A state is not JSON.
     """
-    kept = []
+    states = []
     for callback in callbacks:
         state = callback.state_dict() if hasattr(callback, "state_dict") else None
         try:
-            kept.append({"type": type(callback).__name__, "state": json.loads(json.dumps(state))})
+            states.append({"type": type(callback).__name__, "state": json.loads(json.dumps(state))})
         except (TypeError, ValueError) as exc:
             raise ConfigError(
                 f"{type(callback).__name__}.state_dict() returned {state!r}, which is not JSON: {exc}.\n"
                 "Hint: return numbers, strings, lists and dicts."
             ) from exc
-    return tuple(kept)
+    return tuple(states)
 
 
-def restore_callbacks(callbacks: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
-    """Give callbacks their states back; one that was not there, or is another class, stays as it is."""
-    for callback, entry in zip(callbacks, kept, strict=False):
+def restore_callbacks(callbacks: Sequence[Any], states: Sequence[Mapping[str, Any]]) -> None:
+    """Restore the states of callbacks; one that is new, or of another class than before, stays as it is."""
+    for callback, entry in zip(callbacks, states, strict=False):
         if entry["state"] and entry["type"] == type(callback).__name__:
             callback.load_state_dict(entry["state"])

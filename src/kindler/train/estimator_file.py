@@ -1,7 +1,7 @@
-"""An estimator as one file: what it is, its model's recipe, and its trained state.
+"""An estimator in one file: a zip archive of its settings, its model's recipe and its trained state.
 
-A zip archive. Two of its parts are plain: a JSON of facts, and the state, which executes nothing when it is
-read. The recipe is a pickle of the user's own code: who unpickles it must trust whoever wrote the file.
+The settings (JSON) and the state run no code when they are read. The recipe is a pickle of the user's own
+code: unpickle it only if the file's author is trusted.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _FACTS, _RECIPE, _STATE = "estimator.json", "recipe.pickle", "state"
 
 @dataclass(frozen=True)
 class Saved:
-    """What is in the file.
+    """The content of an estimator file.
 
     Attributes:
         facts: JSON: the framework, the seed, columns, history.
         recipe: The model's spec, as its framework packs it; a pickle.
-        state: What training goes on from; empty for a model that was never trained.
+        state: The full training state; empty if the model was never trained.
     """
 
     facts: dict[str, Any]
@@ -47,10 +47,10 @@ def write(path: Path, saved: Saved) -> None:
 
 
 def read(path: str | PathLike[str]) -> Saved:
-    """What is in the file; nothing of it is executed.
+    """Read the file; nothing in it is executed.
 
     Raises:
-        ConfigError: It is no whole file of an estimator.
+        ConfigError: It is not a complete estimator file.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -1,7 +1,7 @@
-"""What to do when a run fails: try again, or raise. Pure: nothing is started or awaited here.
+"""What to do when a run fails: retry or raise. Pure functions: nothing is started or awaited here.
 
-A worker that was lost may be another's fault: its machine's, its memory's. What the user's own code or data
-did wrong, it would do again.
+A lost worker may be the fault of its machine, and worth another try. An error of the user's code or data
+would happen again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Raise:
 def decide(
     error: KindlerError, failures: int, settings: RunSettings, *, has_checkpoints: bool
 ) -> Retry | Raise:
-    """What follows from a failure.
+    """Decide what to do about a failure.
 
     Args:
-        error: What the run failed with.
-        failures: How often it had failed before.
-        settings: How often it may fail, and how long to wait in between.
-        has_checkpoints: Whether the run writes any.
+        error: The error that ended the run.
+        failures: How often the run had failed before.
+        settings: The limit of failures, and the wait between attempts.
+        has_checkpoints: Whether the run writes checkpoints.
 
     >>> lost = WorkerLost("killed", rank=1, host="a")
     >>> decide(lost, 1, RunSettings(retry_backoff_s=2.0), has_checkpoints=True)
@@ -51,7 +51,7 @@ def decide(
 
 
 def explained(error: KindlerError, failures: int, *, trains: bool, has_checkpoints: bool) -> KindlerError:
-    """The error to raise at last, which says how often the run was tried or what would have let it go on."""
+    """The error to raise, with the number of attempts or a hint about checkpoints added."""
     if failures:
         return extended(error, f"The run failed {failures + 1} times; this is the last failure.")
     if isinstance(error, WorkerLost) and trains and not has_checkpoints:
@@ -63,13 +63,13 @@ def explained(error: KindlerError, failures: int, *, trains: bool, has_checkpoin
 
 
 def extended(error: KindlerError, more: str) -> KindlerError:
-    """The same error, with a line more."""
+    """The same error, with a line added to its message."""
     error.args = (f"{error.args[0] if error.args else ''}\n{more}", *error.args[1:])
     return error
 
 
 def _may_pass(error: KindlerError, failures: int) -> bool:
-    """Whether the same run may well succeed when it is tried again."""
+    """Whether another attempt may succeed."""
     if isinstance(error, SyncTimeoutError):
         return False  # nobody is gone: the workers wait for each other
     if isinstance(error, StartTimeoutError):

@@ -1,4 +1,4 @@
-"""What `fit` returns: a row of figures per epoch."""
+"""What `fit` returns: a row of metrics per epoch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _NOT_PLOTTED = {"epoch", "steps", "num_samples", "seconds", "rows_per_s", "val_n
 
 
 class History(Sequence[dict[str, Any]]):
-    """The epochs of a run, first to last.
+    """The epochs of a run: a sequence of dicts, which a metric's name indexes as a column.
 
-    Each is a dict: epoch, steps, num_samples, loss, each metric, val_ of each, seconds, rows_per_s.
+    Each dict has epoch, steps, num_samples, loss, the metrics, "val_" versions of them, seconds and
+    rows_per_s.
 
     >>> history = History([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}])
     >>> history["loss"], history[-1]["epoch"], len(history)
@@ -56,11 +57,11 @@ class History(Sequence[dict[str, Any]]):
 
     @property
     def names(self) -> list[str]:
-        """The figures that were kept, in the order of their first appearance."""
+        """The recorded names, in the order in which they first appear."""
         return list(dict.fromkeys(name for row in self._rows for name in row))
 
     def to_pandas(self) -> pd.DataFrame:
-        """A pandas DataFrame with a row per epoch; NaN where an epoch lacks a figure."""
+        """A pandas DataFrame with a row per epoch; NaN where an epoch lacks a value."""
         try:
             import pandas as pd
         except ModuleNotFoundError as exc:
@@ -68,16 +69,19 @@ class History(Sequence[dict[str, Any]]):
         return pd.DataFrame(self._rows, columns=self.names)
 
     def plot(self, path: str | PathLike[str] | None = None) -> Figure:
-        """Draw loss and metrics over epochs.
+        """Plot loss and metrics over epochs.
 
-        A figure that only some epochs have is drawn through those. Where training went back to an earlier
+        A metric that only some epochs have is drawn through those. Where training went back to an earlier
         epoch, a new line begins.
 
         Args:
-            path: Where to save the picture; None only returns the figure.
+            path: A file to save the plot to.
+
+        Returns:
+            The matplotlib figure.
 
         Raises:
-            ConfigError: There is nothing to draw.
+            ConfigError: The history is empty.
         """
         try:
             from matplotlib.figure import Figure
@@ -106,7 +110,7 @@ class History(Sequence[dict[str, Any]]):
 
 
 def _line(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    """The epochs that have this figure, and its values; NaN parts what does not belong together."""
+    """The epochs that have this metric, and its values; NaN separates lines."""
     epochs: list[float] = []
     values: list[float] = []
     for number, row in enumerate(rows, start=1):
@@ -122,13 +126,13 @@ def _line(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[
 
 
 def _grid(panels: int) -> tuple[int, int]:
-    """Rows and columns for so many panels."""
+    """Rows and columns of panels."""
     across = min(panels, _MAX_ACROSS)
     return math.ceil(panels / across), across
 
 
 def _panels(names: Sequence[str]) -> dict[str, list[str]]:
-    """A panel for each figure, its validation twin in the same one."""
+    """A panel for each metric, with its validation values in the same one."""
     panels: dict[str, list[str]] = {}
     for name in names:
         if name not in _NOT_PLOTTED:

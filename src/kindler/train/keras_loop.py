@@ -21,7 +21,7 @@ from kindler.frameworks.keras.callbacks import make_hooks, writes
 from kindler.frameworks.keras.metrics import plain
 from kindler.frameworks.keras.replica import KerasReplica
 from kindler.train.agreement import from_first, merged_by_first, to_first
-from kindler.train.checkpoint_writer import Keeper, restore_callbacks
+from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import (
     IndexedBatches,
@@ -165,7 +165,7 @@ class _Follower:
         self._last = start.first_epoch + options.epochs_to_train
         self._end_step = None if options.max_steps is None else start.first_step + options.max_steps
         self._remembering = [_Remembering(callback) for callback in options.callbacks]
-        self._keeper = Keeper(
+        self._keeper = CheckpointWriter(
             worker,
             task,
             counts=train.counts,

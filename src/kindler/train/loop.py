@@ -21,7 +21,7 @@ from kindler.frameworks.contract import Replica
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train.agreement import merged_by_first
 from kindler.train.callbacks import Callback, Run
-from kindler.train.checkpoint_writer import Keeper, restore_callbacks
+from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import BatchStream, Start, Worker, begin, load_local_states, open_batch_stream
 from kindler.train.syncs import SYNCS
@@ -117,7 +117,7 @@ class _Fit:
             framework=task.framework,
         )
         self._view.epoch, self._view.step = start.epoch, start.step
-        self._keeper = Keeper(
+        self._keeper = CheckpointWriter(
             worker,
             task,
             counts=train.counts,

@@ -1,4 +1,4 @@
-"""Which way a figure gets better, told from its name. Who compares figures with it is not known here."""
+"""Whether higher or lower values of a metric are better, inferred from its name."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ _WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
 
 
 def direction(name: str) -> Direction:
-    """Whether a figure of this name is better small ("min") or large ("max").
+    """Whether lower ("min") or higher ("max") values of this metric are better.
 
     >>> direction("val_loss"), direction("val_acc"), direction("BinaryAccuracy")
     ('min', 'max', 'max')
 
     Raises:
-        ConfigError: The name does not say.
+        ConfigError: The name does not tell.
     """
     # The last telling word decides: a "precision_error" is an error.
     for word in reversed([word.lower() for word in _WORD.findall(name)]):
@@ -96,13 +96,13 @@ def direction(name: str) -> Direction:
 
 
 def parse(name: str) -> tuple[str, Direction]:
-    """A figure's name and its direction, which "max:" or "min:" before the name decides.
+    """A metric's name and direction; the prefix "max:" or "min:" overrides what the name tells.
 
     >>> parse("val_loss"), parse("max:val_gain")
     (('val_loss', 'min'), ('val_gain', 'max'))
 
     Raises:
-        ConfigError: Neither prefix nor name says which way is better.
+        ConfigError: Neither prefix nor name tells the direction.
     """
     prefix, colon, rest = name.partition(":")
     if colon and prefix == "min":

@@ -1,7 +1,7 @@
-"""The live line on the driver: how far the run is, and what its workers print.
+"""The progress bar on the driver, and the lines that workers print.
 
 In a terminal or a notebook a bar per epoch is redrawn in place. Where standard error is a file or a pipe,
-there is one plain line per epoch instead. Pure functions decide what is said, from what workers report.
+there is one plain line per epoch instead. Pure functions format what workers report.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
-__all__ = ["Progress", "epoch_line", "figures", "remaining", "shares"]
+__all__ = ["ProgressBar", "epoch_line", "figures", "remaining", "shares"]
 
 _SHOWN_FIGURES = 6
 _NOT_SHOWN = {"epoch", "steps", "num_samples", "seconds", "rows_per_s", "val_num_samples"}
 _BAR = "{desc}: {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {unit}{postfix}"
 
 
-class Progress:
+class ProgressBar:
     """Draws a bar per epoch from what workers report; `verbose=0` draws and prints nothing.
 
     Args:
         verbose: 0 shows nothing.
-        what: What is counted: "epoch", or one pass of another kind, as "evaluate".
+        what: "epoch", or the name of another kind of pass, as "evaluate".
         unit: What a bar counts.
-        stream: Where bars go; None is standard error.
-        clock: Tells the seconds.
+        stream: Where bars are written; None is standard error.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Progress:
         self._began: float | None = None
         self._epoch_s: float | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(
@@ -62,21 +62,21 @@ class Progress:
         self._close()
 
     def log(self, rank: int, line: str) -> None:
-        """A line that a worker printed."""
+        """Print a line of a worker's output."""
         if self._verbose:
             from tqdm import tqdm
 
             tqdm.write(f"[worker {rank}] {line}")
 
     def note(self, line: str) -> None:
-        """Something of the run itself, that no worker printed."""
+        """Print a line about the run itself."""
         if self._verbose:
             from tqdm import tqdm
 
             tqdm.write(line)
 
     def report(self, fields: Mapping[str, Any]) -> None:
-        """What a worker reported: `progress` within an epoch, or `epoch` at its end."""
+        """Show a worker's report: `progress` within an epoch, or `epoch` at its end."""
         if not self._verbose:
             return
         if fields["name"] == "progress":
@@ -93,8 +93,8 @@ class Progress:
         fields.setdefault("seconds", self._clock() - self._bar_began)
         if self._unit == "rows":
             fields.setdefault("rows", fields["step"])
-        said = [*_times(fields, self._first_step, self._epoch_s), *_now(fields)]
-        self._bar.set_postfix_str(" · ".join(said), refresh=False)
+        parts = [*_times(fields, self._first_step, self._epoch_s), *_now(fields)]
+        self._bar.set_postfix_str(" · ".join(parts), refresh=False)
         self._bar.update(fields["step"] - self._bar.n)
 
     def _begin(self, fields: dict[str, Any]) -> None:
@@ -142,12 +142,12 @@ class Progress:
 
 
 def epoch_line(label: str, row: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """One whole epoch in one line.
+    """A finished epoch in one line.
 
     Args:
-        label: What to call it.
+        label: The epoch's label.
         row: Its row of the history.
-        last: The last progress that was reported of it; may be empty.
+        last: Its last progress report; may be empty.
     """
     return f"{label}: {row.get('steps', 0):,} steps in {_clock_time(row.get('seconds', 0.0))}" + "".join(
         f" · {part}" for part in _done(row, last)[1:]
@@ -155,7 +155,7 @@ def epoch_line(label: str, row: Mapping[str, Any], last: Mapping[str, Any]) -> s
 
 
 def figures(values: Mapping[str, Any]) -> list[str]:
-    """The figures worth a look, each as "name value".
+    """The metrics to show, each as "name value".
 
     >>> figures({"epoch": 1, "loss": 0.123456, "accuracy": 1})
     ['loss 0.1235', 'accuracy 1']
@@ -165,7 +165,7 @@ def figures(values: Mapping[str, Any]) -> list[str]:
 
 
 def shares(fields: Mapping[str, Any]) -> str | None:
-    """Where the time goes, as parts of a hundred; None if that was not told.
+    """The shares of data, compute and sync in percent; None if they were not reported.
 
     >>> shares({"seconds": 10.0, "data_s": 0.3, "sync_s": 1.2})
     'data 3% · compute 85% · sync 12%'
@@ -180,20 +180,20 @@ def shares(fields: Mapping[str, Any]) -> str | None:
 def remaining(
     fields: Mapping[str, Any], first_step: int = 0, epoch_s: float | None = None
 ) -> tuple[float | None, float | None]:
-    """Seconds that are left of the epoch, and of the whole run; None where that cannot be known yet.
+    """Seconds left of the epoch, and of the run; None where they cannot be estimated yet.
 
     Args:
-        fields: The progress that was reported.
-        first_step: Where the epoch began, or went on.
-        epoch_s: How long the epoch before took, all told.
+        fields: The progress report.
+        first_step: The step at which the epoch began or resumed.
+        epoch_s: The duration of the previous epoch, validation included.
     """
-    made, seconds = fields["step"] - first_step, fields.get("seconds")
-    if made <= 0 or not seconds or fields["steps"] is None:
+    steps, seconds = fields["step"] - first_step, fields.get("seconds")
+    if steps <= 0 or not seconds or fields["steps"] is None:
         return None, None
-    epoch_left = seconds / made * (fields["steps"] - fields["step"])
+    epoch_left = seconds / steps * (fields["steps"] - fields["step"])
     if not fields.get("epochs"):
         return epoch_left, None
-    whole = epoch_s if epoch_s is not None else seconds / made * fields["steps"]
+    whole = epoch_s if epoch_s is not None else seconds / steps * fields["steps"]
     return epoch_left, epoch_left + (fields["epochs"] - fields["epoch"]) * whole
 
 
@@ -201,31 +201,31 @@ def _times(fields: Mapping[str, Any], first_step: int, epoch_s: float | None) ->
     epoch_left, run_left = remaining(fields, first_step, epoch_s)
     if epoch_left is None:
         return []
-    said = [f"{_clock_time(fields['seconds'])}, {_clock_time(epoch_left)} left"]
+    text = f"{_clock_time(fields['seconds'])}, {_clock_time(epoch_left)} left"
     if run_left is not None and fields["epochs"] > fields["epoch"]:
-        said[0] += f" ({_clock_time(run_left)} of the run)"
-    return said
+        text += f" ({_clock_time(run_left)} of the run)"
+    return [text]
 
 
 def _now(fields: Mapping[str, Any]) -> list[str]:
-    """What is known in the middle of an epoch: the first worker's figures."""
+    """Within an epoch: the metrics of the first worker."""
     loss = {} if fields.get("loss") is None else {"loss": fields["loss"]}
-    said = figures({**loss, **(fields.get("metrics") or {})})
+    parts = figures({**loss, **(fields.get("metrics") or {})})
     if fields.get("rows") and fields.get("seconds"):
-        said.append(f"{fields['rows'] / fields['seconds']:,.0f} rows/s")
-    return said + [part for part in [shares(fields)] if part]
+        parts.append(f"{fields['rows'] / fields['seconds']:,.0f} rows/s")
+    return parts + [part for part in [shares(fields)] if part]
 
 
 def _done(row: Mapping[str, Any], last: Mapping[str, Any]) -> list[str]:
-    """What is known of a whole epoch: the figures of all workers."""
-    said = [_clock_time(row.get("seconds", 0.0)), *figures(row)]
+    """After an epoch: the metrics of all workers."""
+    parts = [_clock_time(row.get("seconds", 0.0)), *figures(row)]
     if row.get("rows_per_s"):
-        said.append(f"{row['rows_per_s']:,.0f} rows/s")
-    return said + [part for part in [shares(last)] if part]
+        parts.append(f"{row['rows_per_s']:,.0f} rows/s")
+    return parts + [part for part in [shares(last)] if part]
 
 
 def _clock_time(seconds: float) -> str:
-    """As a clock shows it; short times with a decimal."""
+    """A duration as "12:34"; short ones with a decimal."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

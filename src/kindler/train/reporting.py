@@ -1,4 +1,4 @@
-"""What a worker tells the driver while an epoch runs: seldom enough that nobody notices the cost."""
+"""A worker's reports to the driver during an epoch, rare enough to cost nothing noticeable."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PROGRESS_EVERY_S = 0.1
 _STEPS_EVERY_S = 0.5
 
 
-class Reports(Protocol):
-    """What a reporter needs of the worker."""
+class ReportingWorker(Protocol):
+    """The part of a worker that reporters use."""
 
     rank: int
 
@@ -21,20 +21,22 @@ class Reports(Protocol):
 
 
 class ProgressReporter:
-    """How far the epoch is: rank 0 tells it, a few times a second, if anybody looks.
+    """Reports the progress of an epoch from rank 0, a few times a second, if it is displayed.
 
     Args:
         worker: This worker.
-        show: Whether anybody looks.
-        waited_s: How many seconds this worker has waited in exchanges so far.
+        show: Whether progress is displayed.
+        waited_s: Returns the seconds that this worker has spent in exchanges so far.
     """
 
-    def __init__(self, worker: Reports, *, show: bool, waited_s: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self, worker: ReportingWorker, *, show: bool, waited_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self._worker = worker
-        self._shown = show and worker.rank == 0
+        self._active = show and worker.rank == 0
         self._waited_s = waited_s
         self._fixed: dict[str, Any] = {}
-        self._began = self._told = self._waited_before = self._data_s = 0.0
+        self._began = self._reported = self._waited_before = self._data_s = 0.0
         self._rows = 0
 
     def begin(
@@ -47,29 +49,29 @@ class ProgressReporter:
         rows: int = 0,
         quiet: bool = False,
     ) -> None:
-        """An epoch begins, or goes on at `step` after `rows` rows; the first word comes later if `quiet`."""
-        self._began = self._told = time.perf_counter()
+        """An epoch begins, or resumes at `step` after `rows` rows; reported at once unless `quiet`."""
+        self._began = self._reported = time.perf_counter()
         self._waited_before = self._waited_s()
         self._data_s, self._rows = 0.0, rows
         self._fixed = {"epoch": epoch, "steps": steps} | ({} if epochs is None else {"epochs": epochs})
-        if self._shown and not quiet:
-            self._tell(step, None, {})
+        if self._active and not quiet:
+            self._report(step, None, {})
 
     def took_data(self, seconds: float) -> None:
-        """So long it took to get a batch."""
+        """Add the seconds it took to get a batch."""
         self._data_s += seconds
 
     def step(self, step: int, rows: int, figures: Callable[[], tuple[float, Mapping[str, float]]]) -> None:
-        """A step is made: the `step`th of this epoch, with `rows` rows over all workers.
+        """Count step number `step` of this epoch, with `rows` rows over all workers.
 
-        `figures` gives the running loss and metrics; it is called only when they are told.
+        `figures` returns the running loss and metrics; it is called only when they are reported.
         """
         self._rows += rows
-        if self._shown and time.perf_counter() - self._told > _PROGRESS_EVERY_S:
-            self._tell(step, *figures())
+        if self._active and time.perf_counter() - self._reported > _PROGRESS_EVERY_S:
+            self._report(step, *figures())
 
-    def _tell(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
-        self._told = time.perf_counter()
+    def _report(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
+        self._reported = time.perf_counter()
         self._worker.report(
             "progress",
             **self._fixed,
@@ -77,40 +79,40 @@ class ProgressReporter:
             loss=loss,
             metrics=dict(metrics),
             rows=self._rows,
-            seconds=self._told - self._began,
+            seconds=self._reported - self._began,
             data_s=self._data_s,
             sync_s=self._waited_s() - self._waited_before,
         )
 
 
 class StepReporter:
-    """The loss of every single step: every rank tells its own, a few steps at a time, if they are logged."""
+    """Reports the loss of every step, from every rank and several steps at a time, if steps are logged."""
 
-    def __init__(self, worker: Reports, *, active: bool) -> None:
+    def __init__(self, worker: ReportingWorker, *, active: bool) -> None:
         self.active = active
         self._worker = worker
         self._first = 0
-        self._told = time.perf_counter()
+        self._reported = time.perf_counter()
         self._loss: list[float] = []
         self._rows: list[float] = []
         self._lr: list[float] = []
 
     def step(self, step: int, *, loss: float, rows: float, lr: float) -> None:
-        """Step number `step` had this mean loss on this rank; `rows` is what the mean weighs.
+        """Record the mean loss of step number `step` on this rank.
 
-        That is the number of rows, or of whatever else the loss is a mean over.
+        `rows` is the weight of the mean: the number of rows, or of what else the loss is a mean of.
         """
         if not self._loss:
             self._first = step
         self._loss.append(loss if rows else 0.0)
         self._rows.append(rows)
         self._lr.append(lr)
-        if time.perf_counter() - self._told > _STEPS_EVERY_S:
+        if time.perf_counter() - self._reported > _STEPS_EVERY_S:
             self.flush()
 
     def flush(self) -> None:
-        """Tell what was not told yet; at the end of an epoch."""
-        self._told = time.perf_counter()
+        """Report the remaining steps, at the end of an epoch."""
+        self._reported = time.perf_counter()
         if self._loss:
             self._worker.report(
                 "steps",

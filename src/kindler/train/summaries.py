@@ -1,7 +1,7 @@
-"""The figures of all runs of an estimator over steps, made of what workers report.
+"""The metrics of all runs of an estimator by step, collected from the reports of workers.
 
 Kept in memory for `get_train_summary`, and passed on to a sink (TensorBoard) while one is open. Reports of
-single steps come from every worker and are merged exactly: a mean over rows, once all have told.
+single steps come from every worker and are merged exactly: a mean over rows, once all have reported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH_LOSS = "batch_loss"
 
 _NOT_DRAWN = {"epoch", "steps", "num_samples", "seconds"}
 _VALIDATION = "val_"
-# Names of Orca's, and what they are here; the first one that there is.
+# Orca's names, and their names here; the first that exists is used.
 _ALIASES = {
     "loss": (BATCH_LOSS, "loss"),
     "learningrate": ("lr",),
@@ -34,7 +34,7 @@ _ALIASES = {
 
 
 class Sink(Protocol):
-    """Where figures go besides."""
+    """A further destination of metrics."""
 
     def add(self, part: str, tag: str, value: float, step: int, wall_time: float) -> None: ...
     def rewind(self, step: int) -> None: ...
@@ -50,21 +50,21 @@ class _Sums:
 
 
 class StepMerge:
-    """Makes one loss of what all ranks say of a step: their mean, weighted by rows or as the loss counts."""
+    """Merges the losses that ranks report for a step into their mean, weighted by rows or by the loss."""
 
     def __init__(self) -> None:
         self._size: int | None = None
         self._open: dict[int, _Sums] = {}
 
     def begin(self, size: int | None) -> None:
-        """A gang of `size` ranks starts; what another one left unfinished is forgotten."""
+        """A gang of `size` ranks starts; unfinished steps of an earlier one are dropped."""
         self._size = size
         self._open.clear()
 
     def add(
         self, rank: int, first: int, loss: Sequence[float], rows: Sequence[float], lr: Sequence[float]
     ) -> list[tuple[int, float, float]]:
-        """What a rank says of the steps from `first` on; (step, loss, lr) of those that are complete now."""
+        """Add a rank's steps from `first` on; returns (step, loss, lr) of those that are now complete."""
         for offset, (mean, count) in enumerate(zip(loss, rows, strict=True)):
             sums = self._open.setdefault(first + offset, _Sums())
             if rank in sums.ranks:
@@ -77,7 +77,7 @@ class StepMerge:
         return self._take(lambda step, sums: len(sums.ranks) == self._size)
 
     def end_epoch(self, step: int) -> list[tuple[int, float, float]]:
-        """An epoch ended at `step`: all that will be said of it was said."""
+        """An epoch ended at `step`: no more reports of its steps will come."""
         return self._take(lambda known, _: known <= step)
 
     def _take(self, ready: Callable[[int, _Sums], bool]) -> list[tuple[int, float, float]]:
@@ -94,11 +94,11 @@ class Summaries:
         self._series: dict[str, dict[str, list[tuple[int, float, float]]]] = {"train": {}, "validation": {}}
         self._merge = StepMerge()
         self._sink: Sink | None = None
-        self._epoch = 0  # the last one that this run told of
+        self._epoch = 0  # the last one that this run reported
 
     @contextmanager
     def writing(self, sink: Sink | None) -> Iterator[None]:
-        """A run: pass its figures on to `sink` while the block runs."""
+        """Around a run: pass its metrics on to `sink`."""
         self._sink, self._epoch = sink, 0
         try:
             yield
@@ -106,18 +106,18 @@ class Summaries:
             self._sink = None
 
     def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A run is over; take from its history what no report told of, as where workers cannot reach us."""
+        """A run has ended: add epochs that no report announced, as some workers cannot reach the driver."""
         for row in rows:
             if row["epoch"] > self._epoch:
                 self._add_epoch(row, None)
 
     def report(self, fields: Mapping[str, Any]) -> None:
-        """What was reported; other reports than "gang", "epoch" and "steps" are nothing to this."""
+        """Handle a report; other kinds than "gang", "epoch" and "steps" are ignored."""
         if fields["name"] == "gang":
             self._merge.begin(fields["workers"])
         elif fields["name"] == "steps":
-            told = {key: fields[key] for key in ("rank", "first", "loss", "rows")}
-            self._add_steps(self._merge.add(**told, lr=fields.get("lr", ())))
+            steps = {key: fields[key] for key in ("rank", "first", "loss", "rows")}
+            self._add_steps(self._merge.add(**steps, lr=fields.get("lr", ())))
         elif fields["name"] == "epoch":
             self._add_epoch(fields["row"], fields.get("step"))
         else:
@@ -130,11 +130,11 @@ class Summaries:
 
         Args:
             part: "train" or "validation".
-            tag: A figure's name, in any case; or one of Orca's: "Loss", "LearningRate", "Throughput".
+            tag: A metric's name, in any case; or one of Orca's: "Loss", "LearningRate", "Throughput".
 
         Raises:
-            NotFittedError: There are no figures at all yet.
-            ConfigError: There is no such figure.
+            NotFittedError: Nothing was trained yet.
+            ConfigError: There is no such metric.
         """
         known = self._series[part]
         if not self._series["train"]:
@@ -158,15 +158,15 @@ class Summaries:
         for name, value in row.items():
             part = "validation" if name.startswith(_VALIDATION) else "train"
             tag = name.removeprefix(_VALIDATION)
-            if tag in _NOT_DRAWN or not isinstance(value, int | float) or self._told_by_steps(name, step):
+            if tag in _NOT_DRAWN or not isinstance(value, int | float) or self._has_steps(name, step):
                 continue
             self._add(part, tag, float(value), step)
 
-    def _told_by_steps(self, name: str, step: int) -> bool:
+    def _has_steps(self, name: str, step: int) -> bool:
         return name == "lr" and self._last("train", "lr") >= step
 
     def _step_after(self, row: Mapping[str, Any]) -> int:
-        """The step at the end of an epoch that does not say it."""
+        """The last step of an epoch whose report lacks it."""
         return max(0, self._last("train", "loss")) + int(row.get("steps", 1))
 
     def _last(self, part: str, tag: str) -> int:
@@ -182,7 +182,7 @@ class Summaries:
             self._sink.add(part, tag, value, step, now)
 
     def _rewind(self, step: int) -> None:
-        """Training went on from an earlier point: what once came after it is not this model's past."""
+        """Training resumed from an earlier step: drop what was recorded after it."""
         for tags in self._series.values():
             for tag, points in list(tags.items()):
                 tags[tag] = [point for point in points if point[0] < step]

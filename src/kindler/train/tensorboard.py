@@ -1,7 +1,7 @@
 """Event files for TensorBoard, written on the driver: `<log_dir>/train` and `<log_dir>/validation`.
 
-tensorboard's own records and messages are used, over a plain file: its event writer would import TensorFlow
-wherever that is installed. Which figures are written is decided by `summaries.py`.
+Uses tensorboard's records and messages over a plain file: its event writer would import TensorFlow wherever
+that is installed. `summaries.py` decides what is written.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _numbers = itertools.count()
 
 
 def log_folder(log_dir: str | PathLike[str]) -> Path:
-    """The folder, absolute, once it is known that event files can be written.
+    """The absolute path of the folder, after checking that event files can be written.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
-        ConfigError: `log_dir` is not a folder of this machine.
+        ConfigError: `log_dir` is a URL.
     """
     if find_spec("tensorboard") is None:
         raise MissingExtraError(what="log_dir=...", package="tensorboard", extra="tensorboard")
@@ -41,12 +41,12 @@ def log_folder(log_dir: str | PathLike[str]) -> Path:
 
 
 def board(folder: Path | None) -> AbstractContextManager[TensorBoard | None]:
-    """What to write event files of a run with; None without a folder."""
+    """The writer of a run's event files; a null context without a folder."""
     return nullcontext() if folder is None else TensorBoard(folder)
 
 
 class TensorBoard:
-    """Writes scalars while the block runs; what was written is on disk when it ends, however it ends."""
+    """Writes scalars to event files; a context manager that flushes and closes them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,17 +64,17 @@ class TensorBoard:
         self._files.clear()
 
     def add(self, part: str, tag: str, value: float, step: int, wall_time: float) -> None:
-        """One figure of "train" or "validation"."""
+        """Write one value of "train" or "validation"."""
         self._file(part).scalar(tag, value, step, wall_time)
 
     def rewind(self, step: int) -> None:
-        """Training went back to before `step`: what was written from there on counts no more."""
+        """Training went back to before `step`: readers drop what was written from there on."""
         for part in ("train", "validation"):
             if part in self._files or (self._folder / part).is_dir():
                 self._file(part).restart(step)
 
     def flush(self) -> None:
-        """Let readers see what was written, at most once a second."""
+        """Make what was written visible to readers, at most once a second."""
         for file in self._files.values():
             file.flush_now_and_then()
 

@@ -1,7 +1,6 @@
-"""When to write a checkpoint, and when to end: small values that answer yes or no.
+"""Triggers: when to write a checkpoint, and when to stop training.
 
-A trigger decides by the `Progress` it is shown and by nothing else, so that all workers decide alike. Who
-asks, and what then happens, is the loop's business.
+A trigger decides by the `Progress` it is called with and nothing else, so that all workers decide alike.
 """
 
 from __future__ import annotations
@@ -31,14 +30,15 @@ _NO_SCORES = frozenset({"epoch", "steps", "num_samples", "loss", "lr", "seconds"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far training is, as a trigger sees it: the same on all workers.
+    """How far training has come; the same on all workers.
 
     Attributes:
-        epoch: Epochs begun since the model was new.
-        step: Optimizer steps since then.
-        epoch_ended: Whether the epoch is over; otherwise a step of it has just been made.
+        epoch: The current epoch, counted from 1 since the model was created.
+        step: Optimizer steps since the model was created.
+        epoch_ended: True at the end of an epoch, False after a step within one.
         loss: The epoch's training loss over all workers; None within an epoch.
-        score: The first metric of the validation, or of training without one; None within an epoch.
+        score: The first validation metric, or the first training metric without validation; None within an
+            epoch.
     """
 
     epoch: int
@@ -49,10 +49,10 @@ class Progress:
 
 
 class Trigger:
-    """The base of all triggers. One of your own must decide by its argument alone."""
+    """Base class of triggers. Your own must decide by its argument alone, as every worker evaluates it."""
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether it fires now."""
+        """Whether the trigger fires now."""
         raise NotImplementedError
 
 
@@ -89,7 +89,7 @@ class SeveralIteration(Trigger):
 
 @dataclass(frozen=True)
 class MaxEpoch(Trigger):
-    """Fires once `epochs` epochs are over, counted since the model was new."""
+    """Fires once `epochs` epochs have ended since the model was created."""
 
     epochs: int
 
@@ -97,13 +97,13 @@ class MaxEpoch(Trigger):
         _whole("MaxEpoch", self.epochs)
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether that many epochs are over."""
+        """Whether that many epochs have ended."""
         return progress.epoch - (not progress.epoch_ended) >= self.epochs
 
 
 @dataclass(frozen=True)
 class MaxIteration(Trigger):
-    """Fires once `steps` steps are made, counted since the model was new."""
+    """Fires once `steps` steps have been made since the model was created."""
 
     steps: int
 
@@ -111,13 +111,13 @@ class MaxIteration(Trigger):
         _whole("MaxIteration", self.steps)
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether that many steps are made."""
+        """Whether that many steps have been made."""
         return progress.step >= self.steps
 
 
 @dataclass(frozen=True)
 class MaxScore(Trigger):
-    """Fires after an epoch whose score is more than `score`; see `Progress.score`."""
+    """Fires after an epoch whose `Progress.score` is above `score`."""
 
     score: float
 
@@ -128,7 +128,7 @@ class MaxScore(Trigger):
 
 @dataclass(frozen=True)
 class MinLoss(Trigger):
-    """Fires after an epoch whose training loss is less than `loss`."""
+    """Fires after an epoch whose training loss is below `loss`."""
 
     loss: float
 
@@ -153,7 +153,7 @@ class TriggerAnd(Trigger):
 
 @dataclass(frozen=True, init=False)
 class TriggerOr(Trigger):
-    """Fires when one of its triggers does."""
+    """Fires when any of its triggers does."""
 
     triggers: tuple[Trigger, ...]
 
@@ -161,12 +161,12 @@ class TriggerOr(Trigger):
         object.__setattr__(self, "triggers", _some("TriggerOr", triggers))
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether one fires."""
+        """Whether any fires."""
         return any(trigger(progress) for trigger in self.triggers)
 
 
 def score_of(row: Mapping[str, Any]) -> float | None:
-    """The score of an epoch, out of its row of the history.
+    """The score of an epoch, from its row of the history.
 
     >>> score_of({"epoch": 1, "loss": 0.5, "accuracy": 0.8, "val_loss": 0.6, "val_accuracy": 0.7})
     0.7
@@ -176,9 +176,9 @@ def score_of(row: Mapping[str, Any]) -> float | None:
     return next((float(row[name]) for name in (*judged, *metrics)), None)
 
 
-def _whole(name: str, given: Any) -> None:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ConfigError(f"{name}({given!r}): must be an integer of at least 1.")
+def _whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}({value!r}): must be an integer of at least 1.")
 
 
 def _some(name: str, triggers: tuple[Any, ...]) -> tuple[Trigger, ...]:

@@ -38,13 +38,13 @@ class XShards:
     """A partitioned, ordered collection of Python objects: one object is one shard.
 
     A shard is a dict, tuple or list of numpy arrays, a pandas DataFrame or Series, or anything that pickles.
-    Shards live in one of two homes. In the local home they are files of this machine, mapped into memory when
-    they are used, and functions run in worker processes. In the Spark home they are spread over a cluster.
-    Both homes do the same; results are in the home of what they were made of.
+    Shards live in one of two homes. In the local home they are files of this machine, memory-mapped when they
+    are used, and functions run in worker processes. In the Spark home they are spread over a cluster. Both
+    homes support the same operations, and results stay in the home of their inputs.
 
-    Make one with `XShards.partition`, `from_shards`, `from_spark_df`, `from_rdd`, `load_pickle` or
-    `load_parquet`. Operations give new collections and are done when they are called, so that an error
-    appears where it was made; see `to_lazy` for the other way.
+    Create one with `XShards.partition`, `from_shards`, `from_spark_df`, `from_rdd`, `load_pickle` or
+    `load_parquet`. Operations return new collections and run when they are called, so that errors appear
+    where they are made; see `to_lazy` for lazy evaluation.
 
     Example:
         >>> import numpy as np
@@ -66,17 +66,17 @@ class XShards:
 
     @classmethod
     def partition(cls, data: Any, num_shards: int | None = None, home: str = "auto") -> XShards:
-        """Cut data of this process into shards of nearly equal size.
+        """Split data of this process into shards of nearly equal size.
 
         Args:
             data: An array, a pandas DataFrame or Series, or a nested dict, tuple or list of those, which are
-                all cut along their first axis; every shard has the same structure. A list of other objects
-                is cut as it is.
-            num_shards: How many. Default: one a core, and no more than there are rows.
+                all split along their first axis; every shard has the same structure. A list of other objects
+                is split itself.
+            num_shards: The number of shards. Default: one per core, at most one per row.
             home: "local", "spark", or "auto": Spark if a session is running, else local.
 
         Raises:
-            ConfigError: Arrays of different lengths, more shards than rows, or nothing that has rows.
+            ConfigError: Arrays differ in length, there are more shards than rows, or the data has no rows.
         """
         count = _rows_to_cut(data)
         where = backends.choose(home)
@@ -92,10 +92,10 @@ class XShards:
 
     @classmethod
     def from_shards(cls, shards: Iterable[Any], home: str = "auto") -> XShards:
-        """Each object of an iterable as a shard of its own.
+        """Make each object of an iterable a shard.
 
         Args:
-            shards: The objects; at least one.
+            shards: The objects, at least one.
             home: "local", "spark", or "auto": Spark if a session is running, else local.
         """
         objects = iter(shards)
@@ -105,21 +105,21 @@ class XShards:
 
     @classmethod
     def from_spark_df(cls, df: DataFrame, num_shards: int | None = None, home: str = "spark") -> XShards:
-        """The partitions of a Spark DataFrame as pandas DataFrames; rows move as Arrow.
+        """Make each partition of a Spark DataFrame a shard, a pandas DataFrame. Rows move as Arrow.
 
         Args:
             df: Any batch DataFrame, classic or Connect.
-            num_shards: Repartition it first. Default: as it is; partitions without rows make no shard.
-            home: Where the shards are to live.
+            num_shards: Repartition to this number first. Default: as it is. Empty partitions make no shard.
+            home: The home of the shards: "spark" or "local".
         """
         from kindler.spark.shards import SparkShards
 
-        made = cls(SparkShards.of_frame(df, num_shards))
-        return made if home == "spark" else made.to_home(home)
+        shards = cls(SparkShards.of_frame(df, num_shards))
+        return shards if home == "spark" else shards.to_home(home)
 
     @classmethod
     def from_rdd(cls, rdd: RDD[Any]) -> XShards:
-        """The elements of an RDD as shards, in the Spark home; classic sessions only."""
+        """Make each element of an RDD a shard, in the Spark home; classic sessions only."""
         from kindler.spark.shards import SparkShards
 
         return cls(SparkShards.of_rdd(session(), rdd))
@@ -132,7 +132,7 @@ class XShards:
 
         Args:
             path: The folder.
-            trusted: Must be True: unpickling runs whatever code the file's author put into it.
+            trusted: Must be True: unpickling runs any code that the author put into the file.
             home: "local", "spark", or "auto": Spark if a session is running, else local.
         """
         if not trusted:
@@ -144,12 +144,12 @@ class XShards:
 
     @classmethod
     def load_parquet(cls, path: str | os.PathLike[str], home: str = "auto") -> XShards:
-        """Parquet files as shards of pandas DataFrames.
+        """Read Parquet files as shards, which are pandas DataFrames.
 
-        In the local home a file is a shard; in the Spark home they are cut as Spark does it.
+        In the local home each file is a shard; in the Spark home Spark decides.
 
         Args:
-            path: A folder or a file; for the Spark home anything that it reads.
+            path: A folder or a file; for the Spark home any path that Spark reads.
             home: "local", "spark", or "auto": Spark if a session is running, else local.
         """
         where = backends.choose(home)
@@ -159,11 +159,11 @@ class XShards:
 
     @property
     def home(self) -> str:
-        """Where the shards live: "local" or "spark"."""
+        """The home of the shards: "local" or "spark"."""
         return self._held.home
 
     def to_home(self, home: str) -> XShards:
-        """The same shards in another home; these, if they live there already.
+        """The same shards in another home; the same collection if it is there already.
 
         Args:
             home: "local" or "spark".
@@ -178,12 +178,12 @@ class XShards:
         """Apply a function to every shard, each where it lives.
 
         Args:
-            func: Called as `func(shard, *args)`; what it returns is the new shard. It may change the shard it
-                is given: nobody else sees that.
-            *args: Further arguments. A `SharedValue` arrives as its value, and travels once a process.
+            func: Called as `func(shard, *args)`; returns the new shard. It may modify its shard in place: the
+                original does not change.
+            *args: Further arguments. A `SharedValue` arrives as its value, and is sent once per process.
 
         Raises:
-            Exception: What the function raises, as that type; its message names the shard.
+            Exception: The function's exception, with its type; the message names the shard.
         """
         if not callable(func):
             raise ConfigError(f"transform_shard: expected a function, received {func!r}.")
@@ -194,12 +194,12 @@ class XShards:
         return XShards(_transformed(self._held, todo))
 
     def collect(self) -> list[Any]:
-        """All shards, in order, in this process."""
+        """Bring all shards to this process, in order."""
         held = self._ready()
         return [unpack(packed) for packed in held.load(range(len(held.infos)))]
 
     def take(self, n: int) -> list[Any]:
-        """The first `n` shards; all, if there are fewer."""
+        """The first `n` shards, or all if there are fewer."""
         held = self._ready()
         return [unpack(packed) for packed in held.load(range(min(n, len(held.infos))))]
 
@@ -208,11 +208,11 @@ class XShards:
         return self.take(1)[0]
 
     def num_partitions(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return len(self._held.infos)
 
     def __len__(self) -> int:
-        """How many rows all shards have together; an object without rows counts as one."""
+        """The number of rows in all shards; an object without rows counts as one."""
         return sum(info.rows for info in self._ready().infos)
 
     def __bool__(self) -> bool:
@@ -229,19 +229,19 @@ class XShards:
         )
 
     def __getitem__(self, key: Any) -> XShards:
-        """A column of DataFrames as Series, several as DataFrames, or what dicts have under a key."""
+        """A column of DataFrames (Series), several columns (DataFrames), or an entry of dicts."""
         return self._mapped(partial(shard_ops.picked, key))
 
     def cache(self) -> XShards:
-        """Compute the shards if they are not, and keep them; gives itself."""
+        """Compute the shards if necessary, and keep them; returns itself."""
         self._ready().keep()
         return self
 
     def uncache(self) -> XShards:
-        """Free what is kept of the shards; gives itself.
+        """Free the kept shards; returns itself.
 
-        Shards that were made lazily, and those of the Spark home, are computed again when they are needed;
-        others are gone.
+        Lazily computed shards and those of the Spark home are computed again when they are needed; others
+        are lost.
         """
         held, pending = self._recipe
         if pending and not self._pending:
@@ -256,26 +256,26 @@ class XShards:
         return not self._pending and self._held.is_kept
 
     def to_lazy(self) -> XShards:
-        """Let functions wait: from here on `transform_shard` only notes what is to be done; gives itself.
+        """Make `transform_shard` lazy from here on; returns itself.
 
-        All that is noted is done in one go by `compute`, `collect` or whatever else needs the shards.
+        `compute`, `collect`, or any operation that needs the shards runs all pending functions at once.
         """
         self._lazy = True
         return self
 
     def compute(self) -> XShards:
-        """Do what lazy operations have left to do; gives itself."""
+        """Run the pending functions of lazy operations; returns itself."""
         self._ready()
         return self
 
     def repartition(self, num_partitions: int) -> XShards:
         """The same rows, in the same order, in another number of shards of nearly equal size.
 
-        Values, dtypes and the pandas index stay as they are. Objects that have no rows are not cut:
-        neighbours come together in lists.
+        Values, dtypes and the pandas index stay as they are. Objects without rows are not split: neighbours
+        are put together in lists.
 
         Args:
-            num_partitions: How many; shards without rows are made where there are more than rows.
+            num_partitions: The number of shards; some are empty if there are fewer rows.
         """
         held = self._ready()
         infos = held.infos
@@ -288,11 +288,11 @@ class XShards:
         return XShards(held.exchanged(shard_ops.ByRows(rows.overlaps(sizes, bounds), empty), num_partitions))
 
     def partition_by(self, cols: str | Sequence[str], num_partitions: int | None = None) -> XShards:
-        """DataFrames with all rows of a key in one shard: rows go by the hash of their values.
+        """Repartition DataFrames by the hash of a key, so that all rows of a key are in one shard.
 
         Args:
-            cols: The columns that are the key.
-            num_partitions: How many shards. Default: as many as there are; some may get no rows.
+            cols: The columns of the key.
+            num_partitions: The number of shards; some may be empty. Default: as many as now.
         """
         held = self._ready()
         names = _listed(cols)
@@ -302,7 +302,7 @@ class XShards:
         return XShards(held.exchanged(shard_ops.ByHash(tuple(names), schema, count), count))
 
     def split(self) -> list[XShards]:
-        """Shards that are tuples or lists of one length, as that many collections."""
+        """Split shards that are tuples or lists of length n into n collections."""
         lengths = {info.items for info in self._ready().infos}
         if len(lengths) != 1 or None in lengths:
             kinds = sorted({info.name for info in self._held.infos})
@@ -313,10 +313,10 @@ class XShards:
         return [self._mapped(partial(shard_ops.item, position)) for position in range(lengths.pop() or 0)]
 
     def zip(self, other: XShards) -> XShards:
-        """Shards of both collections in pairs, as tuples.
+        """Pair the shards of two collections as tuples.
 
         Args:
-            other: As many shards, each with as many rows.
+            other: A collection with the same number of shards, and the same number of rows in each.
         """
         if not isinstance(other, XShards):
             raise ConfigError(f"zip: expected an XShards, received {other!r}.")
@@ -337,26 +337,26 @@ class XShards:
         return XShards(ours.zipped(theirs))
 
     def unique(self) -> np.ndarray[Any, Any]:
-        """The distinct values of Series, in the order of their first appearance: `shards["a"].unique()`."""
+        """The distinct values of Series, in order of appearance: `shards["a"].unique()`."""
         import pandas as pd
 
-        found = pd.concat(self._mapped(shard_ops.unique_values).collect()).drop_duplicates()
-        values: np.ndarray[Any, Any] = found.to_numpy()
+        distinct = pd.concat(self._mapped(shard_ops.unique_values).collect()).drop_duplicates()
+        values: np.ndarray[Any, Any] = distinct.to_numpy()
         return values
 
     def deduplicates(self) -> XShards:
-        """DataFrames without the rows that have been there before."""
+        """Remove duplicate rows of DataFrames, keeping the first."""
         self._schema()
         return XShards(self._held.distinct())
 
     def sort_values(
         self, col_names: str | Sequence[str] | None = None, ascending: bool | Sequence[bool] = True
     ) -> XShards:
-        """DataFrames with their rows in order, from the first shard to the last; missing values come last.
+        """Sort the rows of DataFrames over all shards; missing values come last.
 
         Args:
             col_names: The columns to sort by. Default: all, from left to right.
-            ascending: One for all columns, or one each.
+            ascending: One value for all columns, or one for each.
         """
         schema = self._schema()
         names = schema.names if col_names is None else _listed(col_names)
@@ -374,17 +374,17 @@ class XShards:
         agg: str | Sequence[str] | Mapping[str, str | Sequence[str]] = "count",
         join: bool = False,
     ) -> XShards:
-        """Aggregate the rows of DataFrames that have the same key; a missing value is a key too.
+        """Aggregate the rows of DataFrames by a key; a missing value is a key too.
 
         Args:
-            columns: The columns that are the key; none for one group of all rows.
+            columns: The columns of the key; none for one group of all rows.
             agg: "count" for the number of rows; another of count, count_distinct, sum, avg, min, max,
-                stddev and variance for every other column (where it makes sense for its type); a list of
-                them; or a dict from column to one or a list of them. Columns are named as in `sum(x)`.
-            join: Give all rows, with the values of their group appended, instead of one row a group.
+                stddev and variance for every other column whose type allows it; a list of them; or a dict
+                from column to one or a list of them. Columns are named as in `sum(x)`.
+            join: Whether to return all rows with the values of their group appended.
 
         Returns:
-            One row a group, in the order of the keys; or with `join` the rows in their own order.
+            One row per group, in the order of the keys; or with `join` the rows in their own order.
         """
         schema = self._schema()
         keys = _listed(columns)
@@ -392,15 +392,15 @@ class XShards:
         return XShards(self._held.grouped(keys, frames.aggregates(agg, keys, schema), join=join))
 
     def merge(self, right: XShards, how: str = "inner", on: str | Sequence[str] | None = None) -> XShards:
-        """Join the rows of DataFrames with those of others that have the same key.
+        """Join the rows of two collections of DataFrames by a key.
 
-        Rows come in the order of the left ones and then of the right ones. Missing keys are equal to nothing.
-        Columns of both sides that are no keys get the endings `_x` and `_y`, as in pandas.
+        Rows are ordered by the left rows, then by the right ones. Missing keys match nothing. Other columns
+        that both sides have get the suffixes `_x` and `_y`, as in pandas.
 
         Args:
             right: The other collection.
             how: "inner", "left", "right" or "outer".
-            on: The columns that are the key. Default: those that both have.
+            on: The columns of the key. Default: those that both have.
         """
         if not isinstance(right, XShards):
             raise ConfigError(f"merge: expected an XShards, received {right!r}.")
@@ -411,12 +411,12 @@ class XShards:
         return XShards(self._held.merged(other, how, names))
 
     def sample(self, frac: float, replace: bool = False, random_state: int | None = None) -> XShards:
-        """Rows by chance: `frac` of all, to the nearest row, from every shard in proportion.
+        """Draw a random sample of the rows: `frac` of all, to the nearest row, in proportion from each shard.
 
         Args:
-            frac: The share; more than 1 only with `replace`.
+            frac: The fraction of rows; more than 1 only with `replace`.
             replace: Whether a row may be drawn more than once.
-            random_state: A seed: the same rows for the same shards. Default: others each time.
+            random_state: A seed, for the same sample of the same shards. Default: random.
         """
         held = self._ready()
         if frac < 0 or (frac > 1 and not replace):
@@ -430,15 +430,15 @@ class XShards:
         return self._mapped(partial(shard_ops.sampled, counts, seed, replace))
 
     def select(self, cols: str | Sequence[str]) -> XShards:
-        """Some columns of DataFrames."""
+        """Select columns of DataFrames."""
         return self._mapped(partial(shard_ops.selected, _listed(cols)))
 
     def drop_missing_value(self) -> XShards:
-        """DataFrames without the rows in which a value is missing. Columns are all kept."""
+        """Remove the rows of DataFrames in which a value is missing."""
         return self._mapped(shard_ops.without_missing)
 
     def stack_feature_labels(self) -> XShards:
-        """Pairs (feature, label), or lists of pairs, as `{"x": ..., "y": ...}` with a row for each pair.
+        """Stack pairs (feature, label), or lists of pairs, into `{"x": ..., "y": ...}`, one row per pair.
 
         float64 becomes float32; other dtypes stay.
         """
@@ -447,10 +447,10 @@ class XShards:
     def assembleFeatureLabelCols(  # the name that Orca's programs use
         self, featureCols: Sequence[str], labelCols: Sequence[str]
     ) -> XShards:
-        """Columns of DataFrames as `{"x": (rows, features), "y": (rows, labels)}`.
+        """Assemble columns of DataFrames into `{"x": (rows, features), "y": (rows, labels)}`.
 
-        Each matrix has the dtype that numpy gives to its columns together, with float32 for float64. Cells
-        may be arrays of one length, which then are several columns of the matrix.
+        Each matrix has numpy's common dtype of its columns, with float32 for float64. Cells may be arrays of
+        one length, which become several columns of the matrix.
 
         Args:
             featureCols: The columns of x.
@@ -459,10 +459,10 @@ class XShards:
         return self._mapped(partial(shard_ops.assembled, _listed(featureCols), _listed(labelCols)))
 
     def describe(self, cols: str | Sequence[str] | None = None) -> pd.DataFrame:
-        """Count, mean, deviation, extremes and quartiles of numeric columns over all shards, as in pandas.
+        """Count, mean, standard deviation, extremes and quartiles of numeric columns, as in pandas.
 
         Args:
-            cols: Which columns. Default: the numeric ones.
+            cols: The columns. Default: all numeric ones.
         """
         schema = self._schema()
         numeric = [f.name for f in schema if frames.is_numeric(f.type)]
@@ -477,7 +477,7 @@ class XShards:
         return self._held.described(names)
 
     def head(self, n: int = 5) -> Any:
-        """The first `n` rows, whatever shards they are in."""
+        """The first `n` rows, across shards."""
         held = self._ready()
         edges = np.concatenate([[0], np.cumsum([info.rows for info in held.infos])])
         counts = [int(count) for count in np.diff(np.minimum(edges, n))]
@@ -491,15 +491,11 @@ class XShards:
 
     def max_values(self, col_name: str) -> Any:
         """The largest value of a column of DataFrames; None if there is none."""
-        found = [
-            value
-            for shard in self._mapped(partial(shard_ops.maximum, col_name)).collect()
-            for value in shard["found"]
-        ]
-        return max(found, default=None)
+        maxima = self._mapped(partial(shard_ops.maximum, col_name)).collect()
+        return max((value for shard in maxima for value in shard["values"]), default=None)
 
     def get_null_sum(self) -> pd.DataFrame:
-        """How many values are missing in each column, over all shards: a DataFrame with `col` and `total`."""
+        """The number of missing values in each column: a DataFrame with `col` and `total`."""
         import pandas as pd
 
         totals: dict[Any, int] = {}
@@ -509,7 +505,7 @@ class XShards:
         return pd.DataFrame({"col": list(totals), "total": list(totals.values())})
 
     def to_pandas(self) -> pd.DataFrame:
-        """All rows in one DataFrame (or Series). An index that only counts in each shard counts over all."""
+        """All rows in one DataFrame or Series. Range indexes of the shards become one."""
         import pandas as pd
 
         shards = [shard_ops.as_pandas(number, shard) for number, shard in enumerate(self.collect())]
@@ -522,46 +518,46 @@ class XShards:
     concat_to_pdf = to_pandas
 
     def to_spark_df(self) -> DataFrame:
-        """The rows of DataFrames as a Spark DataFrame; they move as Arrow, and the pandas index stays behind.
+        """The rows of DataFrames as a Spark DataFrame, without the pandas index; they move as Arrow.
 
-        Categories become their values, times are cut to microseconds, and those without a zone stay so
-        (Spark's `timestamp_ntz`). From the local home it starts a session if none runs.
+        Categories become their values, times are truncated to microseconds, and times without a zone become
+        Spark's `timestamp_ntz`. From the local home this starts a session if none is running.
         """
         self._schema()
         frame: DataFrame = self._held.spark_frame()
         return frame
 
     def schema(self) -> dict[str, str]:
-        """What the shards have: columns of DataFrames and arrays, and their types.
+        """The columns of DataFrames, or the arrays, with their types.
 
-        Arrays inside containers are named by their way there, as in `x[0]`.
+        Arrays inside containers are named by their path, as in `x[0]`.
         """
         infos = self._ready().infos
         if all(info.kind in ("frame", "series") for info in infos):
             return {f.name: str(f.type) for f in self._held.schema()}
         if infos[0].kind == "arrays":
             return {
-                _way(path): f"{np.dtype(dtype).name} {shape}" if shape else np.dtype(dtype).name
+                _indexed(path): f"{np.dtype(dtype).name} {shape}" if shape else np.dtype(dtype).name
                 for path, _, dtype, shape in leaves(infos[0].schema)
             }
         return {"": infos[0].name}
 
     def save_pickle(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> XShards:
-        """Write every shard as a pickle into a folder of this machine; gives itself.
+        """Write each shard as a pickle into a local folder; returns itself.
 
         Args:
-            path: The folder; made if need be.
-            overwrite: Replace what is there.
+            path: The folder; created if necessary.
+            overwrite: Whether to replace an existing folder.
         """
         files.write_pickles(self._ready(), path, overwrite=overwrite)
         return self
 
     def save_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> XShards:
-        """Write DataFrames as Parquet files, without their index; gives itself.
+        """Write DataFrames as Parquet files, without their index; returns itself.
 
         Args:
-            path: The folder; for the Spark home anything that Spark writes to.
-            overwrite: Replace what is there.
+            path: The folder; for the Spark home any path that Spark writes to.
+            overwrite: Whether to replace an existing folder.
         """
         self._schema()
         if self.home == "spark":
@@ -580,7 +576,7 @@ class XShards:
         return XShards(self._ready().mapped(work), lazy=self._lazy)
 
     def _schema(self) -> Any:
-        """The columns of DataFrames; a complaint, if the shards are something else."""
+        """The columns of DataFrames; raises if the shards are something else."""
         return self._ready().schema()
 
     def _regrouped(self, count: int) -> XShards:
@@ -602,16 +598,16 @@ def _transformed(held: ShardBackend, todo: tuple[shard_ops.Step, ...]) -> ShardB
 
 
 def _rows_to_cut(data: Any) -> int:
-    found = list(pytree.lengths(data))
-    lengths = {length for _, length in found}
-    if found and None not in lengths:
+    leaf_lengths = list(pytree.lengths(data))
+    lengths = {length for _, length in leaf_lengths}
+    if leaf_lengths and None not in lengths:
         if len(lengths) == 1:
-            return int(found[0][1] or 0)
-        listed = ", ".join(f"data{path} has {length}" for path, length in found)
+            return int(leaf_lengths[0][1] or 0)
+        listed = ", ".join(f"data{path} has {length}" for path, length in leaf_lengths)
         raise ConfigError(f"partition: all arrays must have the same number of rows; {listed}.")
     if type(data) is list:
         return len(data)
-    where = next((path for path, length in found if length is None), "")
+    where = next((path for path, length in leaf_lengths if length is None), "")
     raise ConfigError(
         f"partition: data{where} has no rows.\nHint: pass arrays, pandas DataFrames, or nested dicts,"
         " tuples and lists of them; for other objects use XShards.from_shards([...])."
@@ -622,6 +618,6 @@ def _listed(names: str | Sequence[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def _way(path: tuple[Any, ...]) -> str:
+def _indexed(path: tuple[Any, ...]) -> str:
     head, *rest = path or ("",)
     return f"{head}" + "".join(f"[{part!r}]" for part in rest)

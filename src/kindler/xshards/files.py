@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from kindler.data.shards import frames
 from kindler.data.shards.backend import ShardBackend
 from kindler.data.shards.codec import Packed, from_table, unpack
 from kindler.errors import ConfigError, DataError
+from kindler.files import beside
 
 __all__ = ["read_parquet", "read_pickles", "write_parquet", "write_pickles"]
 
@@ -24,7 +23,7 @@ _FORMAT = 1
 
 
 def write_pickles(held: ShardBackend, path: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """A pickle a shard, one at a time."""
+    """Write one pickle per shard, one at a time."""
     with _new_folder(Path(path), overwrite) as folder:
         for number in range(len(held.infos)):
             thing = unpack(next(iter(held.load([number]))))
@@ -33,7 +32,7 @@ def write_pickles(held: ShardBackend, path: str | os.PathLike[str], *, overwrite
 
 
 def read_pickles(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """What `write_pickles` wrote. Runs whatever code is in it: the caller has asked whether it is trusted."""
+    """Read what `write_pickles` wrote. Runs any code in it: the caller has checked that it is trusted."""
     folder = Path(path)
     try:
         manifest = json.loads((folder / _MANIFEST).read_text())
@@ -46,7 +45,7 @@ def read_pickles(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def write_parquet(held: ShardBackend, path: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """A file a shard, all of one schema."""
+    """Write one file per shard, all with one schema."""
     import pyarrow.parquet as pq
 
     schema = held.schema()
@@ -57,14 +56,14 @@ def write_parquet(held: ShardBackend, path: str | os.PathLike[str], *, overwrite
 
 
 def read_parquet(path: str | os.PathLike[str]) -> Iterator[Packed]:
-    """A shard for each file, in the order of their names."""
+    """One shard per file, in the order of their names."""
     import pyarrow.parquet as pq
 
-    found = Path(path)
-    files = sorted(found.glob("*.parquet")) if found.is_dir() else [found]
+    folder = Path(path)
+    files = sorted(folder.glob("*.parquet")) if folder.is_dir() else [folder]
     if not files:
-        raise DataError(f"load_parquet: no Parquet files in {found}.")
-    # Without the notes that came with the file: they could name cells to unpickle.
+        raise DataError(f"load_parquet: no Parquet files in {folder}.")
+    # Without the file's own metadata, which could name cells to unpickle.
     tables = (pq.read_table(file).replace_schema_metadata(None) for file in files)
     return (from_table(frames.plain(from_table(table))) for table in tables)
 
@@ -75,15 +74,8 @@ def _part(number: int, ending: str) -> str:
 
 @contextmanager
 def _new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder that is written beside its place, and put there when the block has ended well."""
     if path.exists() and not overwrite:
         raise ConfigError(f"{path} already exists.\nHint: overwrite=True replaces it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        yield beside
-        if path.exists():
-            shutil.rmtree(path)
-        os.replace(beside, path)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with beside(path, overwrite=overwrite) as folder:
+        folder.mkdir()
+        yield folder

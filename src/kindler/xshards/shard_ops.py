@@ -1,4 +1,4 @@
-"""What is done to one shard at a time. Module-level functions of plain arguments: they travel to workers."""
+"""Operations on one shard. Module-level functions with plain arguments, as they are sent to workers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class ByRows:
-    """Pieces by row numbers; see `rows.overlaps`. Every new shard gets a piece, if an empty one."""
+    """Pieces by row numbers; see `rows.overlaps`. Every new shard gets a piece, possibly an empty one."""
 
     pieces: Sequence[Sequence[tuple[int, int, int]]]
     empty: Sequence[int]
@@ -80,14 +80,14 @@ class ByHash:
         order = np.argsort(targets, kind="stable")
         edges = np.searchsorted(targets[order], np.arange(self.count + 1, dtype=np.uint64))
         for target in range(self.count):
-            found = order[edges[target] : edges[target + 1]]
-            if len(found) or number == 0:
-                yield target, rows.taken(packed, found)
+            chosen = order[edges[target] : edges[target + 1]]
+            if len(chosen) or number == 0:
+                yield target, rows.taken(packed, chosen)
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """Whole objects, several in a list."""
+    """Groups whole objects into lists."""
 
     targets: Sequence[int]
 
@@ -97,13 +97,13 @@ class Grouped:
 
 @dataclass(frozen=True)
 class _Whole:
-    """An object that is not to be looked into."""
+    """Wraps an object so that the codec does not look into it."""
 
     thing: Any
 
 
 def opened(number: int, packed: Packed) -> Packed:
-    """The objects that `Grouped` put together, as a list."""
+    """Unwraps the objects that `Grouped` put together, as a list."""
     return pack([whole.thing for whole in unpack(packed)])
 
 
@@ -119,14 +119,14 @@ def as_frame(number: int, packed: Packed) -> Any:
 
 
 def as_pandas(number: int, thing: Any) -> Any:
-    """A frame or series, or a complaint."""
+    """The shard; raises if it is not a DataFrame or Series."""
     if not (pytree.is_frame(thing) or pytree.is_series(thing)):
         raise DataError(f"expected DataFrames or Series; shard {number} is a {type(thing).__name__}.")
     return thing
 
 
 def picked(key: Any, number: int, packed: Packed) -> Packed:
-    """What is under a key: a column of a frame, an entry of a dict."""
+    """A column of a frame, or an entry of a dict."""
     thing = unpack(packed)
     if pytree.is_frame(thing) or type(thing) is dict:
         keys = [key] if not isinstance(key, list) else key
@@ -153,37 +153,37 @@ def selected(columns: Sequence[str], number: int, packed: Packed) -> Packed:
 
 
 def sampled(counts: Sequence[int], seed: int, replace: bool, number: int, packed: Packed) -> Packed:
-    """Rows by chance; each shard draws by the seed and its number."""
+    """A random sample of rows, seeded by the seed and the shard's number."""
     random = np.random.default_rng([seed, number])
     return rows.taken(packed, random.choice(packed.info.rows, counts[number], replace=replace))
 
 
 def without_missing(number: int, packed: Packed) -> Packed:
-    """The rows of a frame that have all their values."""
+    """The rows of a frame without missing values."""
     return pack(as_frame(number, packed).dropna())
 
 
 def first_rows(counts: Sequence[int], number: int, packed: Packed) -> Packed:
-    """As many rows as the shard is to give."""
+    """The first `counts[number]` rows."""
     return rows.cut(packed, 0, counts[number])
 
 
 def null_counts(number: int, packed: Packed) -> Packed:
-    """Column -> how many values are missing."""
+    """Pairs of column and number of missing values."""
     counts = as_frame(number, packed).isna().sum()
     return pack([(name, int(count)) for name, count in counts.items()])
 
 
 def maximum(column: str, number: int, packed: Packed) -> Packed:
-    """The largest value of a column, in a list that is empty when there is none."""
+    """The largest value of a column, in a list that is empty if there is none."""
     frame = as_frame(number, packed)
     frames.check_columns([column], list(frame.columns), "max_values")
     present = frame[column].dropna()
-    return pack({"found": [present.max()] if len(present) else []})
+    return pack({"values": [present.max()] if len(present) else []})
 
 
 def unique_values(number: int, packed: Packed) -> Packed:
-    """The distinct values of a series, in the order of their first appearance."""
+    """The distinct values of a series, in order of appearance."""
     import pandas as pd
 
     series = unpack(packed)

@@ -67,7 +67,7 @@ def write(folder: str, *headers: Header, **options: Any) -> None:
     checkpoints = Checkpoints(folder, **options)
     for made in headers:
         checkpoints.save(made, lambda made=made: [f"state of {made.step}".encode()])  # type: ignore[misc]
-    checkpoints.close()
+    checkpoints.wait()
 
 
 def steps(folder: str) -> list[int]:
@@ -236,7 +236,7 @@ def test_bytes_are_made_and_written_on_another_thread(tmp_path: Path) -> None:
     checkpoints.save(header(1), state)
     assert not seen, "save returns before the bytes are made"
     go_on.set()
-    checkpoints.close()
+    checkpoints.wait()
 
     assert seen == ["kindler-checkpoint"]
 
@@ -248,4 +248,4 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path: 
     checkpoints.save(header(1), lambda: [b"state"])
     with pytest.raises(OSError, match="file"):
         checkpoints.save(header(2), lambda: [b"state"])
-    checkpoints.close()
+    checkpoints.wait()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kindler.train.progress import Progress, remaining, shares
+from kindler.train.progress import ProgressBar, remaining, shares
 
 ROW = {
     "epoch": 1,
@@ -42,7 +42,7 @@ def shown(stream: io.StringIO) -> list[str]:
 def test_a_terminal_shows_figures_speed_shares_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     stream = Terminal()
-    with Progress(verbose=1, stream=stream, clock=lambda: 0.0) as line:
+    with ProgressBar(verbose=1, stream=stream, clock=lambda: 0.0) as line:
         line.report(progress(0))
         line.report(progress(10, loss=0.75, metrics={"accuracy": 0.5}, data_s=0.15, sync_s=0.6, rows=1000))
 
@@ -55,7 +55,7 @@ def test_a_terminal_shows_figures_speed_shares_and_what_is_left(monkeypatch: pyt
 def test_the_last_line_of_an_epoch_has_the_figures_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     stream = Terminal()
-    with Progress(verbose=1, stream=stream, clock=lambda: 0.0) as line:
+    with ProgressBar(verbose=1, stream=stream, clock=lambda: 0.0) as line:
         line.report(progress(0))
         line.report(progress(20, loss=0.9, data_s=1.0, sync_s=2.0))
         line.report({"name": "epoch", "row": ROW, "step": 40})
@@ -68,7 +68,7 @@ def test_the_last_line_of_an_epoch_has_the_figures_of_all_workers(monkeypatch: p
 
 def test_a_file_gets_one_plain_line_per_epoch() -> None:
     stream = io.StringIO()
-    with Progress(verbose=1, stream=stream) as line:
+    with ProgressBar(verbose=1, stream=stream) as line:
         line.report({"name": "gang", "workers": 2})
         for epoch in (1, 2):
             line.report(progress(0, epoch=epoch))
@@ -84,7 +84,7 @@ def test_a_file_gets_one_plain_line_per_epoch() -> None:
 def test_reports_that_lack_most_fields_are_shown_as_far_as_they_go() -> None:
     stream, terminal = io.StringIO(), Terminal()
     for where in (stream, terminal):
-        with Progress(verbose=1, stream=where) as line:
+        with ProgressBar(verbose=1, stream=where) as line:
             line.report({"name": "progress", "epoch": 1, "step": 3, "steps": 4})
             line.report({"name": "epoch", "row": {"epoch": 1, "loss": 0.5}})
 
@@ -94,7 +94,7 @@ def test_reports_that_lack_most_fields_are_shown_as_far_as_they_go() -> None:
 
 def test_a_pass_of_another_kind_ends_with_a_full_bar() -> None:
     stream = Terminal()
-    with Progress(verbose=1, what="evaluate", stream=stream) as line:
+    with ProgressBar(verbose=1, what="evaluate", stream=stream) as line:
         line.report(progress(20, epochs=1))
 
     assert shown(stream)[-1].startswith("evaluate: 100%|████████████| 40/40 steps")
@@ -102,7 +102,7 @@ def test_a_pass_of_another_kind_ends_with_a_full_bar() -> None:
 
 def test_verbose_0_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     for stream in (io.StringIO(), Terminal()):
-        with Progress(verbose=0, stream=stream) as line:
+        with ProgressBar(verbose=0, stream=stream) as line:
             line.log(0, "hello")
             line.report(progress(10, loss=0.5))
             line.report({"name": "epoch", "row": ROW})
@@ -130,7 +130,9 @@ def test_nothing_is_promised_before_the_first_step() -> None:
 def test_a_pass_that_counts_rows_shows_their_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     stream, seconds = Terminal(), iter([0.0, 0.0, 0.0, 4.0])
-    with Progress(verbose=1, what="predict", unit="rows", stream=stream, clock=lambda: next(seconds)) as line:
+    with ProgressBar(
+        verbose=1, what="predict", unit="rows", stream=stream, clock=lambda: next(seconds)
+    ) as line:
         for step in (0, 400):
             line.report({"name": "progress", "epoch": 1, "step": step, "steps": 1000})
 
@@ -140,7 +142,7 @@ def test_a_pass_that_counts_rows_shows_their_speed(monkeypatch: pytest.MonkeyPat
 def test_an_epoch_whose_steps_nobody_knows_is_counted_and_ends_where_it_ends() -> None:
     stream = Terminal()
 
-    with Progress(verbose=1, stream=stream) as bar:
+    with ProgressBar(verbose=1, stream=stream) as bar:
         bar.report(progress(0, steps=None))
         bar.report(progress(10, steps=None))
         bar.report({"name": "epoch", "row": ROW})

@@ -21,7 +21,7 @@ from kindler.estimator.inputs.samples import RowCounter
 from kindler.inference.files import FileTask
 from kindler.inference.outputs import refuse_taken
 from kindler.train.options import PredictOptions
-from kindler.train.progress import Progress
+from kindler.train.progress import ProgressBar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +67,7 @@ class ParquetInput(Input):
         unfinished = tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent)
         try:
             task = FileTask(predictor=request.predictor(source.columns), files=files, folder=unfinished)
-            with Progress(verbose=options.verbose, what="predict", unit="rows") as progress:
+            with ProgressBar(verbose=options.verbose, what="predict", unit="rows") as progress:
                 job = replace(request.job, buffers=(cloudpickle.dumps(task),))
                 local.run(job, listener=RowCounter(progress, files.rows))
             os.chmod(unfinished, 0o755)

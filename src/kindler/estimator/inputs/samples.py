@@ -11,7 +11,7 @@ import pyarrow as pa
 from kindler.data.columns import Array, Columns, to_numpy
 from kindler.engine.hub import Event
 from kindler.errors import DataError
-from kindler.train.progress import Progress
+from kindler.train.progress import ProgressBar
 
 __all__ = ["PROBE_ROWS", "RowCounter", "repeated_row", "zeros"]
 
@@ -54,7 +54,7 @@ def repeated_row(row: pa.Table, columns: Columns) -> list[Array]:
 class RowCounter:
     """A listener that adds up what the workers have scored."""
 
-    def __init__(self, progress: Progress, rows: int) -> None:
+    def __init__(self, progress: ProgressBar, rows: int) -> None:
         self._progress, self._rows = progress, rows
         self._done: dict[int, int] = {}
 

@@ -17,7 +17,7 @@ from kindler.engine.cores import usable_cores
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
 from kindler.estimator.inputs.samples import PROBE_ROWS, RowCounter, repeated_row, zeros
 from kindler.inference.shards import ShardScorer
-from kindler.train.progress import Progress
+from kindler.train.progress import ProgressBar
 from kindler.xshards import XShards, as_input
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ShardsInput(Input):
             schema=chosen.schema,
             sample=_sample(shards, chosen, request.layout),
         )
-        with Progress(verbose=request.options.verbose, what="predict", unit="rows") as progress:
+        with ProgressBar(verbose=request.options.verbose, what="predict", unit="rows") as progress:
             return as_input.worked(shards, scorer, job, RowCounter(progress, len(shards)))
 
 
