@@ -49,12 +49,10 @@ class Served:
 
 
 @contextmanager
-def serving(store: Path | str, *arguments: str) -> Iterator[Served]:
-    """`kindler serve` on a free port."""
+def serving(store: Path | str, *arguments: str, paths: Sequence[Path] = ()) -> Iterator[Served]:
+    """`kindler serve` on a free port; packages in `paths` are there too."""
     command = [sys.executable, "-m", "kindler.cli", "serve", "--store", str(store), "--port", "0", *arguments]
-    process = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command, env=_environment(paths), stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -68,15 +66,21 @@ def serving(store: Path | str, *arguments: str) -> Iterator[Served]:
             process.stdout.close()
 
 
-def command(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def command(
+    *arguments: str, timeout: float = 60, paths: Sequence[Path] = ()
+) -> subprocess.CompletedProcess[str]:
     """`kindler ...`, run to its end."""
     return subprocess.run(
         [sys.executable, "-m", "kindler.cli", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env=_environment(paths),
         capture_output=True,
         text=True,
         timeout=timeout,
     )
+
+
+def _environment(paths: Sequence[Path]) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT / "src", *paths]))}
 
 
 def expected(rows: Any) -> Sequence[float]:

@@ -38,11 +38,9 @@ class EstimatorKind(ModelKind):
     verbs: ClassVar[tuple[str, ...] | None] = ("predict", "score")
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return isinstance(obj, Estimator)
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         model = obj.get_model()
         inner = MODEL_KINDS.kind_of(model)
         known_only(options, inner.put_options, what=f"put of an estimator of kind {inner.kind!r}")
@@ -56,14 +54,13 @@ class EstimatorKind(ModelKind):
         }
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
-        """See `Handler`."""
         inner = _inner(meta)
         for_model = {name: options.pop(name) for name in inner.get_options if name in options}
         model = inner.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
         return inner.estimator(model=model, **options).restore_columns(meta["signature"], meta["history"])
 
     def predictor(self, model: Any) -> Predictor:
-        """See `ModelKind`. The inputs have the names and shapes of the columns it was trained on."""
+        """The inputs have the names and shapes of the columns it was trained on."""
         trained = model.get_model()
         inner = MODEL_KINDS.kind_of(trained).predictor(trained)
         known = model.signature
@@ -80,7 +77,7 @@ class EstimatorKind(ModelKind):
         return _Renamed(inner, replace(inner.signature, inputs=inputs))
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
-        """See `ModelKind`. A bare array is the first feature, and comes back as outputs alone."""
+        """A bare array is the first feature, and comes back as outputs alone."""
         estimator, (x, *labels) = loaded.model, data
         options = {"verbose": 0, **options}
         if verb == "score":
@@ -101,16 +98,13 @@ class EstimatorKind(ModelKind):
         data: tuple[Any, ...],
         options: dict[str, Any],
     ) -> tuple[Any, dict[str, Any]]:
-        """See `ModelKind`."""
         estimator, _ = fitted(read, data, _inner(meta).fit_options(options))
         return estimator, {}
 
     def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """See `ModelKind`."""
         return _inner(meta).put_again(meta["model_meta"])
 
     def requirements(self, meta: Mapping[str, Any]) -> tuple[str, ...]:
-        """See `ModelKind`."""
         return _inner(meta).requirements(meta["model_meta"])
 
 
@@ -143,6 +137,5 @@ class _Renamed(Predictor):
         self.steady = inner.steady
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
-        """See `Predictor`."""
         pairs = zip(self._inner.signature.inputs, self.signature.inputs, strict=True)
         return self._inner.call({own.name: inputs[spec.name] for own, spec in pairs}, method)

@@ -44,7 +44,6 @@ class FileKind(ModelKind):
         raise NotImplementedError
 
     def predictor(self, model: Any) -> Predictor:
-        """See `ModelKind`."""
         if not isinstance(model, Predictor):  # an object of the framework, which was never stored
             raise ConfigError(f"a {type(model).__qualname__} cannot predict before it is stored.")
         return model

@@ -45,7 +45,7 @@ class FrameworkKind(ModelKind):
         data: tuple[Any, ...],
         options: dict[str, Any],
     ) -> tuple[Any, dict[str, Any]]:
-        """See `ModelKind`. The history of the fit becomes an attribute of the version."""
+        """The history of the fit becomes an attribute of the version."""
         estimator, history = fitted(
             lambda **making: self.estimator(model=read(), **making), data, self.fit_options(options)
         )

@@ -40,11 +40,9 @@ class FunctionKind(ModelKind):
     verbs: ClassVar[tuple[str, ...] | None] = None
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return callable(obj) and not isinstance(obj, Path)
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         path = _import_path(obj)
         if path is not None:
             return {"form": "import", "path": path}
@@ -76,11 +74,10 @@ class FunctionKind(ModelKind):
         raise UntrustedError(what="a stored function", reason=f"its form {form!r} is not known")
 
     def predictor(self, model: Any) -> Predictor:
-        """See `ModelKind`."""
         return CallablePredictor(model)
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
-        """See `ModelKind`. The function gets the data, the verb, and labels by name."""
+        """The function gets the data, the verb, and labels by name."""
         x, *labels = data
         return plain(loaded.model(x, verb, **({"labels": labels[0]} if labels else {}), **options))
 

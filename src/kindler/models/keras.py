@@ -40,11 +40,9 @@ class KerasKind(FrameworkKind):
     packages: ClassVar[tuple[str, ...]] = ("keras",)
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return isinstance(obj, Path) or backends.flavour_of(obj) == self.kind
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         target = folder / _FILE
         if isinstance(obj, Path):
             shutil.copyfile(obj, target)
@@ -64,7 +62,6 @@ class KerasKind(FrameworkKind):
         custom_objects: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Any:
-        """See `Handler`."""
         path = folder / _FILE
         self._check(path, dict(custom_objects or {}), trusted=trusted)
         return self._library().saving.load_model(
@@ -72,15 +69,13 @@ class KerasKind(FrameworkKind):
         )
 
     def estimator(self, **options: Any) -> Estimator:
-        """See `FrameworkKind`."""
         return Estimator.from_keras(**options)
 
     def predictor(self, model: Any) -> Predictor:
-        """See `ModelKind`."""
         return KerasPredictor(model)
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
-        """See `ModelKind`. `score` is `evaluate`, by name."""
+        """`score` is `evaluate`, by name."""
         model, (x, *labels) = loaded.model, data
         if verb == "score":
             y = matrix(labels[0]) if labels else None
@@ -91,7 +86,6 @@ class KerasKind(FrameworkKind):
         return model.predict(matrix(x), **{"verbose": 0, **options})
 
     def requirements(self, meta: Mapping[str, Any]) -> tuple[str, ...]:
-        """See `ModelKind`."""
         return (*self.packages, self._backend())
 
     def _backend(self) -> str:

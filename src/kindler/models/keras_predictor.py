@@ -45,7 +45,6 @@ class KerasPredictor(Predictor):
         self._forward = make(model, self.signature)
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
-        """See `Predictor`."""
         returned = self._forward([inputs[spec.name] for spec in self.signature.inputs])
         return named(returned, [spec.name for spec in self.signature.outputs])
 

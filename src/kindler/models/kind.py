@@ -6,11 +6,12 @@ command line need of a model; all of them use the one table in `registry.py`.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kindler.errors import ConfigError, UntrustedError
+from kindler.errors import ConfigError, MissingExtraError, UntrustedError
 from kindler.models.predictor import Predictor
 from kindler.store import File, Store, Version
 from kindler.store.names import check_path
@@ -18,7 +19,7 @@ from kindler.store.names import check_path
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
 
-__all__ = ["Handler", "ModelKind", "confined", "known_only", "require_trust"]
+__all__ = ["Handler", "ModelKind", "confined", "imported", "known_only", "require_trust"]
 
 
 class Handler:
@@ -153,6 +154,20 @@ def known_only(given: Mapping[str, Any], known: frozenset[str], *, what: str) ->
         there = f"there are {', '.join(sorted(known))}" if known else "there are none"
         raise ConfigError(f"{what} does not know {', '.join(unknown)}; {there}.")
     return dict(given)
+
+
+def imported(module: str, *, what: str, package: str, extra: str) -> Any:
+    """A module of another package.
+
+    Raises:
+        MissingExtraError: The package is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != module.partition(".")[0]:
+            raise  # something that the package itself needs
+        raise MissingExtraError(what=what, package=package, extra=extra) from exc
 
 
 def require_trust(trusted: bool, *, what: str, reason: str) -> None:

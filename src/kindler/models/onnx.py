@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kindler.errors import ConfigError, MissingExtraError, first_line
+from kindler.errors import ConfigError, first_line
 from kindler.models.files import FileKind
 from kindler.models.fixed_batch import DeclaredRows
-from kindler.models.kind import confined, require_trust
+from kindler.models.kind import confined, imported, require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.safety.onnx_file import scan
 from kindler.models.signature import Arrays, Signature, TensorSpec
@@ -35,22 +34,19 @@ class OnnxKind(FileKind):
     packages: ClassVar[tuple[str, ...]] = ("onnxruntime",)
 
     def located(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Path:
-        """See `FileKind`. Tensors that lie outside must lie in files of the version."""
+        """Tensors that lie outside must lie in files of the version."""
         path = super().located(folder, meta, trusted=trusted)
         for name in _check(path, trusted=trusted):
             confined(path.parent, name)
         return path
 
     def opened(self, path: Path) -> Predictor:
-        """See `FileKind`."""
         return OnnxModel(path)
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return isinstance(obj, Path) or type(obj).__name__ == "ModelProto"
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         if not isinstance(obj, Path):
             (folder / "model.onnx").write_bytes(obj.SerializeToString())
             _check(folder / "model.onnx", trusted=trusted)
@@ -83,12 +79,7 @@ class OnnxModel(Predictor):
     """A session of onnxruntime, which any number of threads may use. Not steady: it may have loops."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            runtime = importlib.import_module("onnxruntime")
-        except ModuleNotFoundError as exc:
-            if exc.name != "onnxruntime":
-                raise
-            raise MissingExtraError(what="an ONNX model", package="onnxruntime", extra="onnx") from exc
+        runtime = imported("onnxruntime", what="an ONNX model", package="onnxruntime", extra="onnx")
         try:
             self._session: Any = runtime.InferenceSession(
                 str(path), providers=runtime.get_available_providers()
@@ -105,7 +96,6 @@ class OnnxModel(Predictor):
         self.joins = self._rows.joins
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
-        """See `Predictor`."""
         return self._rows.call(inputs)
 
     def _run(self, inputs: Arrays) -> Arrays:

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kindler.errors import ConfigError, MissingExtraError
+from kindler.errors import ConfigError
 from kindler.models.files import FileKind
 from kindler.models.fixed_batch import DeclaredRows
-from kindler.models.kind import confined
+from kindler.models.kind import confined, imported
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Arrays, Signature, TensorSpec
 
@@ -32,23 +32,20 @@ class OpenvinoKind(FileKind):
     packages: ClassVar[tuple[str, ...]] = ("openvino",)
 
     def located(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Path:
-        """See `FileKind`. OpenVINO reads the weights beside it, and nothing else."""
+        """OpenVINO reads the weights beside it, and nothing else."""
         path = super().located(folder, meta, trusted=trusted)
         confined(folder, path.with_suffix(".bin").relative_to(folder).as_posix())
         return path
 
     def opened(self, path: Path) -> Predictor:
-        """See `FileKind`."""
         return OpenvinoModel(path)
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return isinstance(obj, Path) or (
             type(obj).__name__ == "Model" and type(obj).__module__.partition(".")[0] == "openvino"
         )
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         if not isinstance(obj, Path):
             # As it is: by itself, OpenVINO would make 16 bits of its weights.
             importlib.import_module("openvino").save_model(obj, str(folder / _FILE), compress_to_fp16=False)
@@ -65,12 +62,7 @@ class OpenvinoModel(Predictor):
     """A compiled model; its requests are used one at a time. Not steady: it may have loops."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            openvino = importlib.import_module("openvino")
-        except ModuleNotFoundError as exc:
-            if exc.name != "openvino":
-                raise
-            raise MissingExtraError(what="an OpenVINO model", package="openvino", extra="openvino") from exc
+        openvino = imported("openvino", what="an OpenVINO model", package="openvino", extra="openvino")
         core = openvino.Core()
         try:
             compiled: Any = core.compile_model(core.read_model(str(path)), "CPU", _SETTINGS)
@@ -87,7 +79,6 @@ class OpenvinoModel(Predictor):
         self.joins = self._rows.joins
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
-        """See `Predictor`."""
         return self._rows.call(inputs)
 
     def _run(self, inputs: Arrays) -> Arrays:

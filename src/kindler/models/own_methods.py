@@ -26,7 +26,6 @@ class OwnMethods(ModelKind):
     )
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
-        """See `ModelKind`."""
         return _method(loaded.model, verb)(*data, **options)
 
     def train(
@@ -37,7 +36,6 @@ class OwnMethods(ModelKind):
         data: tuple[Any, ...],
         options: dict[str, Any],
     ) -> tuple[Any, dict[str, Any]]:
-        """See `ModelKind`."""
         model = read()
         _method(model, verb)(*data, **options)
         return model, {}

@@ -28,11 +28,9 @@ class PickleKind(OwnMethods):
     needs_trust: ClassVar[bool] = True
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return True
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         shown = f"the file {str(obj)!r}" if isinstance(obj, Path) else f"a {type(obj).__qualname__}"
         require_trust(trusted, what=shown, reason="it is a pickle, and reading a pickle can run any program")
         if isinstance(obj, Path):
@@ -45,7 +43,6 @@ class PickleKind(OwnMethods):
         return {"file": _FILE}
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
-        """See `Handler`."""
         require_trust(trusted, what="a stored pickle", reason="reading a pickle can run any program")
         path = confined(folder, meta["file"])
         if path.suffix in _TORCH:
@@ -59,7 +56,7 @@ class PickleKind(OwnMethods):
         return cloudpickle.loads(path.read_bytes())
 
     def predictor(self, model: Any) -> Predictor:
-        """See `ModelKind`. A pickled model of another kind predicts as that kind does."""
+        """A pickled model of another kind predicts as that kind does."""
         kind = MODEL_KINDS.kind_of(model)
         if not isinstance(kind, PickleKind):
             return kind.predictor(model)
@@ -68,5 +65,4 @@ class PickleKind(OwnMethods):
         return CallablePredictor(model)
 
     def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """See `ModelKind`."""
         return {"kind": self.kind}

@@ -95,5 +95,4 @@ class CallablePredictor(Predictor):
         self.signature = Signature((TensorSpec("x"),))
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
-        """See `Predictor`."""
         return named(getattr(self._model, method, self._model)(inputs["x"]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +19,45 @@ from kindler.models import plugins
 from kindler.models.kind import Handler, ModelKind
 from kindler.registry import Registry, Spec
 
-__all__ = ["MODEL_KINDS", "Kinds", "Row", "row"]
+__all__ = ["MODEL_KINDS", "Kinds", "Row"]
 
 _MODELS = "models"
 _CERTAIN = (types.FunctionType, types.BuiltinFunctionType, type)  # never a model of another package
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One kind.
 
     Attributes:
-        spec: Its name, where its code is, and what that needs.
+        name: Its name in the catalog.
+        target: Where its code is, as "module:attribute" below `kindler`.
         shelves: The shelves that take it.
         loaded: Modules, of which one must be loaded for such an object to exist; none for plain Python.
+        package: The distribution that the code imports, as Python names it.
+        extra: The pip extra of kindler that brings the package.
         suffixes: Files that are taken as they are.
         holds: A folder that holds this file is taken as it is.
         family: What it computes with, if kinds share that; models of one family may share a process.
         takes_any: Whether it takes objects of any class, so that more exact kinds are asked first.
     """
 
-    spec: Spec
-    shelves: tuple[str, ...]
+    name: str
+    target: str
+    shelves: tuple[str, ...] = ("models",)
+    _: KW_ONLY
     loaded: tuple[str, ...] = ()
+    package: str = ""
+    extra: str = ""
     suffixes: tuple[str, ...] = ()
     holds: str = ""
     family: str = ""
     takes_any: bool = False
+
+    @property
+    def spec(self) -> Spec:
+        """The row as `Registry` has it."""
+        return Spec(name=self.name, target=f"kindler.{self.target}", package=self.package, extra=self.extra)
 
     def may_take(self, obj: Any) -> bool:
         """Whether it is worth asking the code."""
@@ -115,26 +127,26 @@ class Kinds:
     def family(self, kind: str, meta: Mapping[str, Any]) -> str:
         """What a stored model computes with. Loads nothing."""
         inside = str(meta.get("model_kind", kind))
-        families = {row.spec.name: row.family for row in self.rows if row.family}
+        families = {row.name: row.family for row in self.rows if row.family}
         return families.get(inside, inside)
 
     def _asked(self, obj: Any, shelf: str) -> Iterator[Handler]:
         rows = [row for row in self.rows if shelf in row.shelves and row.may_take(obj)]
-        yield from (self.handler(row.spec.name) for row in rows if not row.takes_any)
+        yield from (self.handler(row.name) for row in rows if not row.takes_any)
         if shelf == _MODELS and not isinstance(obj, _CERTAIN):
             plugin = plugins.taking(obj)
             if plugin is not None:
                 yield plugin
-        yield from (self.handler(row.spec.name) for row in rows if row.takes_any)
+        yield from (self.handler(row.name) for row in rows if row.takes_any)
 
     def _named(self, obj: Any, shelf: str, kind: str) -> list[Handler]:
-        rows = {row.spec.name: row for row in self.rows if shelf in row.shelves}
+        rows = {row.name: row for row in self.rows if shelf in row.shelves}
         if kind not in rows and kind not in self._names(shelf):
             raise ConfigError(f"kind={kind!r}: {shelf} are of the kinds {', '.join(self._names(shelf))}.")
         return [self.handler(kind)] if kind not in rows or rows[kind].may_take(obj) else []
 
     def _names(self, shelf: str) -> list[str]:
-        own = [row.spec.name for row in self.rows if shelf in row.shelves]
+        own = [row.name for row in self.rows if shelf in row.shelves]
         return [*own, *(name for name in plugins.names() if name not in own)] if shelf == _MODELS else own
 
 
@@ -144,75 +156,46 @@ def _checked(found: Handler) -> ModelKind:
     return found
 
 
-def row(
-    name: str,
-    target: str,
-    *shelves: str,
-    loaded: tuple[str, ...] = (),
-    package: str = "",
-    extra: str = "",
-    suffixes: tuple[str, ...] = (),
-    holds: str = "",
-    family: str = "",
-    takes_any: bool = False,
-) -> Row:
-    """A row: its name, its code as "module:attribute" below `kindler`, its shelves."""
-    return Row(
-        spec=Spec(name=name, target=f"kindler.{target}", package=package, extra=extra),
-        shelves=shelves,
-        loaded=loaded,
-        suffixes=suffixes,
-        holds=holds,
-        family=family,
-        takes_any=takes_any,
-    )
-
+_ANYWHERE = (_MODELS, "datasets", "scripts")
 
 MODEL_KINDS = Kinds(
     [
-        row("estimator", "models.estimator:EstimatorKind", _MODELS, loaded=("kindler.estimator.estimator",)),
-        row(
+        Row("estimator", "models.estimator:EstimatorKind", loaded=("kindler.estimator.estimator",)),
+        Row(
             "keras",
             "models.keras:KerasKind",
-            _MODELS,
             loaded=("keras",),
             package="keras",
             extra="keras",
             suffixes=(".keras",),
             family="keras",
         ),
-        row(
+        Row(
             "tf_keras",
             "models.keras:TfKerasKind",
-            _MODELS,
             loaded=("tf_keras",),
             package="tf_keras",
             extra="tf-keras",
             suffixes=(".keras",),
             family="keras",
         ),
-        row(
+        Row(
             "torch",
             "models.torch:TorchKind",
-            _MODELS,
             loaded=("torch",),
             package="torch",
             extra="torch",
             suffixes=(".pt2",),
         ),
-        row("sklearn", "models.sklearn:SklearnKind", _MODELS, loaded=("sklearn",)),
-        row(
-            "savedmodel", "models.saved_model:SavedModelKind", _MODELS, holds="saved_model.pb", family="keras"
-        ),
-        row("onnx", "models.onnx:OnnxKind", _MODELS, loaded=("onnx",), suffixes=(".onnx",)),
-        row("openvino", "models.openvino:OpenvinoKind", _MODELS, loaded=("openvino",), suffixes=(".xml",)),
-        row("function", "models.function:FunctionKind", _MODELS, "datasets", "scripts", takes_any=True),
-        row(
+        Row("sklearn", "models.sklearn:SklearnKind", loaded=("sklearn",)),
+        Row("savedmodel", "models.saved_model:SavedModelKind", holds="saved_model.pb", family="keras"),
+        Row("onnx", "models.onnx:OnnxKind", loaded=("onnx",), suffixes=(".onnx",)),
+        Row("openvino", "models.openvino:OpenvinoKind", loaded=("openvino",), suffixes=(".xml",)),
+        Row("function", "models.function:FunctionKind", _ANYWHERE, takes_any=True),
+        Row(
             "pickle",
             "models.pickle:PickleKind",
-            _MODELS,
-            "datasets",
-            "scripts",
+            _ANYWHERE,
             suffixes=(".pt", ".pth", ".pkl", ".joblib"),
             takes_any=True,
         ),

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kindler.errors import ConfigError, MissingExtraError
-from kindler.models.kind import ModelKind, require_trust
+from kindler.errors import ConfigError
+from kindler.models.kind import ModelKind, imported, require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.row_independence import free_rows
 from kindler.models.safety.saved_model import dangers
@@ -25,28 +25,19 @@ class SavedModelKind(ModelKind):
     packages: ClassVar[tuple[str, ...]] = ("tensorflow",)
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return isinstance(obj, Path)
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         shutil.copytree(obj, folder, symlinks=True, dirs_exist_ok=True)  # links are refused, not followed
         _check(folder, trusted=trusted)
         return {}
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
-        """See `Handler`."""
         _check(folder, trusted=trusted)
-        try:
-            tensorflow = importlib.import_module("tensorflow")
-        except ModuleNotFoundError as exc:
-            if exc.name != "tensorflow":
-                raise
-            raise MissingExtraError(what="a SavedModel", package="tensorflow", extra="tensorflow") from exc
+        tensorflow = imported("tensorflow", what="a SavedModel", package="tensorflow", extra="tensorflow")
         return tensorflow.saved_model.load(str(folder))
 
     def predictor(self, model: Any) -> Predictor:
-        """See `ModelKind`."""
         return SavedModelPredictor(model)
 
 
@@ -84,11 +75,9 @@ class SavedModelPredictor(Predictor):
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
-        """See `Predictor`."""
         return self._signatures
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
-        """See `Predictor`."""
         function = self._functions[method]
         dtypes = {name: spec.dtype for name, spec in function.structured_input_signature[1].items()}
         given = {name: self._tf.constant(array, dtypes[name]) for name, array in inputs.items()}

@@ -7,17 +7,20 @@ are not: their compiled code follows what the file says without looking.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kindler.errors import MissingExtraError
-from kindler.models.kind import require_trust
-from kindler.models.own_methods import OwnMethods
-from kindler.models.predictor import Predictor
-from kindler.models.sklearn_predictor import SklearnPredictor
+import numpy as np
 
-__all__ = ["SklearnKind"]
+from kindler.models.kind import imported, require_trust
+from kindler.models.outputs import named
+from kindler.models.own_methods import OwnMethods
+from kindler.models.predictor import METHODS, Predictor
+from kindler.models.signature import Array, Arrays, Signature, TensorSpec
+
+__all__ = ["SklearnKind", "SklearnPredictor"]
 
 _FILE = "model.skops"
 # Beside what skops knows by itself: plain Python with numbers in it, and pure functions.
@@ -49,26 +52,22 @@ class SklearnKind(OwnMethods):
     packages: ClassVar[tuple[str, ...]] = ("scikit-learn", "skops")
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return any(
             cls.__name__ == "BaseEstimator" and cls.__module__.startswith("sklearn.")
             for cls in type(obj).__mro__
         )
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         _skops().dump(obj, folder / _FILE)
         _unknown(folder / _FILE, trusted=trusted)
         return {}
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
-        """See `Handler`."""
         path = folder / _FILE
         # What is trusted is for the caller to say, and never for the file.
         return _skops().load(path, trusted=_unknown(path, trusted=trusted))
 
     def predictor(self, model: Any) -> Predictor:
-        """See `ModelKind`."""
         return SklearnPredictor(model)
 
 
@@ -81,10 +80,66 @@ def _unknown(path: Path, *, trusted: bool) -> list[str]:
 
 
 def _skops() -> Any:
-    """Found when it is needed: that an object is no model of scikit-learn's can be said without it."""
-    try:
-        return importlib.import_module("skops.io")
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "skops":
-            raise
-        raise MissingExtraError(what="a scikit-learn model", package="skops", extra="sklearn") from exc
+    """Loaded when it is needed: that an object is not a model of scikit-learn can be said without it."""
+    return imported("skops.io", what="a scikit-learn model", package="skops", extra="sklearn")
+
+
+class SklearnPredictor(Predictor):
+    """A fitted estimator. Its output has the name of the method."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.steady = _is_known(model)
+        _one_thread()
+        columns = getattr(model, "feature_names_in_", None)
+        self._columns = None if columns is None else tuple(str(name) for name in columns)
+        width = getattr(model, "n_features_in_", None)
+        self.methods = tuple(m for m in METHODS if callable(getattr(model, m, None)))
+        shape = None if width is None else (None, int(width))
+        # A model that was trained on a frame may take text in some columns.
+        dtype = "float64" if self._columns is None else None
+        self.signature = Signature((TensorSpec("x", dtype, shape),), self._outputs(), self._columns)
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        returned = getattr(self._model, method)(self._table(inputs["x"]))
+        return named(returned, (method,), _dense)
+
+    def _table(self, array: Array) -> Any:
+        if self._columns is None:
+            return array
+        import pandas as pd
+
+        frame = pd.DataFrame(array, columns=list(self._columns))
+        return frame.infer_objects() if array.dtype.kind == "O" else frame
+
+    def _outputs(self) -> tuple[TensorSpec, ...]:
+        classes = getattr(self._model, "classes_", None)
+        if not self.methods or not isinstance(classes, np.ndarray):
+            return tuple(TensorSpec(method) for method in self.methods[:1])
+        kind = "object" if classes.dtype.kind in "OU" else classes.dtype.name
+        return (TensorSpec("predict", kind, (None,)),)
+
+
+def _is_known(model: Any) -> bool:
+    """Whether the estimator and those inside it are scikit-learn's own, without functions of others."""
+    if type(model).__module__.partition(".")[0] != "sklearn":
+        return False
+    inside = [model.get_params(deep=True)] if hasattr(model, "get_params") else []
+    values = [value for params in inside for value in params.values()]
+    return not any(
+        callable(value) or (hasattr(value, "fit") and type(value).__module__.partition(".")[0] != "sklearn")
+        for value in values
+    )
+
+
+def _one_thread() -> None:
+    """Small batches on several BLAS threads take many times as long wherever the server needs a core too."""
+    limits = importlib.import_module("threadpoolctl").threadpool_limits  # comes with scikit-learn
+    limits(limits=1, user_api="blas")
+
+
+def _dense(value: Any) -> Array:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        array: Array = np.asarray(value.todense() if hasattr(value, "todense") else value)
+    return array.astype(object) if array.dtype.kind == "U" else array

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from kindler.errors import ConfigError, MissingExtraError
+from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
 from kindler.models.framework import FrameworkKind, matrix
-from kindler.models.kind import known_only, require_trust
+from kindler.models.kind import imported, known_only, require_trust
 from kindler.models.outputs import plain
 from kindler.models.predictor import Predictor
 from kindler.models.torch_layers import build, describe, layer_class
@@ -55,7 +55,6 @@ class TorchKind(FrameworkKind):
     packages: ClassVar[tuple[str, ...]] = ("torch", "safetensors")
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return isinstance(obj, torch.nn.Module | Path)
 
     def write(
@@ -68,7 +67,6 @@ class TorchKind(FrameworkKind):
         example: tuple[Any, ...] | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """See `Handler`."""
         if isinstance(obj, Path) or example is not None:
             require_trust(
                 trusted, what="an exported program", reason="loading it evaluates text that is in it"
@@ -96,7 +94,6 @@ class TorchKind(FrameworkKind):
         classes: Sequence[type[torch.nn.Module]] = (),
         **options: Any,
     ) -> Any:
-        """See `Handler`."""
         if meta["form"] == "program":
             require_trust(
                 trusted, what="an exported program", reason="loading it evaluates text that is in it"
@@ -110,15 +107,13 @@ class TorchKind(FrameworkKind):
             raise ConfigError(f"the stored PyTorch model cannot be made again: {exc}") from exc
 
     def estimator(self, **options: Any) -> Estimator:
-        """See `FrameworkKind`."""
         return Estimator.from_torch(**options)
 
     def predictor(self, model: Any) -> Predictor:
-        """See `ModelKind`."""
         return TorchPredictor(model)
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
-        """See `ModelKind`. Several inputs go in the order of the data; outputs keep their form."""
+        """Several inputs go in the order of the data; outputs keep their form."""
         (x,), model = data, loaded.model
         known_only(options, frozenset(), what="predict of kind 'torch'")
         given = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else [x]
@@ -146,7 +141,7 @@ class TorchKind(FrameworkKind):
         return options
 
     def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """See `ModelKind`. A class of the user's is made with the same arguments."""
+        """A class of the user's is made with the same arguments."""
         return {"init": meta["init"]} if meta.get("form") == "class" else {}
 
 
@@ -264,7 +259,5 @@ def _loaded(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _safetensors() -> Any:
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ModuleNotFoundError as exc:
-        raise MissingExtraError(what="a stored PyTorch model", package="safetensors", extra="torch") from exc
+    what = "a stored PyTorch model"
+    return imported("safetensors.torch", what=what, package="safetensors", extra="torch")

@@ -35,7 +35,6 @@ class TorchPredictor(Predictor):
         self.signature = Signature(_inputs(model, None if self._looks_up else _name(self._float)))
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
-        """See `Predictor`."""
         with torch.inference_mode():
             given = [self._tensor(inputs[spec.name]) for spec in self.signature.inputs]
             return named(self._model(*given), convert=_numpy)

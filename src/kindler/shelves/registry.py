@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from kindler.models.registry import MODEL_KINDS, Kinds, row
+from kindler.models.registry import MODEL_KINDS, Kinds, Row
 
 __all__ = ["KINDS"]
 
+_DATASETS = ("datasets",)
+
 KINDS = Kinds(
     [
-        row(
+        Row(
             "parquet",
             "shelves.datasets.parquet:ParquetHandler",
-            "datasets",
+            _DATASETS,
             loaded=("pandas", "pyarrow", "pyspark"),
             suffixes=(".parquet",),
         ),
-        row(
-            "numpy", "shelves.datasets.numpy:NumpyHandler", "datasets", loaded=("numpy",), suffixes=(".npy",)
-        ),
-        row(
+        Row("numpy", "shelves.datasets.numpy:NumpyHandler", _DATASETS, loaded=("numpy",), suffixes=(".npy",)),
+        Row(
             "tfrecord",
             "shelves.datasets.tfrecord:TfrecordHandler",
-            "datasets",
+            _DATASETS,
             loaded=("tensorflow",),
             suffixes=(".tfrecord", ".tfrecords"),
         ),
-        row("arrays", "shelves.datasets.arrays:ArraysHandler", "datasets", loaded=("numpy",)),
-        row("json", "shelves.datasets.json:JsonHandler", "datasets", suffixes=(".json",)),
+        Row("arrays", "shelves.datasets.arrays:ArraysHandler", _DATASETS, loaded=("numpy",)),
+        Row("json", "shelves.datasets.json:JsonHandler", _DATASETS, suffixes=(".json",)),
         *MODEL_KINDS.rows,
     ]
 )

@@ -11,7 +11,7 @@ from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import TensorSpec as MlflowTensor
 
 from kindler.models.predictor import Predictor
-from kindler.models.signature import Array, Signature, TensorSpec
+from kindler.models.signature import Array, Signature, TensorSpec, example
 
 __all__ = ["signature_of"]
 
@@ -57,15 +57,11 @@ def _outputs(arrays: Mapping[str, Array]) -> Schema | None:
 
 
 def _tried(predictor: Predictor) -> dict[str, Array] | None:
-    """What comes of one row of zeros, where these can be made."""
-    given = {}
-    for spec in predictor.signature.inputs:
-        if spec.dtype in (None, "object") or spec.shape is None or None in spec.shape[1:]:
-            return None
-        given[spec.name] = np.zeros([1, *map(int, spec.shape[1:])], dtype=spec.dtype)  # type: ignore[arg-type]
+    """What comes of one row, where one can be made up."""
+    row = example(predictor.signature)
     try:
-        return predictor.call(given, "predict")
-    except Exception:  # noqa: BLE001  zeros may be nothing to this model; then its outputs stay unsaid
+        return None if row is None else predictor.call(row, "predict")
+    except Exception:  # noqa: BLE001  the row may be nothing to this model; then its outputs stay unsaid
         return None
 
 

@@ -56,7 +56,6 @@ class Parts(Handler):
         raise NotImplementedError
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
-        """See `Handler`."""
         return self.open(folder, meta, **options).value
 
 

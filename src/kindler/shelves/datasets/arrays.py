@@ -21,13 +21,11 @@ class ArraysHandler(Parts):
     kind: ClassVar[str] = "arrays"
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         if isinstance(obj, dict):
             return bool(obj) and all(isinstance(k, str) and isinstance(v, np.ndarray) for k, v in obj.items())
         return isinstance(obj, tuple) and bool(obj) and all(isinstance(v, np.ndarray) for v in obj)
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         arrays = dict(obj) if isinstance(obj, dict) else {str(i): array for i, array in enumerate(obj)}
         forms = [stored(array) for array in arrays.values()]
         members: dict[str, Any] = {f"a{i}": form for i, (form, _) in enumerate(forms)}
@@ -42,7 +40,6 @@ class ArraysHandler(Parts):
         }
 
     def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Parts`."""
         same = all(old[key] == new[key] for key in ("names", "tuple", "foreign"))
         rows = [list(shape[1:]) for shape in old["shapes"]] == [list(shape[1:]) for shape in new["shapes"]]
         if not same or not rows or None in (*old["rows"], *new["rows"]):
@@ -54,7 +51,6 @@ class ArraysHandler(Parts):
         return {**old, "shapes": shapes, "rows": [*old["rows"], *new["rows"]]}
 
     def open(self, folder: Path, meta: Mapping[str, Any], **options: Any) -> _Arrays:
-        """See `Parts`."""
         return _Arrays(parts_in(folder), meta)
 
 

@@ -21,18 +21,15 @@ class JsonHandler(Handler):
     kind: ClassVar[str] = "json"
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return obj is None or isinstance(obj, bool | int | float | str | list | tuple | dict | Path)
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         value = _loaded(obj) if isinstance(obj, Path) else obj
         _check(value, "the value")
         (folder / _FILE).write_text(json.dumps(value), encoding="utf-8")
         return {}
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
-        """See `Handler`."""
         return json.loads((folder / _FILE).read_text(encoding="utf-8"))
 
 

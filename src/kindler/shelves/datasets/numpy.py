@@ -22,25 +22,21 @@ class NumpyHandler(Parts):
     kind: ClassVar[str] = "numpy"
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return isinstance(obj, np.ndarray | np.generic | Path)
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         array = np.asarray(_loaded(obj) if isinstance(obj, Path) else obj)
         form, foreign = stored(array)
         np.save(folder / part_name(0, ".npy"), form, allow_pickle=False)
         return {"rows": [len(array) if array.ndim else 0], "shape": array.shape, "foreign": foreign}
 
     def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Parts`."""
         before, after = list(old["shape"]), list(new["shape"])
         if not before or before[1:] != after[1:] or old["foreign"] != new["foreign"]:
             raise DataError(f"rows of shape {after[1:]} cannot follow an array of shape {before}.")
         return {**old, "rows": [*old["rows"], *new["rows"]], "shape": [before[0] + after[0], *before[1:]]}
 
     def open(self, folder: Path, meta: Mapping[str, Any], **options: Any) -> _Arrays:
-        """See `Parts`."""
         return _Arrays(parts_in(folder), meta)
 
 

@@ -31,13 +31,11 @@ class ParquetHandler(Parts):
     takes_any: ClassVar[bool] = True  # conditions, which are checked against the columns
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return (
             isinstance(obj, Path | pa.Table | pa.RecordBatch | pa.RecordBatchReader) or _form(obj) != "arrow"
         )
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         form = _form(obj)
         table = _table(obj)
         try:
@@ -80,7 +78,6 @@ class ParquetHandler(Parts):
         )
 
     def fitted(self, obj: Any, old: Mapping[str, Any]) -> Any:
-        """See `Parts`."""
         if _form(obj) == "spark":
             return obj
         schema, table = schema_of(old), _table(obj)
@@ -99,7 +96,6 @@ class ParquetHandler(Parts):
         return table.cast(schema.with_metadata(table.schema.metadata))
 
     def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Parts`."""
         before, after = schema_of(old), schema_of(new)
         if before.names != after.names or before.types != after.types:
             raise DataError(
@@ -118,7 +114,6 @@ class ParquetHandler(Parts):
         spark: Any = None,
         **conditions: Any,
     ) -> _Tables:
-        """See `Parts`."""
         schema = schema_of(meta)
         return _Tables(
             parts_in(folder),

@@ -31,11 +31,9 @@ class TfrecordHandler(Parts):
     get_options: ClassVar[frozenset[str]] = frozenset({"as_"})
 
     def can(self, obj: Any) -> bool:
-        """See `Handler`."""
         return isinstance(obj, Path) or bool(_examples(obj))
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """See `Handler`."""
         # Read and written again where it is a file, so that what is stored is whole and not compressed.
         records = (
             _records(obj)
@@ -50,13 +48,11 @@ class TfrecordHandler(Parts):
         return {"rows": [rows], "single": not isinstance(obj, Path | list | tuple)}
 
     def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Parts`."""
         return {"rows": [*old["rows"], *new["rows"]], "single": False}
 
     def open(
         self, folder: Path, meta: Mapping[str, Any], *, as_: str = "examples", **options: Any
     ) -> _Records:
-        """See `Parts`."""
         if as_ not in _FORMS:
             raise ConfigError(f"as_={as_!r}: there are {', '.join(_FORMS)}.")
         return _Records(parts_in(folder), meta, as_)
