@@ -27,4 +27,5 @@ FRAMEWORKS = Registry(
             preload="kindler.frameworks.keras.replica:preload",
         ),
     ],
+    group="kindler.frameworks",
 )
