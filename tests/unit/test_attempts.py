@@ -98,7 +98,7 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
         return results
 
     plan = Plan(
-        model=Model(framework="torch", spec=None, pack=bytes, lacking=list, against_several=list),
+        model=Model(framework="torch", spec=None),
         data=None,
         options=ColumnOptions(),
         settings=RunSettings(max_failures=1, retry_backoff_s=0.01),
@@ -113,7 +113,7 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
 
 def test_local_runs_always_have_the_workers_that_were_asked_for() -> None:
     plan = Plan(
-        model=Model(framework="torch", spec=None, pack=bytes, lacking=list, against_several=list),
+        model=Model(framework="torch", spec=None),
         data=None,
         options=ColumnOptions(),
         workers=3,

@@ -7,8 +7,11 @@ from numbers import Integral
 from typing import Any
 
 from kindler.errors import ConfigError
+from kindler.frameworks.registry import FrameworkSpec
+from kindler.sync.registry import SYNCS
 
 __all__ = [
+    "ability_complaints",
     "at_least_one",
     "backend_complaints",
     "callback_complaints",
@@ -16,12 +19,12 @@ __all__ = [
     "engine_complaints",
     "epoch_complaints",
     "ingest_complaints",
-    "keras_complaints",
-    "needs",
     "predict_complaints",
     "refuse",
+    "row_weight_complaints",
     "seed_complaints",
     "stream_complaints",
+    "sync_complaints",
 ]
 
 
@@ -137,24 +140,24 @@ def predict_complaints(data: Any) -> list[str]:
     return [complaint] if is_stream(data) else []
 
 
-def keras_complaints(framework: str, **given: Any) -> list[str]:
+def row_weight_complaints(row: FrameworkSpec, **given: Any) -> list[str]:
     return [
-        f"{name} is for Keras models; the loss of a {framework} model weighs rows itself."
+        f"{name} is not for {row.name} models: the loss weighs rows itself."
         for name, value in given.items()
-        if value is not None and framework != "keras"
+        if value is not None and not row.row_weights
     ]
 
 
-def needs(spec: Any, *names: str) -> list[str]:
-    return [
-        f"this needs {_an(name)}; give one to Estimator.from_torch({name}=...)."
-        for name in names
-        if getattr(spec, name) is None
-    ]
+def ability_complaints(row: FrameworkSpec, ability: str) -> list[str]:
+    return [] if ability in row.can else [f"models of {row.name!r} cannot {ability}."]
 
 
-def _an(name: str) -> str:
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+def sync_complaints(sync: str) -> list[str]:
+    try:
+        SYNCS.spec(sync)
+    except ConfigError as exc:
+        return [f"sync={sync!r}: {exc}"]
+    return []
 
 
 def _is_callback(item: Any, packages: tuple[str, ...]) -> bool:
@@ -163,11 +166,11 @@ def _is_callback(item: Any, packages: tuple[str, ...]) -> bool:
 
 
 def callback_complaints(
-    callbacks: Sequence[Any] | None, *, framework: str, validated: bool = True
+    callbacks: Sequence[Any] | None, *, row: FrameworkSpec, validated: bool = True
 ) -> list[str]:
-    base = ("kindler",) if framework == "torch" else ("keras", "tf_keras")
+    base = row.callbacks
     found = [
-        f"callbacks of a {framework} model must be {base[0]}.Callback objects; received {item!r}."
+        f"callbacks of a {row.name} model must be {base[0]}.Callback objects; received {item!r}."
         for item in callbacks or ()
         if not _is_callback(item, base)
     ]

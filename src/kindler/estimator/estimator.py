@@ -20,6 +20,7 @@ from kindler.engine import local
 from kindler.errors import ConfigError, NotFittedError, UntrustedError
 from kindler.estimator import predict
 from kindler.estimator.checks import (
+    ability_complaints,
     at_least_one,
     backend_complaints,
     callback_complaints,
@@ -27,18 +28,19 @@ from kindler.estimator.checks import (
     engine_complaints,
     epoch_complaints,
     ingest_complaints,
-    keras_complaints,
-    needs,
     predict_complaints,
     refuse,
+    row_weight_complaints,
     seed_complaints,
     stream_complaints,
+    sync_complaints,
 )
 from kindler.estimator.fit import Engine, Model, Plan, Results, job_of, run
 from kindler.estimator.inputs import Ingest, choose_engine, fitting
 from kindler.files import beside, folder_at, place, split
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.sync.contract import SyncConfig
 from kindler.train import estimator_file
 from kindler.train.checkpoint_dir import is_model_file, latest
 from kindler.train.checkpoint_file import Header, is_checkpoint, read_checkpoint, write_checkpoint
@@ -180,7 +182,11 @@ class Estimator:
         )
         uses_torchmetrics = "torchmetrics" in {type(m).__module__.partition(".")[0] for m in _flat(metrics)}
         return cls(
-            _torch_model(spec, ("torchmetrics",) if uses_torchmetrics else ()),
+            Model(
+                framework="torch",
+                spec=spec,
+                extra_preload=("torchmetrics",) if uses_torchmetrics else (),
+            ),
             workers=workers,
             engine=engine,
             device=device,
@@ -243,7 +249,47 @@ class Estimator:
         chosen = backends.backend_of(model, keras_backend)
         backends.require(chosen)
         return cls(
-            _keras_model(replace(given, backend=chosen)),
+            Model(framework="keras", spec=replace(given, backend=chosen)),
+            workers=workers,
+            engine=engine,
+            device=device,
+            model_dir=model_dir,
+            seed=seed,
+            settings=settings or RunSettings(),
+            log_dir=log_dir,
+        )
+
+    @classmethod
+    @leaves_no_trace
+    def from_framework(
+        cls,
+        framework: str,
+        *,
+        workers: int | None = None,
+        engine: Engine = "auto",
+        device: str = "auto",
+        model_dir: str | PathLike[str] | None = None,
+        seed: int = 0,
+        log_dir: str | PathLike[str] | None = None,
+        settings: RunSettings | None = None,
+        **options: Any,
+    ) -> Estimator:
+        """An estimator of a model of any framework, those that other packages add included.
+
+        Args:
+            framework: Its name: "torch", "keras", or that of an entry point of "kindler.frameworks".
+            workers: How many; None is one for each slot of the Spark application, or each core.
+            engine: "spark", "local", or "auto": Spark when the data is Spark's.
+            device: Where workers compute.
+            model_dir: The folder of checkpoints; see `fit`.
+            seed: Decides initial weights of creators, the order of rows, and dropout.
+            log_dir: Where event files for TensorBoard are written.
+            settings: Time limits, threads, shared memory.
+            options: The framework's own: the model, its optimizer and so on.
+        """
+        refuse(*engine_complaints(workers, engine), *seed_complaints(seed))
+        return cls(
+            Model(framework=framework, spec=FRAMEWORKS.load(framework).make_spec(**options)),
             workers=workers,
             engine=engine,
             device=device,
@@ -282,6 +328,8 @@ class Estimator:
         validation_freq: int | Sequence[int] = 1,
         class_weight: Mapping[int, float] | None = None,
         sample_weight_col: str | None = None,
+        sync: str = "allreduce",
+        sync_options: Mapping[str, Any] | None = None,
     ) -> History:
         """Train on every row of `data` once per epoch.
 
@@ -323,6 +371,8 @@ class Estimator:
             validation_freq: Validate after every so many epochs, or after those of these numbers.
             class_weight: For Keras: weights of rows by their label.
             sample_weight_col: For Keras: a column with a weight per row.
+            sync: How workers agree: "allreduce", or the name of a sync that another package adds.
+            sync_options: Options of that sync.
 
         Returns:
             A row per epoch; after `resume` also those of the run's earlier part.
@@ -345,10 +395,12 @@ class Estimator:
             allow_nan=allow_nan,
         )
         refuse(
-            *self._model.lacking(self._model.spec, "optimizer", "loss"),
-            *keras_complaints(
-                self._model.framework, class_weight=class_weight, sample_weight_col=sample_weight_col
+            *ability_complaints(self._model.row, "train"),
+            *self._model.replica.lacking(self._model.spec, "optimizer", "loss"),
+            *row_weight_complaints(
+                self._model.row, class_weight=class_weight, sample_weight_col=sample_weight_col
             ),
+            *sync_complaints(sync),
             *epoch_complaints(_epochs(epochs, max_steps, end_trigger), initial_epoch, validation_freq),
             *at_least_one(
                 epochs=epochs,
@@ -376,9 +428,7 @@ class Estimator:
                 dtypes=dtypes,
                 stack_features=stack_features,
             ),
-            *callback_complaints(
-                callbacks, framework=self._model.framework, validated=validation_data is not None
-            ),
+            *callback_complaints(callbacks, row=self._model.row, validated=validation_data is not None),
         )
         facts = run_facts(
             self._model.spec,
@@ -392,6 +442,7 @@ class Estimator:
             steps_per_epoch=steps_per_epoch,
             max_steps=max_steps,
             shuffle=shuffle,
+            sync=sync,
         )
         with Watch(watchers).over(self, facts) as watch:
             results = self._run(
@@ -419,6 +470,7 @@ class Estimator:
                 shuffle=shuffle,
                 callbacks=tuple(callbacks or ()),
                 model_dir=self._model_dir,
+                sync=SyncConfig(name=sync, options=dict(sync_options or {})),
                 watch=watch,
             )
             self._layout, self._options = results.layout, replace(options, weight_col=None)
@@ -453,7 +505,7 @@ class Estimator:
             data, feature_cols, label_cols, shapes, dtypes, stack_features, allow_nan
         )
         refuse(
-            *self._model.lacking(self._model.spec, "loss"),
+            *self._model.replica.lacking(self._model.spec, "loss"),
             *at_least_one(batch_size=batch_size),
             *ingest_complaints(ingest),
             *stream_complaints(
@@ -514,7 +566,7 @@ class Estimator:
         options = self._column_options(data, feature_cols, None, shapes, dtypes, stack_features, True)
         request = predict.Request(
             framework=self._model.framework,
-            spec=self._model.pack(self._model.spec),
+            spec=self._model.pack(),
             state=self._current_state(),
             options=options,
             layout=self._layout,
@@ -703,17 +755,22 @@ class Estimator:
             "signature": self.signature,
             "history": list(self.history),
         }
-        return estimator_file.Saved(facts, self._model.pack(self._model.spec), self._current_state())
+        return estimator_file.Saved(facts, self._model.pack(), self._current_state())
 
     @classmethod
     def _of_saved(cls, found: estimator_file.Saved, options: dict[str, Any]) -> Estimator:
         facts = found.facts
         wrong = sorted(set(options) - {"workers", "engine", "device", "model_dir", "log_dir", "settings"})
         refuse(*(f"{name} is in the file already; it is not given to load." for name in wrong))
-        model = _keras_model if facts["framework"] == "keras" else _torch_model
+        framework = facts["framework"]
+        model = Model(
+            framework=framework,
+            spec=FRAMEWORKS.load(framework).loads(found.recipe),
+            extra_preload=tuple(facts["preload"]),
+        )
         known = {name: facts[name] for name in ("workers", "engine", "device", "seed")}
         given = {"model_dir": None, "settings": RunSettings(), **known, **options}
-        made = cls(model(found.recipe, tuple(facts["preload"])), **given)
+        made = cls(model, **given)
         made.recall(facts["signature"], facts["history"])
         made._state = found.state
         if found.state:
@@ -782,58 +839,23 @@ class Estimator:
         )
 
     def _current_state(self) -> bytes:
-        """What training goes on from; a Keras model may have been compiled anew, or given other weights."""
-        if self._model.framework == "keras" and self._state and self._live is not None:
+        """What training goes on from; a live model may have been compiled anew, or given other weights."""
+        if self._model.row.live and self._state and self._live is not None:
             self._state = self._live.state()
         return self._state
 
     def _set_state(self, state: bytes) -> None:
         self._state = state
-        if self._live is not None or FRAMEWORKS.load(self._model.framework).has_instance(self._model.spec):
+        if self._live is not None or self._model.replica.has_instance(self._model.spec):
             self._live_replica().load_state(state)
 
     def _live_replica(self) -> Any:
         """The model in this process; the user's own instance where one was given."""
         if self._live is None:
-            replica_type = FRAMEWORKS.load(self._model.framework)
-            self._live = replica_type(self._model.spec, device="cpu", seed=self._seed)
+            self._live = self._model.replica(self._model.spec, device="cpu", seed=self._seed)
             if self._state:
                 self._live.load_state(self._state)
         return self._live
-
-
-def _torch_model(spec: Any, preload: tuple[str, ...] = ()) -> Model:
-    """A PyTorch model of its spec, or of the bytes of one."""
-    FRAMEWORKS.load("torch")
-    from kindler.frameworks.torch.spec import against_several, dumps, loads
-
-    whole = loads(spec) if isinstance(spec, bytes) else spec
-    return Model(
-        framework="torch",
-        spec=whole,
-        pack=dumps,
-        lacking=needs,
-        against_several=against_several,
-        extra_preload=preload,
-    )
-
-
-def _keras_model(spec: Any, preload: tuple[str, ...] = ()) -> Model:
-    """A Keras model of its spec, or of the bytes of one."""
-    from kindler.frameworks.keras import backends
-    from kindler.frameworks.keras.spec import against_several, dumps, lacking, revived
-
-    whole = revived(spec) if isinstance(spec, bytes) else spec
-    return Model(
-        framework="keras",
-        spec=whole,
-        pack=dumps,
-        lacking=lacking,
-        against_several=against_several,
-        entry="kindler.train.keras_loop:run",
-        extra_preload=preload,
-        environment=backends.environment(whole.backend),
-    )
 
 
 def _epochs(epochs: int | None, max_steps: int | None, end_trigger: Trigger | None) -> int:

@@ -25,11 +25,12 @@ from kindler.errors import ConfigError, KindlerError
 from kindler.estimator.inputs import Ingest, choose_engine, prepare, session_for
 from kindler.files import folder_at
 from kindler.frameworks.pickling import travelling
-from kindler.frameworks.registry import FRAMEWORKS
+from kindler.frameworks.registry import FRAMEWORKS, FrameworkSpec
 from kindler.temporary import Folder
 from kindler.train.checkpoint_dir import Checkpoints, Found
 from kindler.train.checkpoint_file import Header
 from kindler.train.failure import Raise, decide, explained
+from kindler.train.joining import LOOPS
 from kindler.train.loader_source import StreamSource, is_stream, stream_source
 from kindler.train.progress import Progress
 from kindler.train.task import Task
@@ -53,29 +54,47 @@ _log = logging.getLogger(__name__)
 class Model:
     """The user's model in the hands of its framework.
 
+    What can be done with it is its framework's to say: see `frameworks/contract.py`.
+
     Attributes:
         framework: Its name in the registry.
         spec: What the user handed in.
-        pack: Makes bytes of the spec, for the workers.
-        lacking: What the spec lacks of the things named, as complaints.
-        against_several: What speaks against training it with several workers, as complaints.
-        entry: What its workers run.
         extra_preload: What its workers import ahead of need, besides the framework.
-        environment: Variables that must be set before the framework is imported.
     """
 
     framework: str
     spec: Any
-    pack: Callable[[Any], bytes]
-    lacking: Callable[..., list[str]]
-    against_several: Callable[[Any], list[str]]
-    entry: str = "kindler.train.loop:run"
     extra_preload: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def row(self) -> FrameworkSpec:
+        """What the framework can do."""
+        return FRAMEWORKS.spec(self.framework)
+
+    @property
+    def replica(self) -> Any:
+        """The framework's class."""
+        return FRAMEWORKS.load(self.framework)
+
+    def pack(self) -> bytes:
+        """The spec as bytes, for the workers."""
+        packed: bytes = self.replica.dumps(self.spec)
+        return packed
+
+    @property
+    def entry(self) -> str:
+        """What its workers run."""
+        return LOOPS[self.row.loop]
+
+    @property
+    def environment(self) -> tuple[tuple[str, str], ...]:
+        """Variables that must be set before the framework is imported."""
+        variables: tuple[tuple[str, str], ...] = self.replica.environment(self.spec)
+        return variables
 
     @property
     def preload(self) -> tuple[str, ...]:
-        return (FRAMEWORKS.spec(self.framework).preload, *self.extra_preload)
+        return (*filter(None, [self.row.preload]), *self.extra_preload)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +180,7 @@ def run(plan: Plan) -> Results:
             run_id=new_run_id(),
             **plan.task,
         )
-        spec = plan.model.pack(plan.model.spec)
+        spec = plan.model.pack()
         with Progress(verbose=plan.verbose, what=plan.what) as progress:
             crew = _Crew(plan, spark, _teller(plan, progress))
             returns = _Returns(crew, task)
@@ -198,7 +217,7 @@ def _stream(plan: Plan, data: Any) -> StreamSource:
     return stream_source(
         data,
         config=getattr(plan.model.spec, "config", {}),
-        weights=plan.model.framework == "keras",
+        weights=plan.model.row.row_weights,
         allow_nan=plan.options.allow_nan,
     )
 
@@ -386,7 +405,7 @@ def _teller(plan: Plan, progress: Progress) -> Callable[[str], None]:
 
 
 def _refuse_several(model: Model) -> None:
-    complaints = model.against_several(model.spec)
+    complaints = model.replica.against_several(model.spec)
     if complaints:
         raise ConfigError("\n".join(complaints))
 

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
+from kindler.frameworks.registry import framework_of_kind
 from kindler.models.kind import Handler, known_only
 from kindler.models.registry import MODEL_KINDS
 
 __all__ = ["EstimatorHandler"]
 
 _MODEL = "model"
-_MODELS = ("keras", "tf_keras", "torch")
 
 
 class EstimatorHandler(Handler):
@@ -48,10 +48,11 @@ class EstimatorHandler(Handler):
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
         """See `Handler`."""
-        if meta["model_kind"] not in _MODELS:
+        framework = framework_of_kind(str(meta["model_kind"]))
+        if framework is None:
             raise ConfigError(f"an estimator cannot have a model of kind {meta['model_kind']!r}.")
         handler = MODEL_KINDS.handler(str(meta["model_kind"]))
         for_model = {name: options.pop(name) for name in handler.get_options if name in options}
         model = handler.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
-        make = Estimator.from_torch if handler.kind == "torch" else Estimator.from_keras
-        return make(model=model, **options).recall(meta["signature"], meta["history"])
+        made = Estimator.from_framework(framework, model=model, **options)
+        return made.recall(meta["signature"], meta["history"])

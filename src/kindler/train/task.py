@@ -8,6 +8,7 @@ from typing import Any
 from kindler.config import RunSettings
 from kindler.data.row_order import Dealing
 from kindler.data.sources import Source
+from kindler.sync.contract import SyncConfig
 from kindler.train.loader_source import StreamSource
 from kindler.train.triggers import Trigger
 
@@ -46,6 +47,7 @@ class Task:
         log_steps: Whether every worker tells the loss of every step.
         show: Whether anybody looks at the progress within an epoch.
         settings: Time limits, threads.
+        sync: How workers agree.
     """
 
     framework: str
@@ -73,6 +75,7 @@ class Task:
     log_steps: bool = False
     show: bool = True
     settings: RunSettings = field(default_factory=RunSettings)
+    sync: SyncConfig = field(default_factory=SyncConfig)
 
     def validates(self, epoch: int) -> bool:
         """Whether the validation data is judged after this epoch."""

@@ -12,9 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from kindler.frameworks.keras.gradient_hook import Means, Rows, replaced
+from kindler.collective import Array
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced
 
-__all__ = ["idle_step", "judge_once", "settle", "share_gradients", "weigh"]
+__all__ = ["apply", "gradients", "idle_step", "judge_once", "settle", "share_gradients", "weigh"]
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
@@ -50,6 +51,23 @@ def judge_once(model: Any, batch: Any) -> None:
     """Make what Keras 2 only makes when it judges a batch: weights, losses, metrics."""
     model.test_step(tf.nest.map_structure(tf.convert_to_tensor, batch))
     model.reset_metrics()
+
+
+def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:
+    """The gradient of the loss of these rows, for each trained variable; the metrics have seen them."""
+    inputs, targets, weights = tf.nest.map_structure(tf.convert_to_tensor, (inputs, targets, weights))
+    with tf.GradientTape() as tape:
+        outputs = model(inputs, training=True)
+        loss = model.compute_loss(inputs, targets, outputs, weights)
+    found = tape.gradient(loss, [_value(variable) for variable in model.trainable_variables])
+    count(model, loss, int(_count(inputs)), inputs, targets, outputs, weights)
+    return [None if grad is None else tf.convert_to_tensor(grad).numpy() for grad in found]
+
+
+def apply(model: Any, gradients: Sequence[Array]) -> None:
+    """One step of the optimizer."""
+    tensors = [tf.convert_to_tensor(array) for array in gradients]
+    model.optimizer.apply_gradients(list(zip(tensors, model.trainable_variables, strict=True)))
 
 
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:
