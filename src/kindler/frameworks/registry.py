@@ -65,4 +65,10 @@ FRAMEWORKS = Registry(
 
 def framework_of_kind(kind: str) -> str | None:
     """The framework whose models are stored as this kind of model; None where there is none."""
-    return next((name for name in FRAMEWORKS.names if kind in FRAMEWORKS.spec(name).model_kinds), None)
+    return _of_kind(kind, FRAMEWORKS.built_in) or _of_kind(
+        kind, FRAMEWORKS.names
+    )  # entry points take a while
+
+
+def _of_kind(kind: str, names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if kind in FRAMEWORKS.spec(name).model_kinds), None)

@@ -55,7 +55,9 @@ def judge_once(model: Any, batch: Any) -> None:
 
 def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:
     """The gradient of the loss of these rows, for each trained variable; the metrics have seen them."""
-    inputs, targets, weights = tf.nest.map_structure(tf.convert_to_tensor, (inputs, targets, weights))
+    inputs, targets, weights = tf.nest.map_structure(
+        lambda part: None if part is None else tf.convert_to_tensor(part), (inputs, targets, weights)
+    )
     with tf.GradientTape() as tape:
         outputs = model(inputs, training=True)
         loss = model.compute_loss(inputs, targets, outputs, weights)
@@ -92,6 +94,7 @@ def idle_step(step: Any, rows: Rows, model: Any) -> Any:
     """A train step that may get no rows: it computes on a row of zeros that counts for nothing."""
 
     def train_step(data: Any) -> Any:
+        data = tuple(part for part in data if part is not None)  # a batch by itself may lack weights
         rows.now = count = _count(data)
         some = tf.cond(count > 0, lambda: data, lambda: tf.nest.map_structure(_one_row, data))
         for part, like in zip(tf.nest.flatten(some), tf.nest.flatten(data), strict=True):
