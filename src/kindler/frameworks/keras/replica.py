@@ -224,14 +224,16 @@ class KerasReplica(BaseReplica):
     def train_step(self, batch: Batch) -> None:
         """One step of Keras's own."""
         if batch.global_rows:
-            self.model.train_on_batch(*self._arranged.batch(batch.features, batch.labels), **self._quietly)
+            with _kept_metrics(self.model):
+                self.model.train_on_batch(*self._arranged.batch(batch.features, batch.labels))
             self._count(batch)
             self.step += 1
 
     def eval_step(self, batch: Batch) -> None:
         """One batch of Keras's own evaluation."""
         if batch.rows:
-            self.model.test_on_batch(*self._arranged.batch(batch.features, batch.labels), **self._quietly)
+            with _kept_metrics(self.model):
+                self.model.test_on_batch(*self._arranged.batch(batch.features, batch.labels))
             self.tallies.rows += batch.rows
 
     def names(self) -> list[str]:
@@ -548,11 +550,6 @@ class KerasReplica(BaseReplica):
         return backends.is_compiled(self.model)
 
     @property
-    def _quietly(self) -> dict[str, Any]:
-        """Keras 2 forgets metrics after each batch unless it is told not to."""
-        return {"reset_metrics": False} if self.flavour == "tf_keras" else {}
-
-    @property
     def _on_backend(self) -> Any:
         return importlib.import_module(f"kindler.frameworks.keras.on_{self.spec.backend}")
 
@@ -595,6 +592,16 @@ def _unfinished(optimizer: Any) -> Iterator[None]:
         yield
     finally:
         object.__delattr__(optimizer, "finalize_variable_values")
+
+
+@contextmanager
+def _kept_metrics(model: Any) -> Iterator[None]:
+    """Keep Keras from forgetting metrics with every batch, which it does where batches come one by one."""
+    object.__setattr__(model, "reset_metrics", lambda: None)
+    try:
+        yield
+    finally:
+        object.__delattr__(model, "reset_metrics")
 
 
 def _leaves(outputs: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 
 from kindler.collective import Array, Collective, Gradients, share_bytes
 from kindler.errors import ConfigError
+from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.contract import Batch
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
@@ -74,7 +74,7 @@ from kindler.frameworks.torch.state import (
 __all__ = ["TorchReplica", "TorchSpec", "check", "dumps", "loads", "preload", "resolve_device"]
 
 
-class TorchReplica:
+class TorchReplica(BaseReplica):
     """One rank's copy of a PyTorch model; keeps the contracts `DriverModel` and `Stepper`.
 
     Optimizer, loss and scheduler are built when first needed, so a replica that only predicts needs none.
@@ -115,7 +115,7 @@ class TorchReplica:
             torch.cuda.set_device(self.device)
         seed_own(seed)
         torch.manual_seed(seed)
-        self.model = build_model(spec).to(self.device)
+        self.model: torch.nn.Module = build_model(spec).to(self.device)
         seed_own(seed, 0, rank)
         torch.manual_seed(seed + rank)
         self.epoch = self.step = 0
@@ -139,11 +139,6 @@ class TorchReplica:
         self._freezer = Freezer()
 
     @classmethod
-    def from_bytes(cls, spec: bytes, **options: Any) -> TorchReplica:
-        """A replica of the spec that `dumps` packed; the options are the constructor's."""
-        return cls(loads(spec), **options)
-
-    @classmethod
     def make_spec(cls, **options: Any) -> TorchSpec:
         """A spec of these fields of `TorchSpec`; `config` may be None."""
         spec = TorchSpec(**{**options, "config": dict(options.get("config") or {})})
@@ -155,11 +150,6 @@ class TorchReplica:
     loads = staticmethod(loads)
     lacking = staticmethod(missing)
     against_several = staticmethod(against_several)
-
-    @staticmethod
-    def environment(spec: TorchSpec) -> tuple[tuple[str, str], ...]:
-        """Nothing has to be set before torch is imported."""
-        return ()
 
     @staticmethod
     def has_instance(spec: TorchSpec) -> bool:
@@ -466,14 +456,6 @@ class TorchReplica:
     def weights(self) -> bytes:
         """The model's state dict, as `torch.save` writes it."""
         return save_weights(self.model)
-
-    def save(self, path: str) -> None:
-        """Write the model's state dict to a file."""
-        Path(path).write_bytes(self.weights())
-
-    def load(self, path: str) -> None:
-        """Take the weights of a file that `save` or `torch.save` wrote."""
-        self.load_weights(Path(path).read_bytes())
 
     def load_weights(self, data: bytes) -> None:
         """Take the weights of a state dict's file, or of a checkpoint."""
