@@ -6,7 +6,8 @@ import difflib
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar, cast
 
 from kindler.errors import ConfigError, MissingExtraError
 
@@ -33,35 +34,49 @@ class Spec:
     preload: str = ""
 
 
-class Registry:
+S = TypeVar("S", bound=Spec)
+
+
+class Registry(Generic[S]):
     """Rows by name; a missing package is answered with what to install.
+
+    Rows of other distributions join through entry points: each names a `Spec`. They are looked up when a name
+    is not among the rows given here, so a built-in row cannot be replaced.
+
+    Attributes:
+        built_in: The names of the rows given here.
 
     Args:
         kind: What the rows are, for messages: "framework".
         specs: The rows.
+        group: The group of entry points to look in, such as "kindler.frameworks"; "" for none.
     """
 
-    def __init__(self, kind: str, specs: Iterable[Spec]) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, specs: Iterable[S], *, group: str = "") -> None:
+        self.kind, self.group = kind, group
         self._specs = {spec.name: spec for spec in specs}
+        self.built_in = tuple(self._specs)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all rows."""
-        return tuple(self._specs)
+        """The names of all rows, those of installed entry points included."""
+        return tuple(dict.fromkeys([*self._specs, *sorted(entry.name for entry in self._entries())]))
 
-    def spec(self, name: str) -> Spec:
+    def spec(self, name: str) -> S:
         """The row of that name.
 
         Raises:
             ConfigError: There is none; says which there are and which is nearest.
         """
-        found = self._specs.get(name)
-        if found is not None:
-            return found
-        near = difflib.get_close_matches(str(name), self._specs, n=1)
+        row = self._specs.get(name)
+        if row is None:
+            row = self._from_entry_point(name)
+        if row is not None:
+            return row
+        names = self.names
+        near = difflib.get_close_matches(str(name), names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"unknown {self.kind} {name!r}.{hint} There are: {', '.join(self._specs)}.")
+        raise ConfigError(f"unknown {self.kind} {name!r}.{hint} There are: {', '.join(names)}.")
 
     def load(self, name: str) -> Any:
         """What the row's target names, imported now.
@@ -78,6 +93,22 @@ class Registry:
         spec = self.spec(name)
         if spec.preload:
             self._resolve(spec, spec.preload)()
+
+    def _entries(self) -> Iterable[EntryPoint]:
+        return entry_points(group=self.group) if self.group else ()
+
+    def _from_entry_point(self, name: str) -> S | None:
+        entry = next((entry for entry in self._entries() if entry.name == name), None)
+        if entry is None:
+            return None
+        row = entry.load()
+        if not isinstance(row, Spec) or row.name != name:
+            raise ConfigError(
+                f"the entry point {name!r} of {self.group!r} names {row!r} ({entry.value}).\n"
+                f"Hint: it must name a kindler.registry.Spec whose name is {name!r}."
+            )
+        self._specs[name] = cast(S, row)
+        return self._specs[name]
 
     def _resolve(self, spec: Spec, target: str) -> Any:
         module, _, attribute = target.partition(":")

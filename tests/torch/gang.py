@@ -1,14 +1,23 @@
-"""Ranks that have torch loaded, with one thread each; see `tests/ranks.py`."""
+"""Ranks that have torch loaded, with one thread each; see `kindler.testing.ranks`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests import ranks
-from tests.ranks import GangWorker
+from kindler.config import RunSettings
+from kindler.sync.allreduce import AllReduce
+from kindler.testing import ranks
+from kindler.testing.ranks import GangWorker
 
-__all__ = ["GangWorker", "run_ranks"]
+__all__ = ["GangWorker", "attach", "run_ranks"]
+
+
+def attach(replica: Any, worker: GangWorker, *, shared_memory: bool = True) -> AllReduce:
+    """Join the replicas of all ranks by all-reduce."""
+    sync = AllReduce(RunSettings(sync_timeout_s=60.0, shared_memory=shared_memory))
+    sync.attach(replica, worker)
+    return sync
 
 
 def run_ranks(

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gang import GangWorker, run_ranks
+from gang import GangWorker, attach, run_ranks
 from rows import Array, Rows
 from torch import nn
 from torch.nn import functional as F
 
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
-from kindler.sync.allreduce_torch import Group
 
 pytestmark = pytest.mark.torch
 
@@ -123,8 +122,7 @@ Outcome = tuple[dict[str, torch.Tensor], list[float], dict[str, float]]
 
 def _train(worker: GangWorker, name: str) -> Outcome:
     replica = _replica(name, worker.rank)
-    group = Group(worker, device=replica.device, timeout_s=60.0)
-    replica.attach(group)
+    sync = attach(replica, worker)
     losses = []
     for step in range(STEPS):
         replica.train_step(_batch(name, step, worker.rank))
@@ -134,7 +132,7 @@ def _train(worker: GangWorker, name: str) -> Outcome:
     for step in range(STEPS):
         replica.eval_step(_batch(name, step, worker.rank))
     figures = replica.merge_tallies(worker.all_gather(replica.take_tallies()))
-    group.close()
+    sync.close()
     return weights, losses, figures
 
 
@@ -194,7 +192,7 @@ def test_errors_of_values_count_every_value_once(trained: list[dict[str, Outcome
 
 def _refused(worker: GangWorker) -> str:
     replica = _replica("cross-entropy", worker.rank, _own_mean)
-    replica.attach(Group(worker, device=replica.device, timeout_s=60.0))
+    attach(replica, worker)
     if worker.rank == 0:
         return ""
     with pytest.raises(ConfigError) as error:

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gang import GangWorker, run_ranks
+from gang import GangWorker, attach, run_ranks
 from rows import Array, batch, share
 from torch import nn
 
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
-from kindler.sync.allreduce_torch import Group
 
 pytestmark = pytest.mark.torch
 
@@ -129,9 +128,7 @@ def _trained(worker: GangWorker | None, change: Change | None, learns: bool, pas
         accumulation_steps=passes,
     )
     replica = TorchReplica(spec, device="cpu", rank=worker.rank if worker else 0)
-    group = Group(worker, device=replica.device, timeout_s=60.0) if worker else None
-    if group is not None:
-        replica.attach(group)
+    sync = attach(replica, worker) if worker else None
     replica.begin_epoch(0)
     for step in range(STEPS):
         if step == 2 and change is not None:
@@ -139,8 +136,8 @@ def _trained(worker: GangWorker | None, change: Change | None, learns: bool, pas
         rows = share(*_data(step), CUT, worker.rank) if worker else batch(*_data(step))
         replica.train_step(rows)
     replica.merge_buffers()
-    if group is not None:
-        group.close()
+    if sync is not None:
+        sync.close()
     found = {f"loss:{name}": p.detach() for name, p in loss.named_parameters()}
     return {**replica.model.state_dict(), **found}
 
@@ -191,7 +188,7 @@ def test_gradients_of_the_step_in_which_a_layer_is_unfrozen_accumulate(trained: 
 def _differing(worker: GangWorker, change: str) -> str:
     spec = TorchSpec(model=Layers, optimizer=functools.partial(torch.optim.SGD, lr=0.1), loss=nn.MSELoss())
     replica = TorchReplica(spec, device="cpu", rank=worker.rank)
-    replica.attach(Group(worker, device=replica.device, timeout_s=60.0))
+    attach(replica, worker)
     model: Any = replica.model
     if change == "alone" and worker.rank == 1:
         model.first.requires_grad_(True)

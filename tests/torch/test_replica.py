@@ -428,10 +428,10 @@ def test_binary_metrics_take_float_labels_and_a_column_of_outputs() -> None:
     assert found["f1"] == pytest.approx(torchmetrics.functional.f1_score(output, target, "binary").item())
 
 
-def test_an_attached_replica_is_not_attached_again() -> None:
-    group: Any = type("Alone", (), {"rank": 0, "size": 1})()
+def test_a_replica_joins_others_once() -> None:
+    alone: Any = type("Alone", (), {"rank": 0, "size": 1})()
     replica = _replica(nn.Linear(4, 1))
-    replica.attach(group)
+    replica.join(alone)
 
-    with pytest.raises(ConfigError, match="attached to a group already"):
-        replica.attach(group)
+    with pytest.raises(ConfigError, match="has joined others already"):
+        replica.join(alone)

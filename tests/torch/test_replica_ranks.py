@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
-from gang import GangWorker, run_ranks
+from gang import GangWorker, attach, run_ranks
 from rows import Array, share
 from torch import nn
 
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
-from kindler.sync.allreduce_torch import Group
 
 pytestmark = pytest.mark.torch
 
@@ -98,15 +97,14 @@ def _train(
         accumulation_steps=accumulation_steps,
     )
     replica = TorchReplica(spec, device="cpu", rank=worker.rank)
-    group = Group(worker, device=replica.device, timeout_s=60.0, shared_memory=shared_memory)
-    replica.attach(group)
+    sync = attach(replica, worker, shared_memory=shared_memory)
     replica.begin_epoch(0)
     for step in range(STEPS):
         replica.train_step(share(*_batches(loss, step), counts, worker.rank))
     replica.merge_buffers()
     replica.end_epoch()
     merged = replica.merge_tallies(worker.all_gather(replica.take_tallies()))
-    group.close()
+    sync.close()
     return dict(replica.model.state_dict()), merged
 
 
@@ -180,7 +178,7 @@ def _diverge(worker: GangWorker) -> tuple[Weights, float]:
     spec = TorchSpec(model=model, optimizer=optimizer, loss=nn.CrossEntropyLoss())
     replica = TorchReplica(spec, device="cpu", rank=worker.rank)
     replica.train_step(share(*_data(worker.rank, classes=True), (16,), 0))
-    replica.attach(Group(worker, device=replica.device, timeout_s=60.0))
+    attach(replica, worker)
     assert replica.step == 1
     replica.train_step(share(*_data(5, classes=True), (8, 8), worker.rank))
     return dict(replica.model.state_dict()), replica.learning_rate()
@@ -217,7 +215,7 @@ class Masked(nn.Module):
 def _normalised(worker: GangWorker, counts: Sequence[int]) -> tuple[Weights, Weights]:
     spec = TorchSpec(model=Masked, optimizer=torch.optim.SGD, loss=nn.CrossEntropyLoss())
     replica = TorchReplica(spec, device="cpu", rank=worker.rank)
-    replica.attach(Group(worker, device=replica.device, timeout_s=60.0))
+    attach(replica, worker)
     replica.begin_epoch(0)
     for step in range(STEPS):
         replica.train_step(share(*_data(step, classes=True), counts, worker.rank))
@@ -331,7 +329,7 @@ def _clipped(worker: GangWorker) -> Weights:
         clip_norm=0.01,
     )
     replica = TorchReplica(spec, device="cpu", rank=worker.rank)
-    replica.attach(Group(worker, device=replica.device, timeout_s=60.0))
+    attach(replica, worker)
     replica.train_step(share(*_data(0, classes=True), (4, 12), worker.rank))
     return dict(replica.model.state_dict())
 

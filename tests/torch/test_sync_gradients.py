@@ -11,7 +11,7 @@ from gang import GangWorker, run_ranks
 from torch import nn
 
 from kindler.errors import SyncError
-from kindler.sync.allreduce_torch import GradientSync, Group
+from kindler.sync.allreduce_torch import GradientSync, TorchExchange
 
 pytestmark = pytest.mark.torch
 
@@ -79,7 +79,7 @@ def _all_sizes(worker: GangWorker, shared_memory: bool) -> list[dict[str, Grads]
 
 
 def _steps(worker: GangWorker, shared_memory: bool, bucket_bytes: int) -> dict[str, Grads]:
-    group = Group(worker, device=torch.device("cpu"), timeout_s=60.0, shared_memory=shared_memory)
+    group = TorchExchange(worker, device=torch.device("cpu"), timeout_s=60.0, shared_memory=shared_memory)
     model, found = _model(), {}
     sync = group.gradients(model.parameters(), first_bucket_bytes=bucket_bytes, bucket_bytes=bucket_bytes)
     rank = worker.rank
@@ -145,7 +145,9 @@ def _assert_all_same(results: Sequence[dict[str, Grads]]) -> None:
 
 
 def _alone() -> Any:
-    return Group(type("Alone", (), {"rank": 0, "size": 1})(), device=torch.device("cpu"), timeout_s=1.0)
+    return TorchExchange(
+        type("Alone", (), {"rank": 0, "size": 1})(), device=torch.device("cpu"), timeout_s=1.0
+    )
 
 
 def test_a_second_backward_in_one_step_is_refused_rather_than_lost() -> None:

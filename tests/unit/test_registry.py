@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,54 @@ def test_preloading_calls_the_rows_function_and_a_row_without_one_needs_nothing(
     registry.preload("quiet")
     with pytest.raises(AttributeError, match="missing"):
         registry.preload("loud")
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution of somebody else's, with one good entry point and one that names no row."""
+    (tmp_path / "thing_plugin.py").write_text(
+        "from kindler.registry import Spec\n"
+        "ROW = Spec(name='plugged', target='collections:OrderedDict')\n"
+        "WRONG = 'no row'\n"
+    )
+    info = tmp_path / "thing_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thing-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[kindler.things]\nplugged = thing_plugin:ROW\nwrong = thing_plugin:WRONG\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_entry_point_adds_a_row() -> None:
+    registry = Registry("thing", [Spec(name="own", target="collections:Counter")], group="kindler.things")
+
+    assert registry.load("plugged") is OrderedDict
+    assert registry.names == ("own", "plugged", "wrong")
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_entry_point_cannot_replace_a_built_in_row() -> None:
+    registry = Registry("thing", [Spec(name="plugged", target="collections:Counter")], group="kindler.things")
+
+    assert registry.load("plugged") is Counter
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_entry_point_that_names_no_row_is_refused() -> None:
+    registry: Registry[Spec] = Registry("thing", [], group="kindler.things")
+
+    with pytest.raises(ConfigError, match=r"entry point 'wrong' of 'kindler\.things' names 'no row'"):
+        registry.load("wrong")
+
+
+@pytest.mark.usefixtures("installed")
+def test_entry_points_are_among_the_names_of_a_complaint() -> None:
+    registry: Registry[Spec] = Registry("thing", [], group="kindler.things")
+
+    with pytest.raises(ConfigError, match=r"unknown thing 'pluged'\. Did you mean 'plugged'\?"):
+        registry.load("pluged")
 
 
 def _env() -> dict[str, str]:

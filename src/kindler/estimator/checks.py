@@ -12,17 +12,21 @@ from typing import Any
 from kindler.data.column_options import ColumnOptions
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input
+from kindler.frameworks.registry import FrameworkSpec
+from kindler.sync.registry import SYNCS
 from kindler.train.options import FitOptions
 
 __all__ = [
+    "ability_complaints",
     "backend_complaints",
     "callback_complaints",
     "checkpoint_complaints",
     "column_complaints",
     "engine_complaints",
-    "keras_complaints",
     "refuse",
+    "row_weight_complaints",
     "seed_complaints",
+    "sync_complaints",
 ]
 
 _ORCA_BACKENDS = ("bigdl", "torch_distributed", "horovod", "spark", "ray")
@@ -84,18 +88,30 @@ def column_complaints(columns: ColumnOptions, *data: Input | None) -> Iterator[s
             yield f"{name} is for data that has columns; functions and loaders make batches of their own."
 
 
-def keras_complaints(framework: str, options: FitOptions) -> Iterator[str]:
+def row_weight_complaints(row: FrameworkSpec, options: FitOptions) -> Iterator[str]:
     given = {"class_weight": options.class_weight, "sample_weight_col": options.columns.weight_col}
     for name, value in given.items():
-        if value is not None and framework != "keras":
-            yield f"{name} is for Keras models; weight the rows in the loss of a {framework} model."
+        if value is not None and not row.row_weights:
+            yield f"{name} is for Keras models; weight the rows in the loss of a {row.name} model."
 
 
-def callback_complaints(callbacks: Sequence[Any], *, framework: str, validated: bool) -> Iterator[str]:
-    base = ("kindler",) if framework == "torch" else ("keras", "tf_keras")
+def ability_complaints(row: FrameworkSpec, ability: str) -> Iterator[str]:
+    if ability not in row.can:
+        yield f"models of {row.name!r} cannot {ability}."
+
+
+def sync_complaints(sync: str) -> Iterator[str]:
+    try:
+        SYNCS.spec(sync)
+    except ConfigError as exc:
+        yield f"sync={sync!r}: {exc}"
+
+
+def callback_complaints(callbacks: Sequence[Any], row: FrameworkSpec, *, validated: bool) -> Iterator[str]:
+    base = row.callbacks
     for item in callbacks:
         if not _is_callback(item, base):
-            yield f"callbacks of a {framework} model must be {base[0]}.Callback objects; received {item!r}."
+            yield f"callbacks of a {row.name} model must be {base[0]}.Callback objects; received {item!r}."
         if type(item).__name__ == "BackupAndRestore":
             yield "BackupAndRestore is what fit(resume=True) does; leave it out and pass model_dir."
         monitored = str(getattr(item, "monitor", ""))

@@ -19,22 +19,25 @@ from kindler.data.column_options import ColumnOptions, Names
 from kindler.engine import local
 from kindler.errors import ConfigError, NotFittedError, UntrustedError
 from kindler.estimator.checks import (
+    ability_complaints,
     backend_complaints,
     callback_complaints,
     checkpoint_complaints,
     column_complaints,
     engine_complaints,
-    keras_complaints,
     refuse,
+    row_weight_complaints,
     seed_complaints,
+    sync_complaints,
 )
 from kindler.estimator.fit import RunPlan, RunResults, job_of, run
 from kindler.estimator.inputs.contract import Input, ScoreRequest
 from kindler.estimator.inputs.recognise import Engine, choose_engine, recognise
-from kindler.estimator.model import FrameworkModel, LiveModel, keras_model, torch_model
+from kindler.estimator.model import FrameworkModel, LiveModel
 from kindler.files import beside, folder_at, place, split
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.sync.contract import SyncConfig
 from kindler.train import estimator_file
 from kindler.train.checkpoint_dir import is_model_file, latest
 from kindler.train.checkpoint_file import Header, is_checkpoint, read_checkpoint, write_checkpoint
@@ -176,7 +179,11 @@ class Estimator:
         )
         uses_torchmetrics = "torchmetrics" in {type(m).__module__.partition(".")[0] for m in _flat(metrics)}
         return cls(
-            torch_model(spec, ("torchmetrics",) if uses_torchmetrics else ()),
+            FrameworkModel(
+                framework="torch",
+                spec=spec,
+                extra_preload=("torchmetrics",) if uses_torchmetrics else (),
+            ),
             workers=workers,
             engine=engine,
             device=device,
@@ -241,7 +248,47 @@ class Estimator:
         chosen = backends.backend_of(model, keras_backend)
         backends.require(chosen)
         return cls(
-            keras_model(replace(spec, backend=chosen)),
+            FrameworkModel(framework="keras", spec=replace(spec, backend=chosen)),
+            workers=workers,
+            engine=engine,
+            device=device,
+            model_dir=model_dir,
+            seed=seed,
+            settings=settings or RunSettings(),
+            log_dir=log_dir,
+        )
+
+    @classmethod
+    @leaves_no_trace
+    def from_framework(
+        cls,
+        framework: str,
+        *,
+        workers: int | None = None,
+        engine: Engine = "auto",
+        device: str = "auto",
+        model_dir: str | PathLike[str] | None = None,
+        seed: int = 0,
+        log_dir: str | PathLike[str] | None = None,
+        settings: RunSettings | None = None,
+        **options: Any,
+    ) -> Estimator:
+        """Make an estimator of a model of any framework, including those that other packages add.
+
+        Args:
+            framework: "torch", "keras", or the name of an entry point of the group `kindler.frameworks`.
+            workers: Number of workers. None is one for each slot of the Spark application, or each core.
+            engine: "spark", "local", or "auto": Spark if the data is Spark's.
+            device: Where workers compute.
+            model_dir: The folder of checkpoints; see `fit`.
+            seed: Decides the initial weights of creators, the order of rows, and dropout.
+            log_dir: Where event files for TensorBoard are written.
+            settings: Time limits, threads, shared memory.
+            options: The framework's own: the model, its optimizer and so on.
+        """
+        refuse(*engine_complaints(workers, engine), *seed_complaints(seed))
+        return cls(
+            FrameworkModel(framework=framework, spec=FRAMEWORKS.load(framework).make_spec(**options)),
             workers=workers,
             engine=engine,
             device=device,
@@ -280,6 +327,8 @@ class Estimator:
         validation_freq: int | Sequence[int] = 1,
         class_weight: Mapping[int, float] | None = None,
         sample_weight_col: str | None = None,
+        sync: str = "allreduce",
+        sync_options: Mapping[str, Any] | None = None,
     ) -> History:
         """Train the model: every epoch uses each row of `data` once.
 
@@ -322,6 +371,8 @@ class Estimator:
             validation_freq: Validate every so many epochs, or after the epochs with these numbers.
             class_weight: Keras only: the weight of a row by its label.
             sample_weight_col: Keras only: a column with the weight of each row.
+            sync: How workers agree: "allreduce", or the name of a sync that another package adds.
+            sync_options: Options of that sync.
 
         Returns:
             One row per epoch; after `resume`, also those of the earlier part of the run.
@@ -360,6 +411,7 @@ class Estimator:
             initial_epoch=initial_epoch,
             validation_freq=validation_freq if isinstance(validation_freq, int) else tuple(validation_freq),
             class_weight=None if class_weight is None else dict(class_weight),
+            sync=SyncConfig(name=sync, options=dict(sync_options or {})),
         )
         return self._fit(recognise(data), _recognised(validation_data), options, driver_callbacks)
 
@@ -372,12 +424,14 @@ class Estimator:
     ) -> History:
         model, validated = self._model, validation is not None
         refuse(
-            *model.lacking(model.spec, "optimizer", "loss"),
-            *keras_complaints(model.framework, options),
+            *ability_complaints(model.row, "train"),
+            *model.lacking("optimizer", "loss"),
+            *row_weight_complaints(model.row, options),
+            *sync_complaints(options.sync.name),
             *options.complaints(),
             *checkpoint_complaints(options, model_dir=self._model_dir, validated=validated),
             *column_complaints(options.columns, data, validation),
-            *callback_complaints(options.callbacks, framework=model.framework, validated=validated),
+            *callback_complaints(options.callbacks, model.row, validated=validated),
         )
         inputs = [data] if validation is None else [data, validation]
         params = run_params(
@@ -455,7 +509,7 @@ class Estimator:
         )
         options = EvaluateOptions(batch_size=batch_size, columns=columns, ingest=ingest, verbose=verbose)
         refuse(
-            *self._model.lacking(self._model.spec, "loss"),
+            *self._model.lacking("loss"),
             *options.complaints(),
             *column_complaints(columns, given),
         )
@@ -706,10 +760,10 @@ class Estimator:
         facts = saved.facts
         wrong = sorted(set(options) - {"workers", "engine", "device", "model_dir", "log_dir", "settings"})
         refuse(*(f"{name} is in the file and cannot be passed to load." for name in wrong))
-        model = keras_model if facts["framework"] == "keras" else torch_model
+        model = FrameworkModel.unpacked(facts["framework"], saved.recipe, tuple(facts["preload"]))
         known = {name: facts[name] for name in ("workers", "engine", "device", "seed")}
         arguments = {"model_dir": None, "settings": RunSettings(), **known, **options}
-        estimator = cls(model(saved.recipe, tuple(facts["preload"])), **arguments)
+        estimator = cls(model, **arguments)
         estimator.restore_columns(facts["signature"], facts["history"])
         estimator._live.state = saved.state
         return estimator

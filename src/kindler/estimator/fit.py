@@ -152,7 +152,7 @@ def _prepared(plan: RunPlan, item: Input, name: str, spark: SparkSession | None,
         spark=spark,
         scratch=folder,
         config=getattr(plan.model.spec, "config", {}),
-        row_weights=plan.model.framework == "keras",
+        row_weights=plan.model.row.row_weights,
     )
     try:
         return item.source(request)
@@ -204,7 +204,7 @@ def _teller(plan: RunPlan, progress: ProgressBar) -> Callable[[str], None]:
 
 
 def _refuse_several(model: FrameworkModel) -> None:
-    complaints = model.against_several(model.spec)
+    complaints = model.against_several()
     if complaints:
         raise ConfigError("\n".join(complaints))
 

@@ -1,7 +1,9 @@
-"""The contract between the training loop and a framework: one replica of the user's model.
+"""What a framework is: the contracts that its one class keeps, and that everything else relies on.
 
-Each framework has one class that keeps it; `registry.py` finds it by name. The loop decides when a step, an
-epoch or an evaluation happens; the replica decides how. No framework is imported here.
+A replica is the user's model in one process. On the driver it is a `DriverModel`, where rows are scored a
+`Scorer`, in training a `Stepper`, or a `Fitter` where the framework has a training loop of its own. Its row
+in `registry.py` says which of these it keeps; `base.py` has defaults for most of it. No framework is imported
+here.
 """
 
 from __future__ import annotations
@@ -9,13 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
+from kindler.collective import Array, Collective, Gradients
 from kindler.frameworks.state_format import Buffer
 
-__all__ = ["Batch", "Keeps", "Replica", "Steps", "Tallies"]
-
-Array = np.ndarray[Any, np.dtype[Any]]
+__all__ = [
+    "Array",
+    "Batch",
+    "DriverModel",
+    "Feed",
+    "Fitter",
+    "Keeps",
+    "Scorer",
+    "Stepper",
+    "Tallies",
+    "Watch",
+]
 
 
 class Batch(Protocol):
@@ -42,32 +52,107 @@ class Batch(Protocol):
         """Names a row of this rank's by where it stood in the data; None where that is not known."""
 
 
-class Steps(Protocol):
-    """How a replica moves. Between ranks every call but `predict` is made by all, in the same order."""
+class Scorer(Protocol):
+    """A model that predicts.
 
-    def attach(self, group: Any) -> None:
-        """Start from rank 0's weights and agree on every gradient from now on; at most once."""
+    Attributes:
+        output_names: What the model called the outputs that it returned last; None where they have no names.
+    """
 
-    def as_given(self) -> None:
-        """Take from the user's own model what it says besides weights (what is frozen), not from a state."""
+    output_names: tuple[str, ...] | None
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Prepare for the epoch of this number: randomness depends on it, so a resumed epoch is the same."""
+    @classmethod
+    def from_bytes(
+        cls,
+        spec: bytes,
+        *,
+        device: str,
+        seed: int = 0,
+        rank: int = 0,
+        local_rank: int = 0,
+        threads: int | None = None,
+        feature_names: tuple[str, ...] = (),
+        label_names: tuple[str, ...] = (),
+        label_shapes: Sequence[Sequence[int]] | None = None,
+    ) -> Any:
+        """A replica of what `dumps` packed.
 
-    def train_step(self, batch: Batch) -> None:
-        """One optimizer step with the gradient of the mean over the rows of all ranks."""
+        Args:
+            spec: The packed spec.
+            device: "auto", "cpu", "cuda" (one GPU a rank) or "cuda:0".
+            seed: What the random numbers of creators start from.
+            rank: This rank; randomness other than that of the first weights differs by it.
+            local_rank: Its number on its host, which chooses the GPU.
+            threads: Compute threads; None leaves the process as it is.
+            feature_names: Names of the features.
+            label_names: Names of the labels.
+            label_shapes: Where rows of one batch may have another shape than those of another: the shape of
+                a row of each label in the first batch. Otherwise None.
+        """
 
-    def merge_buffers(self) -> None:
-        """Make what training changed besides weights the same on all ranks, before it is judged."""
-
-    def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
-        """Move per-epoch schedules; `logs` has the epoch's figures."""
-
-    def eval_step(self, batch: Batch) -> None:
-        """Judge a batch without learning from it."""
+    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
+        """Go on from `state`; with `weights_only_model` only the model is taken from it."""
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
         """The model's outputs for these rows, one array an output, rows first."""
+
+
+class DriverModel(Protocol):
+    """The model in the user's own process, made as `cls(spec, device="cpu", seed=...)`.
+
+    A spec is what the user gave, in whatever form the framework likes.
+
+    Attributes:
+        epoch: Epochs begun since the model was new.
+        step: Optimizer steps since then.
+    """
+
+    epoch: int
+    step: int
+
+    @classmethod
+    def make_spec(cls, **options: Any) -> Any:
+        """A spec of the arguments of `Estimator.from_framework`.
+
+        Raises:
+            ConfigError: They cannot work; says all that is wrong with them.
+        """
+
+    @classmethod
+    def dumps(cls, spec: Any) -> bytes:
+        """The spec as bytes, for workers and files."""
+
+    @classmethod
+    def loads(cls, data: bytes) -> Any:
+        """The spec out of those bytes."""
+
+    @classmethod
+    def has_instance(cls, spec: Any) -> bool:
+        """Whether the user holds something that training changes, rather than a way to make it."""
+
+    @classmethod
+    def lacking(cls, spec: Any, *names: str) -> list[str]:
+        """What the spec lacks of "optimizer" and "loss", as complaints."""
+
+    @classmethod
+    def against_several(cls, spec: Any) -> list[str]:
+        """What speaks against training by several workers, as far as it is known on the driver."""
+
+    @classmethod
+    def environment(cls, spec: Any) -> tuple[tuple[str, str], ...]:
+        """Variables that must be set in workers before the framework is imported."""
+
+    def trained_model(self) -> Any:
+        """The model itself, ready to predict; the user's own instance where one was given."""
+
+    def save(self, path: str) -> None:
+        """Write the model in the framework's own format."""
+
+    def load(self, path: str) -> None:
+        """Take the weights out of a file that `save`, or the framework itself, wrote."""
+
+    def state(self) -> bytes:
+        """Weights, optimizer, schedule, randomness, epoch and step; reading them executes no code."""
 
 
 class Tallies(Protocol):
@@ -96,7 +181,7 @@ class Keeps(Protocol):
     """A replica as bytes: everything that the next step depends on; loading it executes no code.
 
     Between epochs `state` of any rank is enough. In the middle of one each rank has a `local_state` besides,
-    to be loaded after `attach` and `begin_epoch`.
+    to be loaded after `join` and `begin_epoch`.
     """
 
     def state(self) -> bytes:
@@ -123,18 +208,165 @@ class Keeps(Protocol):
         Tallies of all count once, buffers are merged, and randomness begins anew.
         """
 
+    def weights(self) -> bytes:
+        """The model's weights alone, as `load` reads them out of a file."""
 
-class Replica(Steps, Tallies, Keeps, Protocol):
-    """One rank's copy of the model, with all that trains it.
+    def load_weights(self, data: bytes) -> None:
+        """Take the weights of such bytes."""
+
+
+class Stepper(Scorer, Tallies, Keeps, Protocol):
+    """A replica that the training loop steps. Between ranks, all make the same calls in the same order.
+
+    Its parameters have one form that any sync understands: names and numpy arrays. `gradients` and `apply`
+    are together what `train_step` is in one process; a replica that `fuses` does it faster.
 
     Attributes:
         epoch: Epochs begun since the model was new.
         step: Optimizer steps since then.
         device: Where it computes.
-        output_names: What the model called the outputs that it returned last; None where they have no names.
+        model: What callbacks see as the model.
+        optimizer: What they see as the optimizer; None where there is none.
+        fuses: The library whose gradients `train_step` can exchange itself once `fuse` was called: "torch",
+            or "" for none.
     """
 
     epoch: int
     step: int
     device: Any
-    output_names: tuple[str, ...] | None
+    model: Any
+    optimizer: Any
+    fuses: str
+
+    def as_given(self) -> None:
+        """Take from the user's own model what it says besides weights (what is frozen), not from a state."""
+
+    def join(self, collective: Collective) -> None:
+        """Start from rank 0's state; at most once. `merge_buffers` goes through this from now on."""
+
+    def fuse(self, exchange: Any) -> None:
+        """From now on let `train_step` exchange gradients itself; only where `fuses` says so."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Prepare for the epoch of this number: randomness depends on it, so a resumed epoch is the same."""
+
+    def train_step(self, batch: Batch) -> None:
+        """A whole optimizer step on the mean over the rows: alone, or fused."""
+
+    def names(self) -> list[str]:
+        """What the trained parameters are called."""
+
+    def read(self) -> list[Array]:
+        """Copies of the trained parameters, in the order of `names`."""
+
+    def write(self, arrays: Sequence[Array]) -> None:
+        """Overwrite the trained parameters."""
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """What this rank's rows say; counts them, and moves no parameter."""
+
+    def apply(self, gradients: Sequence[Array]) -> None:
+        """One step of the optimizer with these gradients."""
+
+    def merge_buffers(self) -> None:
+        """Make what training changed besides parameters the same on all ranks, before it is judged."""
+
+    def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
+        """Move per-epoch schedules; `logs` has the epoch's figures."""
+
+    def eval_step(self, batch: Batch) -> None:
+        """Judge a batch without learning from it."""
+
+
+class Feed(Protocol):
+    """Batches by number, counted from 0 within the epoch that runs."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
+        """Features and labels of one step; called from any thread."""
+
+
+class Watch(Protocol):
+    """Who follows a framework's own loop; epochs and steps are counted from 0, as the framework does."""
+
+    def train_begins(self) -> None:
+        """After the callbacks of that name."""
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Before the callbacks of that name."""
+
+    def step_begins(self) -> None:
+        """Before the callbacks of that name."""
+
+    def step_ends(self, steps: int, logs: Mapping[str, Any]) -> bool:
+        """After so many steps of this epoch; whether to end the run here, which all ranks decide alike."""
+
+    def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
+        """Before the user's callbacks: make `logs` those of all ranks, validation included."""
+
+    def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
+        """After the user's callbacks; whether the run ends, on all ranks."""
+
+
+class Fitter(Stepper, Protocol):
+    """A replica of a framework that runs its own loop over batches; `train/fit_loop.py` follows it.
+
+    It steps as well, but its own loop is faster and calls the callbacks that its users know.
+
+    Attributes:
+        epoch_rows: This rank's rows of the epoch so far; counted by whoever knows them.
+    """
+
+    epoch_rows: int
+
+    @property
+    def stopping(self) -> bool:
+        """Whether its own loop has been asked to end."""
+
+    def arrange(self, features: Sequence[str], labels: Sequence[str], *, by_name: bool = False) -> None:
+        """Say what batches consist of; `by_name` where inputs came by name."""
+
+    def build(self, features: Sequence[Array], labels: Sequence[Array], *, may_idle: bool = False) -> None:
+        """Make everything that depends on the shapes of a batch; `may_idle` where steps may have no rows."""
+
+    def share_steps(self, collective: Collective) -> None:
+        """After `join`: in its own loop, apply the mean of all ranks' gradients."""
+
+    def own_callbacks(self, callbacks: Sequence[Any]) -> list[Any]:
+        """Those of the user's callbacks that run on this rank."""
+
+    def remembering(self, callback: Any) -> Any:
+        """What keeps a callback's memory in checkpoints: has `state_dict` and `load_state_dict`."""
+
+    def hooks(self, callbacks: Sequence[Any], watch: Watch, *, size: int, epochs: int, steps: int) -> Any:
+        """The user's callbacks between the calls of `watch`, in the form that `fit` takes."""
+
+    def fit(
+        self,
+        feed: Feed,
+        hooks: Any,
+        *,
+        epochs: tuple[int, int],
+        class_weight: Mapping[int, float] | None = None,
+        ends: bool = True,
+    ) -> None:
+        """The epochs from the first, counted from 0, to the one before the second."""
+
+    def evaluate(self, feed: Feed, hooks: Any = None) -> None:
+        """Judge the rows of `feed`; the figures stay in the tallies."""
+
+    def begin_step(self) -> None:
+        """Before each step."""
+
+    def metric_states(self) -> bytes:
+        """This rank's metrics so far; counting goes on."""
+
+    def join_metric_states(self, states: Sequence[bytes]) -> bytes:
+        """One state that stands for all ranks'."""
+
+    def load_metric_states(self, joined: bytes) -> dict[str, Any]:
+        """Hold that state, and tell it as numbers."""
+
+    def figures(self) -> dict[str, Any]:
+        """The metrics' present results, as plain numbers."""

@@ -19,7 +19,7 @@ _DEEPEST = 8
 
 
 def travelling(value: Any) -> bytes:
-    """A dataclass as a pickle.
+    """A dataclass, or a dict of options, as a pickle.
 
     Raises:
         ConfigError: Something in it cannot be pickled; the message says what, and where it hangs.
@@ -27,7 +27,7 @@ def travelling(value: Any) -> bytes:
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as exc:
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        fields = value if isinstance(value, Mapping) else _fields(value)
         path, culprit = _culprit(fields)
         where = ", ".join(path) or "what was handed in"
         raise ConfigError(
@@ -37,6 +37,10 @@ def travelling(value: Any) -> bytes:
             " files, connections and generators do not travel."
         ) from exc
     return data
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _culprit(fields: Mapping[str, Any]) -> tuple[list[str], Any]:

@@ -19,14 +19,14 @@ import numpy as np
 
 from kindler.data.columns import Columns
 from kindler.errors import ConfigError
-from kindler.frameworks.contract import Replica
+from kindler.frameworks.contract import Scorer
 from kindler.frameworks.registry import FRAMEWORKS
 
 __all__ = ["Predictor", "Recipe", "fixed_batches"]
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
-_resident: OrderedDict[str, Replica] = OrderedDict()
+_resident: OrderedDict[str, Scorer] = OrderedDict()
 _MOST_RESIDENT = 4
 
 
@@ -65,9 +65,9 @@ class Recipe:
             digest.update(part)
         return digest.hexdigest()
 
-    def load(self) -> Replica:
+    def load(self) -> Scorer:
         sys.path.extend(path for path in self.sys_path if path not in sys.path and os.path.exists(path))
-        replica: Replica = FRAMEWORKS.load(self.framework).from_bytes(
+        replica: Scorer = FRAMEWORKS.load(self.framework).from_bytes(
             self.spec,
             device=self.device,
             seed=self.seed,
@@ -104,7 +104,7 @@ class Predictor:
     def _key(self) -> str:
         return self.recipe.key
 
-    def replica(self) -> Replica:
+    def replica(self) -> Scorer:
         """The model, loaded once per process."""
         if self._key not in _resident:
             _resident[self._key] = self.recipe.load()

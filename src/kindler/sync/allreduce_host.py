@@ -45,7 +45,7 @@ class Worker(Member, Protocol):
 
 
 class HostGroup:
-    """One rank's end of the exchange of numpy arrays between all workers of a run.
+    """One rank's end of the exchange of numpy arrays between all workers of a run; keeps `Collective`.
 
     Every rank makes the same calls in the same order, one thread at a time, with arrays of the same shapes
     and dtypes. Arguments are never modified, results are fresh arrays, and all ranks get bit-identical ones.
@@ -101,11 +101,11 @@ class HostGroup:
             return [array.copy() if weight else np.zeros_like(array) for array in arrays]
         return self._sum("mean", arrays, weight)
 
-    def total(self, arrays: Sequence[Array]) -> list[Array]:
+    def sum(self, arrays: Sequence[Array]) -> list[Array]:
         """The sum over ranks, in the arrays' own dtypes."""
         arrays = [np.asarray(array) for array in arrays]
-        _check_kinds(arrays, "fciub", "total")
-        return [array.copy() for array in arrays] if self.size == 1 else self._sum("total", arrays, None)
+        _check_kinds(arrays, "fciub", "sum")
+        return [array.copy() for array in arrays] if self.size == 1 else self._sum("sum", arrays, None)
 
     def broadcast(self, arrays: Sequence[Array], src: int = 0) -> list[Array]:
         """The arrays of the rank `src`, on every rank."""
@@ -124,6 +124,10 @@ class HostGroup:
                 _fill(data, window, flats, None)
             self._broadcast_window(data, src)
         return _results(path, buffers, arrays)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.sum([np.zeros(1, np.uint8)])
 
     def close(self) -> None:
         """Leave the group: connections and mappings go. Idempotent."""
@@ -305,7 +309,7 @@ def _check_kinds(arrays: Sequence[Array], kinds: str, op: str) -> None:
         if array.dtype.kind not in kinds and not _small_float(array.dtype):
             raise ConfigError(
                 f"{op} takes arrays of {'floats' if op == 'mean' else 'numbers'}; got {array.dtype.name}."
-                + (" Hint: total() adds up whole numbers." if op == "mean" else "")
+                + (" Hint: sum() adds up whole numbers." if op == "mean" else "")
             )
 
 

@@ -26,7 +26,7 @@ _NUMBERS = 2  # at the end of a load, for the whole step
 
 
 class BucketGroup(Protocol):
-    """What makes buckets: a `Group`."""
+    """What makes buckets: a `TorchExchange`."""
 
     @property
     def device(self) -> torch.device: ...

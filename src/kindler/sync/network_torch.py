@@ -1,4 +1,4 @@
-"""Sums and broadcasts of torch tensors between hosts: a ring for CPU tensors, NCCL for CUDA ones.
+"""Sums of torch tensors between hosts: a ring for CPU tensors, NCCL for CUDA ones.
 
 The ring runs over connections that prove themselves with the run's secret (`ring.py`,
 `engine/peer_sockets.py`), so nothing of torch's own listens. NCCL needs a store of torch's to meet at; it
@@ -62,9 +62,6 @@ class Network(Protocol):
 
     def all_reduce(self, tensor: torch.Tensor, *, doing: str = "all-reduce") -> Work:
         """Start the sum over members, in place; the work's `wait` ends it."""
-
-    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Overwrite `tensor` with that of the member in place `source`."""
 
     def close(self) -> None:
         """Leave; the others notice if they go on."""
@@ -135,10 +132,17 @@ class _RingNetwork:
         self._thread.start()
 
     def all_reduce(self, tensor: torch.Tensor, *, doing: str = "all-reduce") -> Work:
-        return self._start(tensor, self._ring.all_reduce)
+        whole = tensor.detach()
+        flat = whole.contiguous().view(-1)
 
-    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        self._start(tensor, lambda flat: self._ring.broadcast(flat, source)).wait()
+        def made() -> None:
+            self._ring.all_reduce(flat)
+            if flat.data_ptr() != whole.data_ptr():
+                whole.copy_(flat.view(whole.shape))
+
+        job = _Job(made, self._waiting)
+        self._jobs.put(job)
+        return job
 
     def close(self) -> None:
         thread, self._thread = self._thread, None
@@ -146,19 +150,6 @@ class _RingNetwork:
             self._ring.close()  # a call under way fails now
             self._jobs.put(None)
             thread.join()
-
-    def _start(self, tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> _Job:
-        whole = tensor.detach()
-        flat = whole.contiguous().view(-1)
-
-        def made() -> None:
-            call(flat)
-            if flat.data_ptr() != whole.data_ptr():
-                whole.copy_(flat.view(whole.shape))
-
-        job = _Job(made, self._waiting)
-        self._jobs.put(job)
-        return job
 
     def _serve(self) -> None:
         broken: BaseException | None = None
@@ -225,13 +216,6 @@ class _NcclNetwork:
     def all_reduce(self, tensor: torch.Tensor, *, doing: str = "all-reduce") -> Work:
         with _backend_errors(doing):
             return _NcclWork(self._group.allreduce([tensor]), doing, self._waiting)
-
-    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = source, 0
-        with _backend_errors("broadcast"):
-            work = _NcclWork(self._group.broadcast([tensor], options), "broadcast", self._waiting)
-        work.wait()
 
     def close(self) -> None:
         group, self._group, self._store = self._group, None, None

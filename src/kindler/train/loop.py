@@ -1,7 +1,7 @@
-"""The run on one worker: every rank calls `run` and does the same steps at the same time.
+"""The run on one worker: every rank calls `run`, makes as many steps as the others and ends epochs with them.
 
-Which framework steps the model and how gradients are exchanged is not known here; see
-`frameworks/contract.py` and `sync/`. Where training goes on from is in `run_start.py`, checkpoints are the
+Which framework steps the model and how replicas agree is not known here; see `frameworks/contract.py` and
+`sync/contract.py`. Where training goes on from is in `run_start.py`, checkpoints are the
 business of `checkpoint_writer.py`, and what the driver hears meanwhile of `reporting.py`.
 """
 
@@ -11,20 +11,22 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from kindler.data.batches import Batch
-from kindler.frameworks.contract import Replica
+from kindler.frameworks.contract import Stepper
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.sync.contract import Sync
 from kindler.train.agreement import merged_by_first
 from kindler.train.callbacks import Callback, Run
 from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
+from kindler.train.joining import joined
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import BatchStream, Start, Worker, begin, load_local_states, open_batch_stream
-from kindler.train.syncs import SYNCS
 from kindler.train.task import Task
 from kindler.train.triggers import Progress, score_of
 
@@ -39,7 +41,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     task: Task = cloudpickle.loads(task_bytes)
     replica_type = FRAMEWORKS.load(task.framework)
     data = open_batch_stream(worker, task, task.data, "data", trains=task.trains)
-    replica: Replica = replica_type.from_bytes(
+    replica: Stepper = replica_type.from_bytes(
         spec,
         device=task.device,
         rank=worker.rank,
@@ -54,12 +56,12 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     if len(states) == 1:  # a new run: what its user has frozen since the last one counts
         replica.as_given()
     del states  # as large as the model
-    with closing(data), _attached(worker, task, replica) as group:
-        rows = (
-            _Fit(worker, task, replica, data, start, group).run()
-            if task.trains
-            else [_judged(worker, replica, data, show=task.show)]
-        )
+    with closing(data):
+        if task.trains:
+            with joined(worker, task, replica) as sync:
+                rows = _Fit(worker, task, replica, data, start, sync).run()
+        else:
+            rows = [_judged(worker, replica, data, show=task.show)]
     if worker.rank != 0:
         return [b"", b""]
     told = json.dumps({"rows": rows, "layout": data.layout}).encode()
@@ -71,33 +73,14 @@ def _varying_shapes(data: BatchStream) -> list[Sequence[int]] | None:
     return None if data.counts else [data.layout[name][1] for name in data.labels]
 
 
-@contextmanager
-def _attached(worker: Worker, task: Task, replica: Replica) -> Iterator[Any]:
-    """Join the replicas of all workers while the block runs; evaluation needs no joining."""
-    if not task.trains or worker.size == 1:
-        yield None
-        return
-    group_type = SYNCS.load(f"allreduce/{task.framework}")
-    settings = task.settings
-    group = group_type(
-        worker,
-        device=replica.device,
-        timeout_s=settings.sync_timeout_s,
-        shared_memory=settings.shared_memory,
-    )
-    with closing(group):
-        replica.attach(group)
-        yield group
-
-
 class _Fit:
     """Training, from where it stands to its end."""
 
     def __init__(
-        self, worker: Worker, task: Task, replica: Replica, train: BatchStream, start: Start, group: Any
+        self, worker: Worker, task: Task, replica: Stepper, train: BatchStream, start: Start, sync: Sync
     ) -> None:
         self._worker, self._replica, self._train = worker, replica, train
-        self._start, self._group = start, group
+        self._start, self._sync = start, sync
         self._validation = (
             open_batch_stream(worker, task, task.validation, "validation_data", trains=False)
             if task.validation
@@ -128,9 +111,7 @@ class _Fit:
         # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask. They
         # agree where they exchange gradients: the driver is not in the way of a step.
         self._agree_each_step = self._keeper.active and worker.size > 1 and _look_at_steps(self._hooks)
-        self._progress = ProgressReporter(
-            worker, show=task.show, waited_s=lambda: group.waited_s if group is not None else 0.0
-        )
+        self._progress = ProgressReporter(worker, show=task.show, waited_s=lambda: sync.waited_s)
         self._step_log = StepReporter(worker, active=task.log_steps)
 
     def run(self) -> list[dict[str, Any]]:
@@ -168,12 +149,14 @@ class _Fit:
                 self._step(batch, done)
                 if done == self._steps or batch.ends or self._over_within_epoch():
                     break
-                seconds = time.perf_counter() - started
-                asked = self._asked_for_checkpoint()
-                self._keeper.after_step(replica, step_in_epoch=done, seconds=seconds, asked=asked)
+                if self._sync.in_step:  # otherwise no moment within an epoch is the same on all workers
+                    seconds = time.perf_counter() - started
+                    asked = self._asked_for_checkpoint()
+                    self._keeper.after_step(replica, step_in_epoch=done, seconds=seconds, asked=asked)
                 if self._hooks:  # they may do with the weights what they like
                     replica.settle()
         self._step_log.flush()
+        self._sync.catch_up(replica)
         replica.merge_buffers()
         logs = _merged(self._worker, replica)
         seconds = time.perf_counter() - started
@@ -202,7 +185,7 @@ class _Fit:
         if self._step_log.active:
             self._logged_step(batch)
         else:
-            replica.train_step(batch)
+            self._sync.step(replica, batch)
         self._worker.tick()
         view.step = replica.step
         self._each("on_step_end")
@@ -211,7 +194,7 @@ class _Fit:
     def _logged_step(self, batch: Batch) -> None:
         replica = self._replica
         rate, (loss, weight) = replica.learning_rate(), replica.loss_sums()
-        replica.train_step(batch)
+        self._sync.step(replica, batch)
         loss_now, weight_now = replica.loss_sums()
         mean = (loss_now - loss) / (weight_now - weight) if weight_now > weight else 0.0
         self._step_log.step(replica.step, loss=mean, rows=weight_now - weight, lr=rate)
@@ -252,8 +235,8 @@ class _Fit:
     def _asked_for_checkpoint(self) -> bool:
         if not self._agree_each_step:
             return self._view.take_save_request()
-        asked: bool = self._group.any(self._view.take_save_request())
-        return asked
+        [asked] = self._sync.collective.sum([np.array([self._view.take_save_request()], np.int64)])
+        return bool(asked[0])
 
     def _triggered(self, progress: Progress) -> bool:
         trigger = self._options.end_trigger
@@ -277,7 +260,7 @@ class _Fit:
             getattr(hook, name)(self._view, *args)
 
 
-def _judged(worker: Worker, replica: Replica, data: BatchStream, *, show: bool = False) -> dict[str, Any]:
+def _judged(worker: Worker, replica: Stepper, data: BatchStream, *, show: bool = False) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     progress = ProgressReporter(worker, show=show)
     progress.begin(epoch=1, epochs=1, steps=data.expected, quiet=True)
@@ -291,7 +274,7 @@ def _judged(worker: Worker, replica: Replica, data: BatchStream, *, show: bool =
     return _merged(worker, replica)
 
 
-def _merged(worker: Worker, replica: Replica) -> dict[str, Any]:
+def _merged(worker: Worker, replica: Stepper) -> dict[str, Any]:
     return merged_by_first(worker, replica.take_tallies(), replica.merge_tallies)
 
 

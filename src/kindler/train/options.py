@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from kindler.data.column_options import ColumnOptions
 from kindler.errors import ConfigError
+from kindler.sync.contract import SyncConfig
 from kindler.train.metric_names import parse
 from kindler.train.triggers import Trigger
 
@@ -95,6 +96,7 @@ class FitOptions(RunOptions):
             epoch.
         validation_freq: Validate every so many epochs, or after the epochs with these numbers.
         class_weight: Keras only: the weight of a row by its label.
+        sync: How workers agree, with the options of that sync.
     """
 
     batch_size: int = 32
@@ -111,6 +113,7 @@ class FitOptions(RunOptions):
     initial_epoch: int | None = None
     validation_freq: int | tuple[int, ...] = 1
     class_weight: dict[int, float] | None = None
+    sync: SyncConfig = field(default_factory=SyncConfig)
 
     @property
     def endless(self) -> bool:

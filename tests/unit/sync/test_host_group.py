@@ -12,7 +12,7 @@ import pytest
 
 from kindler.errors import ConfigError, SyncError, SyncTimeoutError
 from kindler.sync.allreduce_host import HostGroup
-from tests.ranks import DIED, GangWorker, run_ranks
+from kindler.testing.ranks import DIED, GangWorker, run_ranks
 
 LARGE = 1_300_000  # elements: several windows of float32
 
@@ -79,13 +79,13 @@ def _exchange(worker: GangWorker, shared_memory: bool) -> dict[str, list[np.ndar
     results = {
         "mean": group.mean(mine, _weight(worker.rank)),
         "again": group.mean(mine, _weight(worker.rank)),
-        "total": group.total(counts),
+        "total": group.sum(counts),
         "nothing": group.mean([np.full(3, np.nan, np.float32)], 0.0),
         "poisoned": group.mean(
             [np.full(3, np.nan if worker.rank == 0 else worker.rank, np.float32)], float(worker.rank > 0)
         ),
         "equal": group.mean([np.full(1000, 0.1, np.float32)], 7.0),
-        "empty": [*group.mean([], 1.0), *group.total([]), *group.broadcast([])],
+        "empty": [*group.mean([], 1.0), *group.sum([]), *group.broadcast([])],
         "first": group.broadcast(mine),
         "last": group.broadcast(
             [np.array([worker.rank], np.int8), np.array([True]), *mine], src=worker.size - 1
@@ -140,7 +140,7 @@ def _small_floats(worker: GangWorker, shared_memory: bool) -> tuple[str, list[fl
 
     group = HostGroup(worker, timeout_s=60.0, shared_memory=shared_memory)
     mine = np.array([256.0 + 2 * worker.rank, 1.0], bfloat16)
-    [mean], [total] = group.mean([mine], 1.0), group.total([mine])
+    [mean], [total] = group.mean([mine], 1.0), group.sum([mine])
     group.close()
     return mean.dtype.name, [*mean.tolist(), *total.tolist()]
 
@@ -234,7 +234,7 @@ def _twice(worker: GangWorker, shared_memory: bool) -> list[float]:
     sums = []
     for turn in range(2):
         group = HostGroup(worker, timeout_s=30.0, shared_memory=bool(turn))
-        sums.append(float(group.total([np.array([worker.rank + turn])])[0][0]))
+        sums.append(float(group.sum([np.array([worker.rank + turn])])[0][0]))
         group.close()
     return sums
 
@@ -252,7 +252,7 @@ def alone() -> HostGroup:
 def test_one_worker_needs_nobody_and_gets_copies(alone: HostGroup) -> None:
     mine = np.array([1.0, np.nan], np.float32)
 
-    for [got] in (alone.mean([mine], 0.1), alone.total([mine]), alone.broadcast([mine])):
+    for [got] in (alone.mean([mine], 0.1), alone.sum([mine]), alone.broadcast([mine])):
         np.testing.assert_array_equal(got, mine, strict=True)
         assert not np.shares_memory(got, mine)
     assert alone.mean([mine], 0.0)[0].tolist() == [0.0, 0.0]
@@ -260,7 +260,7 @@ def test_one_worker_needs_nobody_and_gets_copies(alone: HostGroup) -> None:
 
 
 def test_a_mean_of_whole_numbers_is_refused_with_what_to_do(alone: HostGroup) -> None:
-    with pytest.raises(ConfigError, match=r"int64.*total"):
+    with pytest.raises(ConfigError, match=r"int64.*sum"):
         alone.mean([np.array([1])], 1.0)
 
 

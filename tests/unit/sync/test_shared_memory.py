@@ -12,7 +12,7 @@ import pytest
 from kindler.errors import SyncTimeoutError
 from kindler.sync.arrays_numpy import NUMPY
 from kindler.sync.shared_memory import HostRanks, channels
-from tests.ranks import GangWorker, run_ranks
+from kindler.testing.ranks import GangWorker, run_ranks
 
 DTYPES = (np.float32, np.float64, np.int64)
 ROUNDS = 40

@@ -6,12 +6,14 @@ already merged over all workers, and files are written once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from kindler.frameworks.contract import Watch
 from kindler.frameworks.keras.metrics import plain
 
-__all__ = ["Watch", "make_hooks", "writes"]
+__all__ = ["Remembering", "make_hooks", "writes"]
 
 _WRITERS = (
     "ModelCheckpoint",
@@ -22,28 +24,6 @@ _WRITERS = (
     "OrbaxCheckpoint",
 )
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-
-
-class Watch(Protocol):
-    """Who is told how training goes; epochs and steps are counted as Keras counts them."""
-
-    def train_begins(self) -> None:
-        """After the callbacks of that name."""
-
-    def epoch_begins(self, epoch: int) -> None:
-        """Before the callbacks of that name."""
-
-    def step_begins(self) -> None:
-        """Before the callbacks of that name."""
-
-    def step_ends(self, steps: int, logs: Any) -> bool:
-        """After so many steps of this epoch; whether to end the run here, which all ranks decide alike."""
-
-    def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
-        """Before the user's callbacks: make `logs` those of all ranks, validation included."""
-
-    def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
-        """After the user's callbacks; whether the run ends, on all ranks."""
 
 
 def writes(keras: Any, callback: Any) -> bool:
@@ -97,7 +77,7 @@ def make_hooks(
                 super().on_train_batch_end(batch + self.offset, logs)
             if several and model.stop_training:
                 self.asked, model.stop_training = True, False
-            if watch.step_ends(batch + self.offset + 1, logs):
+            if watch.step_ends(batch + self.offset + 1, _Figures(logs or {})):
                 model.stop_training = True
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -108,10 +88,53 @@ def make_hooks(
             watch.epoch_ends(epoch, figures, self)
             super().on_epoch_end(epoch, figures)
             asked = self.asked or (model.stop_training and not ending)
-            model.stop_training = watch.epoch_over(epoch, figures, asked) or ending
+            told = {name: plain(value) for name, value in figures.items()}  # callbacks may add to them
+            model.stop_training = watch.epoch_over(epoch, told, asked) or ending
             self.offset = 0
 
     return Hooks(list(callbacks), add_history=True, add_progbar=False, model=model, **params)
+
+
+class Remembering:
+    """A callback's memory, for checkpoints: what it counts, not what it was made with."""
+
+    def __init__(self, callback: Any) -> None:
+        self._callback = callback
+        self._given = set(inspect.signature(type(callback).__init__).parameters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The numbers that the callback keeps."""
+        counted = {
+            name: value.item() if hasattr(value, "item") else value
+            for name, value in vars(self._callback).items()
+            if name not in self._given and _is_number(value)
+        }
+        return {"class": type(self._callback).__name__, "counted": counted}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give the callback those numbers back, if it is of the same class."""
+        if state["class"] == type(self._callback).__name__:
+            vars(self._callback).update(state["counted"])
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float) or getattr(value, "shape", None) == ()
+
+
+class _Figures(Mapping[str, Any]):
+    """Logs as plain numbers, which are brought from a device only when somebody looks."""
+
+    def __init__(self, logs: Mapping[str, Any]) -> None:
+        self._logs = logs
+
+    def __getitem__(self, name: str) -> Any:
+        return plain(self._logs[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._logs)
+
+    def __len__(self) -> int:
+        return len(self._logs)
 
 
 def _overrides(keras: Any, callback: Any, name: str) -> bool:

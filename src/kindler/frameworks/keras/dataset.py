@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from kindler.errors import ConfigError
+from kindler.frameworks.contract import Feed
 from kindler.frameworks.keras.error_relay import HostCode
 
-__all__ = ["Arranged", "Feed", "Remembering", "dataset", "with_own_threads"]
+__all__ = ["Arranged", "Remembering", "dataset", "with_own_threads"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class Feed(Protocol):
-    """Batches by number, counted from 0 within the epoch that runs."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
-        """Features and labels of one step; called from any thread."""
 
 
 class Remembering(HostCode):

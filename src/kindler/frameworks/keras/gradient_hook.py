@@ -8,31 +8,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
+from kindler.collective import Array, Collective
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.error_relay import HostCode
 
-__all__ = ["Exchange", "Group", "Means", "Rows", "install", "optimizers", "replaced"]
+__all__ = ["Exchange", "Means", "Rows", "count", "install", "optimizers", "refuse_own_step", "replaced"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Means = Callable[[Sequence[Array], float], list[Array]]
-
-
-class Group(Protocol):
-    """One rank's end of the exchange between workers."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def mean(self, arrays: Sequence[Array], weight: float) -> list[Array]: ...
-    def total(self, arrays: Sequence[Array]) -> list[Array]: ...
-    def broadcast(self, arrays: Sequence[Array], src: int = 0) -> list[Array]: ...
 
 
 class Rows:
@@ -50,21 +34,21 @@ class Rows:
 class Exchange(HostCode):
     """The mean over ranks, called from within a backend."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, collective: Collective) -> None:
         super().__init__()
-        self._group = group
+        self._collective = collective
 
     def __call__(self, arrays: Sequence[Array], weight: float) -> list[Array]:
         with self.kept():
-            return self._group.mean(arrays, weight)
+            return self._collective.mean(arrays, weight)
 
 
-def install(model: Any, group: Group, backend: str, *, may_idle: bool) -> Exchange:
+def install(model: Any, collective: Collective, backend: str, *, may_idle: bool) -> Exchange:
     """Make every optimizer of the model apply the mean over the rows of all ranks.
 
     Args:
         model: A built, compiled model; its next `fit` is the first to notice.
-        group: Where the ranks meet.
+        collective: Where the ranks meet.
         backend: What Keras computes with.
         may_idle: Whether this rank has steps without a row.
 
@@ -79,10 +63,27 @@ def install(model: Any, group: Group, backend: str, *, may_idle: bool) -> Exchan
         replaced(model, "train_step", lambda step: on.idle_step(step, rows, model))
     else:
         replaced(model, "train_step", lambda step: on.weigh(step, rows))
-    exchange = Exchange(group)
+    exchange = Exchange(collective)
     for optimizer in optimizers(model):
         on.share_gradients(optimizer, exchange, rows)
     return exchange
+
+
+def refuse_own_step(model: Any, keras: Any) -> None:
+    """Complain about a model whose class has a train step of its own: its gradients cannot be asked for."""
+    if type(model).train_step is not keras.Model.train_step:
+        raise ConfigError(
+            f"{type(model).__name__} has a train_step of its own, so only Keras knows its gradients.\n"
+            "Hint: use sync='allreduce'."
+        )
+
+
+def count(model: Any, loss: Any, rows: int, *judged: Any) -> None:
+    """Update the metrics as Keras's own train step does; `judged` is inputs, targets, outputs, weights."""
+    tracker = getattr(model, "_loss_tracker", None)  # Keras 2 has counted the loss already
+    if tracker is not None:
+        tracker.update_state(loss, sample_weight=rows)
+    model.compute_metrics(*judged)
 
 
 def optimizers(model: Any) -> list[Any]:

@@ -19,10 +19,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Tallies:
-    """The metrics of one built model; made while they are in their reset state."""
+    """The metrics of one built model; made while they are in their reset state.
+
+    Attributes:
+        rows: How many rows they have seen, where the replica was stepped; Keras's own loop does not say.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self.rows = 0
         model.reset_metrics()
         self._blank = [value_of(variable) for variable in self.variables]
 
@@ -34,28 +39,35 @@ class Tallies:
 
     def take(self) -> bytes:
         """This rank's part."""
-        return pack({}, [value_of(variable) for variable in self.variables])
+        return pack({"rows": self.rows}, [value_of(variable) for variable in self.variables])
+
+    def reset(self) -> None:
+        """Count from nothing."""
+        self._model.reset_metrics()
+        self.rows = 0
 
     def joined(self, parts: Sequence[bytes]) -> bytes:
         """One part that stands for all ranks'."""
-        told = [unpack(part)[1] for part in parts]
-        if len(told) == 1:
+        if len(parts) == 1:
             return parts[0]
-        return pack({}, [b + sum(arrays[n] - b for arrays in told) for n, b in enumerate(self._blank)])
+        found = [unpack(part) for part in parts]
+        sums = [b + sum(arrays[n] - b for _, arrays in found) for n, b in enumerate(self._blank)]
+        return pack({"rows": sum(fields["rows"] for fields, _ in found)}, sums)
 
-    def merge(self, joined: bytes, *, assign: bool) -> dict[str, float]:
-        """What `joined` made, as numbers; with `assign` the metrics hold that state afterwards.
+    def load(self, joined: bytes) -> dict[str, Any]:
+        """What `joined` made, as numbers; the metrics hold that state afterwards.
 
         A metric that nobody updated is left out: a train step of the user's own may return a "loss" that it
         computed itself.
         """
-        arrays = unpack(joined)[1]
+        fields, arrays = unpack(joined)
+        self.rows = fields["rows"]
         untouched = set()
         for number, variable in enumerate(self.variables):
             merged = arrays[number]
             if np.array_equal(merged, self._blank[number]):
                 untouched.add(id(variable))
-            if assign:
+            if not np.array_equal(merged, value_of(variable)):
                 variable.assign(merged)
         idle = {
             metric.name

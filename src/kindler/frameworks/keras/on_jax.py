@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from kindler.frameworks.keras.gradient_hook import Means, Rows, replaced
+from kindler.collective import Array
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced
 
 # Its own type hints are partial, which a strict checker takes amiss.
 jax: Any = importlib.import_module("jax")
 jnp: Any = jax.numpy
 
-__all__ = ["idle_step", "settle", "share_gradients", "weigh"]
+__all__ = ["apply", "gradients", "idle_step", "settle", "share_gradients", "weigh"]
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
@@ -32,6 +34,24 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
         jax.config.update("jax_platforms", "cpu")
     else:
         jax.config.update("jax_cuda_visible_devices", str(local_rank))
+
+
+def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:
+    """The gradient of the loss of these rows, for each trained variable; the metrics have seen them."""
+    others = model.non_trainable_variables
+    state = [[v.value for v in part] for part in (model.trainable_variables, others, model.metrics_variables)]
+    grads, (loss, outputs, changed, _) = jax.grad(model.compute_loss_and_updates, has_aux=True)(
+        *state, inputs, targets, weights, training=True
+    )
+    for variable, value in zip(others, changed, strict=True):
+        variable.assign(value)
+    count(model, loss, _count(inputs), inputs, targets, outputs, weights)
+    return [np.asarray(grad) for grad in grads]
+
+
+def apply(model: Any, gradients: Sequence[Array]) -> None:
+    """One step of the optimizer."""
+    model.optimizer.apply([jnp.asarray(array) for array in gradients], model.trainable_variables)
 
 
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:

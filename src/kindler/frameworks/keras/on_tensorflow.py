@@ -12,9 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from kindler.frameworks.keras.gradient_hook import Means, Rows, replaced
+from kindler.collective import Array
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced
 
-__all__ = ["idle_step", "judge_once", "settle", "share_gradients", "weigh"]
+__all__ = ["apply", "gradients", "idle_step", "judge_once", "settle", "share_gradients", "weigh"]
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
@@ -52,6 +53,25 @@ def judge_once(model: Any, batch: Any) -> None:
     model.reset_metrics()
 
 
+def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:
+    """The gradient of the loss of these rows, for each trained variable; the metrics have seen them."""
+    inputs, targets, weights = tf.nest.map_structure(
+        lambda part: None if part is None else tf.convert_to_tensor(part), (inputs, targets, weights)
+    )
+    with tf.GradientTape() as tape:
+        outputs = model(inputs, training=True)
+        loss = model.compute_loss(inputs, targets, outputs, weights)
+    found = tape.gradient(loss, [_value(variable) for variable in model.trainable_variables])
+    count(model, loss, int(_count(inputs)), inputs, targets, outputs, weights)
+    return [None if grad is None else tf.convert_to_tensor(grad).numpy() for grad in found]
+
+
+def apply(model: Any, gradients: Sequence[Array]) -> None:
+    """One step of the optimizer."""
+    tensors = [tf.convert_to_tensor(array) for array in gradients]
+    model.optimizer.apply_gradients(list(zip(tensors, model.trainable_variables, strict=True)))
+
+
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:
     """Let the optimizer apply the mean over the rows of all ranks."""
     if hasattr(optimizer, "apply"):
@@ -74,6 +94,7 @@ def idle_step(step: Any, rows: Rows, model: Any) -> Any:
     """A train step that may get no rows: it computes on a row of zeros that counts for nothing."""
 
     def train_step(data: Any) -> Any:
+        data = tuple(part for part in data if part is not None)  # a batch by itself may lack weights
         rows.now = count = _count(data)
         some = tf.cond(count > 0, lambda: data, lambda: tf.nest.map_structure(_one_row, data))
         for part, like in zip(tf.nest.flatten(some), tf.nest.flatten(data), strict=True):

@@ -11,10 +11,19 @@ import numpy as np
 import torch
 
 from kindler.frameworks.keras.backends import DEVICE_VARIABLE
-from kindler.frameworks.keras.gradient_hook import Means, Rows, replaced
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced
 from kindler.frameworks.torch.device import resolve_device
 
-__all__ = ["idle_step", "randomness", "restore_randomness", "settle", "share_gradients", "weigh"]
+__all__ = [
+    "apply",
+    "gradients",
+    "idle_step",
+    "randomness",
+    "restore_randomness",
+    "settle",
+    "share_gradients",
+    "weigh",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -59,6 +68,26 @@ def restore_randomness(states: Sequence[Array]) -> None:
     torch.set_rng_state(torch.from_numpy(states[0]))
     if len(states) > 1:
         torch.cuda.set_rng_state_all([torch.from_numpy(state) for state in states[1:]])
+
+
+def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:
+    """The gradient of the loss of these rows, for each trained variable; the metrics have seen them."""
+    model.zero_grad()
+    outputs = model(inputs, training=True)
+    loss = model.compute_loss(inputs, targets, outputs, weights)
+    loss.backward()
+    with torch.no_grad():
+        count(model, loss.detach(), _count(inputs), inputs, targets, outputs, weights)
+    found = [variable.value.grad for variable in model.trainable_variables]
+    return [None if grad is None else _array(grad) for grad in found]
+
+
+def apply(model: Any, gradients: Sequence[Array]) -> None:
+    """One step of the optimizer."""
+    variables = model.trainable_variables
+    grads = [torch.from_numpy(a).to(v.value) for a, v in zip(gradients, variables, strict=True)]
+    with torch.no_grad():
+        model.optimizer.apply(grads, variables)
 
 
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:

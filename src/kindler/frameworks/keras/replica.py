@@ -7,25 +7,41 @@ in `callbacks.py`, the model as bytes in `state.py`. The training loop decides w
 from __future__ import annotations
 
 import importlib
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kindler.collective import Array, Collective, Gradients
 from kindler.errors import ConfigError
-from kindler.frameworks.keras import backends, files
-from kindler.frameworks.keras.dataset import Arranged, Feed, Remembering, dataset
-from kindler.frameworks.keras.gradient_hook import Exchange, Group, install
+from kindler.frameworks.base import BaseReplica
+from kindler.frameworks.contract import Batch, Feed, Watch
+from kindler.frameworks.keras import backends, callbacks, files
+from kindler.frameworks.keras.dataset import Arranged, Remembering, dataset
+from kindler.frameworks.keras.gradient_hook import Exchange, install, refuse_own_step
 from kindler.frameworks.keras.metrics import Tallies
-from kindler.frameworks.keras.spec import KerasSpec, build_model, custom_objects, dumps, loads, synchronized
+from kindler.frameworks.keras.spec import (
+    KerasSpec,
+    against_several,
+    build_model,
+    check,
+    custom_objects,
+    dumps,
+    lacking,
+    loads,
+    revived,
+    synchronized,
+)
 from kindler.frameworks.keras.state import Variables, fork_seeds, pack, seed_of, unpack, variances
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 
-__all__ = ["KerasReplica", "dumps", "loads", "preload"]
-
-Array = np.ndarray[Any, np.dtype[Any]]
+__all__ = ["KerasReplica", "preload"]
 
 
 def preload() -> None:
@@ -34,8 +50,8 @@ def preload() -> None:
         import keras  # noqa: F401 - the environment says on which backend
 
 
-class KerasReplica:
-    """One rank's copy of a Keras model.
+class KerasReplica(BaseReplica):
+    """One rank's copy of a Keras model; keeps the contracts `DriverModel` and `Fitter`.
 
     Args:
         spec: What the user handed in.
@@ -46,6 +62,7 @@ class KerasReplica:
         threads: Threads of the backend's own operations; None leaves them as they are.
         feature_names: Names of the features, for models that take inputs by name.
         label_names: Names of the labels, for models that have outputs of those names.
+        label_shapes: Not needed: Keras weighs by rows.
     """
 
     def __init__(
@@ -59,6 +76,7 @@ class KerasReplica:
         threads: int | None = None,
         feature_names: Sequence[str] = (),
         label_names: Sequence[str] = (),
+        label_shapes: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.spec, self.rank, self.seed = spec, rank, seed
         if threads is not None:
@@ -73,7 +91,9 @@ class KerasReplica:
         self.epoch = self.step = 0
         self.output_names: tuple[str, ...] | None = None
         self.arrange(feature_names, label_names)
-        self._group: Group | None = None
+        self.epoch_rows = 0
+        self._may_idle = False
+        self._collective: Collective | None = None
         self._exchange: Exchange | None = None
         self._signature: list[tuple[str, tuple[int, ...]]] = []
         self._tallies: Tallies | None = None
@@ -91,6 +111,26 @@ class KerasReplica:
         """A replica of the spec that `dumps` packed; the options are the constructor's."""
         return cls(loads(spec), **options)
 
+    @classmethod
+    def make_spec(cls, *, keras_backend: str | None = None, **options: Any) -> KerasSpec:
+        """A spec of these fields of `KerasSpec`; `config` may be None."""
+        spec = KerasSpec(**{**options, "config": dict(options.get("config") or {})})
+        if complaints := check(spec):
+            raise ConfigError("\n".join(complaints))
+        chosen = backends.backend_of(spec.model, keras_backend)
+        backends.require(chosen)
+        return replace(spec, backend=chosen)
+
+    dumps = staticmethod(dumps)
+    loads = staticmethod(revived)
+    lacking = staticmethod(lacking)
+    against_several = staticmethod(against_several)
+
+    @staticmethod
+    def environment(spec: KerasSpec) -> tuple[tuple[str, str], ...]:
+        """Keras reads its backend from there."""
+        return backends.environment(spec.backend)
+
     @staticmethod
     def has_instance(spec: KerasSpec) -> bool:
         """Whether the user handed in a model rather than a way to make one."""
@@ -102,7 +142,7 @@ class KerasReplica:
         return self.model.optimizer
 
     @property
-    def variables(self) -> Variables:
+    def _variables(self) -> Variables:
         """All that training changes."""
         return Variables(self.model)
 
@@ -113,8 +153,9 @@ class KerasReplica:
             self._tallies = Tallies(self.model)
         return self._tallies
 
-    def build(self, features: Sequence[Array], labels: Sequence[Array]) -> None:
+    def build(self, features: Sequence[Array], labels: Sequence[Array], *, may_idle: bool = False) -> None:
         """Make every variable of the model, its metrics and its optimizer, from the shapes of a batch."""
+        self._may_idle = may_idle
         sample = [np.zeros((1, *array.shape[1:]), array.dtype) for array in features]
         self._signature = [(str(array.dtype), tuple(array.shape[1:])) for array in features]
         if not self._compiled:
@@ -132,18 +173,110 @@ class KerasReplica:
         self._build_optimizers()
         self._tallies = Tallies(self.model)
 
-    def attach(self, group: Group, *, may_idle: bool = False) -> None:
-        """Start from rank 0's variables and agree on every gradient from now on."""
-        self._group = group
-        if group.size == 1:
+    def join(self, collective: Collective) -> None:
+        """Start from rank 0's variables."""
+        self._collective = collective
+        if collective.size == 1:
             return
         if complaints := synchronized(self.model):
             raise ConfigError(complaints[0])
-        variables = self.variables
-        variables.assign(group.broadcast(variables.read()))
+        variables = self._variables
+        variables.assign(collective.broadcast(variables.read()))
+
+    def share_steps(self, collective: Collective) -> None:
+        """Let every optimizer of the model apply the mean over the rows of all ranks, in `fit` too."""
+        if collective.size == 1:
+            return
         if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
             self.model.jit_compile = False  # XLA cannot leave the graph for the exchange
-        self._exchange = install(self.model, group, self.spec.backend, may_idle=may_idle)
+        self._exchange = install(self.model, collective, self.spec.backend, may_idle=self._may_idle)
+
+    def own_callbacks(self, callbacks_given: Sequence[Any]) -> list[Any]:
+        """All of them on the first rank, and on the others those that do more than write."""
+        return [c for c in callbacks_given if self.rank == 0 or not callbacks.writes(self.keras, c)]
+
+    def remembering(self, callback: Any) -> callbacks.Remembering:
+        """What the callback counts."""
+        return callbacks.Remembering(callback)
+
+    def hooks(
+        self, callbacks_here: Sequence[Any], watch: Watch, *, size: int, epochs: int, steps: int
+    ) -> Any:
+        """The list of callbacks for `fit`."""
+        return callbacks.make_hooks(
+            self.keras,
+            callbacks_here,
+            model=self.model,
+            watch=watch,
+            several=size > 1,
+            epochs=epochs,
+            steps=steps,
+            verbose=0,
+            rank=self.rank,
+            size=size,
+        )
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `fit` was asked to end."""
+        return bool(self.model.stop_training)
+
+    def train_step(self, batch: Batch) -> None:
+        """One step of Keras's own."""
+        if batch.global_rows:
+            with _kept_metrics(self.model):
+                self.model.train_on_batch(*self._arranged.batch(batch.features, batch.labels))
+            self._count(batch)
+            self.step += 1
+
+    def eval_step(self, batch: Batch) -> None:
+        """One batch of Keras's own evaluation."""
+        if batch.rows:
+            with _kept_metrics(self.model):
+                self.model.test_on_batch(*self._arranged.batch(batch.features, batch.labels))
+            self.tallies.rows += batch.rows
+
+    def names(self) -> list[str]:
+        """The paths of the trained variables."""
+        return [str(getattr(v, "path", None) or v.name) for v in self.model.trainable_variables]
+
+    def read(self) -> list[Array]:
+        """Copies of the trained variables."""
+        self._settle()
+        return [self._variables.value(v) for v in self.model.trainable_variables]
+
+    def write(self, arrays: Sequence[Array]) -> None:
+        """Overwrite the trained variables."""
+        self._settle()
+        for variable, array in zip(self.model.trainable_variables, arrays, strict=True):
+            variable.assign(array)
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """The gradient of the loss that the model was compiled with.
+
+        Raises:
+            ConfigError: The model has a train step of its own, of which only Keras knows what it does.
+        """
+        refuse_own_step(self.model, self.keras)
+        self._settle()
+        like = self.read()
+        if not batch.rows:
+            return Gradients([np.zeros_like(array) for array in like], 0.0)
+        inputs, targets, weights = (*self._arranged.batch(batch.features, batch.labels), None, None)[:3]
+        arrays = self._on_backend.gradients(self.model, inputs, targets, weights)
+        self._count(batch)
+        found = [np.zeros_like(b) if a is None else np.asarray(a) for a, b in zip(arrays, like, strict=True)]
+        return Gradients(found, float(batch.rows))
+
+    def apply(self, gradients: Sequence[Array]) -> None:
+        """One step of the optimizer that the model was compiled with."""
+        self._settle()
+        self._on_backend.apply(self.model, gradients)
+        self.step += 1
+
+    def _count(self, batch: Batch) -> None:
+        self.epoch_rows += batch.rows
+        self.tallies.rows += batch.rows
 
     def fit(
         self,
@@ -192,11 +325,11 @@ class KerasReplica:
 
     def begin_epoch(self, epoch: int) -> None:
         """Dropout of several ranks differs, and depends on the epoch: a resumed epoch is the same."""
-        self.epoch = epoch
-        if self._group is not None and self._group.size > 1:
+        self.epoch, self.epoch_rows = epoch, 0
+        if self._collective is not None and self._collective.size > 1:
             fork_seeds(self.model, self.seed, epoch, self.rank)
-            buffers = [variable for part in self.variables.buffers() for variable in part]
-            self._before = {id(variable): self.variables.value(variable).tobytes() for variable in buffers}
+            buffers = [variable for part in self._variables.buffers() for variable in part]
+            self._before = {id(variable): self._variables.value(variable).tobytes() for variable in buffers}
         # The user's own code draws other numbers on every rank and in every epoch.
         backends.seed_everything(self.spec.backend, seed_of(self.seed, epoch, self.rank))
 
@@ -206,47 +339,90 @@ class KerasReplica:
             self._on_torch.restore_randomness(self._drawn)
             self._drawn = []
 
-    def merge_buffers(self, rows: int) -> None:
+    def merge_buffers(self) -> None:
         """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks.
 
         What no rank has changed (frozen weights, tables) is left alone: its mean would be rounded. Floating
         point becomes the mean by rows. The variances of a layer that keeps means and variances become those
         of all rows: with w the share of rows, m = sum(w_r m_r) and v = sum(w_r (v_r + (m_r - m)^2)).
         """
-        if self._group is None or self._group.size == 1:
+        if self._collective is None or self._collective.size == 1:
             return
-        value = self.variables.value
-        floats, others = (self._changed(part) for part in self.variables.buffers())
+        value = self._variables.value
+        floats, others = (self._changed(part) for part in self._variables.buffers())
         means_of = variances(self.model)
         own_means = {id(v): value(means_of[id(v)]) for v in floats if id(v) in means_of}
-        self._assign_means([(v, value(v)) for v in floats if id(v) not in means_of], rows)
+        self._assign_means([(v, value(v)) for v in floats if id(v) not in means_of])
         # The means are those of all ranks now.
         spread = [
             (v, value(v) + np.square(own_means[id(v)] - value(means_of[id(v)])))
             for v in floats
             if id(v) in means_of
         ]
-        self._assign_means(spread, rows)
+        self._assign_means(spread)
         # Counters and the like cannot be averaged: rank 0's are everybody's.
-        taken = self._group.broadcast([value(v) for v in others]) if others else []
+        taken = self._collective.broadcast([value(v) for v in others]) if others else []
         for variable, everybodys in zip(others, taken, strict=True):
             variable.assign(everybodys)
 
-    def _assign_means(self, pairs: Sequence[tuple[Any, Array]], rows: int) -> None:
+    def _assign_means(self, pairs: Sequence[tuple[Any, Array]]) -> None:
         """Assign to variables the means of these values over the rows of all ranks."""
-        if self._group is not None and pairs:
-            merged = self._group.mean([value for _, value in pairs], float(rows))
+        if self._collective is not None and pairs:
+            merged = self._collective.mean([value for _, value in pairs], float(self.epoch_rows))
             for (variable, _), mean in zip(pairs, merged, strict=True):
                 variable.assign(mean)
 
     def _changed(self, buffers: Sequence[Any]) -> list[Any]:
         """Those that some rank has changed since the epoch began; all ranks call it together."""
-        if not buffers or self._group is None:
+        if not buffers or self._collective is None:
             return []
         # Bytes, so that NaN is equal to itself.
-        mine = [self._before.get(id(v)) != self.variables.value(v).tobytes() for v in buffers]
-        flags = self._group.total([np.array(mine, np.float32)])[0]
+        mine = [self._before.get(id(v)) != self._variables.value(v).tobytes() for v in buffers]
+        flags = self._collective.sum([np.array(mine, np.float32)])[0]
         return [variable for variable, flag in zip(buffers, flags, strict=True) if flag]
+
+    def take_tallies(self) -> bytes:
+        """The metrics' variables, which begin anew."""
+        part = self.tallies.take()
+        self.tallies.reset()
+        return part
+
+    def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
+        """The metrics over all ranks."""
+        figures = self.tallies.load(self.tallies.joined(tallies))
+        figures["num_samples"] = self.tallies.rows
+        self.tallies.reset()
+        return figures
+
+    def metric_states(self) -> bytes:
+        """The metrics' variables, which count on."""
+        return self.tallies.take()
+
+    def join_metric_states(self, states: Sequence[bytes]) -> bytes:
+        """Their sums."""
+        return self.tallies.joined(states)
+
+    def load_metric_states(self, joined: bytes) -> dict[str, Any]:
+        """The metrics over all ranks, whose variables hold the merged state afterwards."""
+        return self.tallies.load(joined)
+
+    def figures(self) -> dict[str, Any]:
+        """The metrics' present results."""
+        return self.tallies.figures()
+
+    def running_loss(self) -> float:
+        """The mean so far."""
+        return float(self.figures().get("loss", float("nan"))) if self.tallies.rows else float("nan")
+
+    def running_metrics(self) -> dict[str, float]:
+        """The metrics so far."""
+        figures = self.figures().items()
+        return {name: v for name, v in figures if name != "loss" and isinstance(v, int | float)}
+
+    def loss_sums(self) -> tuple[float, float]:
+        """The loss so far."""
+        rows = self.tallies.rows
+        return (self.running_loss() * rows if rows else 0.0), float(rows)
 
     def learning_rate(self) -> float:
         """The rate of the next step."""
@@ -260,7 +436,7 @@ class KerasReplica:
         self._settle()
         if self._compiled and self.model.built:
             self._build_optimizers()  # the user may have compiled the model anew
-        variables = self.variables
+        variables = self._variables
         arrays = variables.read()
         fields = {
             "epoch": self.epoch,
@@ -279,7 +455,7 @@ class KerasReplica:
         """Go on from `state`, or take only the model's own variables from it."""
         fields, arrays = unpack(data)
         self._build_from(fields["signature"], fields["features"])
-        variables = self.variables
+        variables = self._variables
         if weights_only_model or not self._compiled:
             count = len(variables.own())
             variables.assign(arrays[:count], fields["names"][:count], only_own=True)
@@ -290,8 +466,8 @@ class KerasReplica:
     def local_state(self) -> bytes:
         """What only this rank has in the middle of an epoch: buffers, randomness, metrics so far."""
         self._settle()
-        buffers = [variable for part in self.variables.buffers(seeds=True) for variable in part]
-        arrays = [self.variables.value(variable) for variable in [*buffers, *self.tallies.variables]]
+        buffers = [variable for part in self._variables.buffers(seeds=True) for variable in part]
+        arrays = [self._variables.value(variable) for variable in [*buffers, *self.tallies.variables]]
         drawn = self._on_torch.randomness() if self.spec.backend == "torch" else []
         return pack({"own": own_states()}, [*arrays, *drawn])
 
@@ -300,7 +476,7 @@ class KerasReplica:
         fields, arrays = unpack(data)
         if "own" in fields:
             restore_own(fields["own"])
-        buffers = [variable for part in self.variables.buffers(seeds=True) for variable in part]
+        buffers = [variable for part in self._variables.buffers(seeds=True) for variable in part]
         variables = [*buffers, *self.tallies.variables]
         for variable, array in zip(variables, arrays[: len(variables)], strict=True):
             variable.assign(array)
@@ -308,7 +484,7 @@ class KerasReplica:
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
         """The same from the states of other ranks than there are now, which had even shares of the rows."""
-        variables = self.variables
+        variables = self._variables
         floats, others = variables.buffers()
         known = {
             id(v): place for place, v in enumerate(p for part in variables.buffers(seeds=True) for p in part)
@@ -355,12 +531,27 @@ class KerasReplica:
         self._settle()
         return self.model
 
-    def close(self) -> None:
-        """Nothing is held that the process's end does not free."""
+    def weights(self) -> bytes:
+        """A file of weights as Keras writes it."""
+        with tempfile.TemporaryDirectory(prefix="kindler-weights-") as folder:
+            path = os.path.join(folder, "model.weights.h5")
+            self.save(path)
+            return Path(path).read_bytes()
+
+    def load_weights(self, data: bytes) -> None:
+        """Take the weights of such a file."""
+        with tempfile.TemporaryDirectory(prefix="kindler-weights-") as folder:
+            path = os.path.join(folder, "model.weights.h5")
+            Path(path).write_bytes(data)
+            self.load(path)
 
     @property
     def _compiled(self) -> bool:
         return backends.is_compiled(self.model)
+
+    @property
+    def _on_backend(self) -> Any:
+        return importlib.import_module(f"kindler.frameworks.keras.on_{self.spec.backend}")
 
     @property
     def _on_torch(self) -> Any:
@@ -382,7 +573,7 @@ class KerasReplica:
             self._build_optimizers()
 
     def _build_optimizers(self) -> None:
-        for optimizer in self.variables.optimizers:
+        for optimizer in self._variables.optimizers:
             if not getattr(optimizer, "built", False):
                 optimizer.build(self.model.trainable_variables)
 
@@ -401,6 +592,16 @@ def _unfinished(optimizer: Any) -> Iterator[None]:
         yield
     finally:
         object.__delattr__(optimizer, "finalize_variable_values")
+
+
+@contextmanager
+def _kept_metrics(model: Any) -> Iterator[None]:
+    """Keep Keras from forgetting metrics with every batch, which it does where batches come one by one."""
+    object.__setattr__(model, "reset_metrics", lambda: None)
+    try:
+        yield
+    finally:
+        object.__delattr__(model, "reset_metrics")
 
 
 def _leaves(outputs: Any, name: str = "") -> Iterator[tuple[str, Any]]:

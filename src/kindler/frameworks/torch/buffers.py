@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
+from kindler.collective import Collective
 from kindler.errors import ConfigError
-from kindler.frameworks.torch.state import Collective
 
 __all__ = ["Tracked"]
 
@@ -51,7 +52,7 @@ class Tracked:
                 " computed anew."
             )
 
-    def reshaped(self, group: Collective, before: Sequence[torch.Tensor]) -> list[bool]:
+    def reshaped(self, collective: Collective, before: Sequence[torch.Tensor]) -> list[bool]:
         """Which have another shape than `before` on some rank, so that ranks cannot be merged; all call it.
 
         Raises:
@@ -61,9 +62,7 @@ class Tracked:
         if not now:
             return []
         mine = [buffer.shape != then.shape for buffer, then in zip(now, before, strict=True)]
-        flags = torch.tensor(mine, dtype=torch.int64, device=now[0].device)
-        group.all_reduce(flags).wait()
-        found = [bool(flag) for flag in flags.tolist()]
+        found = [bool(flag) for flag in collective.sum([np.array(mine, np.int64)])[0]]
         lasting = set(self._lasting())
         for name, flag in zip(self._names, found, strict=True):
             if flag and name in lasting:

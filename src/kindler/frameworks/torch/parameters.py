@@ -6,15 +6,17 @@ counts is what the optimizer holds at the moment, and it is looked at before eac
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from kindler.collective import Collective, share_bytes
 from kindler.errors import ConfigError
-from kindler.frameworks.torch.state import Collective, share_bytes
 
 __all__ = [
     "Parameters",
@@ -22,6 +24,7 @@ __all__ = [
     "group_names",
     "load_optimizer",
     "lone_change",
+    "named_parameters",
     "recall_trained",
     "trained",
 ]
@@ -54,6 +57,11 @@ class Parameters:
         self.held = list({id(p): p for p in (*trained, *moved)}.values())
         return True
 
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """Those that get gradients."""
+        return [p for p in self.held if p.requires_grad]
+
     def unexchanged(self) -> list[nn.Parameter]:
         """Those whose gradients nobody has been asked to exchange so far."""
         return [p for p in self.held if p.requires_grad and id(p) not in self._exchanged]
@@ -63,38 +71,33 @@ class Parameters:
         self._exchanged |= {id(p) for p in parameters}
 
 
-def agree_on(group: Collective, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+def agree_on(collective: Collective, parameters: Sequence[nn.Parameter]) -> None:
     """Make sure that all ranks are about to take in the same parameters, with the same values.
 
     Raises:
         ConfigError: On all of them, if one differs from the first.
     """
     kinds = json.dumps([[list(p.shape), str(p.dtype)] for p in parameters])
-    told = share_bytes(group, kinds.encode() if group.rank == 0 else b"", device).decode()
-    if _any(group, told != kinds, device):
+    told = share_bytes(collective, kinds.encode()).decode()
+    if _any(collective, told != kinds):
         raise ConfigError(
             "workers have begun to train different parameters: the first one those of (shape, dtype)"
             f" {told}, this one {kinds}.\nHint: {_EVERY_WORKER}"
         )
-    same = [_same_everywhere(group, p) for p in parameters]
-    if _any(group, not all(same), device):
+    values = b"".join(hashlib.sha256(_bytes(parameter)).digest() for parameter in parameters)
+    if _any(collective, share_bytes(collective, values) != values):
         raise ConfigError(
             "a parameter that came in while training ran has other values on one worker than on another.\n"
             "Hint: make it with the same random numbers everywhere: torch.manual_seed(run.epoch) before it."
         )
 
 
-def _same_everywhere(group: Collective, parameter: nn.Parameter) -> bool:
-    """Whether this rank's values are the first one's; all ranks call it."""
-    value = parameter.detach().clone(memory_format=torch.contiguous_format)
-    group.broadcast(torch.view_as_real(value) if value.is_complex() else value)
-    return torch.equal(value, parameter)
+def _bytes(parameter: nn.Parameter) -> bytes:
+    return parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def _any(group: Collective, flag: bool, device: torch.device) -> bool:
-    count = torch.tensor([int(flag)], dtype=torch.int64, device=device)
-    group.all_reduce(count).wait()
-    return bool(count.item())
+def _any(collective: Collective, flag: bool) -> bool:
+    return bool(collective.sum([np.array([flag], np.int64)])[0][0])
 
 
 def lone_change() -> ConfigError:
@@ -108,19 +111,19 @@ def lone_change() -> ConfigError:
 
 def trained(modules: Mapping[str, nn.Module]) -> dict[str, bool]:
     """Which parameters get gradients, by name."""
-    return {name: parameter.requires_grad for name, parameter in _named(modules).items()}
+    return {name: parameter.requires_grad for name, parameter in named_parameters(modules).items()}
 
 
 def recall_trained(flags: Mapping[str, bool], modules: Mapping[str, nn.Module]) -> None:
     """Freeze and unfreeze as `trained` found it."""
-    for name, parameter in _named(modules).items():
+    for name, parameter in named_parameters(modules).items():
         if flags.get(name, parameter.requires_grad) is not parameter.requires_grad:
             parameter.requires_grad_(flags[name])
 
 
 def group_names(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> list[list[str | None]]:
     """For each group of the optimizer the names of its parameters; None for one that no module has."""
-    names = {id(parameter): name for name, parameter in _named(modules).items()}
+    names = {id(parameter): name for name, parameter in named_parameters(modules).items()}
     return [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
 
 
@@ -138,7 +141,7 @@ def load_optimizer(
         groups: The names of its parameters then, from `group_names`.
         modules: What has these parameters.
     """
-    named = _named(modules)
+    named = named_parameters(modules)
     if any(name not in named for group in groups for name in group):  # parameters of nobody: by their order
         _load(optimizer, state)
         return
@@ -172,5 +175,6 @@ def _load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         ) from exc
 
 
-def _named(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """The parameters of these modules, each name after its module's prefix."""
     return {prefix + name: p for prefix, module in modules.items() for name, p in module.named_parameters()}

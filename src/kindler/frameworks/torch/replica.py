@@ -2,21 +2,23 @@
 
 Building from what the user handed in is in `spec.py` and `optim.py`, the rule of each loss in
 `loss.py`, counting in `metrics.py`; which parameters are trained in `parameters.py`, which
-modules are in training mode in `modes.py`. How gradients travel is the business of the group that the
-replica is attached to; when to step, of the training loop.
+modules are in training mode in `modes.py`. How gradients travel is the business of the sync; when to step, of
+the training loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from kindler.collective import Array, Collective, Gradients, share_bytes
 from kindler.errors import ConfigError
-from kindler.frameworks.contract import Array, Batch
+from kindler.frameworks.base import BaseReplica
+from kindler.frameworks.contract import Batch
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
@@ -38,22 +40,25 @@ from kindler.frameworks.torch.parameters import (
     group_names,
     load_optimizer,
     lone_change,
+    named_parameters,
     recall_trained,
     trained,
 )
 from kindler.frameworks.torch.spec import (
     TorchSpec,
+    against_several,
     build_loss,
     build_model,
     check,
     dumps,
     loads,
+    missing,
     synchronized,
 )
 from kindler.frameworks.torch.state import (
-    Collective,
+    Exchange,
     Freezer,
-    Gradients,
+    GradientExchange,
     changes,
     dump,
     fork_seed,
@@ -62,15 +67,15 @@ from kindler.frameworks.torch.state import (
     parse,
     parse_weights,
     save_weights,
-    share_bytes,
     snapshot,
+    to_array,
 )
 
 __all__ = ["TorchReplica", "TorchSpec", "check", "dumps", "loads", "preload", "resolve_device"]
 
 
-class TorchReplica:
-    """One rank's copy of a PyTorch model; keeps the contract `Replica`.
+class TorchReplica(BaseReplica):
+    """One rank's copy of a PyTorch model; keeps the contracts `DriverModel` and `Stepper`.
 
     Optimizer, loss and scheduler are built when first needed, so a replica that only predicts needs none.
 
@@ -84,9 +89,10 @@ class TorchReplica:
         feature_names: Names of the features, for `inputs="dict"`.
         label_names: Names of the labels, for complaints.
         label_shapes: Where rows of one batch may have another shape than those of another: the shape of a
-        row of
-            each label, in the first batch of all. Otherwise None.
+            row of each label, in the first batch of all. Otherwise None.
     """
+
+    fuses = "torch"
 
     def __init__(
         self,
@@ -109,7 +115,7 @@ class TorchReplica:
             torch.cuda.set_device(self.device)
         seed_own(seed)
         torch.manual_seed(seed)
-        self.model = build_model(spec).to(self.device)
+        self.model: torch.nn.Module = build_model(spec).to(self.device)
         seed_own(seed, 0, rank)
         torch.manual_seed(seed + rank)
         self.epoch = self.step = 0
@@ -123,8 +129,8 @@ class TorchReplica:
         self._loss: LossRule | None = None
         self._counter: Counter | None = None
         self._parameters: Parameters | None = None
-        self._group: Collective | None = None
-        self._sync: Gradients | None = None
+        self._collective: Collective | None = None
+        self._exchange: GradientExchange | None = None
         self._tracked: Tracked | None = None
         self._looked_at_buffers = False
         self._buffers: list[torch.Tensor] = []
@@ -133,9 +139,17 @@ class TorchReplica:
         self._freezer = Freezer()
 
     @classmethod
-    def from_bytes(cls, spec: bytes, **options: Any) -> TorchReplica:
-        """A replica of the spec that `dumps` packed; the options are the constructor's."""
-        return cls(loads(spec), **options)
+    def make_spec(cls, **options: Any) -> TorchSpec:
+        """A spec of these fields of `TorchSpec`; `config` may be None."""
+        spec = TorchSpec(**{**options, "config": dict(options.get("config") or {})})
+        if complaints := check(spec):
+            raise ConfigError("\n".join(complaints))
+        return spec
+
+    dumps = staticmethod(dumps)
+    loads = staticmethod(loads)
+    lacking = staticmethod(missing)
+    against_several = staticmethod(against_several)
 
     @staticmethod
     def has_instance(spec: TorchSpec) -> bool:
@@ -186,24 +200,27 @@ class TorchReplica:
             self._tracked = Tracked(*self._modules().values())
         return self._tracked
 
-    def attach(self, group: Collective) -> None:
-        """Start from rank 0's state and agree on gradients through `group` from now on."""
-        if self._group is not None:
-            raise ConfigError("this replica is attached to a group already; a replica serves one run.")
-        self._group = group
-        if group.size == 1:
+    def join(self, collective: Collective) -> None:
+        """Start from rank 0's state; what ranks share besides gradients goes through `collective`."""
+        if self._collective is not None:
+            raise ConfigError("this replica has joined others already; a replica serves one run.")
+        self._collective = collective
+        if collective.size == 1:
             return
         if complaints := synchronized(self.model):
             raise ConfigError(complaints[0])
         refuse_several(self.optimizer)
-        state = share_bytes(group, self.state() if group.rank == 0 else b"", self.device)
-        if group.rank != 0:
+        state = share_bytes(collective, self.state() if collective.rank == 0 else b"")
+        if collective.rank != 0:
             self.load_state(state)
         self.parameters.look()
-        wanted = self.parameters.unexchanged()
-        self._sync = group.gradients(wanted)
-        self.parameters.exchange(wanted)
         self._watch_buffers()
+
+    def fuse(self, exchange: Exchange) -> None:
+        """Exchange gradients within `train_step`, while backward still runs."""
+        wanted = self.parameters.unexchanged()
+        self._exchange = exchange.gradients(wanted)
+        self.parameters.exchange(wanted)
 
     def as_given(self) -> None:
         """Freeze and unfreeze as the user's own model says, whatever the state that was loaded does."""
@@ -223,26 +240,71 @@ class TorchReplica:
         """One optimizer step on the mean over the rows of all ranks."""
         if not batch.global_rows:
             return
-        optimizer, tracked = self.optimizer, self.tracked
+        fresh = self._begin_step()
+        if batch.rows:
+            self._backward(batch)
+        elif self._exchange is not None:
+            self._exchange.idle(weighted=self.loss.weighted)
+        if fresh:
+            self._take_in(fresh)
+        self._move()
+        self._count_rows(batch)
+
+    def names(self) -> list[str]:
+        """What the trained parameters are called; those of nobody's module by their number."""
+        known = {id(p): name for name, p in named_parameters(self._modules()).items()}
+        return [known.get(id(p), f"parameter {place}") for place, p in enumerate(self.parameters.trained)]
+
+    def read(self) -> list[Array]:
+        """Copies of the trained parameters."""
+        return [to_array(parameter) for parameter in self.parameters.trained]
+
+    def write(self, arrays: Sequence[Array]) -> None:
+        """Overwrite the trained parameters."""
+        self._freezer.settle()
+        with torch.no_grad():
+            for parameter, array in zip(self.parameters.trained, arrays, strict=True):
+                parameter.copy_(torch.from_numpy(np.ascontiguousarray(array)))
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """The gradient of the mean over this rank's rows, and what that mean weighs."""
+        self._begin_step()
+        trained = self.parameters.trained
+        if not batch.rows:
+            return Gradients([np.zeros_like(to_array(parameter)) for parameter in trained], 0.0)
+        weight = self._backward(batch)
+        # Where no weights divide it, the sum of all ranks' gradients is the mean over the rows of all.
+        scale = 1.0 if self.loss.weighted else batch.global_rows / batch.rows
+        self._count_rows(batch)
+        return Gradients([_gradient(parameter, scale) for parameter in trained], float(weight))
+
+    def apply(self, gradients: Sequence[Array]) -> None:
+        """One step of the optimizer, with clipping, and of a schedule that moves by steps."""
+        for parameter, array in zip(self.parameters.trained, gradients, strict=True):
+            parameter.grad = torch.from_numpy(np.ascontiguousarray(array)).to(parameter)
+        self._move()
+
+    def _begin_step(self) -> list[torch.nn.Parameter]:
+        """Ready for backward; the parameters that are trained from this step on."""
+        _ = self.optimizer, self.tracked  # built before anything runs in training mode
         self._modes.train()
         fresh = self._fresh_parameters()
         for parameter in self.parameters.held:
             parameter.grad = None
-        if batch.rows:
-            self._backward(batch)
-        elif self._sync is not None:
-            self._sync.idle(weighted=self.loss.weighted)
-        if fresh:
-            self._take_in(fresh)
+        return fresh
+
+    def _move(self) -> None:
         self._clip()
         self._freezer.settle()
-        step_optimizer(optimizer)
+        step_optimizer(self.optimizer)
         if self._scheduler is not None and self.spec.scheduler_step == "step":
             self._scheduler.step()
         self.step += 1
+
+    def _count_rows(self, batch: Batch) -> None:
         self._epoch_rows += batch.rows
         if not self._looked_at_buffers and batch.rows:  # soon, and not after an epoch
-            tracked.refuse_new()
+            self.tracked.refuse_new()
             self._looked_at_buffers = True
 
     def eval_step(self, batch: Batch) -> None:
@@ -261,10 +323,10 @@ class TorchReplica:
     def merge_buffers(self) -> None:
         """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks."""
         self.tracked.refuse_new()
-        if self._sync is not None and self._group is not None:
-            odd = self.tracked.reshaped(self._group, self._buffers)
+        if (others := self._others) is not None:
+            odd = self.tracked.reshaped(others, self._buffers)
             changed = [flag and not other for flag, other in zip(self._buffer_changes(), odd, strict=True)]
-            merge_buffers(self._group, self.tracked, changed, self._epoch_rows)
+            merge_buffers(others, self.tracked, changed, self._epoch_rows)
 
     def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
         """Move a per-epoch schedule."""
@@ -346,7 +408,7 @@ class TorchReplica:
         """What this rank alone has within an epoch: randomness, tallies, and buffers that it changed."""
         changed = self._buffer_changes()
         buffers = {
-            i: b for i, b in enumerate(self.tracked.buffers()) if self._sync is not None and changed[i]
+            i: b for i, b in enumerate(self.tracked.buffers()) if self._others is not None and changed[i]
         }
         return dump(
             {
@@ -380,7 +442,7 @@ class TorchReplica:
         if self.rank == 0:
             self.counter.restore_all([part["tallies"] for part in fields])
         self._epoch_rows = sum(rows) // size
-        if self._sync is not None:
+        if self._others is not None:
             # One rank alone had no reason to look which buffers it changes.
             told = [part["changed"] for part in fields if part["changed"]] or [[True] * len(self._changed)]
             self._changed = [any(flags) for flags in zip(*told, strict=True)]
@@ -395,14 +457,6 @@ class TorchReplica:
         """The model's state dict, as `torch.save` writes it."""
         return save_weights(self.model)
 
-    def save(self, path: str) -> None:
-        """Write the model's state dict to a file."""
-        Path(path).write_bytes(self.weights())
-
-    def load(self, path: str) -> None:
-        """Take the weights of a file that `save` or `torch.save` wrote."""
-        self.load_weights(Path(path).read_bytes())
-
     def load_weights(self, data: bytes) -> None:
         """Take the weights of a state dict's file, or of a checkpoint."""
         self._freezer.settle()
@@ -416,14 +470,19 @@ class TorchReplica:
         self.output_names = tuple(map(str, outputs)) if isinstance(outputs, Mapping) else None
         return arrays(outputs)
 
+    @property
+    def _others(self) -> Collective | None:
+        """What joins this replica to others; None where there are none."""
+        return self._collective if self._collective is not None and self._collective.size > 1 else None
+
     def _watch_buffers(self) -> None:
         """From now on, note which buffers training changes; without other ranks nobody asks."""
-        self._buffers = snapshot(self.tracked) if self._sync is not None else []
+        self._buffers = snapshot(self.tracked) if self._others is not None else []
         self._changed = [False] * len(self._buffers)
 
     def _buffer_changes(self) -> list[bool]:
         """Which buffers this rank has changed in this epoch, also before it was interrupted."""
-        if self._sync is None:
+        if self._others is None:
             return []
         now = changes(self.tracked, self._buffers)
         return [flag or before for flag, before in zip(now, self._changed, strict=True)]
@@ -441,21 +500,21 @@ class TorchReplica:
 
     def _fresh_parameters(self) -> list[torch.nn.Parameter]:
         """Parameters that are trained from this step on, and were not before; the other ranks hear of it."""
-        if not self.parameters.look() or self._sync is None:
+        if not self.parameters.look() or self._exchange is None:
             return []
         fresh = self.parameters.unexchanged()
         if fresh:
-            self._sync.announce()
+            self._exchange.announce()
         return fresh
 
     def _take_in(self, fresh: list[torch.nn.Parameter]) -> None:
         """Exchange these parameters' gradients too, from the step that has just been computed on."""
-        assert self._sync is not None, "without other ranks nothing is fresh"
-        assert self._group is not None, "it made the exchange"
-        if not self._sync.all_announced():
+        assert self._exchange is not None, "without other ranks nothing is fresh"
+        assert self._collective is not None, "join comes before fuse"
+        if not self._exchange.all_announced():
             raise lone_change()
-        agree_on(self._group, fresh, self.device)
-        self._sync.extend(fresh)
+        agree_on(self._collective, fresh)
+        self._exchange.extend(fresh)
         self.parameters.exchange(fresh)
 
     def _label_source(self, batch: Batch) -> LabelSource:
@@ -478,8 +537,11 @@ class TorchReplica:
         if rng["cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(rng["cuda"], self.device)
 
-    def _backward(self, batch: Batch) -> None:
-        """All micro-batches of one step; afterwards `grad` holds the mean over all ranks."""
+    def _backward(self, batch: Batch) -> float | torch.Tensor:
+        """All micro-batches of one step; fused, `grad` holds the mean over all ranks afterwards.
+
+        Returns what this rank's own mean weighs.
+        """
         features, labels = self._tensors(batch.features), self._tensors(batch.labels)
         source = self._label_source(batch)
         passes = min(self.spec.accumulation_steps, batch.rows)
@@ -491,7 +553,7 @@ class TorchReplica:
             else:
                 parts = [tuple(t[start:stop] for t in tensors) for tensors in (features, labels)]
                 judged = self._judge(parts[0], parts[1], stop - start, source.part(start, stop))
-            if judged.opaque and self._sync is not None:
+            if judged.opaque and self._others is not None:
                 self._refuse_other_shapes(batch)
             # Where all rows have one shape it is enough to count rows: the others need not be divided.
             unit = batch.global_rows * (judged.per_row if self._label_shapes is None else 1.0)
@@ -500,10 +562,12 @@ class TorchReplica:
             loss = judged.loss if share == 1.0 else judged.loss * share
             with self._collecting(last=number == passes, weight=weight / unit):
                 loss.backward()  # type: ignore[no-untyped-call]
-        if self._sync is not None:
-            self._sync.finish()
+        if self._exchange is not None:
+            self._exchange.finish()
         elif self.loss.weighted:
             self._divide(weight / unit)
+            return weight / unit
+        return batch.rows
 
     def _refuse_other_shapes(self, batch: Batch) -> None:
         """A mean that the loss took itself: over what, only rows of one shape leave no doubt."""
@@ -521,13 +585,13 @@ class TorchReplica:
 
     def _collecting(self, *, last: bool, weight: float | torch.Tensor) -> AbstractContextManager[Any]:
         """Around one backward: only the last of a step lets gradients travel."""
-        if self._sync is None:
+        if self._exchange is None:
             return nullcontext()
         if not last:
-            paused: AbstractContextManager[Any] = self._sync.paused()
+            paused: AbstractContextManager[Any] = self._exchange.paused()
             return paused
         if self.loss.weighted:
-            self._sync.weigh(weight)
+            self._exchange.weigh(weight)
         return nullcontext()
 
     def _divide(self, divisor: float | torch.Tensor) -> None:
@@ -570,6 +634,14 @@ class TorchReplica:
 
     def _tensors(self, columns: tuple[Array, ...]) -> tuple[torch.Tensor, ...]:
         return tensors(columns, self.device)
+
+
+def _gradient(parameter: torch.nn.Parameter, scale: float) -> Array:
+    """A copy of a parameter's gradient; zeros where it has none."""
+    if parameter.grad is None:
+        return np.zeros_like(to_array(parameter))
+    array = to_array(parameter.grad)
+    return array if scale == 1.0 else array * array.dtype.type(scale)
 
 
 def _cuts(rows: int, passes: int) -> Iterator[tuple[int, int]]:

@@ -31,6 +31,7 @@ __all__ = [
     "is_creator",
     "is_optimizer_class",
     "loads",
+    "missing",
     "needs_closure",
     "synchronized",
 ]
@@ -117,6 +118,16 @@ def against_several(spec: TorchSpec) -> list[str]:
     if issubclass(_optimizer_kind(spec.optimizer), torch.optim.SparseAdam):
         complaints.append(SPARSE)
     return complaints
+
+
+def missing(spec: TorchSpec, *names: str) -> list[str]:
+    """What the spec lacks of the things named, as complaints."""
+    return [
+        f"this needs {'an' if name[0] in 'aeiou' else 'a'} {name}; give one to"
+        f" Estimator.from_torch({name}=...)."
+        for name in names
+        if getattr(spec, name) is None
+    ]
 
 
 def synchronized(model: torch.nn.Module) -> list[str]:

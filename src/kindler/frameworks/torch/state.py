@@ -11,14 +11,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from kindler.collective import Array, Collective
 from kindler.errors import ConfigError
 from kindler.frameworks.state_format import Buffer, is_packed, pack, unpack
 
 __all__ = [
     "Buffered",
-    "Collective",
+    "Exchange",
     "Freezer",
-    "Gradients",
+    "GradientExchange",
     "changes",
     "dump",
     "fork_seed",
@@ -27,8 +28,8 @@ __all__ = [
     "parse",
     "parse_weights",
     "save_weights",
-    "share_bytes",
     "snapshot",
+    "to_array",
 ]
 
 _FORMAT = 3
@@ -36,8 +37,8 @@ _TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
 _LARGE_BYTES = 1 << 16
 
 
-class Gradients(Protocol):
-    """The exchange of gradients, as `GradientSync` does it."""
+class GradientExchange(Protocol):
+    """The exchange of gradients while backward runs."""
 
     def paused(self) -> Any: ...
 
@@ -62,20 +63,10 @@ class Buffered(Protocol):
     def modules(self) -> Iterable[torch.nn.Module]: ...
 
 
-class Collective(Protocol):
-    """One rank's end of the group that replicas are attached to."""
+class Exchange(Protocol):
+    """What a replica's step is fused with."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def all_reduce(self, tensor: torch.Tensor) -> Any: ...
-
-    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> None: ...
-
-    def gradients(self, parameters: Any) -> Gradients: ...
+    def gradients(self, parameters: Any) -> GradientExchange: ...
 
 
 def dump(fields: Mapping[str, Any]) -> bytes:
@@ -235,18 +226,6 @@ def _loaded(data: bytes) -> Any:
         raise ConfigError(f"this is no file of weights or state that torch can read safely: {exc}") from exc
 
 
-def share_bytes(group: Collective, data: bytes, device: torch.device) -> bytes:
-    """Rank 0's bytes, on every rank."""
-    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
-    group.broadcast(length)
-    if group.rank == 0:
-        whole = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
-    else:
-        whole = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
-    group.broadcast(whole)
-    return bytes(whole.cpu().numpy().tobytes())
-
-
 def fork_seed(seed: int, *path: int) -> int:
     """A seed for one rank in one epoch, far from those of its neighbours."""
     state = np.random.SeedSequence([seed & (2**63 - 1), *path]).generate_state(2, np.uint32)
@@ -263,7 +242,7 @@ def changes(model: Buffered, before: Sequence[torch.Tensor]) -> list[bool]:
     return [not torch.equal(now, then) for now, then in zip(model.buffers(), before, strict=True)]
 
 
-def merge_buffers(group: Collective, model: Buffered, changed: Sequence[bool], rows: int) -> None:
+def merge_buffers(collective: Collective, model: Buffered, changed: Sequence[bool], rows: int) -> None:
     """Make the buffers that changed on some rank the same on all.
 
     Floating point becomes the mean weighted by rows; counters become the largest. The variances of a layer
@@ -274,21 +253,20 @@ def merge_buffers(group: Collective, model: Buffered, changed: Sequence[bool], r
     buffers = list(model.buffers())
     if not buffers:
         return
-    flags = torch.tensor([int(flag) for flag in changed], dtype=torch.int64, device=buffers[0].device)
-    group.all_reduce(flags).wait()
-    moved = [buffer for buffer, flag in zip(buffers, flags.tolist(), strict=True) if flag]
+    [flags] = collective.sum([np.array(changed, np.int64)])
+    moved = [buffer for buffer, flag in zip(buffers, flags, strict=True) if flag]
     means_of = _variances(model)
     floats = [buffer for buffer in moved if buffer.is_floating_point()]
     variances = [buffer for buffer in floats if id(buffer) in means_of]
     before = [means_of[id(variance)].detach().double().clone() for variance in variances]
-    _mean(group, [(b, b.detach().double()) for b in floats if id(b) not in means_of], rows)
+    _mean(collective, [(b, b.detach().double()) for b in floats if id(b) not in means_of], rows)
     # The means are those of all ranks now.
     spread = [
         variance.detach().double() + (mean - means_of[id(variance)].double()).square()
         for variance, mean in zip(variances, before, strict=True)
     ]
-    _mean(group, list(zip(variances, spread, strict=True)), rows)
-    _maximum(group, [b for b in moved if not b.is_floating_point() and not b.is_complex()])
+    _mean(collective, list(zip(variances, spread, strict=True)), rows)
+    _maximum(collective, [b for b in moved if not b.is_floating_point() and not b.is_complex()])
 
 
 def load_merged(model: Buffered, ranks: Sequence[Mapping[int, torch.Tensor]], rows: Sequence[int]) -> None:
@@ -329,36 +307,39 @@ def _variances(model: Buffered) -> dict[int, torch.Tensor]:
     return found
 
 
-def _mean(group: Collective, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: int) -> None:
+def _mean(collective: Collective, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: int) -> None:
     """Write into the first of each pair the mean of the second over the rows of all ranks."""
     if not pairs:
         return
-    flat = torch.cat([value.reshape(-1) for _, value in pairs])
-    # A rank without rows adds nothing, whatever its buffers hold: 0 * inf would be NaN.
-    flat = flat * rows if rows else torch.zeros_like(flat)
-    weighted = torch.cat([flat, flat.new_tensor([float(rows)])])
-    group.all_reduce(weighted).wait()
-    if weighted[-1] > 0:
-        _write([buffer for buffer, _ in pairs], weighted[:-1] / weighted[-1])
+    means = collective.mean([to_array(value) for _, value in pairs], float(rows))
+    if collective.sum([np.array([rows], np.int64)])[0][0]:
+        _write([buffer for buffer, _ in pairs], means)
 
 
-def _maximum(group: Collective, buffers: list[torch.Tensor]) -> None:
+def _maximum(collective: Collective, buffers: list[torch.Tensor]) -> None:
     if not buffers:
         return
-    flat = torch.cat([buffer.detach().reshape(-1).to(torch.int64) for buffer in buffers])
+    flat = np.concatenate([to_array(buffer).reshape(-1).astype(np.int64) for buffer in buffers])
     # Only sums travel: each rank fills its own line of a table of zeros.
-    table = flat.new_zeros((group.size, flat.numel()))
-    table[group.rank] = flat
-    group.all_reduce(table).wait()
-    _write(buffers, table.amax(dim=0))
+    table = np.zeros((collective.size, flat.size), np.int64)
+    table[collective.rank] = flat
+    largest = collective.sum([table])[0].max(axis=0)
+    ends = np.cumsum([buffer.numel() for buffer in buffers])[:-1]
+    _write(buffers, np.split(largest, ends))
 
 
-def _write(buffers: list[torch.Tensor], flat: torch.Tensor) -> None:
-    start = 0
-    for buffer in buffers:
-        part = flat[start : start + buffer.numel()]
-        buffer.detach().copy_(part.reshape(buffer.shape))
-        start += buffer.numel()
+def _write(buffers: Sequence[torch.Tensor], arrays: Sequence[Array]) -> None:
+    for buffer, array in zip(buffers, arrays, strict=True):
+        buffer.detach().copy_(torch.from_numpy(array).reshape(buffer.shape))
+
+
+def to_array(tensor: torch.Tensor) -> Array:
+    """A copy of a tensor's values; as float32 where numpy does not know their kind (bfloat16)."""
+    whole = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    try:
+        return np.array(whole.cpu().numpy())
+    except TypeError:
+        return np.array(whole.float().cpu().numpy())
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Real processes that meet: a small worker for tests of what ranks do together, without an engine.
+"""Real processes that meet: a small worker to test what ranks do together, without an engine.
 
 `run_ranks(3, function, *args)` calls `function(worker, *args)` in three processes and returns what each
 returned, by rank; DIED for one that ended without a word.
@@ -23,15 +23,18 @@ import cloudpickle
 
 from kindler.engine.address import own_address
 from kindler.engine.peer_sockets import connect_links
+from kindler.errors import SyncTimeoutError
+
+__all__ = ["DIED", "GangWorker", "RankFailed", "run_ranks"]
 
 DIED = "died"
 
-_DEADLINE_S = 120.0
+_DEADLINE_S = 300.0  # only a gang that is stuck comes near it
 
 
 @dataclass
 class GangWorker:
-    """What ranks see of the run; `all_gather` passes through the parent."""
+    """What ranks see of the run; `all_gather` passes through the parent, which knows who is gone."""
 
     rank: int
     size: int
@@ -64,7 +67,9 @@ class GangWorker:
         self.pipe.send(("gather", data))
         if not self.pipe.poll(_DEADLINE_S):
             raise TimeoutError(f"rank {self.rank} waited for the others")
-        gathered: list[bytes] = self.pipe.recv()
+        gathered: list[bytes] | tuple[int, ...] = self.pipe.recv()
+        if isinstance(gathered, tuple):
+            raise SyncTimeoutError(op="all_gather", missing=gathered, size=self.size, waited_s=0.0)
         return gathered
 
     def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
@@ -80,6 +85,9 @@ class GangWorker:
 
     def links(self, peers: Collection[int], timeout_s: float) -> dict[int, socket.socket]:
         return connect_links(self, peers, timeout_s=timeout_s)
+
+    def tick(self) -> None:
+        """Nobody watches whether this rank gets further."""
 
     def report(self, kind: str, **fields: Any) -> None:
         self.reports.append((kind, fields))
@@ -139,9 +147,8 @@ def _serve(pipes: list[Connection]) -> list[Any]:
         ready = wait(open_pipes, _DEADLINE_S)
         if not ready:
             raise TimeoutError("no rank said anything")
-        for pipe in ready:
-            rank = pipes.index(pipe)
-            kind, data = _next(pipe)
+        for rank in [rank for rank, pipe in enumerate(pipes) if pipe in ready]:
+            kind, data = _next(pipes[rank])
             if kind == "gather":
                 gathered[rank] = data
             elif kind == "error":
@@ -155,6 +162,10 @@ def _serve(pipes: list[Connection]) -> list[Any]:
             gathered.clear()
             for pipe in pipes:
                 pipe.send(everything)
+        elif gathered and len(gathered) + len(results) == len(pipes):
+            for rank in gathered:
+                pipes[rank].send(tuple(sorted(results)))
+            gathered.clear()
     return [results[rank] for rank in range(len(pipes))]
 
 
@@ -183,5 +194,5 @@ def _main(
             getattr(importlib.import_module(module), name)()
         function, args = cloudpickle.loads(job)
         pipe.send(("result", cloudpickle.dumps(function(worker, *args))))
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the edge of the process: the parent raises it
         pipe.send(("error", traceback.format_exc()))

@@ -1,4 +1,4 @@
-"""The run of a Keras model on one worker: Keras's own `fit` makes the steps, this follows it.
+"""The run on one worker of a framework that has a loop of its own, as Keras has: this follows its `fit`.
 
 Every rank calls `run` and does the same steps at the same time. What is common to all frameworks (opening
 the data, where to go on from, checkpoints, reports) is used from here as from `loop.py`.
@@ -6,22 +6,23 @@ the data, where to go on from, checkpoints, reports) is used from here as from `
 
 from __future__ import annotations
 
-import inspect
 import json
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import cloudpickle
 
-from kindler.frameworks.keras.callbacks import make_hooks, writes
-from kindler.frameworks.keras.metrics import plain
-from kindler.frameworks.keras.replica import KerasReplica
+from kindler.errors import ConfigError
+from kindler.frameworks.contract import Fitter
+from kindler.frameworks.registry import FRAMEWORKS
+from kindler.sync.contract import Sync
 from kindler.train.agreement import from_first, merged_by_first, to_first
 from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
+from kindler.train.joining import joined
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import (
     IndexedBatches,
@@ -31,7 +32,6 @@ from kindler.train.run_start import (
     load_local_states,
     open_indexed_batches,
 )
-from kindler.train.syncs import SYNCS
 from kindler.train.task import Task
 from kindler.train.triggers import Progress, score_of
 
@@ -40,10 +40,10 @@ __all__ = ["run"]
 
 def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
     """Train or evaluate; rank 0 returns the history (or figures) as JSON, and the model's state."""
-    # TensorFlow keeps generated code in temporary files that only an orderly exit removes.
+    # TensorFlow, for one, keeps generated code in temporary files that only an orderly exit removes.
     tempfile.tempdir = str(worker.scratch)
     task: Task = cloudpickle.loads(task_bytes)
-    replica = KerasReplica.from_bytes(
+    replica: Fitter = FRAMEWORKS.load(task.framework).from_bytes(
         spec,
         device=task.device,
         rank=worker.rank,
@@ -62,11 +62,11 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
 
 
 def _run(
-    worker: Worker, task: Task, replica: KerasReplica, data: IndexedBatches, states: Sequence[bytes]
+    worker: Worker, task: Task, replica: Fitter, data: IndexedBatches, states: Sequence[bytes]
 ) -> list[dict[str, Any]]:
     replica.arrange(data.features, data.labels, by_name=data.by_name)
     sample = data.sample()
-    replica.build(sample.features, sample.labels)
+    replica.build(sample.features, sample.labels, may_idle=data.may_idle)
     start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
     if not task.trains:
         return [_judged(worker, replica, data)]
@@ -80,29 +80,25 @@ def _run(
 def _fit(
     worker: Worker,
     task: Task,
-    replica: KerasReplica,
+    replica: Fitter,
     train: IndexedBatches,
     validation: IndexedBatches | None,
     start: Start,
 ) -> list[dict[str, Any]]:
-    with _group(worker, task) as group:
-        replica.attach(group, may_idle=train.may_idle)
-        follower = _Follower(worker, task, replica, train, validation, start, group)
+    with joined(worker, task, replica) as sync:
+        if not sync.in_step:
+            raise ConfigError(
+                f"sync={task.training.sync.name!r} lets workers step without waiting for each other, but"
+                f" models of {task.framework!r} step in a loop of their own.\nHint: use sync='allreduce'."
+            )
+        replica.share_steps(sync.collective)
+        follower = _Follower(worker, task, replica, train, validation, start, sync)
         with closing(follower):
             follower.follow()
         return follower.rows
 
 
-@contextmanager
-def _group(worker: Worker, task: Task) -> Iterator[Any]:
-    made = SYNCS.load("allreduce/keras")(
-        worker, timeout_s=task.settings.sync_timeout_s, shared_memory=task.settings.shared_memory
-    )
-    with closing(made) as group:
-        yield group
-
-
-def _judged(worker: Worker, replica: KerasReplica, data: IndexedBatches, hooks: Any = None) -> dict[str, Any]:
+def _judged(worker: Worker, replica: Fitter, data: IndexedBatches, hooks: Any = None) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     replica.evaluate(_Picked(worker, data, data.own_steps()), hooks)
     figures = _merged(worker, replica)
@@ -145,17 +141,17 @@ class _Stretch:
 
 
 class _Follower:
-    """Follows Keras through a run: keeps the `Watch` contract of `frameworks/keras/callbacks.py`."""
+    """Follows the framework's loop through a run: keeps the contract `Watch`."""
 
     def __init__(
         self,
         worker: Worker,
         task: Task,
-        replica: KerasReplica,
+        replica: Fitter,
         train: IndexedBatches,
         validation: IndexedBatches | None,
         start: Start,
-        group: Any,
+        sync: Sync,
     ) -> None:
         options = self._options = task.training
         self._worker, self._replica = worker, replica
@@ -164,7 +160,7 @@ class _Follower:
         self._steps: int = options.steps_per_epoch or train.steps or 0
         self._last = start.first_epoch + options.epochs_to_train
         self._end_step = None if options.max_steps is None else start.first_step + options.max_steps
-        self._remembering = [_Remembering(callback) for callback in options.callbacks]
+        self._remembering = [replica.remembering(callback) for callback in options.callbacks]
         self._keeper = CheckpointWriter(
             worker,
             task,
@@ -173,10 +169,10 @@ class _Follower:
             start=start,
             callbacks=self._remembering,
         )
-        self._reporter = ProgressReporter(worker, show=task.show, waited_s=lambda: float(group.waited_s))
+        self._reporter = ProgressReporter(worker, show=task.show, waited_s=lambda: sync.waited_s)
         self._logged = StepReporter(worker, active=task.log_steps)
         self._stretch = _Stretch(worker, train, self._reporter)
-        self._done = self._base = self._own_rows = 0
+        self._done = self._base = 0
         self._mean = self._seconds_before = self._began = self._took = 0.0
         self.rows: list[dict[str, Any]] = [dict(row) for row in start.rows]
 
@@ -185,19 +181,8 @@ class _Follower:
         start, replica, options = self._start, self._replica, self._options
         if start.stopped is not None:
             return
-        here = [c for c in options.callbacks if self._worker.rank == 0 or not writes(replica.keras, c)]
-        hooks = make_hooks(
-            replica.keras,
-            here,
-            model=replica.model,
-            watch=self,
-            several=self._worker.size > 1,
-            epochs=self._last,
-            steps=self._steps,
-            verbose=0,
-            rank=self._worker.rank,
-            size=self._worker.size,
-        )
+        here = replica.own_callbacks(options.callbacks)
+        hooks = replica.hooks(here, self, size=self._worker.size, epochs=self._last, steps=self._steps)
         epoch = start.epoch
         if start.step_in_epoch:
             hooks.offset, hooks.closes = start.step_in_epoch, False
@@ -211,7 +196,7 @@ class _Follower:
                 ends=epoch == self._last,
             )
             hooks.opens, hooks.closes = False, True
-            if replica.model.stop_training or epoch == self._last:
+            if replica.stopping or epoch == self._last:
                 hooks.on_train_end()
                 return
         if epoch < self._last and not self._is_last_step():
@@ -233,13 +218,13 @@ class _Follower:
         self._done = start.step_in_epoch if goes_on else 0
         self._base = epoch * self._steps
         self._stretch.first = self._base + self._done
-        self._own_rows = self._rows_of(0, self._done)[0]
         self._seconds_before = start.seconds if goes_on else 0.0
         self._began = time.perf_counter()
         self._replica.begin_epoch(epoch + 1)
+        self._replica.epoch_rows = self._rows_of(0, self._done)[0]
         if goes_on:
             load_local_states(self._replica, start.local_states, self._worker)
-        self._mean = self._replica.tallies.figures().get("loss", 0.0) if goes_on else 0.0
+        self._mean = self._replica.figures().get("loss", 0.0) if goes_on else 0.0
         epochs = None if self._options.endless else self._last
         self._reporter.begin(epoch=epoch + 1, epochs=epochs, steps=self._steps, step=self._done)
 
@@ -257,7 +242,7 @@ class _Follower:
         self._reporter.step(steps, everybody, lambda: _running(logs))
         if self._logged.active:
             self._log_step(logs, own)
-        self._own_rows += own
+        self._replica.epoch_rows += own
         ends = self._is_last_step()
         if steps < self._steps and not ends:
             self._keeper.after_step(self._replica, step_in_epoch=steps, seconds=self._seconds())
@@ -267,7 +252,7 @@ class _Follower:
         """Before the user's callbacks: figures of all ranks, validation included."""
         replica, worker = self._replica, self._worker
         self._took = self._seconds()
-        replica.merge_buffers(self._own_rows)
+        replica.merge_buffers()
         if worker.size > 1:
             merged = _merged(worker, replica)
             logs.update(_agreed(worker, {name: v for name, v in logs.items() if name not in merged}))
@@ -285,7 +270,7 @@ class _Follower:
             "epoch": epoch + 1,
             "steps": self._done,
             "num_samples": rows,
-            **{name: plain(value) for name, value in logs.items()},
+            **logs,
             "seconds": seconds,
             "rows_per_s": rows / seconds if seconds else 0.0,
         }
@@ -316,40 +301,16 @@ class _Follower:
         return trigger is not None and trigger(Progress(epoch=self._replica.epoch, step=self._replica.step))
 
     def _log_step(self, logs: Any, own: int) -> None:
-        """Keras tells the mean over the epoch so far; a step's own is what it added."""
-        mean = float(plain(logs["loss"])) if "loss" in logs else 0.0
-        before = self._own_rows
+        """The framework tells the mean over the epoch so far; a step's own is what it added."""
+        mean = float(logs["loss"]) if "loss" in logs else 0.0
+        before = self._replica.epoch_rows
         loss = (mean * (before + own) - self._mean * before) / own if own else 0.0
         self._mean = mean
         self._logged.step(self._replica.step, loss=loss, rows=own, lr=self._replica.learning_rate())
 
 
-class _Remembering:
-    """A Keras callback's memory, for checkpoints: what it counts, not what it was made with."""
-
-    def __init__(self, callback: Any) -> None:
-        self._callback = callback
-        self._given = set(inspect.signature(type(callback).__init__).parameters)
-
-    def state_dict(self) -> dict[str, Any]:
-        counted = {
-            name: value.item() if hasattr(value, "item") else value
-            for name, value in vars(self._callback).items()
-            if name not in self._given and _is_number(value)
-        }
-        return {"class": type(self._callback).__name__, "counted": counted}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["class"] == type(self._callback).__name__:
-            vars(self._callback).update(state["counted"])
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float) or getattr(value, "shape", None) == ()
-
-
-def _running(logs: Any) -> tuple[float, dict[str, float]]:
-    figures = {name: plain(value) for name, value in (logs or {}).items()}
+def _running(logs: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
+    figures = dict(logs)
     loss = figures.pop("loss", float("nan"))
     return loss, {name: value for name, value in figures.items() if isinstance(value, int | float)}
 
@@ -368,8 +329,8 @@ def _agreed(worker: Worker, figures: dict[str, Any]) -> dict[str, Any]:
     return merged_by_first(worker, json.dumps(figures).encode(), means)
 
 
-def _merged(worker: Worker, replica: KerasReplica) -> dict[str, float]:
+def _merged(worker: Worker, replica: Fitter) -> dict[str, float]:
     """The metrics over all ranks, whose variables hold the merged state afterwards."""
-    parts = to_first(worker, replica.tallies.take())
-    joined = replica.tallies.joined(parts) if worker.rank == 0 else b""
-    return replica.tallies.merge(from_first(worker, joined), assign=worker.size > 1)
+    states = to_first(worker, replica.metric_states())
+    joined_states = replica.join_metric_states(states) if worker.rank == 0 else b""
+    return replica.load_metric_states(from_first(worker, joined_states))

@@ -1,0 +1,76 @@
+"""What ranks exchange, and through what: the words that frameworks and syncs have in common.
+
+A replica (`frameworks/`) makes gradients, a sync (`sync/`) brings them together; neither imports the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+__all__ = ["Array", "Collective", "Gradients", "share_bytes"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Gradients(NamedTuple):
+    """What a replica learned from its rows of one step.
+
+    Attributes:
+        arrays: The gradient of the mean over this rank's rows, one array a parameter; zeros for a parameter
+            that they do not reach, and where there are no rows.
+        weight: What that mean counts for beside those of other ranks: the rows, or the sum of their weights.
+            The mean over all ranks' rows is the mean of `arrays` by `weight`.
+    """
+
+    arrays: list[Array]
+    weight: float
+
+
+class Collective(Protocol):
+    """One rank's end of a group that exchanges numpy arrays.
+
+    Every rank makes the same calls in the same order, with arrays of the same shapes and dtypes. Arguments
+    are never modified, results are fresh arrays, and all ranks get bit-identical ones. If a rank is missing,
+    the others raise `SyncTimeoutError` with its number within the set time; they never hang.
+
+    Attributes:
+        rank: This rank.
+        size: How many there are.
+        waited_s: Seconds that this rank has waited for others so far.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def waited_s(self) -> float: ...
+
+    def sum(self, arrays: Sequence[Array]) -> list[Array]:
+        """The sum over ranks, in the arrays' own dtypes."""
+
+    def mean(self, arrays: Sequence[Array], weight: float) -> list[Array]:
+        """The mean over ranks, each counting by its weight.
+
+        A rank of weight 0 counts for nothing, whatever its arrays hold; zeros where no rank weighs anything.
+        """
+
+    def broadcast(self, arrays: Sequence[Array], src: int = 0) -> list[Array]:
+        """The arrays of the rank `src`, on every rank."""
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+
+    def close(self) -> None:
+        """Leave the group. Idempotent."""
+
+
+def share_bytes(collective: Collective, data: bytes) -> bytes:
+    """Rank 0's bytes, on every rank."""
+    [length] = collective.broadcast([np.array([len(data)], np.int64)])
+    mine = np.frombuffer(data, np.uint8) if collective.rank == 0 else np.empty(int(length[0]), np.uint8)
+    [whole] = collective.broadcast([mine])
+    return whole.tobytes()

@@ -1,0 +1,254 @@
+"""A replica that does by default what most frameworks need nothing special for.
+
+A subclass says what its parameters are, what gradients rows give, and how the optimizer and the model use
+them; `gradients` and `eval_step` report what they saw with `count`. The rest is overridden where a framework
+needs it: see `contract.py` for what each method promises.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from kindler.collective import Array, Collective, Gradients, share_bytes
+from kindler.errors import ConfigError
+from kindler.frameworks.contract import Batch
+from kindler.frameworks.pickling import travelling
+from kindler.frameworks.rng import own_states, restore_own, seed_own
+from kindler.frameworks.state_format import Buffer
+
+__all__ = ["BaseReplica"]
+
+_EPOCH, _STEP = "kindler.epoch", "kindler.step"
+
+
+class BaseReplica:
+    """See `contract.py` for the arguments and for what the methods promise."""
+
+    fuses = ""
+    model: Any = None
+    optimizer: Any = None
+    output_names: tuple[str, ...] | None = None
+
+    def __init__(
+        self,
+        spec: Any,
+        *,
+        device: str = "cpu",
+        rank: int = 0,
+        local_rank: int = 0,
+        seed: int = 0,
+        threads: int | None = None,
+        feature_names: Sequence[str] = (),
+        label_names: Sequence[str] = (),
+        label_shapes: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self.spec, self.rank, self.seed = spec, rank, seed
+        self.device: Any = device
+        self.epoch = self.step = 0
+        self._sums: dict[str, float] = {}
+        self._rows = 0.0
+        seed_own(seed)
+
+    @classmethod
+    def from_bytes(cls, spec: bytes, **options: Any) -> Any:
+        """A replica of a packed spec."""
+        return cls(cls.loads(spec), **options)
+
+    @classmethod
+    def make_spec(cls, **options: Any) -> Any:
+        """The options themselves."""
+        return options
+
+    @classmethod
+    def dumps(cls, spec: Any) -> bytes:
+        """A pickle, with the code that the user's own modules hold."""
+        return travelling(spec)
+
+    @classmethod
+    def loads(cls, data: bytes) -> Any:
+        """What `dumps` packed."""
+        return cloudpickle.loads(data)
+
+    @classmethod
+    def has_instance(cls, spec: Any) -> bool:
+        """The user holds nothing that training changes."""
+        return False
+
+    @classmethod
+    def lacking(cls, spec: Any, *names: str) -> list[str]:
+        """Nothing is missing."""
+        return []
+
+    @classmethod
+    def against_several(cls, spec: Any) -> list[str]:
+        """Several workers can train it."""
+        return []
+
+    @classmethod
+    def environment(cls, spec: Any) -> tuple[tuple[str, str], ...]:
+        """Nothing has to be set before the framework is imported."""
+        return ()
+
+    def names(self) -> list[str]:
+        """Parameters."""
+        raise NotImplementedError
+
+    def read(self) -> list[Array]:
+        """Parameters."""
+        raise NotImplementedError
+
+    def write(self, arrays: Sequence[Array]) -> None:
+        """Parameters."""
+        raise NotImplementedError
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """Needed to train."""
+        raise NotImplementedError
+
+    def apply(self, gradients: Sequence[Array]) -> None:
+        """Needed to train; counts `step`."""
+        raise NotImplementedError
+
+    def trained_model(self) -> Any:
+        """What callbacks see."""
+        return self.model
+
+    def as_given(self) -> None:
+        """Nothing besides weights belongs to the user."""
+
+    def join(self, collective: Collective) -> None:
+        """Start from rank 0's state."""
+        if collective.size > 1:
+            self.load_state(share_bytes(collective, self.state() if collective.rank == 0 else b""))
+
+    def fuse(self, exchange: Any) -> None:
+        """Only for frameworks that say what they fuse with."""
+        raise ConfigError(f"{type(self).__name__} exchanges no gradients within its own step.")
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Seed Python and numpy by epoch and rank."""
+        self.epoch = epoch
+        seed_own(self.seed, epoch, self.rank)
+
+    def train_step(self, batch: Batch) -> None:
+        """The gradients of the rows there are, applied."""
+        if batch.global_rows:
+            self.apply(self.gradients(batch).arrays)
+
+    def merge_buffers(self) -> None:
+        """Training changes parameters only."""
+
+    def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
+        """There is no schedule."""
+
+    def learning_rate(self) -> float:
+        """Not known."""
+        return float("nan")
+
+    def count(self, rows: float, **means: float) -> None:
+        """Note means over so many rows: the loss, and metrics."""
+        self._rows += rows
+        for name, mean in means.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(mean) * rows
+
+    def take_tallies(self) -> bytes:
+        """Sums as JSON."""
+        tallies = json.dumps([self._rows, self._sums]).encode()
+        self._rows, self._sums = 0.0, {}
+        return tallies
+
+    def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
+        """Sums of sums, divided once."""
+        rows, sums = _added([json.loads(part) for part in tallies])
+        means = {name: total / rows if rows else float("nan") for name, total in sums.items()}
+        return {"loss": float("nan"), **means, "num_samples": rows}
+
+    def running_loss(self) -> float:
+        """The mean so far."""
+        return self._sums.get("loss", 0.0) / self._rows if self._rows else float("nan")
+
+    def running_metrics(self) -> dict[str, float]:
+        """The means so far."""
+        return {name: total / self._rows for name, total in self._sums.items() if name != "loss"}
+
+    def loss_sums(self) -> tuple[float, float]:
+        """The loss so far."""
+        return self._sums.get("loss", 0.0), self._rows
+
+    def variables(self) -> dict[str, Array]:
+        """Everything that the next step depends on; by default the parameters."""
+        return dict(zip(self.names(), self.read(), strict=True))
+
+    def load_variables(self, variables: Mapping[str, Array]) -> None:
+        """Go on from `variables`; optimizer and schedule may be missing, where only weights are loaded."""
+        self.write([variables[name] for name in self.names()])
+
+    def state(self) -> bytes:
+        """`variables` as numpy's own format, which holds no pickles."""
+        file = io.BytesIO()
+        counts = {_EPOCH: np.array(self.epoch), _STEP: np.array(self.step)}
+        np.savez(file, allow_pickle=False, **self.variables(), **counts)
+        return file.getvalue()
+
+    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
+        """What `state` wrote."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+        epoch, step = int(found.pop(_EPOCH)), int(found.pop(_STEP))
+        self.load_variables(found)
+        if not weights_only_model:
+            self.epoch, self.step = epoch, step
+
+    def freeze(self) -> Callable[[], Sequence[Buffer]]:
+        """The state is small: it is made at once."""
+        data = self.state()
+        return lambda: [data]
+
+    def settle(self) -> None:
+        """Nothing is copied later."""
+
+    def local_state(self) -> bytes:
+        """Randomness and tallies."""
+        return json.dumps({"own": own_states(), "tallies": [self._rows, self._sums]}).encode()
+
+    def load_local_state(self, data: bytes) -> None:
+        """Randomness and tallies of this rank."""
+        fields = json.loads(data)
+        restore_own(fields["own"])
+        self._rows, self._sums = fields["tallies"]
+
+    def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
+        """The first rank counts for all that were there."""
+        if self.rank == 0:
+            self._rows, self._sums = _added([json.loads(data)["tallies"] for data in states])
+        seed_own(self.seed, self.epoch, self.rank, self.step)
+
+    def weights(self) -> bytes:
+        """The state, of which `load_weights` takes the weights."""
+        return self.state()
+
+    def load_weights(self, data: bytes) -> None:
+        """The model's part of a state."""
+        self.load_state(data, weights_only_model=True)
+
+    def save(self, path: str) -> None:
+        """A file that `numpy.load` reads."""
+        Path(path).write_bytes(self.weights())
+
+    def load(self, path: str) -> None:
+        """A file that `save` wrote."""
+        self.load_weights(Path(path).read_bytes())
+
+
+def _added(tallies: Sequence[tuple[float, dict[str, float]]]) -> tuple[float, dict[str, float]]:
+    names = dict.fromkeys(name for _, sums in tallies for name in sums)
+    return sum(rows for rows, _ in tallies), {
+        name: sum(sums.get(name, 0.0) for _, sums in tallies) for name in names
+    }

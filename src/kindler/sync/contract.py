@@ -1,0 +1,156 @@
+"""The contracts of a sync: how the replicas of a run agree, and the collective that they agree through.
+
+`registry.py` has a row for each sync. A sync knows of a replica only what `Replica` says here, so it works
+with every framework. What travels, and through what, is in `kindler/collective.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kindler.collective import Array, Collective, Gradients
+from kindler.config import RunSettings
+
+__all__ = ["Lockstep", "Replica", "Sync", "SyncConfig", "Worker"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncConfig:
+    """Which sync a run uses.
+
+    Attributes:
+        name: Its row in the registry.
+        options: Keyword arguments of its own.
+    """
+
+    name: str = "allreduce"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Worker(Protocol):
+    """The part of the engine's worker that every sync can rely on."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def all_gather(self, data: bytes) -> list[bytes]: ...
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
+
+
+class Replica(Protocol):
+    """What a sync needs of a replica; `kindler.frameworks.contract` has the whole of it.
+
+    Attributes:
+        device: Where it computes.
+        fuses: The library whose gradients the replica can exchange within its own step ("torch"), or "".
+    """
+
+    device: Any
+    fuses: str
+
+    def join(self, collective: Collective) -> None:
+        """Start from rank 0's state; what training changes besides parameters is merged through this."""
+
+    def fuse(self, exchange: Any) -> None:
+        """From now on let `train_step` exchange gradients itself; only where `fuses` says so."""
+
+    def train_step(self, batch: Any) -> None:
+        """A whole step: alone, or fused."""
+
+    def names(self) -> list[str]:
+        """What the trained parameters are called."""
+
+    def read(self) -> list[Array]:
+        """Copies of the trained parameters, in the order of `names`."""
+
+    def write(self, arrays: Sequence[Array]) -> None:
+        """Overwrite the trained parameters."""
+
+    def gradients(self, batch: Any) -> Gradients:
+        """What this rank's rows say, without moving any parameter."""
+
+    def apply(self, gradients: Sequence[Array]) -> None:
+        """One step of the optimizer with these gradients."""
+
+
+class Sync(Protocol):
+    """How the replicas of one run agree. Made with the run's settings and the options of its `SyncConfig`.
+
+    A run makes and closes one on each worker. At the end of an epoch all ranks meet, whatever the sync.
+
+    Attributes:
+        in_step: Whether all ranks meet at every step. Where they do not, checkpoints are written between
+            epochs only, and a callback's request for one waits until then.
+        collective: What ranks meet through between steps; there after `attach`.
+        waited_s: Seconds that this rank has waited for others so far.
+    """
+
+    in_step: bool
+
+    @property
+    def collective(self) -> Collective: ...
+    @property
+    def waited_s(self) -> float: ...
+
+    def attach(self, replica: Any, worker: Any) -> None:
+        """Join the other ranks; all of them call it, once, before their first step."""
+
+    def step(self, replica: Any, batch: Any) -> None:
+        """One step on this rank's rows, of which there may be none."""
+
+    def catch_up(self, replica: Any) -> None:
+        """At the end of an epoch: leave all ranks with the same parameters."""
+
+    def close(self) -> None:
+        """Leave the others. Idempotent."""
+
+
+class Lockstep:
+    """A base for syncs whose ranks average their gradients at every step; `connect` makes the collective.
+
+    Args:
+        settings: Time limits and the like.
+    """
+
+    in_step = True
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+        self._collective: Collective | None = None
+
+    def connect(self, worker: Any) -> Collective:
+        """The collective of all workers; every rank calls it."""
+        raise NotImplementedError
+
+    @property
+    def collective(self) -> Collective:
+        """What ranks meet through."""
+        assert self._collective is not None, "attach comes first"
+        return self._collective
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for others so far."""
+        return self.collective.waited_s
+
+    def attach(self, replica: Replica, worker: Worker) -> None:
+        """Join the other ranks, from rank 0's state on."""
+        self._collective = self.connect(worker)
+        replica.join(self._collective)
+
+    def step(self, replica: Replica, batch: Any) -> None:
+        """One step with the mean over the rows of all ranks."""
+        if batch.global_rows:
+            mine = replica.gradients(batch)
+            replica.apply(self.collective.mean(mine.arrays, mine.weight))
+
+    def catch_up(self, replica: Replica) -> None:
+        """All ranks have made the same steps: nothing is left to do."""
+
+    def close(self) -> None:
+        """Leave the others. Idempotent."""
+        if self._collective is not None:
+            self._collective.close()

@@ -1,0 +1,91 @@
+"""A framework from outside: linear regression in numpy, trained by gradient descent with momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kindler.collective import Array, Gradients
+from kindler.errors import ConfigError
+from kindler.frameworks.base import BaseReplica
+from kindler.frameworks.contract import Batch
+from kindler.frameworks.registry import FrameworkSpec
+
+ROW = FrameworkSpec(name="toy", target="toy_framework:ToyReplica")
+
+
+class Plane:
+    """The user's model: outputs are `x @ weights + bias`."""
+
+    def __init__(self, width: int) -> None:
+        self.weights, self.bias = np.zeros((width, 1)), np.zeros(1)
+
+    def __call__(self, x: Array) -> Array:
+        return x @ self.weights + self.bias
+
+
+class ToyReplica(BaseReplica):
+    """One rank's copy of a `Plane`."""
+
+    def __init__(self, spec: dict[str, Any], **options: Any) -> None:
+        super().__init__(spec, **options)
+        self.model: Plane = spec["model"]
+        self.rate, self.momentum = spec["lr"], spec["momentum"]
+        self.speeds = [np.zeros_like(array) for array in self.read()]
+
+    @classmethod
+    def make_spec(cls, **options: Any) -> dict[str, Any]:
+        if unknown := set(options) - {"model", "lr", "momentum"}:
+            raise ConfigError(f"a toy model takes model, lr and momentum; received {sorted(unknown)}.")
+        return {"lr": 0.1, "momentum": 0.0, **options}
+
+    @classmethod
+    def has_instance(cls, spec: dict[str, Any]) -> bool:
+        return True
+
+    def names(self) -> list[str]:
+        return ["weights", "bias"]
+
+    def read(self) -> list[Array]:
+        return [self.model.weights.copy(), self.model.bias.copy()]
+
+    def write(self, arrays: Sequence[Array]) -> None:
+        self.model.weights, self.model.bias = (np.array(array, np.float64) for array in arrays)
+
+    def gradients(self, batch: Batch) -> Gradients:
+        if not batch.rows:
+            return Gradients([np.zeros_like(array) for array in self.read()], 0.0)
+        x, errors = self._judged(batch)
+        return Gradients([2 * x.T @ errors / len(x), 2 * errors.mean(axis=0)], float(len(x)))
+
+    def apply(self, gradients: Sequence[Array]) -> None:
+        pairs = zip(self.speeds, gradients, strict=True)
+        self.speeds = [self.momentum * speed + gradient for speed, gradient in pairs]
+        moved = zip(self.read(), self.speeds, strict=True)
+        self.write([array - self.rate * speed for array, speed in moved])
+        self.step += 1
+
+    def eval_step(self, batch: Batch) -> None:
+        if batch.rows:
+            self._judged(batch)
+
+    def predict(self, features: tuple[Array, ...]) -> list[Array]:
+        return [self.model(features[0].astype(np.float64))]
+
+    def learning_rate(self) -> float:
+        return float(self.rate)
+
+    def variables(self) -> dict[str, Array]:
+        return {**super().variables(), "speed 0": self.speeds[0], "speed 1": self.speeds[1]}
+
+    def load_variables(self, variables: Mapping[str, Array]) -> None:
+        super().load_variables(variables)
+        self.speeds = [variables["speed 0"], variables["speed 1"]]
+
+    def _judged(self, batch: Batch) -> tuple[Array, Array]:
+        x = batch.features[0].astype(np.float64)
+        errors = self.model(x) - batch.labels[0].reshape(-1, 1)
+        self.count(len(x), loss=float(np.square(errors).mean()), mae=float(np.abs(errors).mean()))
+        return x, errors
