@@ -82,7 +82,7 @@ def test_a_frame_without_rows_is_a_folder_without_files(spark: Any, tmp_path: Pa
 
 def test_what_is_there_is_replaced_only_when_asked(spark: Any, tmp_path: Path) -> None:
     tfrecord.write(spark.range(5), tmp_path / "rows")
-    with pytest.raises(ConfigError, match="exists already(.|\n)*overwrite=True"):
+    with pytest.raises(ConfigError, match="already exists(.|\n)*overwrite=True"):
         tfrecord.write(spark.range(9), tmp_path / "rows")
     assert tfrecord.read(tmp_path / "rows").num_rows == 5
 
@@ -151,7 +151,7 @@ def test_connect_does_what_a_classic_session_does(tmp_path: Path) -> None:
     files = [f"part-0000{i}.tfrecord" for i in range(3)]
     assert (seen["files"], seen["inside"]) == (files, ["_SUCCESS", *files])
     assert (seen["same"], seen["count"]) == (True, 1_000)
-    assert "exists already" in seen["refused"]
+    assert "already exists" in seen["refused"]
     assert seen["bad"] == ["bad", "0 of partition 0"]
     assert "does not exist" in seen["none"]
     assert seen["left"] == ["rows"]
