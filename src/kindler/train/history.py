@@ -24,9 +24,10 @@ class History(Sequence[dict[str, Any]]):
 
     Each is a dict: epoch, steps, num_samples, loss, each metric, val_ of each, seconds, rows_per_s.
 
-    >>> history = History([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}])
-    >>> history["loss"], history[-1]["epoch"], len(history)
-    ([0.5, 0.25], 2, 2)
+    Examples:
+        >>> history = History([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}])
+        >>> history["loss"], history[-1]["epoch"], len(history)
+        ([0.5, 0.25], 2, 2)
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]] = ()) -> None:

@@ -45,7 +45,7 @@ class XShards:
     `load_parquet`. Operations give new collections and are done when they are called, so that an error
     appears where it was made; see `to_lazy` for the other way.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from kindler import XShards
         >>> shards = XShards.partition({"x": np.arange(6), "y": np.ones(6)}, num_shards=2, home="local")
