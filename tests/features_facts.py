@@ -107,5 +107,5 @@ class FeatureFacts:
         data = give(pd.DataFrame({"city": ["a", "b"]}))
         with pytest.raises(ValueError, match="there is no column 'town'"):
             StringIndexer("town").fit(data)
-        with pytest.raises(ValueError, match="column 'city'.*no numbers"):
+        with pytest.raises(ValueError, match="column 'city'.*not numbers"):
             MinMaxScaler(inputCol="city").fit(data)

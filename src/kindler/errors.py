@@ -1,33 +1,33 @@
 """Every exception that Kindler raises on purpose.
 
     KindlerError
-    ├── ConfigError (ValueError)            an argument or a combination of them cannot work
-    ├── DataError (ValueError)              a row or a column is not what the model can take
+    ├── ConfigError (ValueError)            an argument, or a combination of arguments, is invalid
+    ├── DataError (ValueError)              a row or a column does not fit the model
     ├── MissingExtraError (ImportError)     an optional dependency is not installed
     ├── JavaNotFoundError (RuntimeError)    Spark needs Java and there is none
     ├── DiskFullError (OSError)             no room for a file
-    ├── NotFittedError (RuntimeError)       asked for what only training makes
+    ├── NotFittedError (RuntimeError)       the operation needs a trained or loaded model
     ├── BrokerError (ConnectionError)       the runtime's broker cannot be reached, or has no worker
     ├── TrackingError (ConnectionError)     the tracking server cannot be used
-    ├── FrameError (ValueError)             a message is none that Kindler sends
+    ├── FrameError (ValueError)             a message is not one of Kindler's
     ├── TaskCancelledError (RuntimeError)   a task of the runtime was cancelled
     ├── TaskTimeoutError (TimeoutError)     a task of the runtime took too long
-    ├── StoreError (RuntimeError)           the store cannot do what was asked
+    ├── StoreError (RuntimeError)           an operation on the store failed
     │   ├── NotFoundError (KeyError)        no such name, version or tag
-    │   ├── AlreadyExistsError (ValueError) something has that name, and was not to be replaced
-    │   ├── UntrustedError (PermissionError)  it could run code of others, and the caller did not trust it
-    │   └── DamagedError                    stored bytes are gone or changed
+    │   ├── AlreadyExistsError (ValueError) the name is taken, and replacing was not requested
+    │   ├── UntrustedError (PermissionError)  loading could run foreign code, and the caller did not trust it
+    │   └── DamagedError                    stored bytes are missing or changed
     └── TrainingError (RuntimeError)        a run failed
-        ├── WorkerError                     the user's code raised on a worker (see `worker_error`)
+        ├── WorkerError                     user code raised on a worker (see `worker_error`)
         ├── WorkerLost                      a worker process, executor or host went away
-        ├── StartTimeoutError (TimeoutError)  the gang did not come together in time
-        ├── StalledError (TimeoutError)     all workers live and none gets any further
+        ├── StartTimeoutError (TimeoutError)  the workers did not all start in time
+        ├── StalledError (TimeoutError)     all workers are alive and none makes progress
         ├── FeedError                       rows could not be passed to a worker, or taken from one
-        └── SyncError                       an exchange between workers broke
+        └── SyncError                       an exchange between workers failed
             └── SyncTimeoutError (TimeoutError)  some ranks never reached an exchange
 
-All of them pickle, keep their data as attributes, and are also the builtin that a caller would
-catch. Messages say what was received, which rule it broke, and after "Hint:" what would work.
+All of them pickle, keep their data as attributes, and also derive from the builtin that a caller
+would catch. Messages say what was received, which rule it broke, and after "Hint:" what works.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ __all__ = [
 
 
 class KindlerError(Exception):
-    """The root of the tree: `except KindlerError` catches all of Kindler's own complaints."""
+    """The base class: `except KindlerError` catches every error that Kindler raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Subclasses have keyword-only constructors; rebuild without calling them.
@@ -85,7 +85,8 @@ class KindlerError(Exception):
 
 
 def _blank(cls: type[KindlerError]) -> KindlerError:
-    """An instance whose constructor was not called; a builtin with fields of its own makes it."""
+    """An instance whose constructor was not called; OSError has fields of its own and needs"
+    " its own `__new__`."""
     make = OSError if issubclass(cls, OSError) else Exception
     error: KindlerError = make.__new__(cls)
     return error
@@ -99,15 +100,15 @@ def _rebuild(cls: type[KindlerError], args: tuple[Any, ...], fields: dict[str, A
 
 
 class ConfigError(KindlerError, ValueError):
-    """An argument, or a combination of arguments, that cannot work."""
+    """An invalid argument, or an invalid combination of arguments."""
 
 
 class DataError(KindlerError, ValueError):
-    """A value in the data that the model cannot take.
+    """A value in the data that the model cannot use.
 
     Attributes:
-        column: The column's name, or None when the complaint is about the whole input.
-        row: The row's number in the input, counted from 0, or None when no single row is to blame.
+        column: The column's name, or None when the error concerns the whole input.
+        row: The row's number in the input, counted from 0, or None when it concerns no single row.
     """
 
     def __init__(self, problem: str, *, column: str | None = None, row: int | str | None = None) -> None:
@@ -119,7 +120,7 @@ class DataError(KindlerError, ValueError):
 
 
 class MissingExtraError(KindlerError, ImportError):
-    """An optional dependency that is needed now and not installed."""
+    """An optional dependency is needed and not installed."""
 
     def __init__(self, *, what: str, package: str, extra: str) -> None:
         self.package = package
@@ -134,12 +135,12 @@ class JavaNotFoundError(KindlerError, RuntimeError):
 
 
 class DiskFullError(KindlerError, OSError):
-    """There is no room for a file: the disk is full, or a quota or limit is reached.
+    """A file does not fit: the disk is full, or a quota or limit is reached.
 
     Attributes:
         path: The file.
-        needed_bytes: How much was to be written, where that is known.
-        free_bytes: How much room there is.
+        needed_bytes: How much was to be written, if known.
+        free_bytes: How much space is left.
     """
 
     errno = errno.ENOSPC
@@ -150,7 +151,7 @@ class DiskFullError(KindlerError, OSError):
         self.free_bytes = free_bytes
         needed = "" if needed_bytes is None else f" for {needed_bytes:,} bytes"
         super().__init__(
-            f"there is no room{needed} at {path}: {reason}; {free_bytes:,} bytes are free there.\n"
+            f"no space left{needed} at {path}: {reason}; {free_bytes:,} bytes are free.\n"
             "Hint: free some space, or use another folder: model_dir=... for checkpoints, TMPDIR for the data"
             " of workers."
         )
@@ -160,7 +161,7 @@ class DiskFullError(KindlerError, OSError):
 
 
 class NotFittedError(KindlerError, RuntimeError):
-    """Asked for something that only training or loading makes."""
+    """The operation needs a model that was trained or loaded first."""
 
 
 class BrokerError(KindlerError, ConnectionError):
@@ -168,7 +169,7 @@ class BrokerError(KindlerError, ConnectionError):
 
 
 class TrackingError(KindlerError, ConnectionError):
-    """The tracking server cannot be reached, or refuses what is to be logged.
+    """The tracking server cannot be reached, or rejects what is logged.
 
     Attributes:
         uri: The server.
@@ -180,7 +181,7 @@ class TrackingError(KindlerError, ConnectionError):
 
 
 class FrameError(KindlerError, ValueError):
-    """A message that is none of Kindler's; nothing in it was executed."""
+    """A message is not one of Kindler's; nothing in it was executed."""
 
 
 class TaskCancelledError(KindlerError, RuntimeError):
@@ -188,25 +189,26 @@ class TaskCancelledError(KindlerError, RuntimeError):
 
 
 class TaskTimeoutError(KindlerError, TimeoutError):
-    """A task of the runtime took longer than it may, or than its caller wanted to wait.
+    """A task of the runtime exceeded its time limit, or its caller stopped waiting.
 
     Attributes:
-        goes_on: Whether it still runs: the caller did not want to wait any longer.
+        goes_on: Whether the task is still running, and only the caller stopped waiting.
     """
 
     def __init__(self, *, task: str, waited_s: float, goes_on: bool) -> None:
         self.goes_on = goes_on
-        told = (
-            f"{task} has no result after {waited_s:g} s; it goes on.\nHint: get() again, or cancel()."
+        message = (
+            f"{task} has no result after {waited_s:g} s; it is still running.\nHint: call get()"
+            " again, or cancel()."
             if goes_on
-            else f"{task} ran for {waited_s:g} s and was ended.\n"
+            else f"{task} ran for {waited_s:g} s and was stopped.\n"
             "Hint: runtime.options(timeout_s=...) gives it more time."
         )
-        super().__init__(told)
+        super().__init__(message)
 
 
 class StoreError(KindlerError, RuntimeError):
-    """The store cannot do what was asked."""
+    """An operation on the store failed."""
 
 
 class NotFoundError(StoreError, KeyError):
@@ -214,21 +216,21 @@ class NotFoundError(StoreError, KeyError):
 
     Attributes:
         name: What was asked for.
-        available: What there is instead: the versions and tags of the name, or names that are near.
+        available: The versions and tags of the name, or similar names.
     """
 
     def __init__(self, *, what: str, name: str, available: Sequence[str] = ()) -> None:
         self.name = name
         self.available = tuple(available)
         shown = ", ".join(self.available[:20]) + (", ..." if len(self.available) > 20 else "")
-        super().__init__(f"there is no {what} {name!r}." + (f"\nHint: there are {shown}." if shown else ""))
+        super().__init__(f"there is no {what} {name!r}." + (f"\nHint: available: {shown}." if shown else ""))
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""  # KeyError would show it in quotes
 
 
 class AlreadyExistsError(StoreError, ValueError):
-    """Something has that name already, and was not to be replaced.
+    """The name is taken, and replacing was not requested.
 
     Attributes:
         name: The name.
@@ -240,27 +242,27 @@ class AlreadyExistsError(StoreError, ValueError):
 
 
 class UntrustedError(StoreError, PermissionError):
-    """Writing or reading it could run code that came with it, and the caller did not say `trusted=True`.
+    """Writing or reading the object could run code that came with it, and `trusted=True` was not passed.
 
     Attributes:
         what: What it is.
-        reason: What is in it.
+        reason: What makes it unsafe.
     """
 
     def __init__(self, *, what: str, reason: str) -> None:
         self.what = what
         self.reason = reason
         super().__init__(
-            f"{what} was refused: {reason}.\nHint: trusted=True allows it; give it only for what comes from"
-            " people whose programs you would run."
+            f"{what} was refused: {reason}.\nHint: trusted=True allows it; use it only for files from"
+            " people whose code you would run."
         )
 
 
 class DamagedError(StoreError):
-    """Stored bytes are gone, or are not those that were stored.
+    """Stored bytes are missing, or differ from those that were stored.
 
     Attributes:
-        sha256: The blob.
+        sha256: The blob's hash.
     """
 
     def __init__(self, *, sha256: str, problem: str) -> None:
@@ -273,10 +275,10 @@ class TrainingError(KindlerError, RuntimeError):
 
 
 class WorkerError(TrainingError):
-    """The user's own code raised on a worker.
+    """User code raised on a worker.
 
-    `worker_error` makes it: what `fit` raises is a WorkerError *and* the type that was raised, so
-    `except ValueError` catches the ValueError of a model that runs three machines away.
+    `worker_error` creates it: what `fit` raises is a WorkerError *and* the type that was raised, so
+    `except ValueError` catches a ValueError that was raised on another machine.
 
     Attributes:
         rank: The worker that raised first; for work on shards, the shard's number.
@@ -297,14 +299,14 @@ class WorkerError(TrainingError):
 
 
 class WorkerLost(TrainingError):
-    """A worker went away without saying why: killed, out of memory, or its machine is gone.
+    """A worker died without reporting an error: it was killed, ran out of memory, or lost its machine.
 
     Attributes:
-        rank: The worker that went away, or None when its whole executor took the news with it.
+        rank: The worker, or None when its whole executor was lost.
         role: Its role in the gang.
         host: Its machine.
-        exit_code: What the process ended with; negative is a signal's number.
-        log_tail: The last lines it printed.
+        exit_code: The exit code of the process; negative for a signal.
+        log_tail: The last lines of its output.
     """
 
     def __init__(
@@ -323,7 +325,7 @@ class WorkerLost(TrainingError):
         self.exit_code = exit_code
         self.log_tail = log_tail
         who = "a worker" if rank is None else rank_name(rank, role)
-        tail = f"\nIts last lines:\n{log_tail}" if log_tail else "\nIt had printed nothing."
+        tail = f"\nIts last output:\n{log_tail}" if log_tail else "\nIt printed nothing."
         super().__init__(f"lost {who} on {host}: {reason}.{tail}")
 
 
@@ -332,11 +334,11 @@ class FeedError(TrainingError):
 
 
 class StartTimeoutError(TrainingError, TimeoutError):
-    """The workers did not all come up in time."""
+    """The workers did not all start in time."""
 
 
 class StalledError(TrainingError, TimeoutError):
-    """All workers live and none got any further for `RunSettings(stall_timeout_s=...)`.
+    """All workers are alive and none made progress for `RunSettings(stall_timeout_s=...)`.
 
     Attributes:
         ranks: The workers that the others wait for; all of them when none waits.
@@ -348,22 +350,22 @@ class StalledError(TrainingError, TimeoutError):
     ) -> None:
         self.ranks = tuple(ranks)
         self.stacks = dict(stacks)
-        others = "; the others wait at an exchange" if len(self.ranks) < len(hosts) else ""
+        others = "; the others are waiting at an exchange" if len(self.ranks) < len(hosts) else ""
         names = ", ".join(f"worker {rank} on {hosts.get(rank, 'an unknown host')}" for rank in self.ranks)
         shown = "\n\n".join(
             f"worker {rank} on {hosts.get(rank, 'an unknown host')} was at:\n"
-            f"{self.stacks.get(rank, '').rstrip() or '  (it did not answer)'}"
+            f"{self.stacks.get(rank, '').rstrip() or '  (no answer)'}"
             for rank in self.ranks
         )
         super().__init__(
-            f"no worker got any further for {waited_s:g} s. Stuck: {names}{others}.\n\n{shown}\n\n"
-            "Hint: the log has the stacks of all workers; if steps really take that long, raise"
+            f"no worker made progress for {waited_s:g} s. Stuck: {names}{others}.\n\n{shown}\n\n"
+            "Hint: the log has the stacks of all workers; if steps really take that long, increase"
             " RunSettings(stall_timeout_s=...)."
         )
 
 
 class SyncError(TrainingError):
-    """An exchange between workers broke; most often because another worker is gone."""
+    """An exchange between workers failed, usually because another worker died."""
 
 
 class SyncTimeoutError(SyncError, TimeoutError):
@@ -382,17 +384,17 @@ class SyncTimeoutError(SyncError, TimeoutError):
         super().__init__(
             f"{op} waited {waited_s:.0f} s for {len(self.missing)} of {size} workers:"
             f" {list(self.missing)} did not arrive.\n"
-            "Hint: the log of those workers says what they were doing; if they are only slow,"
-            " raise RunSettings(sync_timeout_s=...)."
+            "Hint: the logs of those workers show what they were doing; if they are only slow,"
+            " increase RunSettings(sync_timeout_s=...)."
         )
 
 
 @contextmanager
 def naming_full_disk(path: str | os.PathLike[str], needed_bytes: int | None = None) -> Iterator[None]:
-    """Say where there is no room, and how much there is, if what the block writes to `path` does not fit.
+    """Turn a full disk into an error that names the path and the free space.
 
     Raises:
-        DiskFullError: It does not.
+        DiskFullError: What the block writes to `path` does not fit.
     """
     try:
         yield
@@ -413,12 +415,12 @@ def naming_full_disk(path: str | os.PathLike[str], needed_bytes: int | None = No
 def _free_bytes(path: str) -> int:
     while not os.path.exists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
-    found = os.statvfs(path or ".")
-    return found.f_bavail * found.f_frsize
+    disk = os.statvfs(path or ".")
+    return disk.f_bavail * disk.f_frsize
 
 
 def revive(kind: str, message: str, fields: dict[str, Any]) -> KindlerError | None:
-    """A complaint of Kindler's own that was raised on a worker, as it was; None if `kind` names none."""
+    """Rebuild an error of Kindler's own that was raised on a worker; None if `kind` is not one of them."""
     module, _, name = kind.partition(":")
     cls = globals().get(name) if module == __name__ else None
     if not (isinstance(cls, type) and issubclass(cls, KindlerError)):
@@ -473,8 +475,8 @@ def worker_error(
         dict(fields or {}),
         role,
     )
-    made: WorkerError = error
-    return made
+    worker: WorkerError = error
+    return worker
 
 
 def rank_name(rank: int, role: str) -> str:
@@ -487,18 +489,18 @@ def rank_name(rank: int, role: str) -> str:
 
 
 def plain_fields(error: BaseException) -> dict[str, str]:
-    """An exception's own attributes as text, those that are plain values; nothing runs to read them again.
+    """The plain attributes of an exception, as text that can be read back without running code.
 
     >>> error = ValueError("too hot")
     >>> error.degrees, error.thermometer = (41.5, "C"), object()
     >>> plain_fields(error)
     {'degrees': "(41.5, 'C')"}
     """
-    found = dict(vars(error))
-    if isinstance(error, OSError):  # these are no attributes of the instance's own
-        found |= {name: getattr(error, name) for name in ("errno", "strerror", "filename", "filename2")}
+    fields = dict(vars(error))
+    if isinstance(error, OSError):  # not in the instance's __dict__
+        fields |= {name: getattr(error, name) for name in ("errno", "strerror", "filename", "filename2")}
     kept = {}
-    for name, value in found.items():
+    for name, value in fields.items():
         text = repr(value)
         try:
             same = ast.literal_eval(text) == value
@@ -510,20 +512,20 @@ def plain_fields(error: BaseException) -> dict[str, str]:
 
 
 def first_line(error: BaseException, most: int = 300) -> str:
-    """What an error says, without what follows; its name if it says nothing."""
+    """The first line of an error's message; the name of its class if it has no message."""
     return next(iter(str(error).splitlines()), type(error).__name__)[:most]
 
 
 def _combined(types: Sequence[str]) -> tuple[type, ...]:
     for qualified in types:
-        found = _loaded_class(qualified)
-        if found is None or issubclass(WorkerError, found):
+        raised = _loaded_class(qualified)
+        if raised is None or issubclass(WorkerError, raised):
             continue
         try:
-            _blank(type("probe", (WorkerError, found), {}))
-        except TypeError:  # instance layouts that do not go together
+            _blank(type("probe", (WorkerError, raised), {}))
+        except TypeError:  # incompatible instance layouts
             continue
-        return (WorkerError, found)
+        return (WorkerError, raised)
     return (WorkerError,)
 
 
@@ -532,10 +534,10 @@ def _short(qualified: str) -> str:
 
 
 def _loaded_class(qualified: str) -> type[BaseException] | None:
-    """The exception class of that name, only if its module is already loaded: nothing is imported.
+    """The exception class of that name if its module is already loaded; nothing is imported.
 
-    A class that was made in a function has no name to be found by; after an "@" comes the mark under which
-    cloudpickle knows it in the process that sent it out.
+    A class defined in a function cannot be looked up by name; after an "@" comes the id under which
+    cloudpickle tracks it in the process that sent it.
     """
     qualified, _, mark = qualified.partition("@")
     module, _, name = qualified.partition(":")

@@ -136,9 +136,9 @@ def test_models_of_other_runtimes_are_served(kindler: Kindler, server: Served, k
 def test_what_a_server_refuses_is_said_in_its_own_words(kindler: Kindler, server: Served) -> None:
     key = ("--key", server.key)  # type: ignore[attr-defined]
     status, out, error = kindler("team/frame", "--input", "rows.csv", "--url", server.url)
-    assert (status, out, "answers 401" in error) == (1, "", True)
+    assert (status, out, "returned 401" in error) == (1, "", True)
     status, _, error = kindler("none", "--input", "rows.csv", "--url", server.url, *key)
-    assert (status, "answers 404: there is no model" in error) == (1, True)
+    assert (status, "returned 404: there is no model" in error) == (1, True)
     status, _, error = kindler("team/frame", "--input", "rows.csv", "--url", "http://127.0.0.1:9", *key)
     assert (status, "cannot be reached" in error) == (1, True)
 
@@ -148,8 +148,8 @@ def test_what_a_server_refuses_is_said_in_its_own_words(kindler: Kindler, server
     [
         (b"a,b\n1,2\n", "the columns c are missing"),
         (b"[[1, 2]]", "has the shape [1, 2]; the model takes [rows, 3]"),
-        (b"[[1, 2], [3]]", "has no rows"),
-        (b"{", "is no JSON"),
+        (b"[[1, 2], [3]]", "does not hold rows"),
+        (b"{", "is not JSON"),
         (b'"text"', "must be a list of rows"),
     ],
 )

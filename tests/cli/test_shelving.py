@@ -160,7 +160,7 @@ def test_datasets_are_replaced_and_appended_only_if_asked_and_printed_as_csv(
         '"b"', "10", "20", "30", "10", "20", "30"
     ]  # fmt: skip
     status, _, error = kindler("datasets", "get", "t", "t.npy")
-    assert (status, error) == (1, "kindler: a .npy file is one array, and this is a table.\n")
+    assert (status, error) == (1, "kindler: a .npy file holds one array; received a table.\n")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_datasets_are_replaced_and_appended_only_if_asked_and_printed_as_csv(
     [
         (["models", "put", "none.keras", "x"], "there is nothing at 'none.keras'"),
         (["models", "get", "none", "x"], "there is no model"),
-        (["datasets", "put", "none.csv", "x"], "there is nothing at 'none.csv'"),
+        (["datasets", "put", "none.csv", "x"], "'none.csv' does not exist"),
         (["datasets", "put", "bad.parquet", "x"], "bad.parquet"),
         (["datasets", "put", "bad.npy", "../x"], "'../x'"),
         (["models", "ls", "--store", "ftp://nowhere"], "ftp"),

@@ -47,7 +47,7 @@ def test_flat_values_can_be_given_the_shape_of_the_model(called: Any) -> None:
     assert called("tensors.js", "checked", [[[1, 2], [3, 4]]], one) == {"ok": True, "text": "[1, 2, 2]"}
     found = called("tensors.js", "checked", [1, 2, 3, 4, 5, 6, 7, 8], one)
     assert found["reshaped"] == {"shape": [2, 2, 2], "data": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]}
-    assert "another shape" in called("tensors.js", "checked", [[1, 2], [3]], one)["text"]
+    assert "has a different shape" in called("tensors.js", "checked", [[1, 2], [3]], one)["text"]
     several = {"inputs": [WORD, COUNT], "columns": None}
     assert "word, count" in called("tensors.js", "checked", [1], several)["text"]
 

@@ -21,10 +21,10 @@ ROWS = [[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8]]
 
 def predicted(page: Watched, target: str) -> tuple[str, Any]:
     """Asks through the form; the version that answered, and the numbers of its table."""
-    page.page.get_by_label("Ask").select_option(target)
+    page.page.get_by_label("Model", exact=True).select_option(target)
     page.page.get_by_role("button", name="Predict").click()
     expect(page.page.locator(".result:not([aria-busy]) .answered")).to_be_visible()
-    return page.page.locator(".answered strong").text_content(), page.numbers("Answer")
+    return page.page.locator(".answered strong").text_content(), page.numbers("Result")
 
 
 def test_models_are_listed_with_version_aliases_and_size_and_open(page: Watched, server: Served) -> None:

@@ -34,9 +34,9 @@ def test_without_a_key_there_is_a_form_and_a_wrong_key_is_told(page: Watched, ke
     expect(opened.get_by_label("API key")).to_be_focused()
 
     sign_in(page, "kdl_0000_wrong")
-    expect(opened.get_by_role("alert")).to_have_text("the key is not known, or its time is over.")
+    expect(opened.get_by_role("alert")).to_have_text("unknown or expired API key.")
     sign_in(page, keys["predict"])
-    expect(opened.get_by_role("alert")).to_contain_text("is for predict, and this needs read.")
+    expect(opened.get_by_role("alert")).to_contain_text("has the scopes predict; this needs read.")
 
     sign_in(page, keys["read predict"])
     expect(opened.get_by_role("heading", name="net")).to_be_visible()
@@ -67,7 +67,7 @@ def test_a_key_for_reading_is_told_that_it_does_not_predict_and_one_for_admin_ha
 ) -> None:
     opened = page.go(NET)
     sign_in(page, keys["read"])
-    expect(opened.get_by_text("one with the scope predict is.")).to_be_visible()
+    expect(opened.get_by_text("lacks the scope predict.")).to_be_visible()
     opened.get_by_role("button", name="Sign out").click()
     sign_in(page, keys["admin"])
     expect(opened.get_by_role("button", name="Move", exact=True)).to_be_visible()
@@ -89,7 +89,7 @@ def test_a_key_that_is_taken_away_leads_back_to_the_form_and_what_is_typed_there
     known.close()
     field = opened.get_by_label("API key")
     expect(field).to_be_visible()
-    expect(opened.get_by_role("alert")).to_have_text("the key is not known, or its time is over.")
+    expect(opened.get_by_role("alert")).to_have_text("unknown or expired API key.")
     field.fill("typed")
     opened.clock.run_for(10_000)
     expect(field).to_have_value("typed")

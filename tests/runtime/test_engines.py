@@ -174,7 +174,7 @@ def test_a_task_that_kills_each_worker_fails_with_that_reason(om: Omega) -> None
 
 def test_a_task_that_takes_too_long_is_ended(om: Omega, meeting: Meeting) -> None:
     handle = run(om, "hold", meeting.port, timeout_s=1)
-    with pytest.raises(TaskTimeoutError, match="was ended") as caught:
+    with pytest.raises(TaskTimeoutError, match="was stopped") as caught:
         handle.get(WAIT_S)
     assert not caught.value.goes_on
 
@@ -185,7 +185,7 @@ def test_a_running_task_and_a_waiting_one_can_be_cancelled(om: Omega, meeting: M
     waiting = run(om, "echo", 1)
 
     assert (running[0].ready(), waiting.status) == (False, "pending")
-    with pytest.raises(TaskTimeoutError, match="goes on"):
+    with pytest.raises(TaskTimeoutError, match="it is still running"):
         running[0].get(0.01)
     assert waiting.cancel()
     assert running[0].cancel()

@@ -112,7 +112,7 @@ def test_lost_calls_are_replaced_and_forgiven_when_they_come_back() -> None:
         hung.append(ask(-1))
         await asyncio.sleep(0)
         now[0] += 6
-        with pytest.raises(Problem, match="has not come back from 3 calls") as caught:
+        with pytest.raises(Problem, match="has not returned from 3 calls") as caught:
             ask(1)
         assert caught.value.status == 503
         assert batcher.is_stuck

@@ -173,7 +173,7 @@ V2_BODIES = {
     "text for numbers": {"inputs": [TENSOR | {"data": ["a", "b", "c"]}]},
     "text as bytes": {"inputs": [TENSOR | {"datatype": "BYTES", "data": ["a", "b", "c"]}]},
     "floats for integers": {"inputs": [TENSOR | {"datatype": "INT8", "data": [1.5, 2, 3]}]},
-    "beyond the datatype": {"inputs": [TENSOR | {"datatype": "INT8", "data": [1, 2, 300]}]},
+    "out of range for the datatype": {"inputs": [TENSOR | {"datatype": "INT8", "data": [1, 2, 300]}]},
     "null": {"inputs": [TENSOR | {"data": [1, None, 3]}]},
     "two of one name": {"inputs": [TENSOR, TENSOR]},
     "other names": {"inputs": [TENSOR, TENSOR | {"name": "y"}]},
@@ -223,7 +223,7 @@ def test_nan_is_a_value_that_the_model_may_refuse(client: httpx.Client) -> None:
 
 def test_too_many_rows(client: httpx.Client) -> None:
     reply = client.post("/v1/models/net:predict", json={"instances": [[1, 2, 3]] * 1001})
-    assert (reply.status_code, "1000 are allowed" in sentence(reply)) == (413, True)
+    assert (reply.status_code, "at most 1000 are allowed" in sentence(reply)) == (413, True)
 
 
 def test_other_methods_and_paths(client: httpx.Client) -> None:

@@ -252,5 +252,5 @@ def test_an_unknown_signature_is_refused_with_the_known_ones(texts: httpx.Client
         assert texts.post(url, json={**body, "signature_name": name}).status_code == 200
     reply = texts.post(url, json={**body, "signature_name": "other"})
     assert reply.status_code == 400
-    assert reply.json()["error"] == "the model has no signature 'other'; it has 'serving_default'."
+    assert reply.json()["error"] == "the model has no signature 'other'; available: 'serving_default'."
     assert texts.post(url, json={**body, "signature_name": 3}).status_code == 400

@@ -156,7 +156,7 @@ def test_omega_keeps_shapes_takes_versions_and_other_methods(client: httpx.Clien
     older = client.put("/api/v1/model/net^/predict", json=data).json()
     assert (older["result"], older["version"]) == ([1.0, 1.0], 1)
     missing = client.put("/api/v1/model/net/predict_proba", json=data)
-    assert (missing.status_code, "has no predict_proba" in missing.json()["message"]) == (400, True)
+    assert (missing.status_code, "has no method predict_proba" in missing.json()["message"]) == (400, True)
 
 
 def test_arrow_and_raw_bodies_come_and_go_without_text(client: httpx.Client) -> None:

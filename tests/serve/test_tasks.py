@@ -228,7 +228,7 @@ def test_no_more_tasks_are_begun_than_can_be_remembered(tmp_path: Path, meeting:
         return tasks.begin("default", {"script": "knock"}, lambda runtime: runtime.script("knock").run(port))
 
     first = begin()
-    with pytest.raises(Problem, match="1 tasks have not ended") as caught:
+    with pytest.raises(Problem, match="1 tasks are unfinished") as caught:
         begin()
     assert caught.value.status == 429
     assert first.handle.cancel()
@@ -249,7 +249,7 @@ def test_the_bytes_of_tasks_that_have_not_ended_are_bounded(tmp_path: Path, meet
         return tasks.begin("default", {"script": "knock"}, lambda r: r.script("knock").run(port), size)
 
     first = begin(80)
-    with pytest.raises(Problem, match="have 80 bytes already") as caught:
+    with pytest.raises(Problem, match="hold 80 bytes of requests") as caught:
         begin(30)
     assert caught.value.status == 429
     second = begin(20)

@@ -221,7 +221,7 @@ CASES = {
     "the same path twice": Case(twice, ["x"], connect="more than one path"),
     # What follows goes through Spark.
     "a column of folders": Case(partitioned, ["k"], "'k' is"),
-    "a column of folders and files": Case(partition_in_files_too, ["k"], "'k' is a name of folders"),
+    "a column of folders and files": Case(partition_in_files_too, ["k"], "'k' is taken from folder names"),
     "a field beside a column of its name": Case(
         over(lambda f: f.select("x", "meta.label"), STRUCT),
         ["label"],
@@ -276,12 +276,12 @@ CASES = {
         "fieldId.read.enabled=true",
         settings=[("spark.sql.parquet.fieldId.read.enabled", "true")],
     ),
-    "a column called _metadata": Case(of_arrow(x=[1], _metadata=[2]), ["x"], "a column called one of"),
+    "a column called _metadata": Case(of_arrow(x=[1], _metadata=[2]), ["x"], "a column with a reserved name"),
 }
 
 CLASSIC = {  # Connect looks for files anew whenever the frame is computed
-    "a file that has gone": Case(deleted, ["x"], "cannot be read from here"),
-    "a file that has grown": Case(changed_meanwhile, ["x"], "has changed since the frame was made"),
+    "a file that has gone": Case(deleted, ["x"], "cannot be read from this process"),
+    "a file that has grown": Case(changed_meanwhile, ["x"], "has changed since the DataFrame was created"),
 }
 
 

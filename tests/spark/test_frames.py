@@ -97,9 +97,9 @@ def test_an_output_does_not_replace_a_column_whose_name_differs_in_case(spark: A
 def test_a_name_that_two_columns_have_is_refused(spark: Any, other: str) -> None:
     frame = spark.range(2).selectExpr("cast(id AS float) AS x", f"2f AS {other}", "1f AS label")
 
-    with pytest.raises(ConfigError, match=r"column 'x' could be any of \['x', '.'\]"):
+    with pytest.raises(ConfigError, match=r"column 'x' is ambiguous; the DataFrame has \['x', '.'\]"):
         regression().fit(frame, feature_cols="x", label_cols="label")
-    with pytest.raises(ConfigError, match="column 'x' could be any of"):
+    with pytest.raises(ConfigError, match="column 'x' is ambiguous"):
         Estimator.from_torch(model=nn.Identity()).predict(frame, feature_cols="x")
 
 

@@ -41,5 +41,5 @@ def test_a_schema_of_spark_says_the_types(tmp_path: Path) -> None:
     shards = kindler.read_parquet(tmp_path, schema=StructType().add("k", "float"))
 
     assert [str(dtype) for dtype in shards.head(1).dtypes] == ["float32", "int64"]
-    with pytest.raises(ConfigError, match="column 'k' is of type interval.*which Arrow does not have"):
+    with pytest.raises(ConfigError, match="column 'k' is of type interval.*which Arrow does not support"):
         kindler.read_parquet(tmp_path, schema=StructType().add("k", YearMonthIntervalType()))

@@ -76,7 +76,7 @@ def test_a_frame_without_rows_is_a_folder_without_files(spark: Any, tmp_path: Pa
 
 def test_what_is_there_is_replaced_only_when_asked(spark: Any, tmp_path: Path) -> None:
     tfrecord.write(spark.range(5), tmp_path / "rows")
-    with pytest.raises(ConfigError, match="exists already(.|\n)*overwrite=True"):
+    with pytest.raises(ConfigError, match="already exists(.|\n)*overwrite=True"):
         tfrecord.write(spark.range(9), tmp_path / "rows")
     assert tfrecord.read(tmp_path / "rows").num_rows == 5
 

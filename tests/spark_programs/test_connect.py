@@ -32,7 +32,7 @@ def test_tfrecord_files_are_written_and_scanned_as_on_a_classic_session(through_
     files = [f"part-0000{i}.tfrecord" for i in range(3)]
     assert (seen["files"], seen["inside"]) == (files, ["_SUCCESS", *files])
     assert (seen["same"], seen["count"]) == (True, 1_000)
-    assert "exists already" in seen["refused"]
+    assert "already exists" in seen["refused"]
     assert seen["bad"] == ["bad", "0 of partition 0"]
     assert "does not exist" in seen["none"]
     assert seen["left"] == ["rows"]

@@ -231,7 +231,7 @@ def test_an_archive_cannot_name_what_is_not_its_own(
 def test_an_archive_that_is_cut_off_is_refused(local: Omega, tmp_path: Path) -> None:
     path = archive(tmp_path / "a.zip")
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(ConfigError, match="no whole archive"):
+    with pytest.raises(ConfigError, match="not a complete archive"):
         local.datasets.import_(path)
 
 
@@ -272,7 +272,7 @@ def test_metadata_cannot_name_a_file_outside_of_the_version(
         (tmp_path / name).write_bytes(b"w")
     version = local.models.put(source, "net")
     republished(local, version, tmp_path / "x.zip", file=place)
-    with pytest.raises(ConfigError, match=r"no path of a stored file|has no file"):
+    with pytest.raises(ConfigError, match=r"not a valid path of a stored file|has no file"):
         load(local.store, local.models.metadata("net"), trusted=False)
 
 

@@ -213,7 +213,7 @@ def test_bytes_that_were_changed_are_not_read(local: Omega, tmp_path: Path) -> N
         local.datasets.get("x")
 
     blob.unlink()
-    with pytest.raises(DamagedError, match="gone"):
+    with pytest.raises(DamagedError, match="it is missing"):
         local.datasets.get("x")
 
 

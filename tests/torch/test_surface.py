@@ -140,11 +140,13 @@ def test_a_full_disk_is_named_with_what_was_needed_and_what_is_free(tiny_disk: P
     wide = {"x": X, "y": np.zeros((24, 100_000), np.float32)}
     est = estimator(large, optimizer=torch.optim.SGD, model_dir=tiny_disk / "run")
 
-    with pytest.raises(DiskFullError, match=r"no room for [\d,]+ bytes at .*/disk/run/checkpoint-") as caught:
+    with pytest.raises(
+        DiskFullError, match=r"no space left for [\d,]+ bytes at .*/disk/run/checkpoint-"
+    ) as caught:
         est.fit(wide, epochs=1, **OPTIONS)
     assert caught.value.needed_bytes is not None
     assert 0 <= caught.value.free_bytes <= 256 * 1024 < caught.value.needed_bytes
-    with pytest.raises(DiskFullError, match=r"no room at .*/disk/model\.pt: No space left"):
+    with pytest.raises(DiskFullError, match=r"no space left at .*/disk/model\.pt: No space left"):
         est.save(tiny_disk / "model.pt")
     assert not list(tiny_disk.rglob("*.p*t"))
 
@@ -154,7 +156,7 @@ def test_the_data_of_a_run_on_a_full_disk_is_named_too(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tiny_disk))
 
-    with pytest.raises(DiskFullError, match=r"no room .*/disk/kindler-driver-"):
+    with pytest.raises(DiskFullError, match=r"no space left .*/disk/kindler-driver-"):
         estimator().fit((np.zeros((200_000, 3), np.float32), np.zeros((200_000, 1), np.float32)), **OPTIONS)
 
 

@@ -1,6 +1,6 @@
-"""The `kindler` command: what is installed here, and the commands of the modules beside this one.
+"""The `kindler` command; each module beside this one adds its own subcommands.
 
-Imports neither Spark nor a framework before a command needs it.
+Imports neither Spark nor a framework until a command needs it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from kindler.errors import JavaNotFoundError, KindlerError
 __all__ = ["main"]
 
 _PACKAGES = ("kindler", "numpy", "pyarrow", "pyspark", "torch")
-_EPILOG = """`kindler COMMAND --help` says more. KINDLER_STORE names the store where --store does not.
+_EPILOG = """Run `kindler COMMAND --help` for details. KINDLER_STORE sets the default store.
 
   kindler models put net.keras team/net --tag prod     store a model
-  kindler models ls 'team/*'                           what there is
+  kindler models ls 'team/*'                           list models
   kindler predict team/net@prod --input rows.csv       predict with it
   kindler serve                                        serve all of them over HTTP
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; gives the exit status."""
+    """Run the command and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="kindler",
         description="Deep learning where the data already is.",
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     predict.add_commands(commands)
     serve.add_commands(commands)
     worker.add_commands(commands)
-    info = commands.add_parser("info", help="show the versions of what Kindler uses on this machine")
+    info = commands.add_parser("info", help="show the versions of Kindler and its dependencies")
     info.set_defaults(run=_show_info)
     chosen = parser.parse_args(arguments)
     if chosen.command is None:

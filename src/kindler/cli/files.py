@@ -28,7 +28,7 @@ _TABLES = ("csv", "jsonl", "parquet")
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a model is to predict.
+    """The rows to predict.
 
     Attributes:
         arrays: Arrays by name; one without a name has the name "".
@@ -40,9 +40,9 @@ class Rows:
 
 
 def to_store(path: Path) -> Any:
-    """What a dataset is put as: the path where the store knows its kind, else what is in the file."""
+    """The object to store for a file: its path if the store reads that kind itself, else its content."""
     if not path.exists():
-        raise ConfigError(f"there is nothing at {str(path)!r}.")
+        raise ConfigError(f"{str(path)!r} does not exist.")
     kind = path.suffix.lower().removeprefix(".")
     if kind in ("csv", "jsonl"):
         return _table(path.read_bytes(), kind, str(path))
@@ -50,14 +50,14 @@ def to_store(path: Path) -> Any:
 
 
 def read_rows(path: str, kind: str | None) -> Rows:
-    """The rows in a file, or in what comes by standard input if the path is "-".
+    """The rows of a file, or of standard input if the path is "-".
 
     Args:
         path: The file.
-        kind: One of `FORMATS`; None goes by the name, or by how the input begins.
+        kind: One of `FORMATS`; None to detect it from the name, or from the first characters.
 
     Raises:
-        DataError: They are none.
+        DataError: The content cannot be read as rows.
     """
     content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     shown = "the input" if path == "-" else path
@@ -77,15 +77,17 @@ def as_columns(arrays: Mapping[str, Array]) -> pa.Table:
 
 
 def write(value: Any, path: Path | None) -> None:
-    """Write a value to a file, in the form that its name says; without a path, print it.
+    """Write a value to a file, in the format of its extension; without a path, print it.
 
     Raises:
-        ConfigError: A file of that name cannot have such a value.
+        ConfigError: The format cannot hold the value.
     """
     kind = path.suffix.lower().removeprefix(".") if path is not None else _printed(value)
     make = _WRITERS.get(kind)
     if make is None:
-        raise ConfigError(f"{path} ends in none of {', '.join('.' + name for name in FORMATS)}.")
+        raise ConfigError(
+            f"{path} has an unknown extension; expected one of {', '.join('.' + name for name in FORMATS)}."
+        )
     content = make(value)
     if path is None:
         sys.stdout.write(content.decode())
@@ -104,8 +106,8 @@ def _kind(path: Path, content: bytes) -> str:
         return suffix
     if str(path) != "-":
         raise ConfigError(
-            f"{path} ends in none of {', '.join('.' + name for name in FORMATS)}.\n"
-            "Hint: --format says what it is."
+            f"{path} has an unknown extension; expected one of {', '.join('.' + name for name in FORMATS)}.\n"
+            "Hint: pass --format."
         )
     return "json" if content.lstrip()[:1] in (b"[", b"{") else "csv"
 
@@ -118,21 +120,23 @@ def _table(content: bytes, kind: str, shown: str) -> pa.Table:
             return pa.json.read_json(io.BytesIO(content))
         return pq.read_table(io.BytesIO(content))
     except (pa.ArrowException, OSError, ValueError) as exc:
-        raise DataError(f"{shown} is no {kind} file: {_first(exc)}.") from exc
+        raise DataError(f"{shown} is not a {kind} file: {_first(exc)}.") from exc
 
 
 def _array(content: bytes, shown: str) -> Array:
     try:
         array: Array = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, EOFError, OSError) as exc:
-        raise DataError(f"{shown} is no array that can be read without a pickle: {_first(exc)}.") from exc
+        raise DataError(
+            f"{shown} is not an array that can be read without unpickling: {_first(exc)}."
+        ) from exc
     return array
 
 
 def _arrays(content: bytes, shown: str) -> dict[str, Array]:
     loaded: Any = _array(content, shown)
     if isinstance(loaded, np.ndarray):
-        raise DataError(f"{shown} is one array, and no .npz file of several.")
+        raise DataError(f"{shown} holds a single array; expected a .npz file of named arrays.")
     return {name: loaded[name] for name in loaded.files}
 
 
@@ -140,7 +144,7 @@ def _from_json(content: bytes, shown: str) -> Rows:
     try:
         value = json.loads(content)
     except ValueError as exc:
-        raise DataError(f"{shown} is no JSON: {exc}.") from exc
+        raise DataError(f"{shown} is not JSON: {exc}.") from exc
     try:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             return _columns(pa.Table.from_pylist(value))
@@ -148,7 +152,7 @@ def _from_json(content: bytes, shown: str) -> Rows:
             return _columns(pa.table({name: pa.array(items) for name, items in value.items()}))
         array = np.array(value)
     except (pa.ArrowException, ValueError, TypeError) as exc:
-        raise DataError(f"{shown} has no rows: {_first(exc)}.") from exc
+        raise DataError(f"{shown} does not hold rows: {_first(exc)}.") from exc
     if not isinstance(value, list) or not value or array.dtype.kind not in "biufU":
         raise DataError(f"{shown} must be a list of rows, a list of objects, or an object of lists.")
     return Rows({"": array})
@@ -166,7 +170,7 @@ def _columns(table: pa.Table) -> Rows:
 
 def _column(array: Array, name: str) -> Any:
     if not array.ndim:
-        raise DataError(f"{name or 'the array'} is one value, and no rows.")
+        raise DataError(f"{name or 'the array'} is a single value; expected an array of rows.")
     if array.ndim == 1 or array.dtype.kind in "ObUS" or 0 in array.shape:
         return pa.array(array.tolist() if array.ndim > 1 or array.dtype.kind in "OUS" else array)
     return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
@@ -177,7 +181,9 @@ def _csv(value: Any) -> bytes:
     try:
         pa.csv.write_csv(_flat(_as_table(value, "csv")), sink)
     except pa.ArrowException as exc:
-        raise ConfigError(f"CSV cannot have this table: {_first(exc)}.\nHint: .parquet can.") from exc
+        raise ConfigError(
+            f"this table cannot be written as CSV: {_first(exc)}.\nHint: .parquet can hold it."
+        ) from exc
     return sink.getvalue()
 
 
@@ -199,7 +205,7 @@ def _jsonl(value: Any) -> bytes:
 
 def _npy(value: Any) -> bytes:
     if not isinstance(value, np.ndarray):
-        raise ConfigError(f"a .npy file is one array, and this is a {_title(value)}.")
+        raise ConfigError(f"a .npy file holds one array; received a {_title(value)}.")
     sink = io.BytesIO()
     np.save(sink, value, allow_pickle=False)
     return sink.getvalue()
@@ -208,7 +214,7 @@ def _npy(value: Any) -> bytes:
 def _npz(value: Any) -> bytes:
     arrays = {str(i): one for i, one in enumerate(value)} if isinstance(value, tuple) else value
     if not isinstance(arrays, Mapping) or not all(isinstance(one, np.ndarray) for one in arrays.values()):
-        raise ConfigError(f"a .npz file is several arrays, and this is a {_title(value)}.")
+        raise ConfigError(f"a .npz file holds named arrays; received a {_title(value)}.")
     sink = io.BytesIO()
     np.savez(sink, **{str(name): one for name, one in arrays.items()})
     return sink.getvalue()
@@ -225,7 +231,7 @@ def _as_table(value: Any, kind: str) -> pa.Table:
     if isinstance(value, np.ndarray) and value.ndim in (1, 2):
         columns = value[:, None] if value.ndim == 1 else value
         return pa.table({str(i): columns[:, i] for i in range(columns.shape[1])})
-    raise ConfigError(f"a .{kind} file is a table, and this is a {_title(value)}.")
+    raise ConfigError(f"a .{kind} file holds a table; received a {_title(value)}.")
 
 
 def _flat(table: pa.Table) -> pa.Table:

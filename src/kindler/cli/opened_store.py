@@ -1,4 +1,4 @@
-"""The store that a command works on, and what it shows of versions."""
+"""Opening the store of a command, and printing versions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 def add_store(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which store, and which bucket of it."""
-    parser.add_argument("--store", metavar="URL", help="the store (default: KINDLER_STORE, or your own)")
     parser.add_argument(
-        "--bucket", default="default", metavar="NAME", help="the bucket in it (default: %(default)s)"
+        "--store",
+        metavar="URL",
+        help="URL of the store (default: KINDLER_STORE, or ~/.local/share/kindler/store)",
+    )
+    parser.add_argument(
+        "--bucket", default="default", metavar="NAME", help="bucket of the store (default: %(default)s)"
     )
 
 
@@ -29,25 +33,25 @@ def opened(chosen: argparse.Namespace, *, make: bool = False) -> Omega:
     """The shelves of the bucket.
 
     Args:
-        chosen: What was said on the command line.
-        make: Whether to make a store that is not there; else a mistyped place would become one.
+        chosen: The parsed command line.
+        make: Whether to create a missing store; otherwise a mistyped URL would become one.
 
     Raises:
-        ConfigError: There is no store at that place.
+        ConfigError: There is no store at the URL.
     """
     from kindler.errors import ConfigError
     from kindler.omega import Omega
     from kindler.store import Store
 
     if not make and not Store.is_there(chosen.store):
-        shown = "the default place" if chosen.store is None else repr(chosen.store)
-        raise ConfigError(f"there is no store at {shown}.\nHint: `kindler models put` makes one.")
+        shown = "the default location" if chosen.store is None else repr(chosen.store)
+        raise ConfigError(f"there is no store at {shown}.\nHint: `kindler models put` creates one.")
     return Omega(chosen.store, bucket=chosen.bucket)
 
 
 def as_json(versions: Sequence[Version], tags: Mapping[tuple[str, int], Sequence[str]]) -> str:
     """A list of objects, with sizes in bytes and times in full."""
-    told = [
+    rows = [
         {
             "name": v.name,
             "version": v.number,
@@ -59,20 +63,20 @@ def as_json(versions: Sequence[Version], tags: Mapping[tuple[str, int], Sequence
         }
         for v in versions
     ]
-    return json.dumps(told, indent=2)
+    return json.dumps(rows, indent=2)
 
 
 def as_table(versions: Sequence[Version], tags: Mapping[tuple[str, int], Sequence[str]]) -> str:
-    """A line each, aligned, below a line of headings."""
+    """An aligned table with a heading line."""
     rows: list[tuple[str, ...]] = [("NAME", "VERSION", "KIND", "SIZE", "CREATED", "TAGS")]
     for v in versions:
-        found = " ".join(tags.get((v.name, v.number), ()))
-        rows.append((v.name, str(v.number), v.kind, _size(v.size), _time(v.created), found))
+        labels = " ".join(tags.get((v.name, v.number), ()))
+        rows.append((v.name, str(v.number), v.kind, _size(v.size), _time(v.created), labels))
     return aligned(rows, right=(1, 3))
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Columns of equal width, two blanks apart; those of `right` with their ends below each other."""
+    """Columns of equal width, two spaces apart; those in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(

@@ -1,4 +1,4 @@
-"""`kindler predict`: with a model of a store, here, or by a server."""
+"""`kindler predict`: with a stored model, in this process or through a server."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ _COLUMN = "prediction"
 
 
 def add_commands(commands: Any) -> None:
-    """Add the command to the parser's."""
+    """Add `kindler predict`."""
     parser = commands.add_parser("predict", help="predict the rows of a file with a stored model")
     parser.add_argument(
-        "name", metavar="NAME", help="the model; NAME@3, NAME@tag and NAME^ are versions of it"
+        "name",
+        metavar="NAME",
+        help="the model, or one of its versions: NAME@3, NAME@tag, NAME^ (the one before the newest)",
     )
     parser.add_argument(
         "--input", required=True, metavar="FILE",
@@ -35,25 +37,30 @@ def add_commands(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--output", default="-", metavar="FILE",
-        help="a .json, .csv, .jsonl, .parquet, .npy or .npz file; tables have the input's columns too."
+        help="a .json, .csv, .jsonl, .parquet, .npy or .npz file; tables also get the columns of the input;"
         " - prints JSON (default)",
     )  # fmt: skip
     parser.add_argument(
-        "--format", choices=_FORMATS, help="what the input is, where its name does not say it"
+        "--format", choices=_FORMATS, help="format of the input, if its name has no known extension"
     )
     parser.add_argument(
-        "--method", choices=_METHODS, default="predict", help="what to call (default: %(default)s)"
+        "--method",
+        choices=_METHODS,
+        default="predict",
+        help="method of the model to call (default: %(default)s)",
     )
-    parser.add_argument("--url", help="ask this server instead of loading the model here")
-    parser.add_argument("--key", help="the server's API key (default: KINDLER_KEY)")
+    parser.add_argument("--url", help="send the rows to this server instead of loading the model here")
+    parser.add_argument("--key", help="API key for the server (default: KINDLER_KEY)")
     parser.add_argument(
         "--timeout-s",
         type=float,
         default=60.0,
         metavar="N",
-        help="how long to wait for it (default: %(default)g)",
+        help="seconds to wait for the server (default: %(default)g)",
     )
-    parser.add_argument("--trusted", action="store_true", help="load what could be code of others")
+    parser.add_argument(
+        "--trusted", action="store_true", help="allow models that can run code when they are loaded"
+    )
     add_store(parser)
     parser.set_defaults(run=_predict)
 
@@ -82,14 +89,16 @@ def _computed(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:
     models = opened(chosen).models
     predictor = load(models.store, models.metadata(chosen.name), trusted=chosen.trusted).predictor
     if chosen.method not in predictor.methods:
-        raise ConfigError(f"{chosen.name} has no {chosen.method}; it has {', '.join(predictor.methods)}.")
+        raise ConfigError(
+            f"{chosen.name} has no method {chosen.method}; available: {', '.join(predictor.methods)}."
+        )
     signature = predictor.signature
     given = rows.arrays if rows.table is None else from_columns(signature, rows.arrays)
     return predictor.call(fit(signature, given), chosen.method)
 
 
 def _asked(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:
-    """By Arrow both ways: nothing is rounded to text."""
+    """Ask the server; Arrow in both directions, so that no value is rounded."""
     from kindler.serve.protocols.tables import ARROW, from_arrow
 
     key = chosen.key or os.environ.get("KINDLER_KEY")
@@ -98,13 +107,13 @@ def _asked(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:
     name = parse.quote(chosen.name, safe="/@^")
     url = f"{chosen.url.rstrip('/')}/api/v1/model/{name}/{chosen.method}?{query}"
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url {chosen.url}: http://... or https://... is needed.")
+        raise ConfigError(f"--url {chosen.url}: must start with http:// or https://.")
     sent = request.Request(url, _streamed(rows), headers, method="PUT")
     try:
         with request.urlopen(sent, timeout=chosen.timeout_s) as reply:
             return from_arrow(reply.read())
     except error.HTTPError as exc:
-        raise ConfigError(f"{chosen.url} answers {exc.code}: {_told(exc.read())}") from exc
+        raise ConfigError(f"{chosen.url} returned {exc.code}: {_message(exc.read())}") from exc
     except (error.URLError, TimeoutError) as exc:
         reason = getattr(exc, "reason", exc)
         raise ConfigError(f"{chosen.url} cannot be reached: {reason}.") from exc
@@ -117,7 +126,7 @@ def _streamed(rows: Rows) -> bytes:
     return stream(rows.table if rows.table is not None else as_columns(rows.arrays))
 
 
-def _told(body: bytes) -> str:
+def _message(body: bytes) -> str:
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
@@ -125,7 +134,7 @@ def _told(body: bytes) -> str:
 
 
 def _shaped(outputs: dict[str, Any], rows: Rows, target: Path | None) -> Any:
-    """What is written: the outputs, and in a table the columns that they were made of."""
+    """The value to write: the outputs, and in a table the input's columns too."""
     one = len(outputs) == 1
     only = next(iter(outputs.values()))
     kind = "json" if target is None else target.suffix.lower().removeprefix(".")
@@ -141,14 +150,14 @@ def _shaped(outputs: dict[str, Any], rows: Rows, target: Path | None) -> Any:
 def _joined(outputs: dict[str, Any], rows: Rows) -> Any:
     from kindler.cli.files import as_columns
 
-    made = as_columns(outputs)
+    predictions = as_columns(outputs)
     if rows.table is None:
-        return made
+        return predictions
     table = rows.table
-    for name in made.column_names:
+    for name in predictions.column_names:
         if name in table.column_names:
             raise ConfigError(
-                f"the input has a column {name!r} already.\nHint: .json has the predictions alone."
+                f"the input already has a column {name!r}.\nHint: .json output holds only the predictions."
             )
-        table = table.append_column(name, made.column(name))
+        table = table.append_column(name, predictions.column(name))
     return table

@@ -13,25 +13,27 @@ __all__ = ["add_commands"]
 
 
 def add_commands(commands: Any) -> None:
-    """Add the commands to the parser's."""
+    """Add `kindler serve` and `kindler keys`."""
     _add_serve(commands.add_parser("serve", help="serve the models of a store over HTTP"))
-    _add_keys(commands.add_parser("keys", help="make, list and remove the API keys of a store"))
+    _add_keys(commands.add_parser("keys", help="create, list and remove the API keys of a store"))
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     _add_store(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=int, default=8000, help="the port; 0 takes a free one (default: %(default)s)"
+        "--port", type=int, default=8000, help="port; 0 picks a free one (default: %(default)s)"
     )
     parser.add_argument(
-        "--broker", metavar="URL", help="what runs tasks (default: KINDLER_BROKER, or this machine)"
+        "--broker", metavar="URL", help="broker that runs tasks (default: KINDLER_BROKER, or this machine)"
     )
-    parser.add_argument("--model", help="the model that /invocations means")
-    parser.add_argument("--trusted", action="store_true", help="load and run what could be code of others")
+    parser.add_argument("--model", help="model that /invocations uses")
+    parser.add_argument(
+        "--trusted", action="store_true", help="allow models and scripts that can run code of the store"
+    )
     parser.add_argument(
         "--alone", metavar="NAME", action="append", default=[],
-        help="a model whose requests never share a call; may be given several times",
+        help="model whose requests are never batched together; repeatable",
     )  # fmt: skip
     for name, kind, text in _LIMITS:
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=text)
@@ -39,16 +41,16 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 _LIMITS = (
-    ("batch-rows", int, "most rows in one call of a model"),
-    ("batches", int, "calls of one model at a time"),
-    ("queue-rows", int, "most rows that wait for one model"),
-    ("queue-bytes", int, "most bytes that wait for one model"),
-    ("body-bytes", int, "largest body of a request"),
-    ("rows", int, "most rows in one request"),
-    ("timeout-s", float, "seconds until a request is given up"),
-    ("memory-bytes", int, "what loaded models may take together"),
-    ("refresh-s", float, "seconds for which an alias is taken to stand where it stood"),
-    ("drain-s", float, "seconds that running requests get when the server is stopped"),
+    ("batch-rows", int, "maximum rows in one call of a model"),
+    ("batches", int, "concurrent calls of one model"),
+    ("queue-rows", int, "maximum rows queued for one model"),
+    ("queue-bytes", int, "maximum bytes queued for one model"),
+    ("body-bytes", int, "maximum size of a request body"),
+    ("rows", int, "maximum rows in one request"),
+    ("timeout-s", float, "timeout of a request in seconds"),
+    ("memory-bytes", int, "memory for all loaded models together"),
+    ("refresh-s", float, "seconds between checks for moved aliases"),
+    ("drain-s", float, "seconds that running requests get when the server stops"),
 )
 
 
@@ -74,16 +76,16 @@ def _serve(chosen: argparse.Namespace) -> int:
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
-    adding = verbs.add_parser("add", help="make a key, and show it once")
+    adding = verbs.add_parser("add", help="create a key and print it once")
     adding.add_argument(
         "--scope", action="append", required=True, choices=["read", "predict", "write", "admin"],
-        help="what it allows; may be given several times",
+        help="what the key allows; repeatable",
     )  # fmt: skip
-    adding.add_argument("--note", default="", help="what it is for")
-    adding.add_argument("--days", type=float, help="how long it is good for")
+    adding.add_argument("--note", default="", help="a note on what it is for")
+    adding.add_argument("--days", type=float, help="days until it expires (default: never)")
     listing = verbs.add_parser("ls", help="list the keys, without their secrets")
-    removing = verbs.add_parser("rm", help="take a key away")
-    removing.add_argument("id", help="its id, as `ls` shows it")
+    removing = verbs.add_parser("rm", help="remove a key")
+    removing.add_argument("id", help="id of the key, as `ls` prints it")
     for verb, run in ((adding, _add), (listing, _list), (removing, _remove)):
         _add_store(verb)
         verb.set_defaults(run=run)
@@ -97,8 +99,8 @@ def _add(chosen: argparse.Namespace) -> int:
 
 def _list(chosen: argparse.Namespace) -> int:
     for key in _keys(chosen).list():
-        until = f"until {key.expires:%Y-%m-%d}" if key.expires else "for ever"
-        over = " (over)" if key.is_over() else ""
+        until = f"until {key.expires:%Y-%m-%d}" if key.expires else "never expires"
+        over = " (expired)" if key.is_over() else ""
         print(
             f"{key.id}  {' '.join(key.scopes):<24} {key.created:%Y-%m-%d} {until}{over}  {key.note}".rstrip()
         )
@@ -119,7 +121,11 @@ def _keys(chosen: argparse.Namespace) -> Any:
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", metavar="URL", help="the store (default: KINDLER_STORE, or your own)")
+    parser.add_argument(
+        "--store",
+        metavar="URL",
+        help="URL of the store (default: KINDLER_STORE, or ~/.local/share/kindler/store)",
+    )
 
 
 def _lacking(error: ModuleNotFoundError) -> Exception:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands"]
 
-_NAMES = "a name; NAME@3, NAME@tag and NAME^ are versions of it"
-_GLOBS = "a name or a glob, in quotes: '*' stays within a part of a name, '**' does not"
+_NAMES = "a name, or one of its versions: NAME@3, NAME@tag, NAME^ (the one before the newest)"
+_GLOBS = "a name or a quoted glob: '*' matches within one part of a name, '**' across parts"
 
 
 def add_commands(commands: Any) -> None:
-    """Add the commands to the parser's."""
+    """Add `kindler models` and `kindler datasets`."""
     models = commands.add_parser("models", help="list, store, fetch, remove and tag models")
     _add_verbs(models, "models", "a .keras, .onnx, .xml, .pt2 or exported file, or a SavedModel's folder")
     datasets = commands.add_parser("datasets", help="list, store, fetch, remove and tag datasets")
@@ -41,11 +41,11 @@ def _add_verbs(parser: argparse.ArgumentParser, shelf: str, files: str) -> None:
     _add_get(verbs.add_parser("get", help="write a version to a file or a folder"), shelf)
     removing = verbs.add_parser("rm", help="remove names with all their versions, or single versions")
     removing.add_argument("names", nargs="+", metavar="NAME", help=f"{_NAMES}; or {_GLOBS}")
-    removing.add_argument("--force", action="store_true", help="it is fine if there is none")
+    removing.add_argument("--force", action="store_true", help="do not fail if there is none")
     removing.set_defaults(run=_remove)
-    tagging = verbs.add_parser("tag", help="make a tag stand at a version, or show the tags of a name")
+    tagging = verbs.add_parser("tag", help="point a tag at a version, or show the tags of a name")
     tagging.add_argument("name", metavar="NAME", help=_NAMES)
-    tagging.add_argument("tag", nargs="?", metavar="TAG", help="the tag, which leaves where it stood")
+    tagging.add_argument("tag", nargs="?", metavar="TAG", help="the tag; it moves if it exists")
     tagging.add_argument("--remove", action="store_true", help="take the tag away instead")
     tagging.set_defaults(run=_tag)
     for verb in verbs.choices.values():
@@ -55,29 +55,29 @@ def _add_verbs(parser: argparse.ArgumentParser, shelf: str, files: str) -> None:
 
 def _add_ls(parser: argparse.ArgumentParser, shelf: str) -> None:
     parser.add_argument("pattern", nargs="?", default="**", metavar="PATTERN", help=_GLOBS)
-    parser.add_argument("--versions", action="store_true", help="all versions, not only the newest")
-    parser.add_argument("--kind", help=f"only {shelf} of this kind")
-    parser.add_argument("--hidden", action="store_true", help="also names that begin with '.' or '_'")
-    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+    parser.add_argument("--versions", action="store_true", help="list all versions, not only the newest")
+    parser.add_argument("--kind", help=f"list only {shelf} of this kind")
+    parser.add_argument("--hidden", action="store_true", help="also list names that begin with '.' or '_'")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_list)
 
 
 def _add_put(parser: argparse.ArgumentParser, shelf: str, files: str) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help=files)
     parser.add_argument("name", metavar="NAME", help="the name, without a version")
-    parser.add_argument(
-        "--tag", action="append", metavar="TAG", help="a tag for it; may be given several times"
-    )
-    parser.add_argument("--kind", help="what to store it as, where several kinds could")
+    parser.add_argument("--tag", action="append", metavar="TAG", help="tag the new version; repeatable")
+    parser.add_argument("--kind", help="kind to store the file as, if several apply")
     parser.add_argument(
         "--attribute", action="append", default=[], metavar="KEY=VALUE",
-        help="what to remember of it; VALUE is JSON, or else text",
+        help="attribute of the version; VALUE is JSON, else text; repeatable",
     )  # fmt: skip
-    parser.add_argument("--trusted", action="store_true", help="allow what could run code when it is read")
+    parser.add_argument(
+        "--trusted", action="store_true", help="allow objects that can run code when they are loaded"
+    )
     if shelf == "datasets":
         parser.add_argument(
             "--mode", choices=["fail", "replace", "append"], default="fail",
-            help="what to do if the name is there (default: %(default)s)",
+            help="what to do if the name exists (default: %(default)s)",
         )  # fmt: skip
     parser.set_defaults(run=_put)
 
@@ -87,11 +87,11 @@ def _add_get(parser: argparse.ArgumentParser, shelf: str) -> None:
     if shelf == "models":
         parser.add_argument(
             "path", type=Path, metavar="PATH",
-            help="the file for a model that is one file, a new folder for another one",
+            help="a file for a model that is one file, else a new folder",
         )  # fmt: skip
         parser.add_argument(
             "--format", choices=["files", "archive", "mlflow"], default="files",
-            help="the model's own files, one file that `put` takes again, or the folder of an MLflow model"
+            help="the model's own files, one file that `put` accepts, or a folder with an MLflow model"
             " (default: %(default)s)",
         )  # fmt: skip
     else:
@@ -102,10 +102,12 @@ def _add_get(parser: argparse.ArgumentParser, shelf: str) -> None:
         parser.add_argument("--columns", metavar="A,B", help="only these columns of a table")
         parser.add_argument(
             "--format", choices=["auto", "archive"], default="auto",
-            help="what the file's name says, or one file that `put` takes again (default: %(default)s)",
+            help="the format of the file's extension, or one file that `put` accepts (default: %(default)s)",
         )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
-    parser.add_argument("--trusted", action="store_true", help="allow what could run code that was stored")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
+    parser.add_argument(
+        "--trusted", action="store_true", help="allow objects that can run code when they are loaded"
+    )
     parser.set_defaults(run=_get)
 
 
@@ -206,7 +208,7 @@ def _tag(chosen: argparse.Namespace) -> int:
     shelf = _shelf(chosen)
     if chosen.tag is None:
         if chosen.remove:
-            raise ConfigError("--remove needs the tag that is to go.")
+            raise ConfigError("--remove needs a tag.")
         shelf.metadata(chosen.name)
         for tag, number in sorted(shelf.tags(chosen.name).items()):
             print(f"{tag} {number}")
@@ -236,7 +238,7 @@ def _matching(shelf: Shelf, given: str, force: bool) -> Sequence[str]:
 def _attribute(text: str) -> tuple[str, Any]:
     key, found, value = text.partition("=")
     if not key or not found:
-        raise ConfigError(f"--attribute {text}: KEY=VALUE is needed.")
+        raise ConfigError(f"--attribute {text}: expected KEY=VALUE.")
     try:
         return key, json.loads(value)
     except ValueError:
@@ -253,6 +255,6 @@ def _is_archive(path: Path) -> bool:
 
 def _free(path: Path, force: bool) -> Path:
     if path.exists() and not (force and path.is_file()):
-        hint = "" if path.is_dir() else "\nHint: --force replaces it."
-        raise AlreadyExistsError(f"{str(path)!r} is there already.{hint}", name=str(path))
+        hint = "" if path.is_dir() else "\nHint: --force overwrites it."
+        raise AlreadyExistsError(f"{str(path)!r} already exists.{hint}", name=str(path))
     return path

@@ -13,9 +13,13 @@ __all__ = ["add_commands"]
 
 
 def add_commands(commands: Any) -> None:
-    """Add the command to the parser's."""
+    """Add `kindler worker`."""
     parser = commands.add_parser("worker", help="run the tasks of a broker: predict, fit, scripts")
-    parser.add_argument("--store", metavar="URL", help="the store (default: KINDLER_STORE, or your own)")
+    parser.add_argument(
+        "--store",
+        metavar="URL",
+        help="URL of the store (default: KINDLER_STORE, or ~/.local/share/kindler/store)",
+    )
     parser.add_argument(
         "--broker", metavar="URL", help="redis://host/0 or amqp://user@host// (default: KINDLER_BROKER)"
     )
@@ -23,12 +27,14 @@ def add_commands(commands: Any) -> None:
         "--label",
         action="append",
         metavar="NAME",
-        help="take the tasks that require this label; may be given several times (default: 'default')",
+        help="take tasks that require this label; repeatable (default: 'default')",
     )
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="tasks at a time (default: a core each, up to 4)"
+        "--workers", type=int, metavar="N", help="concurrent tasks (default: one per core, up to 4)"
     )
-    parser.add_argument("--trusted", action="store_true", help="run functions and pickles of the store")
+    parser.add_argument(
+        "--trusted", action="store_true", help="allow functions and pickles of the store to run"
+    )
     parser.set_defaults(run=_work)
 
 
@@ -37,7 +43,7 @@ def _work(chosen: argparse.Namespace) -> int:
 
     broker = chosen.broker or default_broker(os.environ)
     if broker is None:
-        raise ConfigError("no broker was named.\nHint: --broker redis://host/0, or KINDLER_BROKER.")
+        raise ConfigError("no broker.\nHint: pass --broker redis://host/0, or set KINDLER_BROKER.")
     if chosen.workers is not None and chosen.workers < 1:
         raise ConfigError(f"--workers {chosen.workers}: must be at least 1.")
     try:
@@ -45,7 +51,7 @@ def _work(chosen: argparse.Namespace) -> int:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] not in ("celery", "kombu"):
             raise
-        raise MissingExtraError(what="a worker of a broker", package="celery", extra="celery") from exc
+        raise MissingExtraError(what="kindler worker", package="celery", extra="celery") from exc
     return run_worker(
         chosen.store or default_url(os.environ),
         broker,

@@ -98,7 +98,7 @@ def named(data: Any) -> Named:
     """
     datasets.refuse_unusable(data)
     if not is_local_data(data):
-        raise ConfigError(f"{kind(data)} is no data that can be trained on.\nHint: pass {_FORMS}.")
+        raise ConfigError(f"cannot use {kind(data)} as data.\nHint: pass {_FORMS}.")
     if datasets.is_dataset(data):
         data = datasets.table(data)
     if isinstance(data, pa.Table | pa.RecordBatch):
@@ -126,7 +126,7 @@ def values(column: Any, name: str) -> Array | pa.Array | pa.ChunkedArray:
         return _arrow(list(column), name)
     if array.ndim == 0:
         raise ConfigError(
-            f"column {name!r} is the single value {column!r}; an array with one entry a row is needed."
+            f"column {name!r} is the single value {column!r}; expected an array with one entry per row."
         )
     return _from_objects(array, name) if array.dtype == object else array
 
@@ -136,7 +136,7 @@ def _paired(x: Any, y: Any = None) -> Named:
     targets = {} if y is None else _several("y", y)
     both = sorted(inputs.keys() & targets.keys())
     if both:
-        raise ConfigError(f"{both} are names of both inputs and targets; each needs its own name.")
+        raise ConfigError(f"{both} name both inputs and targets; names must be unique.")
     return Named({**inputs, **targets}, tuple(inputs), tuple(targets) if targets else None)
 
 
@@ -159,7 +159,7 @@ def _unique(pairs: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, column in pairs:
         if name in found:
-            raise ConfigError(f"two columns are named {name!r}; each needs its own name.")
+            raise ConfigError(f"two columns are named {name!r}; names must be unique.")
         found[name] = column
     return found
 
@@ -198,7 +198,8 @@ def _stacked(objects: Sequence[Any] | Array, name: str) -> Array:
     for row, value in enumerate(objects):
         if np.shape(value) != shape:
             raise DataError(
-                f"has shape {np.shape(value)} where the first row has {shape}; all must be alike.",
+                f"has shape {np.shape(value)} where the first row has {shape}; all rows must"
+                " have the same shape.",
                 column=name,
                 row=row,
             )
@@ -209,4 +210,4 @@ def _arrow(column: Any, name: str) -> pa.Array | pa.ChunkedArray:
     try:
         return pa.array(column, from_pandas=_is_series(column))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as exc:
-        raise DataError(f"its values cannot become one column: {exc}", column=name) from exc
+        raise DataError(f"its values do not form one column: {exc}", column=name) from exc

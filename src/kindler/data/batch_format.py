@@ -85,7 +85,7 @@ def form_of(batch: Any, *, weights: bool) -> Form:
         what = "a sample_weight" if named.weight is not None else f"inputs {list(named.inputs)} and no target"
         raise ConfigError(
             f"a batch has {what}; the loss of a torch model takes (outputs, targets).\n"
-            "Hint: batches are (x, y), or (x0, x1, ..., y) for a model of several inputs."
+            "Hint: batches are (x, y), or (x0, x1, ..., y) for a model with several inputs."
         )
     return Form(tuple(named.inputs), tuple(named.targets), named.weight is not None, named.by_name)
 
@@ -107,7 +107,8 @@ def read(batch: Any, form: Form, *, weights: bool, allow_nan: bool | Sequence[st
     found = Form(tuple(named.inputs), tuple(named.targets), named.weight is not None, named.by_name)
     if found != form:
         raise DataError(
-            f"batch {number} has {_told(found)} where the first has {_told(form)}; all must be alike."
+            f"batch {number} has {_told(found)} where the first has {_told(form)}; all batches"
+            " must have the same structure."
         )
     features = tuple(_array(v, n, "feature", allow_nan, number) for n, v in named.inputs.items())
     labels = tuple(_array(v, n, "label", allow_nan, number) for n, v in named.targets.items())
@@ -164,7 +165,7 @@ def _array(value: Any, name: str, role: Any, allow_nan: bool | Sequence[str], nu
     if array.ndim == 0:
         raise DataError(
             f"batch {number} has the single value {array!r} there; batches have rows.\n"
-            "Hint: is the dataset batched? dataset.batch(batch_size) does it.",
+            "Hint: batch the dataset, as with dataset.batch(batch_size).",
             column=name,
         )
     nan = allow_nan if isinstance(allow_nan, bool) else name in allow_nan
@@ -183,8 +184,9 @@ def _numpy(value: Any, name: str, number: int) -> Array:
         raise DataError(f"batch {number} cannot become an array: {exc}", column=name) from exc
     if array.dtype == object:
         raise DataError(
-            f"batch {number} has rows of different lengths, or values that are no numbers; a batch must be an"
-            " array of numbers.\nHint: pad the rows to one length where batches are made.",
+            f"batch {number} has rows of different lengths, or values that are not numbers; a"
+            " batch must be an"
+            " array of numbers.\nHint: pad the rows to one length where you create the batches.",
             column=name,
         )
     return array

@@ -234,7 +234,9 @@ class _Reader:
             first = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
             what = "is null" if per_row == 1 else "holds a null"
             raise self._error(
-                f"{what}; every value must be there.\nHint: fill or drop such rows first.", first, per_row
+                f"{what}; missing values are not allowed.\nHint: fill or drop such rows first.",
+                first,
+                per_row,
             )
 
     def _flat(self, array: pa.Array, per_row: int) -> tuple[Array, tuple[int, ...]]:
@@ -316,7 +318,7 @@ class _Reader:
         start, width = self._byte_range(array)
         if width % dtype.itemsize:
             raise self._error(
-                f"has {width} bytes, which is no multiple of the {dtype.itemsize} of a {dtype.name}.", 0
+                f"has {width} bytes, which is not a multiple of the {dtype.itemsize} of a {dtype.name}.", 0
             )
         if not width:
             return np.empty((len(array), 0), dtype)
@@ -383,7 +385,7 @@ class _Reader:
             ] = True
         if missing.any():
             row = rows[int(np.argmax(missing))]
-            raise self._error("is a vector with a null in it; every value must be there.", row, per_row)
+            raise self._error("is a vector with a null in it; missing values are not allowed.", row, per_row)
         return _Ragged(lengths, self._scalars(flat))
 
 
@@ -401,7 +403,7 @@ def _plain(values: Array, column: Column) -> Array:
         unit = np.datetime_data(values.dtype)[0]
         days = unit in ("Y", "M", "W", "D")
         if np.isnat(values).any():
-            raise DataError("holds NaT; every value must be there.", column=column.name)
+            raise DataError("holds NaT; missing values are not allowed.", column=column.name)
         return values.astype("datetime64[D]" if days else "datetime64[us]").astype(np.int64)
     if values.dtype.kind not in "biuf":
         raise DataError(
@@ -468,7 +470,7 @@ def _refuse_nan(values: Array, column: Column, where: Where) -> None:
     if np.isnan(values.min()):  # min() hands a NaN on, without an array of booleans
         row = int(np.argmax(np.isnan(values).reshape(len(values), -1).any(axis=1)))
         raise DataError(
-            "is NaN.\nHint: fill or drop such rows first, or pass allow_nan=True if the model knows NaN.",
+            "is NaN.\nHint: fill or drop such rows first, or pass allow_nan=True if the model handles NaN.",
             column=column.name,
             row=where(row),
         )

@@ -34,17 +34,17 @@ def refuse_unusable(data: Any) -> None:
         raise ConfigError(
             f"data is a dict of the splits {names}.\nHint: pass one of them, as in data[{names[0]!r}]."
             if names
-            else "data is a dict of splits without any split."
+            else "data is an empty dict of splits."
         )
     if _is(data, "datasets", "IterableDataset"):
         raise ConfigError(
-            "data is an IterableDataset, whose rows are not numbered.\n"
+            "data is an IterableDataset, whose rows have no index.\n"
             "Hint: load it without streaming=True, or Dataset.from_generator(lambda: iter(data))."
         )
     if _is(data, "datasets", "Dataset") and data.format["type"] == "custom":
         raise ConfigError(
-            "data makes its rows with a function when they are read (set_transform); its table has others.\n"
-            "Hint: data.map(...) writes what the function gives."
+            "data computes its rows when they are read (set_transform), so its table holds different ones.\n"
+            "Hint: apply the function with data.map(...)."
         )
 
 

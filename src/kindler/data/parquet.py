@@ -342,6 +342,6 @@ def _refuse_tables(path: str, inside: Sequence[tuple[str, ...]]) -> None:
             kind = "Iceberg"
         if kind:
             raise ConfigError(
-                f"{path!r} is a table of {kind}, whose files also hold rows that are gone.\n"
+                f"{path!r} is a table of {kind}, whose files also hold deleted rows.\n"
                 "Hint: read it with Spark and pass the DataFrame."
             )

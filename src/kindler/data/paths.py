@@ -58,7 +58,7 @@ def file_system(file: str) -> tuple[fs.FileSystem, str]:
         if other is None:
             raise ConfigError(
                 f"{file!r}: {exc}\nHint: a local path, or file:, s3:, gs:, hdfs: and the like; with"
-                " pip install 'kindler[remote]' also what fsspec knows."
+                " pip install 'kindler[remote]' also every fsspec scheme."
             ) from exc
         return other
     return found

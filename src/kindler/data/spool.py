@@ -88,7 +88,7 @@ class Spool:
         try:
             manifest = json.loads((folder / _MANIFEST).read_text())
         except FileNotFoundError as exc:
-            raise DataError(f"{folder} holds no finished spool: {_MANIFEST} is missing.") from exc
+            raise DataError(f"{folder} is not a finished spool: {_MANIFEST} is missing.") from exc
         if manifest.get("format") != _FORMAT:
             raise DataError(
                 f"{folder} is a spool of format {manifest.get('format')!r}; this version reads {_FORMAT}."
@@ -195,7 +195,7 @@ def agreed(layouts: Sequence[Layout]) -> Layout:
                 value = entry[i] if i == 0 or entry[i] is None else list(entry[i])
                 if known[i] is not None and value is not None and known[i] != value:
                     raise DataError(
-                        f"some rows have {what} {known[i]} and others {value}; all must have the same.",
+                        f"some rows have {what} {known[i]} and others {value}; all must be equal.",
                         column=name,
                     )
                 known[i] = known[i] if value is None else value
@@ -342,7 +342,7 @@ class SpoolWriter:
     def _check_count(self) -> None:
         if self._expected is not None and self.rows != self._expected:
             raise DataError(
-                f"{self._expected} rows were announced and {self.rows} came: did the data change?"
+                f"{self._expected} rows were expected and {self.rows} arrived; the data changed meanwhile."
             )
 
     def _release(self) -> None:
@@ -411,7 +411,7 @@ class _ColumnFile:
 
     def opened(self) -> BinaryIO:
         if self.file is None:
-            raise ValueError("a SpoolWriter is used outside its `with` block.")
+            raise ValueError("use a SpoolWriter inside a `with` block.")
         return self.file
 
     def match(self, array: Array, where: Where) -> None:
@@ -420,7 +420,7 @@ class _ColumnFile:
         if self.dtype not in (None, dtype) or self.shape not in (None, shape):
             raise DataError(
                 f"has {dtype} values of shape {shape} where earlier rows have {self.dtype} of {self.shape};"
-                " all rows must be alike.",
+                " all rows must have the same dtype and shape.",
                 column=self.column.name,
                 row=where(0),
             )

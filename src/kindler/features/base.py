@@ -47,9 +47,7 @@ class Transformer(ABC):
             seen = data.transform_shard(self._seen_in_shard).collect()
         elif is_spark_frame(data):
             if data.isStreaming:
-                raise ConfigError(
-                    f"{self._name}.fit: a stream has no end, so there is nothing to learn from."
-                )
+                raise ConfigError(f"{self._name}.fit: cannot fit on a streaming DataFrame.")
             frames.check_columns(self._inputs, data.columns, f"{self._name}.fit")
             seen = [self._seen_by_spark(data)]
         else:
@@ -70,7 +68,7 @@ class Transformer(ABC):
             DataError: Values that cannot be used.
         """
         if not self._fitted:
-            raise NotFittedError(f"{self._name} has learned nothing yet.\nHint: call fit(data) first.")
+            raise NotFittedError(f"{self._name} is not fitted.\nHint: call fit(data) first.")
         changed: Any
         if isinstance(data, XShards):
             changed = data.transform_shard(self._changed_shard)
@@ -89,7 +87,7 @@ class Transformer(ABC):
     def to_dict(self) -> dict[str, Any]:
         """The arguments and what was learned, as JSON can hold it."""
         if not self._fitted:
-            raise NotFittedError(f"{self._name} has learned nothing yet.\nHint: call fit(data) first.")
+            raise NotFittedError(f"{self._name} is not fitted.\nHint: call fit(data) first.")
         return {"kind": self._name, "format": _FORMAT, **self._arguments(), "learned": self._learned()}
 
     @classmethod
@@ -99,7 +97,7 @@ class Transformer(ABC):
         kind, form = rest.pop("kind", None), rest.pop("format", None)
         if kind != cls.__name__ or form != _FORMAT or "learned" not in rest:
             raise ConfigError(
-                f"from_dict: this is of kind {kind!r} and format {form!r}; {cls.__name__} takes"
+                f"from_dict: received kind {kind!r} and format {form!r}; {cls.__name__} needs"
                 f" {cls.__name__!r} and {_FORMAT}."
             )
         learned = rest.pop("learned")
@@ -123,7 +121,9 @@ class Transformer(ABC):
 
     def _checked(self, frame: Any) -> Any:
         if not pytree.is_frame(frame):
-            raise DataError(f"{self._name}: a shard is a {type(frame).__name__} and no pandas DataFrame.")
+            raise DataError(
+                f"{self._name}: expected shards of pandas DataFrames, received a {type(frame).__name__}."
+            )
         frames.check_columns(self._inputs, list(frame.columns), self._name)
         return frame
 
@@ -168,6 +168,6 @@ def _require_frame(data: Any, who: str) -> Any:
     if pytree.is_frame(data):
         return data
     raise ConfigError(
-        f"{who}: data is a {type(data).__module__}.{type(data).__qualname__}.\n"
+        f"{who}: cannot use a {type(data).__module__}.{type(data).__qualname__}.\n"
         "Hint: pass a pandas DataFrame, a Spark DataFrame, or an XShards of pandas DataFrames."
     )

@@ -60,7 +60,7 @@ class StringIndexer(Transformer):
         self._outputs = output_names(outputCol, self._inputs, "StringIndexer")
         if handle_invalid not in get_args(Invalid):
             raise ConfigError(
-                f"StringIndexer(handle_invalid={handle_invalid!r}): it is one of {list(get_args(Invalid))}."
+                f"StringIndexer(handle_invalid={handle_invalid!r}): must be one of {list(get_args(Invalid))}."
             )
         self.handle_invalid = handle_invalid
         self.first_index = int(first_index)
@@ -161,7 +161,7 @@ def _plain(value: Any, name: str) -> Any:
     if isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise DataError(
-        f"values of type {type(value).__name__} cannot be indexed.\nHint: make them strings first.",
+        f"values of type {type(value).__name__} cannot be indexed.\nHint: convert them to strings first.",
         column=name,
     )
 
@@ -171,7 +171,9 @@ def _ordered(counts: Iterable[Mapping[Any, int]], name: str) -> list[Any]:
     for part in counts:
         total.update(part)
     if not total:
-        raise DataError("there are no values to learn from.", column=name)
+        raise DataError("there are no values to fit on.", column=name)
     if len({isinstance(value, str) for value in total}) > 1:
-        raise DataError("it has strings and numbers.\nHint: make them all strings first.", column=name)
+        raise DataError(
+            "it mixes strings and numbers.\nHint: convert them all to strings first.", column=name
+        )
     return sorted(total, key=lambda value: (-total[value], value))

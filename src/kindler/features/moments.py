@@ -60,7 +60,7 @@ def merged(parts: Sequence[Moments], names: Sequence[str]) -> Moments:
     """
     told = [part for part in parts if part.count.size and part.count.any()]
     if not told:
-        raise DataError("there are no values to learn from.", column=names[0])
+        raise DataError("there are no values to fit on.", column=names[0])
     for part in told:
         if part.vector != told[0].vector or part.count.size != told[0].count.size:
             raise DataError(
@@ -73,9 +73,9 @@ def merged(parts: Sequence[Moments], names: Sequence[str]) -> Moments:
         column = names[0] if whole.vector else names[i]
         place = f" at place {i}" if whole.vector else ""
         if not count:
-            raise DataError(f"there are no values to learn from{place}.", column=column)
+            raise DataError(f"there are no values to fit on{place}.", column=column)
         if not np.isfinite([whole.low[i], whole.high[i]]).all():
-            raise DataError(f"it holds infinity{place}.", column=column)
+            raise DataError(f"it holds infinite values{place}.", column=column)
     return whole
 
 

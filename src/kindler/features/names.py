@@ -20,7 +20,7 @@ def input_names(given: Names | None, who: str) -> tuple[str, ...]:
     """
     names = (given,) if isinstance(given, str) else tuple(given or ())
     if not names or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{who}(inputCol={given!r}): name a column, or a list of columns.")
+        raise ConfigError(f"{who}(inputCol={given!r}): must be a column name, or a list of them.")
     _refuse_twice(names, f"{who}(inputCol=...)")
     return names
 
@@ -31,7 +31,7 @@ def output_names(given: Names | None, inputs: Sequence[str], who: str) -> tuple[
         return tuple(inputs)
     names = (given,) if isinstance(given, str) else tuple(given)
     if len(names) != len(inputs):
-        raise ConfigError(f"{who}: {len(inputs)} columns go in, and outputCol={given!r} names {len(names)}.")
+        raise ConfigError(f"{who}: {len(inputs)} input columns, but outputCol={given!r} names {len(names)}.")
     _refuse_twice(names, f"{who}(outputCol=...)")
     return names
 

@@ -67,9 +67,7 @@ class _Scaler(Transformer):
         if vector != self._vector or values.shape[1] != len(center):
             have = f"vectors of {values.shape[1]} values" if vector else "numbers"
             want = f"vectors of {len(center)}" if self._vector else "numbers"
-            raise DataError(
-                f"it has {have}, and {self._name} has learned from {want}.", column=self._inputs[0]
-            )
+            raise DataError(f"it has {have}, but {self._name} was fitted on {want}.", column=self._inputs[0])
         made = (values - center) * factor + offset
         if self._packed:
             return frame.assign(**{self._outputs[0]: _cells(made, np.zeros(len(made), bool))})
@@ -222,7 +220,7 @@ class StandardScaler(_Scaler):
     ) -> None:
         super().__init__(inputCol, outputCol)
         if ddof not in (0, 1):
-            raise ConfigError(f"StandardScaler(ddof={ddof!r}): it is 0 or 1.")
+            raise ConfigError(f"StandardScaler(ddof={ddof!r}): must be 0 or 1.")
         self.withMean, self.withStd, self.ddof = bool(withMean), bool(withStd), int(ddof)
 
     def _affine(self) -> tuple[Array, Array, float]:
@@ -258,11 +256,11 @@ def _is_vector(column: Any) -> bool:
 
 def _numbers(column: Any, name: str) -> Array:
     if column.dtype.kind in "mM":
-        raise DataError(f"values of type {column.dtype} are no numbers.", column=name)
+        raise DataError(f"values of type {column.dtype} are not numbers.", column=name)
     try:
         numbers: Array = column.to_numpy(dtype=np.float64, na_value=np.nan)
     except (ValueError, TypeError) as exc:
-        raise DataError(f"its values are no numbers: {exc}", column=name) from exc
+        raise DataError(f"its values are not numbers: {exc}", column=name) from exc
     return numbers
 
 
@@ -278,7 +276,7 @@ def _vectors(column: Any, name: str) -> Array:
         try:
             values[row] = np.asarray(cell, np.float64)
         except (ValueError, TypeError) as exc:
-            raise DataError(f"its values are no numbers: {exc}", column=name, row=row) from exc
+            raise DataError(f"its values are not numbers: {exc}", column=name, row=row) from exc
     return values
 
 

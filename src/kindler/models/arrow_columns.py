@@ -44,7 +44,7 @@ def columns_of(table: pa.Table) -> Arrays:
             no model takes.
     """
     if len(set(table.column_names)) != table.num_columns:
-        raise DataError("the table has columns with the same name.")
+        raise DataError("the table has duplicate column names.")
     try:
         return {name: _values(table.column(name).combine_chunks(), name) for name in table.column_names}
     except DataError:
@@ -71,7 +71,7 @@ def _values(column: Any, name: str) -> Array:
             else set(column.value_lengths().to_pylist())
         )
         if len(lengths) > 1:
-            raise DataError(f"the rows of the column {name!r} differ in length.")
+            raise DataError(f"the rows of the column {name!r} have different lengths.")
         dims.append(int(next(iter(lengths), 0)))
         column = column.flatten()
     array = _flat(column, name)

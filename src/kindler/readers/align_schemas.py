@@ -54,7 +54,7 @@ def alignment(infos: Sequence[Info], files: Sequence[str]) -> Align | None:
     frames = [_without_rows(info, file) for info, file in zip(infos, files, strict=True)]
     with_columns = [i for i, frame in enumerate(frames) if len(frame.columns)]
     if not with_columns:
-        raise DataError(f"{_named(files)}: no columns, because there is nothing in it.")
+        raise DataError(f"{_named(files)}: no columns, because there is no data.")
     first = with_columns[0]
     columns = tuple(frames[first].columns)
     for i in with_columns[1:]:
@@ -77,8 +77,8 @@ def is_counted(infos: Sequence[Info]) -> bool:
 def _without_rows(info: Info, file: str) -> Any:
     if info.schema is None:
         raise DataError(
-            f"{file}: its columns have names of several types, which no table can hold.\n"
-            "Hint: names that are all strings, or all numbers."
+            f"{file}: its column names have several types.\n"
+            "Hint: use names that are all strings, or all numbers."
         )
     return unpack(from_table(info.schema.empty_table()))
 
@@ -92,7 +92,7 @@ def _require_same(wanted: tuple[Any, ...], found: tuple[Any, ...], first: str, f
     told += [f"also has {more}"] if more else []
     raise DataError(
         f"{file} {' and '.join(told)}: {first} has the columns {list(wanted)}.\n"
-        "Hint: usecols=[...] reads the columns that all files have; files of another kind are read apart."
+        "Hint: usecols=[...] reads the columns that all files share; read other files separately."
     )
 
 

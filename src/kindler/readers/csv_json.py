@@ -100,7 +100,7 @@ def _read(
 ) -> XShards:
     _check(reader, options)
     if num_shards is not None and num_shards < 1:
-        raise ConfigError(f"{reader}(num_shards={num_shards}): there is at least one shard.")
+        raise ConfigError(f"{reader}(num_shards={num_shards}): must be at least 1.")
     where = backends.choose(home)
     what = {"read_csv": "CSV", "read_json": "JSON"}[reader]
     files: list[str] = at_home(where, partial(find, listed(paths), every_file, what))

@@ -37,7 +37,7 @@ def listed(paths: Paths) -> list[str]:
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given or not all(isinstance(path, str | os.PathLike) for path in given):
         raise ConfigError(
-            f"{paths!r} names no files.\nHint: pass a path, a folder, a glob, or a list of them."
+            f"{paths!r} is not a list of files.\nHint: pass a path, a folder, a glob, or a list of them."
         )
     return [absolute(path) for path in given]
 
@@ -73,7 +73,7 @@ def refuse_keys(given: Sequence[str], found: Sequence[str]) -> None:
             keyed = [part for part in place[len(root) :].split("/")[:-1] if "=" in part]
             if keyed:
                 raise ConfigError(
-                    f"{path!r} has the folder {keyed[0]!r}: a column that is in none of the files.\n"
+                    f"{path!r} has the folder {keyed[0]!r}: a column that is not in the files.\n"
                     "Hint: XShards.from_spark_df(spark.read...(path)) reads it with that column, and a glob"
                     " of the files without it."
                 )

@@ -50,7 +50,7 @@ def labelled(given: Sequence[str], labels: Any, path_col: str, label_col: str, c
         labels = _read_table(labels)
     if not (hasattr(labels, "columns") and hasattr(labels, "iloc")):
         raise ConfigError(
-            f"labels={labels!r}: it is a dict of folder names, a function, a DataFrame or a CSV file."
+            f"labels={labels!r}: must be a dict of folder names, a function, a DataFrame or a CSV file."
         )
     return Labelled(files, _by_table(labels, images, path_col, label_col))
 
@@ -60,7 +60,7 @@ def as_label(value: Any, file: str) -> int:
     if isinstance(value, bool | int | np.integer | np.bool_):
         return int(value)
     raise DataError(
-        f"the label of {file} is {value!r}, and it must be a whole number.\nHint: number the classes first."
+        f"the label of {file} is {value!r}; expected a whole number.\nHint: number the classes first."
     )
 
 
@@ -84,7 +84,7 @@ def _by_folder(images: Sequence[_Image]) -> list[int] | None:
     if None in groups:
         odd = next(image.file for image in images if image.group is None)
         raise ConfigError(
-            f"{odd} is in no folder of a class, and other images are.\n"
+            f"{odd} is not in a class folder, but other images are.\n"
             "Hint: move it, name the folders with a glob, or pass labels=..."
         )
     number = {group: i for i, group in enumerate(sorted(group for group in groups if group is not None))}

@@ -69,9 +69,9 @@ def read_images(
             the file.
     """
     if mode not in _MODES:
-        raise ConfigError(f"mode={mode!r}: it is one of {', '.join(_MODES)}.")
+        raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}.")
     if size is not None and (len(size) != 2 or min(size) < 1):
-        raise ConfigError(f"size={size!r}: it is (height, width).")
+        raise ConfigError(f"size={size!r}: must be (height, width).")
     where = backends.choose(home)
     told = absolute(labels) if isinstance(labels, str | os.PathLike) else labels
     found: Labelled = at_home(
@@ -83,7 +83,7 @@ def read_images(
         count = min(len(files), max(backends.slots(where), -(-len(files) // _IMAGES_A_SHARD)))
     bounds = even_bounds(len(files), count)
     if count > len(files):
-        raise ConfigError(f"num_shards={count} for {len(files)} images.\nHint: {len(files)} or less.")
+        raise ConfigError(f"num_shards={count}: there are only {len(files)} images.")
     parts = [(files[a:b], None if found.labels is None else found.labels[a:b]) for a, b in bounds]
     decode = _Decode(
         size=size,
@@ -153,8 +153,8 @@ def _decoded(file: str, size: tuple[int, int] | None, mode: str) -> Array:
         raise DataError(f"{file} cannot be read as an image: {exc}") from exc
     if deep:
         raise DataError(
-            f"{file} has more than 8 bits a channel (mode {image.mode!r}), which uint8 cannot hold.\n"
-            "Hint: scale its values to 0 ... 255 first."
+            f"{file} has more than 8 bits per channel (mode {image.mode!r}), which uint8 cannot hold.\n"
+            "Hint: scale its values to 0-255 first."
         )
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 

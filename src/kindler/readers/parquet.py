@@ -94,9 +94,9 @@ def _inspect(given: list[str]) -> ParquetFiles:
 
 def _names(columns: Sequence[str] | None) -> list[str] | None:
     if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r} is a string.\nHint: columns=[{columns!r}].")
+        raise ConfigError(f"columns={columns!r} must be a list.\nHint: columns=[{columns!r}].")
     if columns is not None and not columns:
-        raise ConfigError("columns=[]: name at least one.")
+        raise ConfigError("columns=[]: must have at least one name.")
     return None if columns is None else list(columns)
 
 
@@ -109,8 +109,8 @@ def _wanted(files: ParquetFiles, columns: list[str] | None, schema: Any) -> pa.S
         if lacks or more:
             told = f"lacks {lacks}" if lacks else f"also has {more}"
             raise DataError(
-                f"{file} {told}; it has {found.names}, and {names} are read.\n"
-                "Hint: columns=[...] reads the columns that all files have."
+                f"{file} {told}; it has {found.names}; expected {names}.\n"
+                "Hint: columns=[...] reads the columns that all files share."
             )
     common = frames.together([frames.plain_schema(found, names) for found in dict.fromkeys(files.schemas)])
     given = _types(schema, names)
@@ -147,4 +147,4 @@ def _type(name: str, kind: Any) -> pa.DataType:
     try:
         return pa.type_for_alias(kind) if isinstance(kind, str) else pa.from_numpy_dtype(kind)
     except (ValueError, TypeError, pa.ArrowException) as exc:
-        raise ConfigError(f"schema={{{name!r}: {kind!r}}}: Arrow knows no such type.") from exc
+        raise ConfigError(f"schema={{{name!r}: {kind!r}}}: unknown Arrow type.") from exc

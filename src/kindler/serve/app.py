@@ -80,7 +80,7 @@ def create_app(
     app = FastAPI(
         title="Kindler",
         version=kindler.__version__,
-        description="Stored models, behind several protocols.",
+        description="Predictions, tasks, datasets and metadata of a Kindler store.",
         docs_url=None,  # its page would be fetched from elsewhere
         redoc_url=None,
         redirect_slashes=False,

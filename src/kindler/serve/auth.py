@@ -1,7 +1,7 @@
-"""Who may do what: the scopes that routes say of themselves, and the key of a request.
+"""Authorization: the scopes that routes declare, and the API key of a request.
 
-A server that listens on this machine alone and has no keys lets everybody in, but only under a name of this
-machine, and no page of another site, which a browser on this machine would let reach it.
+A server on a loopback address without keys is open, but only under a loopback host name, and not for pages of
+other sites, which a browser on this machine could otherwise send to it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from kindler.store.keys import Key, Keys, id_of
 
 __all__ = ["Gate", "Scopes", "is_loopback", "needs", "needs_by_action"]
 
-_OTHER = "admin"  # what nobody has said of needs the highest
+_OTHER = "admin"  # undeclared routes need the highest scope
 _FRESH_S = 2.0
 _log = logging.getLogger("kindler.serve")
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
 
 def needs(*scopes: str) -> Callable[[_Endpoint], _Endpoint]:
-    """Say of a route which scopes allow it, one of them being enough; none at all: it needs no key."""
+    """Declare the scopes of a route, any one of which is enough; without scopes it needs no key."""
 
     def mark(endpoint: _Endpoint) -> _Endpoint:
         endpoint.kindler_scopes = scopes  # type: ignore[attr-defined]
@@ -39,7 +39,7 @@ def needs(*scopes: str) -> Callable[[_Endpoint], _Endpoint]:
 
 
 def needs_by_action(scopes: Mapping[str, str]) -> Callable[[_Endpoint], _Endpoint]:
-    """The same of a route whose path has an `action`."""
+    """The same for a route whose path has an `action`."""
 
     def mark(endpoint: _Endpoint) -> _Endpoint:
         endpoint.kindler_actions = scopes  # type: ignore[attr-defined]
@@ -49,13 +49,13 @@ def needs_by_action(scopes: Mapping[str, str]) -> Callable[[_Endpoint], _Endpoin
 
 
 class Scopes:
-    """Which scopes allow a request: those of the route that will answer it.
+    """The scopes that a request needs: those of the route that will answer it.
 
-    Predictions are not among these: their protocols know their own paths.
+    Predictions are not included: their protocols match their own paths.
 
     Args:
         routes: The routes, in the order in which they are tried.
-        document: The path of the document that describes them, which needs no key.
+        document: The path of the OpenAPI document, which needs no key.
     """
 
     def __init__(self, routes: Sequence[Any], document: str | None) -> None:
@@ -63,23 +63,23 @@ class Scopes:
         self._document = document
 
     def of(self, method: str, path: str) -> tuple[str, ...]:
-        """The scopes of which one is needed; empty if none is."""
+        """Any one of these scopes is enough; empty if no key is needed."""
         if path == self._document and method in ("GET", "HEAD"):
             return ()
         for route in self._routes:
-            found = route.path_regex.match(path)
-            if found is None or method not in (route.methods or ()):
+            match = route.path_regex.match(path)
+            if match is None or method not in (route.methods or ()):
                 continue
             actions: Mapping[str, str] | None = getattr(route.endpoint, "kindler_actions", None)
             if actions is not None:
-                return (actions.get(found["action"], _OTHER),)
+                return (actions.get(match["action"], _OTHER),)
             scopes: tuple[str, ...] = getattr(route.endpoint, "kindler_scopes", (_OTHER,))
             return scopes
         return ("read",) if method in ("GET", "HEAD") else (_OTHER,)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is this machine's own."""
+    """Whether an address is a loopback address."""
     name = host.strip("[]")
     if name == "localhost":
         return True
@@ -95,8 +95,8 @@ class Gate:
     Args:
         keys: The keys of the store.
         executor: Where they are read.
-        local: Whether the server can be reached from this machine alone.
-        clock: Seconds that only grow.
+        local: Whether the server listens on a loopback address.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class Gate:
         self._reading: asyncio.Task[None] | None = None
 
     async def admit(self, headers: Mapping[str, str], scopes: Sequence[str]) -> Key | None:
-        """The key of a request, if it has one and needs one.
+        """Authorize a request; the key, or None if none is needed.
 
         Args:
-            headers: The request's.
+            headers: The request's headers.
             scopes: The key must have one of these; empty if no key is needed.
 
         Raises:
-            Problem: 401: it needs a key, or has a wrong one. 403: its key is not for this.
+            Problem: 401 for a missing, unknown or expired key; 403 for a key without the scope.
         """
         if not scopes:
             return None
@@ -132,18 +132,20 @@ class Gate:
         token = _token(headers)
         if not token:
             raise Problem(
-                401, "a key is needed, as 'Authorization: Bearer <key>'.", {"www-authenticate": "Bearer"}
+                401, "missing API key; send 'Authorization: Bearer <key>'.", {"www-authenticate": "Bearer"}
             )
         name = id_of(token)
-        for _ in range(2):  # made just now, perhaps; a look that others have begun may be older than that
+        for _ in range(2):  # perhaps a new key; a read that others started may be older than it
             if name and name not in self._known:
                 await self._look()
         key = self._known.get(name)
         if key is None or not key.is_of(token) or key.is_over():
-            raise Problem(401, "the key is not known, or its time is over.", {"www-authenticate": "Bearer"})
+            raise Problem(401, "unknown or expired API key.", {"www-authenticate": "Bearer"})
         if not any(map(key.allows, scopes)):
             wanted = " or ".join(scopes)
-            raise Problem(403, f"the key {key.id} is for {', '.join(key.scopes)}, and this needs {wanted}.")
+            raise Problem(
+                403, f"the API key {key.id} has the scopes {', '.join(key.scopes)}; this needs {wanted}."
+            )
         return key
 
     @property
@@ -152,21 +154,21 @@ class Gate:
         return self._local and not self._known
 
     async def _look(self) -> None:
-        """Read the keys; one time for all who ask for it meanwhile."""
+        """Read the keys, once for all requests that ask meanwhile."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
         await asyncio.shield(self._reading)
 
     async def _read(self) -> None:
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._executor, self._keys.list)
-            self._known = {key.id: key for key in found}
+            keys = await asyncio.get_running_loop().run_in_executor(self._executor, self._keys.list)
+            self._known = {key.id: key for key in keys}
             self._read_at = self._clock()
         except StoreError as exc:
             if self._read_at < 0:
                 raise
-            # Models in memory can still answer those whose keys were good a moment ago.
-            _log.warning("the keys cannot be read: %s", exc)
+            # Loaded models can still answer clients whose keys were valid a moment ago.
+            _log.warning("cannot read the API keys: %s", exc)
             self._read_at = self._clock()
         finally:
             self._reading = None
@@ -185,7 +187,7 @@ def _token(headers: Mapping[str, str]) -> str:
 
 @lru_cache(256)
 def _is_of_this_machine(host: str) -> bool:
-    """Whether a name with or without a port is this machine's own; none at all is."""
+    """Whether a host name, with or without a port, is a loopback name; an empty one is."""
     name = host if host.startswith("[") and host.endswith("]") else host.rsplit(":", 1)[0]
     return not host or is_loopback(name)
 
@@ -194,7 +196,7 @@ def _check_host(host: str) -> None:
     if not _is_of_this_machine(host):
         raise Problem(
             403,
-            f"a server without keys answers under names of its own machine only, not as {host[:100]!r}.",
+            f"a server without API keys only answers on a loopback host name, not {host[:100]!r}.",
         )
 
 
@@ -204,4 +206,4 @@ def _check_origin(origin: str) -> None:
     except ValueError:
         host = ""
     if not host or not _is_of_this_machine(host):
-        raise Problem(403, f"a server without keys does not answer pages of {origin[:100]!r}.")
+        raise Problem(403, f"a server without API keys does not answer requests from {origin[:100]!r}.")

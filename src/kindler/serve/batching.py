@@ -198,22 +198,25 @@ class Batcher:
         if self.is_stuck:
             raise Problem(
                 503,
-                f"the model has not come back from {len(self._lost)} calls, and is not called any more.",
+                f"the model has not returned from {len(self._lost)} calls and is no longer called.",
                 {"retry-after": str(round(settings.timeout_s))},
             )
         if rows > settings.rows:
-            raise Problem(413, f"the request has {rows} rows; {settings.rows} are allowed.")
+            raise Problem(413, f"the request has {rows} rows; at most {settings.rows} are allowed.")
         size = sum(array.nbytes for array in inputs.values())
         if self.rows_waiting and (
             self.rows_waiting + rows > settings.queue_rows or self.bytes_waiting + size > settings.queue_bytes
         ):
             raise Problem(
-                429, f"{self.rows_waiting} rows wait for this model already.", {"retry-after": self._retry()}
+                429,
+                f"too many rows are queued for this model: {self.rows_waiting}.",
+                {"retry-after": self._retry()},
             )
         if self.rows_waiting * self._row_s / settings.batches > timeout_s:
             raise Problem(
                 503,
-                f"{self.rows_waiting} rows wait for this model, too many to answer in {timeout_s:g} s.",
+                f"{self.rows_waiting} rows are queued for this model, too many to answer within"
+                f" {timeout_s:g} s.",
                 {"retry-after": self._retry()},
             )
         ticket = Ticket(self, inputs, method, rows, size, batch)

@@ -111,8 +111,8 @@ class Readers:
             self._ended(process)
             self._own.process = None
             if late.finished.is_set():
-                raise Problem(413, f"reading the body takes longer than {self._timeout_s:g} s.") from exc
-            raise Problem(413, f"reading the body takes more than {most} bytes of memory.") from exc
+                raise Problem(413, f"reading the body took longer than {self._timeout_s:g} s.") from exc
+            raise Problem(413, f"reading the body needs more than {most} bytes of memory.") from exc
         finally:
             late.cancel()
         if "status" in told:

@@ -38,15 +38,19 @@ def read_inputs(
     version = datasets.metadata(name)
     rows = version.meta.get("rows")
     if isinstance(rows, list) and None not in rows and sum(rows) > most_rows:
-        raise Problem(413, f"the dataset {name!r} has {sum(rows)} rows; {most_rows} are allowed.")
+        raise Problem(413, f"the dataset {name!r} has {sum(rows)} rows; at most {most_rows} are allowed.")
     table = as_table(datasets, version, most_rows, {}, most_bytes=most_bytes)
     if table is not None:
         return table_columns(table), True
     if version.kind == "numpy" and version.size <= most_bytes:
         return {"": datasets.get(str(version))}, False
     if version.kind == "numpy":
-        raise Problem(413, f"the dataset {name!r} has {version.size} bytes; {most_bytes} are allowed.")
-    raise Problem(400, f"the dataset {name!r} is of kind {version.kind!r}, which no model takes.")
+        raise Problem(
+            413, f"the dataset {name!r} has {version.size} bytes; at most {most_bytes} are allowed."
+        )
+    raise Problem(
+        400, f"the dataset {name!r} is of kind {version.kind!r}, which cannot be used as model input."
+    )
 
 
 def as_table(
@@ -63,7 +67,7 @@ def as_table(
         with datasets.get(str(version), lazy=True, as_="arrow") as handle:
             return _first_rows(handle.files, schema, wanted, limit, most_bytes)
     if query:
-        raise Problem(400, f"conditions such as {next(iter(query))!r} are for tables.")
+        raise Problem(400, f"conditions such as {next(iter(query))!r} work only on tables.")
     if version.kind != "tfrecord":
         return None
     with datasets.get(str(version), lazy=True, as_="arrow") as handle:
@@ -97,7 +101,7 @@ def read_value(datasets: Datasets, version: Version, *, trusted: bool, limit: in
     if isinstance(value, dict | list | str | int | float | None):
         return value
     raise Problem(
-        400, f"the dataset {str(version)!r} is a {type(value).__qualname__}, which JSON does not have."
+        400, f"the dataset {str(version)!r} is a {type(value).__qualname__}, which cannot be written as JSON."
     )
 
 
@@ -131,8 +135,8 @@ def _check_bytes(size: int, most_bytes: int) -> None:
     if size > most_bytes:
         raise Problem(
             413,
-            f"these rows have {size} bytes or more; {most_bytes} are allowed. Hint: a smaller ?limit=, or"
-            " om.datasets of the store itself.",
+            f"these rows have {size} bytes or more; at most {most_bytes} are allowed. Hint: use a smaller"
+            " ?limit=, or read the store with om.datasets.",
         )
 
 
@@ -148,7 +152,7 @@ def conditions(schema: pa.Schema, query: Mapping[str, str]) -> dict[str, Any]:
         if key in schema.names or column not in schema.names:
             column, operator = key, "eq"
         if column not in schema.names:
-            raise Problem(400, f"there is no column {column!r}; there are {', '.join(schema.names)}.")
+            raise Problem(400, f"there is no column {column!r}; available: {', '.join(schema.names)}.")
         if operator == "isnull":
             found[key] = text.lower() not in ("", "0", "false")
         elif operator in _LISTS:
@@ -165,8 +169,10 @@ def _first(array: Array, limit: int) -> Array:
 def _typed(schema: pa.Schema, column: str, text: str) -> Any:
     kind = schema.field(column).type
     if pa.types.is_boolean(kind) and text.lower() not in ("true", "false", "1", "0"):
-        raise Problem(400, f"{text[:80]!r} is no value of the column {column!r}, which is {kind}.")
+        raise Problem(400, f"{text[:80]!r} is not a valid value for the column {column!r} of type {kind}.")
     try:
         return pa.scalar(text).cast(kind)
     except (pa.ArrowException, ValueError) as exc:
-        raise Problem(400, f"{text[:80]!r} is no value of the column {column!r}, which is {kind}.") from exc
+        raise Problem(
+            400, f"{text[:80]!r} is not a valid value for the column {column!r} of type {kind}."
+        ) from exc

@@ -1,4 +1,4 @@
-"""What goes wrong with a request, as a status and a sentence. How it is written is for the protocols."""
+"""A failed request as a status and a sentence; each protocol writes it in its own format."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _STATUS: tuple[tuple[type[KindlerError], int], ...] = (
 
 
 class Problem(Exception):
-    """An answer that is no success.
+    """An HTTP error.
 
     Attributes:
         status: The HTTP status.
-        message: A sentence for whoever sent the request.
-        headers: Headers that belong to the answer.
+        message: A sentence for the client.
+        headers: Extra response headers.
     """
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
@@ -47,17 +47,17 @@ class Problem(Exception):
 
 
 def require_post(method: str) -> None:
-    """Refuse other methods.
+    """Reject other methods.
 
     Raises:
         Problem: 405.
     """
     if method != "POST":
-        raise Problem(405, f"{method} is not for this; POST is.", {"allow": "POST"})
+        raise Problem(405, f"{method} is not allowed; use POST.", {"allow": "POST"})
 
 
 def as_problem(error: BaseException) -> Problem | None:
-    """What a client is told of an error; None for one that is the server's own fault and not to be shown."""
+    """The client's view of an error; None for an internal error, whose details stay in the log."""
     if isinstance(error, Problem):
         return error
     for kind, status in _STATUS:

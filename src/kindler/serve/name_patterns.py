@@ -38,11 +38,11 @@ def matching(pattern: str) -> Callable[[str], bool]:
     [False, True, True, True, True, False]
     """
     if len(pattern) > LONGEST:
-        raise Problem(400, f"the pattern has {len(pattern)} characters; {LONGEST} are allowed.")
+        raise Problem(400, f"the pattern has {len(pattern)} characters; at most {LONGEST} are allowed.")
     tokens = list(_tokens(pattern))
     stars = sum(kind != "one" for kind, _ in tokens)
     if stars > _MOST_STARS:
-        raise Problem(400, f"the pattern has {stars} stars; {_MOST_STARS} are allowed.")
+        raise Problem(400, f"the pattern has {stars} stars; at most {_MOST_STARS} are allowed.")
     return lambda name: _fits(tokens, name)
 
 
@@ -73,7 +73,7 @@ def _one_of(inside: str) -> Callable[[str], Any]:
     try:
         return re.compile(f"[{'^' + text[1:] if text[0] == '!' else text}]", re.DOTALL).fullmatch
     except re.error as exc:
-        raise Problem(400, f"[{inside[:40]}] is no set of characters: {exc}.") from exc
+        raise Problem(400, f"[{inside[:40]}] is not a valid character set: {exc}.") from exc
 
 
 def _fits(tokens: list[_Token], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI knows of its routes, and the predictions, which have none there."""
+"""The OpenAPI document: FastAPI's routes, and the prediction paths, which FastAPI does not route."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kindler.serve.requests import METHODS
 __all__ = ["with_predictions"]
 
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
-_TENSOR: dict[str, Any] = {"description": "A number, text, or lists of them, nested"}
+_TENSOR: dict[str, Any] = {"description": "A number or a string, or nested lists of them"}
 _PARAMETERS = {"type": "object", "additionalProperties": True}
 
 _V2_REQUEST = {
@@ -88,20 +88,20 @@ _OMEGA_REQUEST = {
     },
 }
 _STATUS = {
-    "400": "The request is none that the model takes",
-    "401": "A key is needed",
-    "403": "The key is not for this",
-    "404": "There is no such model or version",
-    "413": "Too large",
-    "415": "A content type that is not read",
-    "429": "Too much waits already; see Retry-After",
-    "503": "The server cannot answer now; see Retry-After",
-    "504": "The model did not answer in time",
+    "400": "Bad request",
+    "401": "Missing, unknown or expired API key",
+    "403": "The API key lacks the required scope",
+    "404": "Model or version not found",
+    "413": "Request too large",
+    "415": "Unsupported content type",
+    "429": "Too many requests; see Retry-After",
+    "503": "Service unavailable; see Retry-After",
+    "504": "The model timed out",
 }
 
 
 def with_predictions(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with the paths of predictions, and the ways to send a key."""
+    """The document with the prediction paths and the security scheme added."""
     paths = document.setdefault("paths", {})
     json: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     v2 = {"application/json": {"schema": _V2_REQUEST}}
@@ -123,14 +123,14 @@ def with_predictions(document: dict[str, Any]) -> dict[str, Any]:
     omega = {"application/json": {"schema": _OMEGA_REQUEST}, ARROW: _BYTES, RAW: _BYTES}
     for method in METHODS:
         path = f"/api/v1/model/{{name}}/{method}"
-        told = _operation(path, "omega|ml", "models", omega, {**json, ARROW: _BYTES, RAW: _BYTES})
-        told["parameters"] += [
-            _query("datax", "A stored dataset, instead of a body"),
-            _query("flat", "1: the result as a flat list"),
+        operation = _operation(path, "omega|ml", "models", omega, {**json, ARROW: _BYTES, RAW: _BYTES})
+        operation["parameters"] += [
+            _query("datax", "Name of a stored dataset to use instead of a body"),
+            _query("flat", "1 to return the result as a flat list"),
             _query("dtype", f"The dtype of a body of {RAW}"),
             _query("shape", f"The shape of a body of {RAW}, such as 8,28,28"),
         ]
-        paths[path] = {"put": told}
+        paths[path] = {"put": operation}
     schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
     schemes["bearer"] = {"type": "http", "scheme": "bearer"}
     document["security"] = [{}, {"bearer": []}]
@@ -148,10 +148,10 @@ def _operation(
         "summary": f"Predict ({summary})",
         "operationId": "predict" + re.sub(r"\W+", "_", path),
         "tags": [tag],
-        "parameters": [*parameters, _query("bucket", "The bucket")],
+        "parameters": [*parameters, _query("bucket", "Bucket of the store")],
         "requestBody": {"required": True, "content": takes},
         "responses": {
-            "200": {"description": "The outputs", "content": gives},
+            "200": {"description": "Model outputs", "content": gives},
             **{status: {"description": text} for status, text in _STATUS.items()},
         },
     }

@@ -179,7 +179,9 @@ class Front:
     ) -> tuple[Arrays, int]:
         servable = resident.servable
         if request.method not in servable.methods:
-            raise Problem(400, f"the model has no {request.method}; it has {', '.join(servable.methods)}.")
+            raise Problem(
+                400, f"the model has no method {request.method}; available: {', '.join(servable.methods)}."
+            )
         signature, method = servable.signature, request.method
         if request.signature is not None:
             signature, method = _asked_signature(servable, request.signature)
@@ -221,8 +223,8 @@ class Front:
         if len(names) != 1:
             raise Problem(
                 404,
-                f"the store has {len(names)} models, and the server was not told which one this is for."
-                " Hint: kindler serve --model NAME, or /models/NAME/invocations.",
+                f"the store has {len(names)} models, and the server has no default model."
+                " Hint: start it with --model NAME, or use /models/NAME/invocations.",
             )
         return names[0]
 
@@ -230,7 +232,7 @@ class Front:
         problem = as_problem(error)
         if problem is None:
             _log.error("%s failed", path[:200], exc_info=error)
-            problem = Problem(500, "the server failed; its log says more.")
+            problem = Problem(500, "internal server error; see the server's log.")
         reply = codec.problem(problem.status, problem.message)
         return Reply(reply.body, reply.content_type, tuple(problem.headers.items()), problem.status)
 
@@ -258,7 +260,7 @@ class _Watch:
             with within(self._seconds):
                 while (await self._receive())["type"] != "http.disconnect":
                     pass
-            self._ticket.leave(Problem(499, "the client went away."))
+            self._ticket.leave(Problem(499, "the client disconnected."))
         except TimeoutError:
             self._ticket.leave(Problem(504, "the model did not answer in time."))
 
@@ -273,7 +275,7 @@ def _asked_signature(servable: Predictor, name: str) -> tuple[Signature, str]:
     known = servable.signatures
     if name not in known:
         shown = ", ".join(map(repr, known))
-        raise Problem(400, f"the model has no signature {name[:80]!r}; it has {shown}.")
+        raise Problem(400, f"the model has no signature {name[:80]!r}; available: {shown}.")
     if known[name] is servable.signature:
         return servable.signature, servable.methods[0]
     return known[name], f"{SIGNATURE_METHOD}{name}"
@@ -284,7 +286,9 @@ def _wanted(outputs: Arrays, request: InferRequest) -> Mapping[str, Any]:
         return outputs
     missing = [name for name in request.outputs if name not in outputs]
     if missing:
-        raise Problem(400, f"the model has no output {missing[0]!r}; it has {', '.join(map(repr, outputs))}.")
+        raise Problem(
+            400, f"the model has no output {missing[0]!r}; available: {', '.join(map(repr, outputs))}."
+        )
     return {name: outputs[name] for name in request.outputs}
 
 

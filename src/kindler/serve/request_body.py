@@ -45,7 +45,7 @@ class Bodies:
         limit = self._settings.body_bytes
         told = headers.get("content-length", "0")
         if not told.isdecimal() or len(told) > 18 or int(told) > limit:
-            raise Problem(413, f"the body has {told[:20]} bytes; {limit} are allowed.", _CLOSE)
+            raise Problem(413, f"the body has {told[:20]} bytes; at most {limit} are allowed.", _CLOSE)
         parts: list[bytes] = []
         try:
             with within(self._settings.timeout_s):
@@ -86,7 +86,9 @@ class Bodies:
             others = self.held_bytes - (size - len(part))
             if others and others + size > settings.queue_bytes:
                 raise Problem(
-                    503, f"the server holds {others} bytes of other requests.", {**_CLOSE, "retry-after": "1"}
+                    503,
+                    f"the server is busy with {others} bytes of other requests.",
+                    {**_CLOSE, "retry-after": "1"},
                 )
             parts.append(part)
             self.held_bytes += len(part)
@@ -96,16 +98,16 @@ class Bodies:
 
 def _decompressed(body: bytes, coding: str, limit: int) -> bytes:
     if coding not in _WINDOWS:
-        raise Problem(415, f"the content encoding {coding[:40]!r} is not read here; gzip and deflate are.")
+        raise Problem(415, f"unsupported content encoding {coding[:40]!r}; expected gzip or deflate.")
     engine = zlib.decompressobj(_WINDOWS[coding])
     try:
         content = engine.decompress(body, limit + 1)
     except zlib.error as exc:
-        raise Problem(400, f"the body is no {coding}: {exc}.") from exc
+        raise Problem(400, f"the body is not valid {coding}: {exc}.") from exc
     if len(content) > limit:
-        raise Problem(413, f"the body has more than {limit} bytes when it is decompressed.")
+        raise Problem(413, f"the body has more than {limit} bytes when decompressed.")
     if engine.unused_data:
-        raise Problem(400, f"the body goes on after the end of its {coding}.")
+        raise Problem(400, f"the body has data after the end of its {coding} stream.")
     if not engine.eof:
-        raise Problem(400, f"the body ends in the middle of its {coding}.")
+        raise Problem(400, f"the body ends in the middle of its {coding} stream.")
     return content

@@ -1,7 +1,7 @@
-"""Everything that is no prediction and no task: health, what there is, datasets, aliases, counters.
+"""Routes other than predictions and tasks: health, catalog, datasets, aliases, counters.
 
-On FastAPI, which also writes the OpenAPI document. Functions that are not `async` run in its threads. A name
-may have slashes, so a path comes before those that it fits too; of several decorators the lowest is first.
+FastAPI also writes the OpenAPI document from them. Functions that are not `async` run in its threads. A name
+may have slashes, so the more specific path must come first; of several decorators the lowest one is first.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Parts:
 
 
 class AliasMove(BaseModel):
-    """Where an alias is to stand."""
+    """The version that an alias points to."""
 
     version: int
 
 
 # `async`, as is `_later` in tasks.py: FastAPI would take a thread for each call of a plain function.
 async def _bucket(
-    request: Request, bucket: Annotated[str | None, Query(description="The bucket")] = None
+    request: Request, bucket: Annotated[str | None, Query(description="Bucket of the store")] = None
 ) -> str:
     return bucket or request.headers.get("bucket") or "default"
 
@@ -79,26 +79,27 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """The bytes."""
         return dumps(content, tokens=False)
 
 
 def health_routes(parts: Parts) -> APIRouter:
-    """Whether the server lives, is ready, and what it counts."""
+    """Liveness, readiness and metrics."""
     routes = APIRouter(tags=["health"])
 
     @routes.get("/healthz")
     @routes.head("/healthz", include_in_schema=False)
     @needs()
     async def healthz() -> dict[str, str]:
-        """The server lives."""
+        """Liveness: the server is running."""
         return {"status": "alive"}
 
-    @routes.get("/readyz", responses={503: {"description": "The store cannot be reached"}})
+    @routes.get(
+        "/readyz", responses={503: {"description": "The store is unreachable, or no loaded model answers"}}
+    )
     @routes.head("/readyz", include_in_schema=False)
     @needs()
     async def readyz() -> dict[str, Any]:
-        """The server can answer: its store can be reached, and its models, or some of them, come back."""
+        """Readiness: the store is reachable, and loaded models answer; `stuck` lists those that do not."""
         return {"status": "ready", "stuck": await _check_ready(parts)}
 
     @routes.get("/ping", response_class=PlainTextResponse)
@@ -107,7 +108,7 @@ def health_routes(parts: Parts) -> APIRouter:
     @routes.head("/health", include_in_schema=False)
     @needs()
     async def ping() -> str:
-        """MLflow's and SageMaker's question whether the server lives."""
+        """Liveness for MLflow and SageMaker."""
         return "\n"
 
     @routes.get("/version", response_class=PlainTextResponse)
@@ -120,7 +121,7 @@ def health_routes(parts: Parts) -> APIRouter:
     @routes.get("/metrics", response_class=PlainTextResponse)
     @needs("read")
     async def metrics() -> Response:
-        """Counters for Prometheus."""
+        """Prometheus metrics."""
         parts.stats.waiting.set(parts.residents.rows_waiting)
         return Response(parts.stats.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -128,7 +129,7 @@ def health_routes(parts: Parts) -> APIRouter:
 
 
 def protocol_routes(parts: Parts) -> APIRouter:
-    """What clients of the Open Inference Protocol and of TensorFlow Serving ask beside predictions."""
+    """Health and metadata of the Open Inference Protocol and of TensorFlow Serving."""
     routes = APIRouter()
     v2: dict[str, Any] = {"tags": ["v2"]}
     v1: dict[str, Any] = {"tags": ["tfserving"]}
@@ -137,34 +138,34 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @routes.head("/v2", include_in_schema=False)
     @needs()
     async def server() -> dict[str, Any]:
-        """The server."""
+        """Server metadata."""
         return {"name": "kindler", "version": kindler.__version__, "extensions": ["binary_tensor_data"]}
 
     @routes.get("/v2/health/live", **v2)
     @routes.head("/v2/health/live", include_in_schema=False)
     @needs()
     async def live() -> dict[str, bool]:
-        """The server lives."""
+        """Liveness: the server is running."""
         return {"live": True}
 
     @routes.get("/v2/health/ready", **v2)
     @routes.head("/v2/health/ready", include_in_schema=False)
     @needs()
     async def ready() -> dict[str, bool]:
-        """The server can answer."""
+        """Readiness: the server can answer."""
         await _check_ready(parts)
         return {"ready": True}
 
     @routes.get("/v2/models", **v2)
     @needs("read")
     def names(bucket: Bucket) -> dict[str, list[str]]:
-        """The models there are."""
+        """List the models."""
         return {"models": parts.omega[bucket].models.list()}
 
     @routes.post("/v2/repository/index", **v2)
     @needs("read")
     def index(bucket: Bucket) -> list[dict[str, str]]:
-        """The models there are, with their newest versions."""
+        """List the models with their newest versions."""
         return [
             {"name": version.name, "version": str(version.number), "state": "READY", "reason": ""}
             for version in parts.omega[bucket].models.newest()
@@ -174,17 +175,17 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @routes.get("/v2/models/{name:path}/versions/{version}/ready", **v2)
     @needs("predict", "read")
     async def model_ready(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
-        """Whether a model can answer; loads it."""
+        """Whether a model is ready; loads it if needed."""
         resident = await parts.residents.find((bucket, name, version))
         if resident.batcher.is_stuck:
-            raise Problem(503, f"{resident.version} does not come back from its calls.")
+            raise Problem(503, f"{resident.version} does not return from its calls.")
         return {"name": resident.version.name, "ready": True}
 
     @routes.get("/v2/models/{name:path}", **v2)
     @routes.get("/v2/models/{name:path}/versions/{version}", **v2)
     @needs("predict", "read")
     async def metadata(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
-        """What a model takes and gives; loads it."""
+        """Inputs and outputs of a model; loads it if needed."""
         resident = await parts.residents.find((bucket, name, version))
         signature = resident.servable.signature
         return {
@@ -198,7 +199,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @routes.get("/v1/models", **v1)
     @needs("read")
     def models(bucket: Bucket) -> dict[str, list[str]]:
-        """The models there are."""
+        """List the models."""
         return {"models": parts.omega[bucket].models.list()}
 
     @routes.get("/v1/models/{name:path}/metadata", **v1)
@@ -206,7 +207,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @routes.get("/v1/models/{name:path}/versions/{version}/metadata", **v1)
     @needs("predict", "read")
     async def signatures(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
-        """What a model takes and gives; loads it."""
+        """Inputs and outputs of a model; loads it if needed."""
         return _signature_def(await parts.residents.find((bucket, name, version)))
 
     @routes.get("/v1/models/{name:path}", **v1)
@@ -214,14 +215,14 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @routes.get("/v1/models/{name:path}/versions/{version}", **v1)
     @needs("predict", "read")
     def status(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
-        """The versions of a model that can be asked."""
+        """The versions of a model that can be served."""
         shelf = parts.omega[bucket].models
-        found = shelf.metadata(name, version=version)
-        bare = version is None and found.name == name
-        listed = list(reversed(shelf.versions(name))) if bare else [found]
+        chosen = shelf.metadata(name, version=version)
+        bare = version is None and chosen.name == name
+        listed = list(reversed(shelf.versions(name))) if bare else [chosen]
         fine = {"error_code": "OK", "error_message": ""}
         return {
-            "name": found.name,
+            "name": chosen.name,
             "ready": True,
             "model_version_status": [
                 {"version": str(v.number), "state": "AVAILABLE", "status": fine} for v in listed
@@ -232,7 +233,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
 
 
 def catalog_routes(parts: Parts) -> APIRouter:
-    """What there is in the store, for the web page and for programs."""
+    """The content of the store, for the web page and for programs."""
     routes = APIRouter(prefix="/api/v1")
     _general(routes, parts)
     _models(routes, parts)
@@ -242,37 +243,37 @@ def catalog_routes(parts: Parts) -> APIRouter:
 
 
 def _general(routes: APIRouter, parts: Parts) -> None:
-    told: dict[str, Any] = {"tags": ["server"]}
+    tags: dict[str, Any] = {"tags": ["server"]}
 
-    @routes.get("/ping", **told)
+    @routes.get("/ping", **tags)
     @routes.head("/ping", include_in_schema=False)
     @needs()
     async def ping() -> dict[str, str]:
-        """The server lives."""
+        """Liveness: the server is running."""
         return {"ping": datetime.now(timezone.utc).isoformat()}
 
-    @routes.get("/buckets", **told)
+    @routes.get("/buckets", **tags)
     @needs("read")
     def buckets() -> dict[str, list[str]]:
-        """The buckets that hold something."""
+        """List the buckets that are not empty."""
         return {"buckets": parts.omega.buckets}
 
-    @routes.get("/key", **told)
+    @routes.get("/key", **tags)
     @needs(*SCOPES)
     async def key(request: Request) -> dict[str, Any]:
-        """What the key of this request allows."""
-        found = request.scope.get("kindler.key")
+        """The scopes of the API key of this request."""
+        key = request.scope.get("kindler.key")
         open_to_all = parts.gate.is_open
         return {
-            "id": found.id if found else None,
-            "scopes": list(found.scopes) if found else ["admin"] if open_to_all else [],
+            "id": key.id if key else None,
+            "scopes": list(key.scopes) if key else ["admin"] if open_to_all else [],
             "open": open_to_all,
         }
 
-    @routes.get("/stats", **told)
+    @routes.get("/stats", **tags)
     @needs("read")
     async def stats() -> dict[str, Any]:
-        """Live figures: rates, latencies, queues, the models in memory, and what the runtime has to do."""
+        """Live figures: rates, latencies, queues, loaded models, and the load of the runtime."""
         counted = parts.stats
         return {
             "started": datetime.fromtimestamp(counted.started, timezone.utc).isoformat(),
@@ -287,23 +288,20 @@ def _general(routes: APIRouter, parts: Parts) -> None:
 
 
 def _models(routes: APIRouter, parts: Parts) -> None:
-    told: dict[str, Any] = {"tags": ["models"]}
+    tags: dict[str, Any] = {"tags": ["models"]}
 
-    @routes.get("/models", **told)
+    @routes.get("/models", **tags)
     @needs("read")
     def models(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
-        """The models of a bucket, each with its newest version and its aliases."""
+        """List the models of a bucket, each with its newest version and its aliases."""
         shelf = parts.omega[bucket].models
-        found = []
-        for version in newest(shelf, pattern):
-            tags = shelf.tags(version.name)
-            found.append({**show_version(version), "tags": tags})
-        return {"models": found}
+        versions = newest(shelf, pattern)
+        return {"models": [{**show_version(v), "tags": shelf.tags(v.name)} for v in versions]}
 
-    @routes.get("/model/{name:path}/signature", **told)
+    @routes.get("/model/{name:path}/signature", **tags)
     @needs("predict", "read")
     async def signature(name: str, bucket: Bucket) -> dict[str, Any]:
-        """What a model takes and gives; loads it."""
+        """Inputs and outputs of a model; loads it if needed."""
         resident = await parts.residents.find((bucket, name, None))
         return {
             "model": resident.version.name,
@@ -312,10 +310,10 @@ def _models(routes: APIRouter, parts: Parts) -> None:
             **show_signature(resident.servable.signature),
         }
 
-    @routes.get("/model/{name:path}", **told)
+    @routes.get("/model/{name:path}", **tags)
     @needs("predict", "read")
-    @routes.get("/model/{name:path}/", **told)
-    @routes.get("/model/{name:path}/metadata", **told)
+    @routes.get("/model/{name:path}/", **tags)
+    @routes.get("/model/{name:path}/metadata", **tags)
     def model(name: str, bucket: Bucket) -> Json:
         """A model, its versions, aliases, signature and training history."""
         shelf = parts.omega[bucket].models
@@ -325,44 +323,44 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         )
         return Json({"model": chosen.name, "result": shown, "resource_uri": chosen.name})
 
-    @routes.put("/model/{name:path}/aliases/{alias}", **told)
+    @routes.put("/model/{name:path}/aliases/{alias}", **tags)
     @needs("admin")
     async def move(name: str, alias: str, to: AliasMove, bucket: Bucket) -> dict[str, Any]:
-        """Make an alias stand at a version. Answers when the version serves."""
+        """Point an alias at a version. Answers once that version is served."""
         await _in_thread(lambda: parts.omega[bucket].models.tag(f"{name}@{to.version}", alias))
         await parts.residents.moved(bucket, name)
         return {"model": name, "tags": await _in_thread(lambda: parts.omega[bucket].models.tags(name))}
 
-    @routes.delete("/model/{name:path}/aliases/{alias}", **told)
+    @routes.delete("/model/{name:path}/aliases/{alias}", **tags)
     @needs("admin")
     async def remove(name: str, alias: str, bucket: Bucket) -> dict[str, Any]:
-        """Take an alias away."""
+        """Remove an alias."""
         await _in_thread(lambda: parts.omega[bucket].models.untag(name, alias))
         await parts.residents.moved(bucket, name)
         return {"model": name, "tags": await _in_thread(lambda: parts.omega[bucket].models.tags(name))}
 
 
 def _datasets(routes: APIRouter, parts: Parts) -> None:
-    told: dict[str, Any] = {"tags": ["datasets"]}
+    tags: dict[str, Any] = {"tags": ["datasets"]}
 
-    @routes.get("/datasets", **told)
+    @routes.get("/datasets", **tags)
     @needs("read")
     def datasets(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
-        """The datasets of a bucket, each with its newest version."""
+        """List the datasets of a bucket, each with its newest version."""
         shelf = parts.omega[bucket].datasets
-        found = []
+        entries = []
         for version in newest(shelf, pattern):
             rows = version.meta.get("rows")
-            found.append(
+            entries.append(
                 {
                     **show_version(version),
                     "rows": sum(rows) if isinstance(rows, list) and None not in rows else None,
                     "columns": version.meta.get("columns"),
                 }
             )
-        return {"datasets": found}
+        return {"datasets": entries}
 
-    @routes.get("/dataset/{name:path}", **told)
+    @routes.get("/dataset/{name:path}", **tags)
     @needs("read")
     def dataset(
         request: Request,
@@ -372,9 +370,9 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
         limit: Annotated[int, Query(ge=1, le=1_000_000)] = 1000,
         accept: Annotated[str, Header()] = "",
     ) -> Response:
-        """The first rows of a dataset. Other arguments are conditions, such as `x__gte=90`."""
+        """The first rows of a dataset. Other query parameters are conditions, such as `x__gte=90`."""
         if orient not in _ORIENTS:
-            raise Problem(400, f"orient={orient[:40]!r}: there are {', '.join(_ORIENTS)}.")
+            raise Problem(400, f"orient={orient[:40]!r}: must be one of {', '.join(_ORIENTS)}.")
         shelf = parts.omega[bucket].datasets
         version = shelf.metadata(name)
         asked = {key: value for key, value in request.query_params.items() if key not in _KNOWN}
@@ -399,32 +397,33 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
             }
         )
 
-    @routes.put("/dataset/{name:path}", **told, openapi_extra={"requestBody": _DATASET_BODY})
+    @routes.put("/dataset/{name:path}", **tags, openapi_extra={"requestBody": _DATASET_BODY})
     @needs("write")
     async def put(
         request: Request, name: str, bucket: Bucket, append: bool = False, mode: str | None = None
     ) -> dict[str, Any]:
-        """Store a table: JSON with `data` (columns or rows), `dtypes` and `append`, or Arrow, or Parquet."""
+        """Store a table, sent as Arrow, Parquet, or JSON with `data` (columns or rows),"
+        " `dtypes` and `append`."""
         kind = request.headers.get("content-type", "")
         table, told_mode = await parts.readers.table(await request.body(), kind)
         chosen: Any = mode or told_mode or ("append" if append else "fail")
         version = await _in_thread(lambda: parts.omega[bucket].datasets.put(table, name, mode=chosen))
         return {"dataset": version.name, "version": version.number}
 
-    @routes.delete("/dataset/{name:path}", **told)
+    @routes.delete("/dataset/{name:path}", **tags)
     @needs("write")
     def drop(name: str, bucket: Bucket) -> dict[str, Any]:
-        """Take a dataset away with all its versions, or the one that is named."""
+        """Remove a dataset with all its versions, or a single version."""
         return {"dataset": name, "dropped": parts.omega[bucket].datasets.drop(name)}
 
 
 def _scripts(routes: APIRouter, parts: Parts) -> None:
-    told: dict[str, Any] = {"tags": ["scripts"]}
+    tags: dict[str, Any] = {"tags": ["scripts"]}
 
-    @routes.get("/scripts", **told)
+    @routes.get("/scripts", **tags)
     @needs("read")
     def scripts(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
-        """The scripts of a bucket."""
+        """List the scripts of a bucket."""
         return {"scripts": [show_version(v) for v in newest(parts.omega[bucket].scripts, pattern)]}
 
 
@@ -446,11 +445,11 @@ _DATASET_BODY = {
 
 
 async def _check_ready(parts: Parts) -> list[str]:
-    """The models that hang, if others can still answer.
+    """The models that hang, if others still answer.
 
     Raises:
         StoreError: The store cannot be reached.
-        Problem: 503: no model in memory comes back, or not the one that the server is for.
+        Problem: 503 if no loaded model returns from its calls, or if the server's own model does not.
     """
     await asyncio.get_running_loop().run_in_executor(parts.looks, lambda: parts.omega.buckets)
     shown = parts.residents.shown()
@@ -459,7 +458,7 @@ async def _check_ready(parts: Parts) -> list[str]:
     of_own = [r for r in shown if r.version.name == own and r.version.bucket == "default"]
     for asked in (shown, of_own):
         if asked and all(resident.batcher.is_stuck for resident in asked):
-            raise Problem(503, f"{', '.join(stuck)} do not come back from their calls.")
+            raise Problem(503, f"models that do not return from their calls: {', '.join(stuck)}.")
     return stuck
 
 
@@ -486,16 +485,16 @@ def _signature_def(resident: Resident) -> dict[str, Any]:
     }
 
     def side(specs: Any) -> dict[str, Any]:
-        found = {}
+        tensors = {}
         for spec in specs:
             dims = [{"size": str(-1 if n is None else n), "name": ""} for n in spec.shape or ()]
             dtype = spec.dtype or "float64"
-            found[spec.name] = {
+            tensors[spec.name] = {
                 "dtype": names.get(dtype, f"DT_{dtype.upper()}"),
                 "tensor_shape": {"dim": dims, "unknown_rank": spec.shape is None},
                 "name": spec.name,
             }
-        return found
+        return tensors
 
     functions = {
         name: {

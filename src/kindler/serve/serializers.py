@@ -1,4 +1,4 @@
-"""What is told of stored things, as JSON has it: for the web page and for programs."""
+"""JSON views of stored objects, for the web page and for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["show_model", "show_resident", "show_signature", "show_version"]
 
 def show_version(version: Version, tags: Mapping[str, int] | None = None) -> dict[str, Any]:
     """One version."""
-    told: dict[str, Any] = {
+    view: dict[str, Any] = {
         "name": version.name,
         "bucket": version.bucket,
         "version": version.number,
@@ -26,14 +26,14 @@ def show_version(version: Version, tags: Mapping[str, int] | None = None) -> dic
         "attributes": dict(version.attributes),
     }
     if tags is not None:
-        told["aliases"] = sorted(tag for tag, number in tags.items() if number == version.number)
-    return told
+        view["aliases"] = sorted(tag for tag, number in tags.items() if number == version.number)
+    return view
 
 
 def show_model(
     versions: Sequence[Version], tags: Mapping[str, int], chosen: Version, resident: Resident | None
 ) -> dict[str, Any]:
-    """A model with all its versions; `chosen` is the one that was asked for."""
+    """A model with all its versions; `chosen` is the requested one."""
     signature = show_signature(resident.servable.signature) if resident is not None else _stored(chosen.meta)
     return {
         **show_version(chosen, tags),
@@ -47,7 +47,7 @@ def show_model(
 
 
 def show_signature(signature: Signature) -> dict[str, Any]:
-    """What a model takes and gives."""
+    """The inputs and outputs of a model."""
     return {
         "inputs": [_spec(spec) for spec in signature.inputs],
         "outputs": [_spec(spec) for spec in signature.outputs],
@@ -56,7 +56,7 @@ def show_signature(signature: Signature) -> dict[str, Any]:
 
 
 def show_resident(resident: Resident) -> dict[str, Any]:
-    """A model in memory."""
+    """A loaded model."""
     return {
         "name": resident.version.name,
         "bucket": resident.version.bucket,
@@ -77,11 +77,11 @@ def _spec(spec: TensorSpec) -> dict[str, Any]:
     }
 
 
-def _history(told: Any) -> list[Any]:
-    """Epochs, from a list of them or from columns, as Keras has them."""
-    if not isinstance(told, Mapping):
-        return list(told) if isinstance(told, Sequence) and not isinstance(told, str) else []
-    columns = {name: values for name, values in told.items() if isinstance(values, list)}
+def _history(recorded: Any) -> list[Any]:
+    """Epochs as a list, from a list or from columns as Keras records them."""
+    if not isinstance(recorded, Mapping):
+        return list(recorded) if isinstance(recorded, Sequence) and not isinstance(recorded, str) else []
+    columns = {name: values for name, values in recorded.items() if isinstance(values, list)}
     epochs = max(map(len, columns.values()), default=0)
     return [
         {"epoch": i + 1, **{name: values[i] for name, values in columns.items() if i < len(values)}}
@@ -90,9 +90,9 @@ def _history(told: Any) -> list[Any]:
 
 
 def _stored(meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the store knows of a model that is not loaded."""
-    told = meta.get("model_meta") or meta
-    if not told.get("inputs"):
+    """The signature that the store recorded for a model that is not loaded."""
+    recorded = meta.get("model_meta") or meta
+    if not recorded.get("inputs"):
         return None
 
     def side(entries: Any) -> list[dict[str, Any]]:
@@ -100,4 +100,4 @@ def _stored(meta: Mapping[str, Any]) -> dict[str, Any] | None:
             {**entry, "shape": [-1 if n is None else n for n in entry["shape"]]} for entry in entries or ()
         ]
 
-    return {"inputs": side(told["inputs"]), "outputs": side(told.get("outputs")), "columns": None}
+    return {"inputs": side(recorded["inputs"]), "outputs": side(recorded.get("outputs")), "columns": None}

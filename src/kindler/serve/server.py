@@ -124,8 +124,8 @@ def _require_keys(url: str, host: str) -> None:
     try:
         if not keys.list():
             raise ConfigError(
-                f"the store has no keys, so it is not served on {host}, where others could reach it.\n"
-                "Hint: `kindler keys add --scope predict` makes one; or listen on 127.0.0.1."
+                f"the store has no API keys, so it cannot be served on {host}, where others could reach it.\n"
+                "Hint: create one with `kindler keys add --scope predict`, or listen on 127.0.0.1."
             )
     finally:
         keys.close()
@@ -136,4 +136,4 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as exc:
-        raise ConfigError(f"{host}:{port} cannot be listened on: {exc}.") from exc
+        raise ConfigError(f"cannot listen on {host}:{port}: {exc}.") from exc

@@ -1,7 +1,7 @@
-"""Work on the store's runtime: training, scoring and scripts, and predictions that nobody waits for.
+"""Tasks on the store's runtime: training, scoring, scripts, and asynchronous predictions.
 
-A request with the header `async: true` is answered with 202 and a task's id; clients come back and ask. How
-tasks are run, and where, is the runtime's business.
+A request with the header `async: true` is answered with 202 and a task id; clients poll for the result. How
+and where tasks run is up to the runtime.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _MAYBE_JSON = {**_ANY_JSON, "required": False}
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A task that was begun.
+    """A started task.
 
     Attributes:
         handle: The runtime's handle.
-        head: What its answer begins with: the model, or the script.
+        head: The first fields of its response: the model, or the script.
         started: When it was sent.
     """
 
@@ -70,15 +70,15 @@ class Begun:
 
 
 class Tasks:
-    """Begins tasks and remembers them by their ids. Any thread may use it.
+    """Starts tasks and remembers them by their ids. Thread-safe.
 
     Args:
         omega: The store, whose runtime runs them.
         trusted: Whether they may run code of the store.
-        timeout_s: Seconds that a client waits that did not ask for an id.
-        keep: How many tasks are remembered. The oldest that has ended goes first; while none has, no more
-            are begun.
-        most_bytes: What the requests of tasks that have not ended may have together.
+        timeout_s: Seconds that a synchronous client waits.
+        keep: How many tasks are remembered. The oldest finished one goes first; while none has finished, no
+            more are started.
+        most_bytes: Limit on the request bytes of all unfinished tasks together.
     """
 
     def __init__(
@@ -102,29 +102,29 @@ class Tasks:
     def begin(
         self, bucket: str, head: Mapping[str, Any], call: Callable[[Runtime], TaskHandle], size: int = 0
     ) -> Begun:
-        """Begin what `call` does with the runtime of a bucket.
+        """Start a task on the runtime of a bucket.
 
         Args:
             bucket: The bucket.
-            head: What the answer begins with.
-            call: Begins it.
-            size: The bytes of its request, which are held until it has ended.
+            head: The first fields of the response.
+            call: Starts the task.
+            size: The bytes of its request, which are held until it has finished.
 
         Raises:
-            Problem: 429: too many, or too large ones, have not ended.
+            Problem: 429 if too many tasks, or too many bytes, are unfinished.
         """
         with self._lock:
             if self.held_bytes and self.held_bytes + size > self._most_bytes:
                 raise Problem(
                     429,
-                    f"the requests of tasks that have not ended have {self.held_bytes} bytes already.",
+                    f"unfinished tasks already hold {self.held_bytes} bytes of requests.",
                     {"retry-after": "5"},
                 )
             if len(self._begun) >= self._keep:
                 ended = (name for name, begun in self._begun.items() if begun.handle.ready())
                 oldest = next(ended, None)
                 if oldest is None:
-                    raise Problem(429, f"{self._keep} tasks have not ended yet.", {"retry-after": "5"})
+                    raise Problem(429, f"{self._keep} tasks are unfinished.", {"retry-after": "5"})
                 del self._begun[oldest]
             self.held_bytes += size
         try:
@@ -143,19 +143,19 @@ class Tasks:
             self.held_bytes -= size
 
     def find(self, task: str) -> Begun:
-        """A task that was begun.
+        """A task by its id.
 
         Raises:
-            NotFoundError: There is none, or it is too long ago.
+            NotFoundError: There is none, or it was forgotten.
         """
         with self._lock:
-            found = self._begun.get(task)
-        if found is None:
+            begun = self._begun.get(task)
+        if begun is None:
             raise NotFoundError(what="task", name=task[:100])
-        return found
+        return begun
 
     async def ended(self, begun: Begun) -> None:
-        """Wait until a task has ended, or its client's time is over. No thread waits meanwhile."""
+        """Wait until a task has finished or its client times out, without blocking a thread."""
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
 
@@ -168,10 +168,10 @@ class Tasks:
             await over.wait()
 
     def answer(self, begun: Begun) -> dict[str, Any]:
-        """The answer of a task whose client has waited for it.
+        """The response for a client that waited for its task.
 
         Raises:
-            Problem: 504: it took too long, and was ended. Others: it failed.
+            Problem: 504 if it took too long and was stopped; others if it failed.
         """
         try:
             response = _response(begun, begun.handle.get(0))
@@ -179,7 +179,7 @@ class Tasks:
             if not exc.goes_on:
                 raise _failure(exc) from exc
             begun.handle.cancel()
-            hint = "Hint: the header 'async: true' gives a task to come back for."
+            hint = "Hint: send the header 'async: true' and poll the task."
             raise Problem(
                 504, f"{begun.handle.call} took longer than {self._timeout_s:g} s. {hint}"
             ) from None
@@ -190,7 +190,7 @@ class Tasks:
         return {**response, "runtimes": runtimes, "ended": ended.isoformat()}
 
     def load(self) -> dict[str, Any]:
-        """What the runtime has to do; or why that cannot be said."""
+        """The load of the runtime, or why it is unknown."""
         try:
             return asdict(self._omega.runtime.load())
         except KindlerError as exc:
@@ -198,7 +198,7 @@ class Tasks:
 
 
 def wants_later(headers: Mapping[str, str], query: bytes) -> bool:
-    """Whether a request is to be answered with a task's id: by a header, or in its URL.
+    """Whether a request asks for a task id, by a header or in its URL.
 
     >>> wants_later({"async": "true"}, b""), wants_later({}, b"x=1&async=1"), wants_later({}, b"")
     (True, True, False)
@@ -210,8 +210,10 @@ def wants_later(headers: Mapping[str, str], query: bytes) -> bool:
 
 
 async def _later(
-    by_header: Annotated[bool, Header(alias="async", description="Answer with a task's id")] = False,
-    by_query: Annotated[bool, Query(alias="async", description="The same")] = False,
+    by_header: Annotated[
+        bool, Header(alias="async", description="Answer 202 with a task id instead of waiting")
+    ] = False,
+    by_query: Annotated[bool, Query(alias="async", description="Same as the `async` header")] = False,
 ) -> bool:
     return by_header or by_query
 
@@ -220,12 +222,12 @@ Later = Annotated[bool, Depends(_later)]
 
 
 def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter:
-    """The routes.
+    """Routes that start, poll and cancel tasks.
 
     Args:
         tasks: The tasks.
-        readers: What reads large bodies.
-        executor: Where the runtime is spoken to.
+        readers: Read large bodies.
+        executor: Where the runtime is called.
     """
 
     async def begun(request: Request, begin: Callable[[], Begun], *, later: bool) -> Json:
@@ -237,16 +239,16 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
         return await loop.run_in_executor(executor, lambda: Json(tasks.answer(task)))
 
     routes = APIRouter(prefix="/api/v1")
-    told: dict[str, Any] = {
+    answers: dict[str, Any] = {
         "responses": {
-            202: {"description": "It was begun: a task's id"},
-            429: {"description": "Too many tasks"},
-            504: {"description": "It took too long"},
+            202: {"description": "Accepted: the task id"},
+            429: {"description": "Too many unfinished tasks"},
+            504: {"description": "The task took too long"},
         }
     }
 
     @routes.put(
-        "/model/{name:path}/{action}", tags=["models"], openapi_extra={"requestBody": _MAYBE_JSON}, **told
+        "/model/{name:path}/{action}", tags=["models"], openapi_extra={"requestBody": _MAYBE_JSON}, **answers
     )
     @needs_by_action(_SCOPES)
     async def model(
@@ -258,7 +260,7 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
         datax: str | None = None,
         datay: str | None = None,
     ) -> Json:
-        """Train or score a stored model on stored datasets; or predict, if nobody waits for it."""
+        """Train or score a stored model on stored datasets, or predict asynchronously."""
         data = await _data(request, readers, name, action, datax, datay)
         size = _held_bytes(data, len(await request.body()))
 
@@ -268,13 +270,13 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
         return await begun(request, begin, later=later)
 
     @routes.post(
-        "/script/{name:path}/run", tags=["scripts"], openapi_extra={"requestBody": _ANY_JSON}, **told
+        "/script/{name:path}/run", tags=["scripts"], openapi_extra={"requestBody": _ANY_JSON}, **answers
     )
     @needs("predict")
     async def script(request: Request, name: str, bucket: Bucket, later: Later) -> Json:
-        """Run a stored function with the body as its argument, if the server trusts its store."""
+        """Run a stored function with the body as its argument; the server must run with `--trusted`."""
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            raise Problem(415, "the argument of a script is application/json.")
+            raise Problem(415, "unsupported content type; the argument of a script must be application/json.")
         body = await request.body()
         given = () if not body else (await asyncio.to_thread(loads, body),)
         named = {key: value for key, value in request.query_params.items() if key not in _TOLD}
@@ -289,13 +291,13 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
     @routes.get("/task/{task}/status", tags=["tasks"])
     @needs("predict")
     def status(task: str) -> dict[str, Any]:
-        """How far a task is: PENDING, STARTED, SUCCESS, FAILURE or REVOKED."""
+        """State of a task: PENDING, STARTED, SUCCESS, FAILURE or REVOKED."""
         return {"task_id": task, "status": _WORDS[tasks.find(task).handle.status]}
 
     @routes.get("/task/{task}/result", tags=["tasks"])
     @needs("predict")
     def result(task: str) -> Json:
-        """What a task gave; 400 and why if it gave nothing."""
+        """Result of a task; 400 with the reason if it failed."""
         begun = tasks.find(task)
         handle = begun.handle
         if handle.error is not None:
@@ -307,7 +309,7 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
     @routes.delete("/task/{task}", tags=["tasks"])
     @needs("predict")
     def cancel(task: str) -> dict[str, Any]:
-        """Do not run a task, or end it where it runs; one that has ended stays as it is."""
+        """Cancel a task, or stop it if it is running; a finished task stays as it is."""
         handle = tasks.find(task).handle
         handle.cancel()
         return {"task_id": task, "status": _WORDS[handle.status]}
@@ -318,13 +320,15 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
 async def _data(
     request: Request, readers: Readers, name: str, action: str, datax: str | None, datay: str | None
 ) -> tuple[Any, ...]:
-    """What a verb gets: names of datasets, or what was sent."""
+    """The arguments of a verb: names of datasets, or the request's data."""
     if action not in _VERBS:
-        raise Problem(404, f"a model has no {action[:40]!r}; it has {', '.join(_VERBS)}.")
+        raise Problem(404, f"unknown action {action[:40]!r}; expected one of {', '.join(_VERBS)}.")
     if datax is not None:
         key = request.scope.get("kindler.key")
         if key is not None and not key.allows("read"):
-            raise Problem(403, f"the key {key.id} is for {', '.join(key.scopes)}, and datasets need read.")
+            raise Problem(
+                403, f"the API key {key.id} has the scopes {', '.join(key.scopes)}; datasets need read."
+            )
         return (datax,) if datay is None or action in METHODS else (datax, datay)
     if action in _DATASET_VERBS:
         raise Problem(400, f"{action} needs ?datax=, the name of a dataset, and ?datay= for its labels.")
@@ -344,15 +348,15 @@ async def _data(
 
 
 def _held_bytes(data: Sequence[Any], body: int) -> int:
-    """What a task holds until it has ended: at least its body, and what that became."""
+    """The bytes that a task holds until it has finished: its body, or its decoded data if larger."""
     sizes = (getattr(item, "nbytes", 0) for item in data)
     return max(body, sum(size for size in sizes if isinstance(size, int)))
 
 
 def _later_reply(begun: Begun, request: Request) -> Json:
     task = begun.handle.id
-    told = {**begun.head, "task_id": task, "status": "PENDING", "resource_uri": request.url.path}
-    return Json(told, 202, {"location": f"/api/v1/task/{task}/result"})
+    content = {**begun.head, "task_id": task, "status": "PENDING", "resource_uri": request.url.path}
+    return Json(content, 202, {"location": f"/api/v1/task/{task}/result"})
 
 
 def _response(begun: Begun, result: Any) -> dict[str, Any]:
@@ -361,14 +365,14 @@ def _response(begun: Begun, result: Any) -> dict[str, Any]:
 
 
 def _failure(error: KindlerError) -> Problem:
-    """Why there is no result. Tracebacks, and what was printed, are not for clients."""
+    """Why there is no result. Tracebacks and output are not shown to clients."""
     end = "\n\nraised as " if isinstance(error, WorkerError) else "\n"
     said = str(error).partition(end)[0]
     return Problem(400, f"the task failed: {type(error).__name__}: {said[:500]}")
 
 
 def _plain(value: Any) -> Any:
-    """A result as JSON has it; what JSON does not have as text."""
+    """A result as JSON values; anything else as text."""
     if isinstance(value, np.ndarray):
         return plain(value)
     if isinstance(value, np.generic):

@@ -67,7 +67,7 @@ def classic_scan(frame: Any, names: Sequence[str]) -> list[Scanned]:
     if _class(relation.fileFormat()) != "ParquetFileFormat":
         raise NotPlain(f"its files are read as {_class(relation.fileFormat())}")
     if _class(relation.location()) not in _INDEXES:
-        raise NotPlain(f"its files are found by {_class(relation.location())}")
+        raise NotPlain(f"its files are listed by {_class(relation.location())}")
     _check_options(_lines(relation.options().keySet()))
     stored = _field_names(relation.dataSchema())
     by_number = {number: name for (_, number), name in zip(_attributes(plan.output()), stored, strict=False)}
@@ -103,7 +103,7 @@ def connect_scan(frame: Any, names: Sequence[str]) -> list[Scanned]:
         raise NotPlain(f"its files are read as {source.format}")
     if len(source.paths) != 1 or re.search(r"[*?\[{\\]", source.paths[0]):
         # Spark tells each file once, and would scan one twice that two paths lead to.
-        raise NotPlain("it reads more than one path, which a Connect server does not tell apart")
+        raise NotPlain("it reads more than one path, which Spark Connect does not distinguish")
     _check_options(source.options)
     # The server may know more than the message: what is cached, or a filter of its own.
     for line in frame._explain_string().strip().splitlines()[1:]:
@@ -112,7 +112,7 @@ def connect_scan(frame: Any, names: Sequence[str]) -> list[Scanned]:
             raise NotPlain(f"Spark runs it as {step[:200]!r}")
     files = [_place(file) for file in frame.inputFiles()]
     if not is_on_this_machine(spark) and not all(map(is_remote, files)):
-        raise NotPlain("its files are on the machine of the Connect server")
+        raise NotPlain("its files are on the Connect server's machine")
     return [Scanned(file, None) for file in files]
 
 
@@ -126,7 +126,7 @@ def _check_partitions(partitions: Iterable[str], names: Sequence[str]) -> None:
     folded = {partition.lower() for partition in partitions}
     for name in names:
         if name.lower() in folded:
-            raise NotPlain(f"column {name!r} is a name of folders")
+            raise NotPlain(f"column {name!r} is taken from folder names")
 
 
 def _check_options(given: Iterable[str]) -> None:
@@ -152,7 +152,7 @@ def _listed(location: Any, spark: Any) -> list[Scanned]:
     shown = location.listFiles(everything, everything).mkString("\n")
     found = [Scanned(_place(path), int(length)) for path, length in _FILE.findall(shown)]
     if len(found) != shown.count("; isDirectory=") or len(found) != shown.count("{path="):
-        raise NotPlain("the list of its files cannot be understood")
+        raise NotPlain("the list of its files cannot be parsed")
     return found
 
 
@@ -169,7 +169,7 @@ def _attributes(output: Any) -> list[tuple[str, str]]:
     """Name and number of each attribute; the number is what tells them apart."""
     found = [_ATTRIBUTE.fullmatch(one) for one in _lines(output)]
     if not all(found) or len(found) != output.size():
-        raise NotPlain("the names of its columns cannot be understood")
+        raise NotPlain("the names of its columns cannot be parsed")
     return [match.groups() for match in found if match]  # type: ignore[misc]
 
 

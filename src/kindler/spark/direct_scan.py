@@ -69,15 +69,15 @@ def plain_parquet(frame: DataFrame, names: Sequence[str], *, must: bool = False)
     except NotPlain as reason:
         if must:
             raise ConfigError(
-                "ingest='direct' needs a frame that is a plain Parquet scan with at most a choice of columns;"
-                f" {reason}.\nHint: ingest='auto' or 'inline' takes any frame."
+                "ingest='direct' needs a plain Parquet scan, at most with a selection of columns;"
+                f" {reason}.\nHint: ingest='auto' or 'inline' accepts any DataFrame."
             ) from None
         return None
 
 
 def _inspect(frame: DataFrame, names: Sequence[str]) -> PlainScan:
     if frame.isStreaming:
-        raise NotPlain("it is a stream")
+        raise NotPlain("it is a streaming DataFrame")
     _check_names(frame.columns, names)
     types = arrow_types(frame)
     unknown = [name for name in names if types[name] is None]
@@ -96,7 +96,7 @@ def _inspect(frame: DataFrame, names: Sequence[str]) -> PlainScan:
             partial(each_file, frame.sparkSession),
         )
     except (OSError, KindlerError) as exc:
-        raise NotPlain(f"its files cannot be read from here ({exc})") from None
+        raise NotPlain(f"its files cannot be read from this process ({exc})") from None
     return PlainScan(files, columns)
 
 
@@ -104,9 +104,9 @@ def _check_names(there: Sequence[str], names: Sequence[str]) -> None:
     folded = Counter(name.lower() for name in there)
     for name in names:
         if folded[name.lower()] > 1:
-            raise NotPlain(f"it has several columns called {name!r}, upper and lower case aside")
+            raise NotPlain(f"it has several columns called {name!r}, ignoring case")
     if any(reserved in folded for reserved in _RESERVED):
-        raise NotPlain(f"it has a column called one of {list(_RESERVED)}")
+        raise NotPlain(f"it has a column with a reserved name, one of {list(_RESERVED)}")
 
 
 def _check_settings(spark: SparkSession) -> None:
@@ -120,7 +120,7 @@ def _check_file(
 ) -> None:
     planned = lengths[path]
     if planned is not None and planned != parquet.file_length(path):
-        raise NotPlain(f"{path} has changed since the frame was made")
+        raise NotPlain(f"{path} has changed since the DataFrame was created")
     problem = columns.problem(opened)
     if problem is not None:
         raise NotPlain(problem)

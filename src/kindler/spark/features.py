@@ -36,7 +36,7 @@ def value_counts(frame: DataFrame, name: str) -> dict[Any, int]:
     kind = frame.schema[name].dataType
     if not isinstance(kind, StringType | NumericType | BooleanType):
         raise DataError(
-            f"values of type {kind.simpleString()} cannot be indexed.\nHint: make them strings first.",
+            f"values of type {kind.simpleString()} cannot be indexed.\nHint: convert them to strings first.",
             column=name,
         )
     value = _present(frame, name)
@@ -115,7 +115,7 @@ def scaled(
     for name, kind in zip(names, kinds, strict=True):
         if (kind == "number") == vector:
             have, want = ("numbers", "vectors") if kind == "number" else ("vectors", "numbers")
-            raise DataError(f"it has {have}, and the scaler has learned from {want}.", column=name)
+            raise DataError(f"it has {have}, but the scaler was fitted on {want}.", column=name)
     if vector:
         return frame.withColumns({outputs[0]: _scaled_vector(frame, names[0], center, factor, offset)})
     made = [
@@ -187,7 +187,7 @@ def _shape(kind: DataType, name: str) -> str:
         return "array"
     if type(kind).__name__ == "VectorUDT":
         return "vector"
-    raise DataError(f"values of type {kind.simpleString()} are no numbers.", column=name)
+    raise DataError(f"values of type {kind.simpleString()} are not numbers.", column=name)
 
 
 def _array(frame: DataFrame, name: str) -> Column:

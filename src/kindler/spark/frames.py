@@ -96,7 +96,7 @@ def type_in_arrow(field: StructField) -> pa.DataType:
     found = _arrow_type(field.dataType)
     if found is None:
         raise ConfigError(
-            f"column {field.name!r} is of type {field.dataType.simpleString()}, which Arrow does not have."
+            f"column {field.name!r} is of type {field.dataType.simpleString()}, which Arrow does not support."
         )
     return found
 
@@ -136,8 +136,8 @@ def refuse_ambiguous(frame: DataFrame, names: Sequence[str]) -> None:
             alike = [one for one in alike if one == name]
         if len(alike) > 1:
             raise ConfigError(
-                f"column {name!r} could be any of {alike}, which the frame has.\n"
-                "Hint: frame.toDF(...) gives every column a name of its own."
+                f"column {name!r} is ambiguous; the DataFrame has {alike}.\n"
+                "Hint: frame.toDF(...) renames all columns."
             )
 
 

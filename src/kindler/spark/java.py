@@ -127,7 +127,7 @@ def _examine(candidate: _Candidate, env: Mapping[str, str], newest: int | None) 
     version = parse_version(text)
     if version is None:
         first = next(iter(text.strip().splitlines()), "nothing")
-        return f"{command} did not say its version (it said: {first})"
+        return f"{command} did not print its version (it printed: {first})"
     if version < OLDEST:
         return f"{command} is Java {version}, which is too old"
     if newest is not None and version > newest:
@@ -188,11 +188,11 @@ def _home_without_vector(command: Path, env: Mapping[str, str]) -> Path:
     for folder in _private_folders(env):
         with contextlib.suppress(OSError):
             home = _install(folder, name, script)
-            if os.access(home / "bin" / "java", os.X_OK):  # not so on a noexec mount
+            if os.access(home / "bin" / "java", os.X_OK):  # fails on a noexec mount
                 return home
     raise JavaNotFoundError(
-        f"Spark can run on {command} only through a small script, and no folder could take it.\n"
-        "Hint: set XDG_CACHE_HOME to a folder of yours in which programs may be executed."
+        f"Spark can use {command} only through a small script, and no folder was suitable for it.\n"
+        "Hint: set XDG_CACHE_HOME to a private folder that allows executables."
     )
 
 

@@ -235,7 +235,9 @@ def _start(wanted: Mapping[str, str]) -> _Started:
         _restore(before, _variables())
         if refused is None:
             raise
-        raise ConfigError(f"init: Spark did not start: {refused}\nIt was asked for {dict(wanted)}.") from None
+        raise ConfigError(
+            f"init: Spark did not start: {refused}\nRequested settings: {dict(wanted)}."
+        ) from None
     atexit.register(stop)
     return _Started(
         session=session,

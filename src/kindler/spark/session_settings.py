@@ -73,18 +73,16 @@ def _check(master: str | None, cores: int | None, memory: str | None, conf: Mapp
             f"init(cores={cores!r}): cores must be a whole number of at least 1, or None for all."
         )
     if memory is not None and not (isinstance(memory, str) and _MEMORY.fullmatch(memory)):
-        raise ConfigError(
-            f'init(memory={memory!r}): not an amount of memory.\nHint: write it as "512m" or "4g".'
-        )
+        raise ConfigError(f'init(memory={memory!r}): not a memory size.\nHint: write it as "512m" or "4g".')
     if conf is not None and not isinstance(conf, Mapping):
         raise ConfigError(
-            f"init(conf=...): got a {type(conf).__name__}.\n"
+            f"init(conf=...): expected a dict, received a {type(conf).__name__}.\n"
             'Hint: pass a dict, like conf={"spark.sql.shuffle.partitions": 8}.'
         )
     for name, value in (("cores", cores), ("memory", memory)):
         if value is not None and master is not None and master.startswith("sc://"):
             raise ConfigError(
-                f"init(master={master!r}, {name}={value!r}): a Connect server has its own {name}.\n"
+                f"init(master={master!r}, {name}={value!r}): a Connect server sets its own {name}.\n"
                 f"Hint: leave out {name}."
             )
 
@@ -97,7 +95,7 @@ def _master_settings(master: str, cores: int | None) -> dict[str, str]:
     if master.startswith("spark://"):
         return {"spark.master": master, "spark.cores.max": str(cores)}
     raise ConfigError(
-        f"init(master={master!r}, cores={cores}): the master decides on the cores.\n"
+        f"init(master={master!r}, cores={cores}): this master sets the cores.\n"
         'Hint: leave out cores, or set conf={"spark.executor.instances": ..., "spark.executor.cores": ...}.'
     )
 

@@ -53,9 +53,11 @@ def write_blobs(frame: DataFrame, url: str) -> Wrote:
         DataError: A column that Arrow has no type for.
     """
     if frame.isStreaming:
-        raise ConfigError("a stream cannot be stored.\nHint: store its batches with foreachBatch.")
+        raise ConfigError(
+            "a streaming DataFrame cannot be stored.\nHint: store its batches with foreachBatch."
+        )
     if url.startswith("memory:"):
-        raise ConfigError("a store in memory cannot be reached by Spark's tasks.")
+        raise ConfigError("Spark's tasks cannot reach a store in memory.\nHint: use a folder or a database.")
     schema = _schema_of(frame)
     # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field.
     plain = frame.select(*[column(name).alias(f"c{i}") for i, name in enumerate(frame.columns)])
@@ -90,7 +92,9 @@ def read_blobs(
     """
     session = spark or running()
     if session is None:
-        raise ConfigError("there is no Spark session.\nHint: kindler.init(), or as_='pandas' or as_='arrow'.")
+        raise ConfigError(
+            "there is no Spark session.\nHint: call kindler.init(), or pass as_='pandas' or as_='arrow'."
+        )
     sent = pa.schema([_plain_field(schema.field(name)) for name in columns])
     try:
         kinds = from_arrow_schema(sent)

@@ -49,7 +49,8 @@ def write_frame(
     spark = frame.sparkSession
     if frame.isStreaming:
         raise ConfigError(
-            "a stream cannot be written as TFRecord files.\nHint: write its batches with foreachBatch."
+            "a streaming DataFrame cannot be written as TFRecord files.\nHint: write its"
+            " batches with foreachBatch."
         )
     names = _chosen(frame, columns)
     _check_types(frame, names)
@@ -171,7 +172,7 @@ def _finish(place: staged) -> None:
 
 def _chosen(frame: DataFrame, columns: Sequence[str] | None) -> list[str]:
     if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r} is a string.\nHint: columns=[{columns!r}].")
+        raise ConfigError(f"columns={columns!r} must be a list.\nHint: columns=[{columns!r}].")
     missing = [name for name in columns or () if name not in frame.columns]
     if missing:
         raise ConfigError(f"columns={list(columns or ())}: {missing} are not among {frame.columns}.")

@@ -1,4 +1,4 @@
-"""One version as one file: a zip of its files and of what the catalog says, with hashes. Executes nothing.
+"""One version as one file: a zip of its files and its catalog record, with hashes. Executes nothing.
 
 kindler.json     format, name, shelf, kind, meta, attributes, and path, SHA-256 and size of each file
 files/PATH       the files
@@ -25,12 +25,12 @@ from kindler.store.versions import File, Version, as_json, check_files
 __all__ = ["Archived", "Stages", "reading", "write"]
 
 _FORMAT = 1
-_TOLD = "kindler.json"
-_TOLD_BYTES = 16 << 20
+_RECORD = "kindler.json"
+_RECORD_BYTES = 16 << 20
 _KNOWN = ("name", "shelf", "kind", "meta", "attributes")
-# `write` packs nothing; an archive of others may unpack to so many times its size.
+# `write` does not compress; a foreign archive may unpack to this many times its size.
 _RATIO, _UNPACKED_BYTES = 100, 64 << 20
-# What reading a zip of others can raise: it may be cut off, locked, or packed in an unknown way.
+# Raised while reading foreign zips, which may be truncated, encrypted or compressed in an unknown way.
 _MALFORMED = (
     zipfile.BadZipFile,
     zlib.error,
@@ -44,14 +44,14 @@ _MALFORMED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Archived:
-    """What an archive says of itself.
+    """The record of an archive.
 
     Attributes:
-        name: The name that the version had.
-        shelf: The shelf that it was on.
-        kind: What will read it.
-        meta: What the reader must know.
-        attributes: What the user wanted to remember.
+        name: The name of the version.
+        shelf: Its shelf.
+        kind: Its kind.
+        meta: What its reader needs.
+        attributes: The user's attributes.
         files: Its files.
     """
 
@@ -64,20 +64,20 @@ class Archived:
 
 
 class Stages(Protocol):
-    """Who has room for the files of an archive; a store has."""
+    """Has space for the files of an archive, as a store does."""
 
     def stage(self) -> AbstractContextManager[Path]:
-        """An empty folder, gone after the block."""
+        """An empty folder that is removed after the block."""
 
 
 def write(store: Store, version: Version, path: Path) -> None:
-    """Write a version to a file, which appears when it is whole."""
-    told = {key: getattr(version, key) for key in _KNOWN}
-    told |= {"format": _FORMAT, "files": [[file.path, file.sha256, file.size] for file in version.files]}
+    """Write a version to a file, which appears once it is complete."""
+    record = {key: getattr(version, key) for key in _KNOWN}
+    record |= {"format": _FORMAT, "files": [[file.path, file.sha256, file.size] for file in version.files]}
     beside = path.with_name(f".{path.name}.unfinished")
     try:
         with store.files(version) as folder, zipfile.ZipFile(beside, "w") as archive:
-            archive.writestr(_TOLD, as_json(told))
+            archive.writestr(_RECORD, as_json(record))
             for file in version.files:
                 archive.write(folder / file.path, f"files/{file.path}")
         beside.replace(path)
@@ -87,48 +87,50 @@ def write(store: Store, version: Version, path: Path) -> None:
 
 @contextmanager
 def reading(store: Stages, path: Path) -> Iterator[tuple[Archived, Path]]:
-    """What an archive holds, and its files in a folder, checked.
+    """The record of an archive and its files in a folder, verified.
 
     Raises:
-        ConfigError: It is no archive of Kindler's, or names files that lead elsewhere.
-        DamagedError: A file in it is not what the archive says.
+        ConfigError: It is not an archive of Kindler's, or has paths that leave the folder.
+        DamagedError: A file does not match its hash.
     """
     with store.stage() as folder:
         try:
             with zipfile.ZipFile(path) as archive:
-                told = _told(archive, path)
-                for file in told.files:
+                record = _record(archive, path)
+                for file in record.files:
                     _extract(archive, file, folder)
         except (ConfigError, DamagedError):
             raise
         except _MALFORMED as exc:
-            raise ConfigError(f"{path} is no whole archive: {str(exc) or type(exc).__name__}.") from exc
-        yield told, folder
+            raise ConfigError(f"{path} is not a complete archive: {str(exc) or type(exc).__name__}.") from exc
+        yield record, folder
 
 
-def _told(archive: zipfile.ZipFile, path: Path) -> Archived:
+def _record(archive: zipfile.ZipFile, path: Path) -> Archived:
     try:
-        entry = archive.getinfo(_TOLD)
-        if entry.file_size > _TOLD_BYTES:
-            raise ConfigError(f"{path} is no archive of a store: {_TOLD} in it is too large.")
-        told = json.loads(archive.read(entry))
-        if told["format"] != _FORMAT:
-            raise ConfigError(f"{path} has the format {told['format']!r}, and this Kindler knows {_FORMAT}.")
-        files = tuple(File(str(name), str(sha256), int(size)) for name, sha256, size in told["files"])
-        fields = {key: told[key] for key in _KNOWN}
+        entry = archive.getinfo(_RECORD)
+        if entry.file_size > _RECORD_BYTES:
+            raise ConfigError(f"{path} is not an archive of a store: its {_RECORD} is too large.")
+        record = json.loads(archive.read(entry))
+        if record["format"] != _FORMAT:
+            raise ConfigError(
+                f"{path} has the format {record['format']!r}; this version of Kindler reads {_FORMAT}."
+            )
+        files = tuple(File(str(name), str(sha256), int(size)) for name, sha256, size in record["files"])
+        fields = {key: record[key] for key in _KNOWN}
     except ConfigError:
         raise
     except (KeyError, TypeError, ValueError, RecursionError) as exc:
-        raise ConfigError(f"{path} is no archive of a store: {exc!r}.") from exc
+        raise ConfigError(f"{path} is not an archive of a store: {exc!r}.") from exc
     check_name(fields["name"])
     check_files(files)
     kinds = {"shelf": str, "kind": str, "meta": dict, "attributes": dict}
     wrong = [key for key, kind in kinds.items() if not isinstance(fields[key], kind)]
     if wrong:
-        raise ConfigError(f"{path} is no archive of a store: its {wrong[0]} is {fields[wrong[0]]!r}.")
+        raise ConfigError(f"{path} is not an archive of a store: its {wrong[0]} is {fields[wrong[0]]!r}.")
     total, at_most = sum(file.size for file in files), _RATIO * path.stat().st_size + _UNPACKED_BYTES
     if total > at_most:
-        raise ConfigError(f"{path} unpacks to {total} bytes, and may to {at_most}.")
+        raise ConfigError(f"{path} unpacks to {total} bytes; at most {at_most} are allowed.")
     return Archived(files=files, **fields)
 
 
@@ -137,7 +139,7 @@ def _extract(archive: zipfile.ZipFile, file: File, folder: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with archive.open(f"files/{file.path}") as source:
-            # No more than it says it is: what unpacks to terabytes is stopped.
+            # No more than the recorded size: a zip bomb is stopped.
             found, size = copy_hashed(source, target, at_most=file.size)  # type: ignore[arg-type]
     except KeyError as exc:
         raise DamagedError(sha256=file.sha256, problem=f"{file.path!r} is not in the archive") from exc

@@ -79,7 +79,7 @@ def open_blobs(url: str) -> Blobs:
             raise MissingExtraError(what=f"a store at {scheme}://", package="obstore", extra="s3") from exc
         return ObjectBlobs(url, staging.of_this_user())
     raise ConfigError(
-        f"blobs at {scheme}:// are not known.\nHint: file://, s3://, gs://, az:// or memory://."
+        f"unknown blob scheme {scheme}://.\nHint: use file://, s3://, gs://, az:// or memory://."
     )
 
 
@@ -131,7 +131,7 @@ class FileBlobs:
         """See `Blobs`."""
         blob = self._path(sha256)
         if not blob.exists():
-            raise DamagedError(sha256=sha256, problem="it is gone")
+            raise DamagedError(sha256=sha256, problem="it is missing")
         check_whole(blob, sha256)
         if not private:
             with suppress(OSError):
@@ -179,7 +179,7 @@ class MemoryBlobs:
         """See `Blobs`."""
         found = self._blobs.get(sha256)
         if found is None:
-            raise DamagedError(sha256=sha256, problem="it is gone")
+            raise DamagedError(sha256=sha256, problem="it is missing")
         target.write_bytes(found[0])
         check_whole(target, sha256)
 

@@ -337,21 +337,21 @@ class Catalog:
         if row.format not in FORMATS:
             known = " and ".join(map(str, FORMATS))
             raise ConfigError(
-                f"the store's catalog has the format {row.format}, and this Kindler knows {known}."
+                f"the store's catalog has the format {row.format}; this version of Kindler reads {known}."
             )
         self._format = row.format
         known = str(row.blobs)
         if blobs is not None and blobs.partition("?")[0] != known.partition("?")[0]:
             raise ConfigError(
-                f"the store's blobs are at {known.partition('?')[0]}, and not at {blobs.partition('?')[0]}.\n"
-                "Hint: leave blobs=... out of the URL; the catalog knows."
+                f"the store's blobs are at {known.partition('?')[0]}, not at {blobs.partition('?')[0]}.\n"
+                "Hint: leave blobs=... out of the URL; the catalog records it."
             )
         return blobs or known
 
     def _create(self, blobs: str | None) -> Any:
         if blobs is None:
             raise ConfigError(
-                "this store is new, and its URL does not say where the bytes belong.\n"
+                "this store is new, and its URL does not say where to put the blobs.\n"
                 "Hint: add ?blobs=s3://bucket/prefix or ?blobs=file:///folder."
             )
         with self._database.writing() as connection:

@@ -98,9 +98,9 @@ class Keys:
         """
         unknown = sorted(set(scopes) - set(SCOPES))
         if unknown or not scopes:
-            raise ConfigError(f"scopes={list(scopes)}: one or more of {', '.join(SCOPES)} are needed.")
+            raise ConfigError(f"scopes={list(scopes)}: must be one or more of {', '.join(SCOPES)}.")
         if days is not None and not 0 < days < 100_000:
-            raise ConfigError(f"days={days}: must be a number above 0.")
+            raise ConfigError(f"days={days}: must be greater than 0.")
         now = datetime.now(timezone.utc)
         name = secrets.token_hex(4)
         token = f"{_PREFIX}_{name}_{secrets.token_urlsafe(32)}"

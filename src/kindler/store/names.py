@@ -1,7 +1,7 @@
-"""What names may look like, and which of them a pattern means. Pure text: nothing is looked up here.
+"""Which names are valid, and which of them a pattern matches. Pure text: nothing is looked up here.
 
-Names live in a catalog and never become paths, but they travel: into URLs, archives and logs. So they are
-plain: printable, relative, without the characters that selectors and patterns need.
+Names live in a catalog and never become paths, but they appear in URLs, archives and logs. So they are
+printable, relative, and without the characters that selectors and patterns use.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 
 
 def check_name(name: object, what: str = "name") -> str:
-    """The name, if it may be one.
+    """Return the name if it is valid.
 
     Raises:
-        ConfigError: It may not; says why.
+        ConfigError: It is not; the message says why.
 
     >>> check_name("flowers/small")
     'flowers/small'
     """
     if not isinstance(name, str):
-        raise ConfigError(f"{what}={name!r} is a {type(name).__name__}; a {what} is a string.")
+        raise ConfigError(f"{what}={name!r} is a {type(name).__name__}; a {what} must be a string.")
     problem = _name_problem(name)
     if problem:
         raise ConfigError(f"{what}={_short(name)} {problem}.")
@@ -41,7 +41,7 @@ def check_bucket(bucket: object) -> str:
 
 
 def check_tag(tag: object) -> str:
-    """A tag: a plain word, and none that means a version by itself, as `name@v3` and `name@latest` do."""
+    """A tag: a plain word that does not mean a version by itself, as `v3` and `latest` do."""
     word = _word(tag, "tag")
     if word == "latest" or re.fullmatch(r"v\d+", word):
         meant = "the newest version" if word == "latest" else f"version {word[1:]}"
@@ -52,27 +52,28 @@ def check_tag(tag: object) -> str:
 
 
 def check_path(path: object) -> str:
-    """The relative path of a file in a version, with `/`, that leads nowhere else.
+    """Return the relative path of a file in a version if it stays within its folder.
 
-    Paths come from archives and catalogs of others too, so they are checked again whenever they are used.
+    Paths also come from foreign archives and catalogs, so they are checked again whenever they are used.
     """
     if not isinstance(path, str) or not path or len(path) > 1000:
-        raise ConfigError(f"{_short(str(path))} is no path of a stored file.")
+        raise ConfigError(f"{_short(str(path))} is not a valid path of a stored file.")
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in path or not path.isprintable():
         raise ConfigError(
-            f"{_short(path)} is no path of a stored file: it must be relative, printable, and without '..'."
+            f"{_short(path)} is not a valid path of a stored file: it must be relative,"
+            " printable, and without '..'."
         )
     return path
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a listing leaves the name out: some part of it begins with a dot or an underscore."""
+    """Whether listings skip the name: a part of it begins with a dot or an underscore."""
     return any(part[0] in "._" for part in name.split("/"))
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a glob means the name: `*` and `?` stay within a part, `**` crosses, `[ab]` is one of them.
+    """Whether a glob matches the name: `*` and `?` within a part, `**` across parts, `[ab]` one character.
 
     >>> matches("a.*", "a.b"), matches("a.b", "axb"), matches("*", "a/b"), matches("**", "a/b")
     (True, False, False, True)
@@ -81,7 +82,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def literal_prefix(pattern: str) -> str:
-    """What every name that matches begins with."""
+    """The prefix that every matching name has."""
     found = re.match(r"[^*?\[]*", pattern)
     return found[0] if found else ""
 
@@ -105,19 +106,19 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(made, re.DOTALL)
     except re.error as exc:
-        raise ConfigError(f"pattern={_short(pattern)} is no glob: {exc}.") from exc
+        raise ConfigError(f"pattern={_short(pattern)} is not a valid glob: {exc}.") from exc
 
 
 def _name_problem(name: str) -> str:
     if not name:
         return "is empty"
     if len(name) > LONGEST:
-        return f"has {len(name)} characters; {LONGEST} are allowed"
+        return f"has {len(name)} characters; at most {LONGEST} are allowed"
     if not name.isprintable():
         return "has characters that cannot be printed"
-    found = sorted(_RESERVED & set(name))
-    if found:
-        return f"has {' '.join(found)}, which names may not"
+    reserved = sorted(_RESERVED & set(name))
+    if reserved:
+        return f"has {' '.join(reserved)}, which are not allowed in names"
     if name.startswith("/"):
         return "is absolute; names are relative"
     if any(part in ("", ".", "..") or part != part.strip() for part in name.split("/")):

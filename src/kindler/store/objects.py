@@ -54,7 +54,7 @@ class ObjectBlobs:
         try:
             self._call("reading", sha256, copy)
         except FileNotFoundError as exc:
-            raise DamagedError(sha256=sha256, problem="it is gone") from exc
+            raise DamagedError(sha256=sha256, problem="it is missing") from exc
         check_whole(target, sha256)
 
     def has(self, sha256: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which version a user means: `name`, `name@3`, `name@prod`, `name^`, `name@prod^^`. Nothing is looked up."""
+"""Selectors of versions: `name`, `name@3`, `name@prod`, `name^`, `name@prod^^`. Nothing is looked up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Selector:
 
     @property
     def is_bare(self) -> bool:
-        """Whether it is a name alone."""
+        """Whether it is a name without a version."""
         return self.ref is None and not self.back
 
     def __str__(self) -> str:
@@ -41,27 +41,28 @@ def parse(text: object, version: int | str | None = None) -> Selector:
 
     Args:
         text: What the user wrote.
-        version: A number or a tag that was given beside it.
+        version: A number or a tag that was passed separately.
 
     Raises:
-        ConfigError: It cannot be one, or says two things.
+        ConfigError: It is invalid, or names two versions.
 
     >>> parse("net@prod^")
     Selector(name='net', ref='prod', back=1)
     """
-    found = _FORM.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
-        check_name(text)  # says what is wrong with what is no string
+    match = _FORM.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        check_name(text)  # raises if it is not a string
         raise ConfigError(
-            f"{text!r} is no selector.\nHint: name, name@3, name@tag, name^ (the one before), name@tag^."
+            f"{text!r} is not a selector.\nHint: use name, name@3, name@tag, name^ (the one"
+            " before), or name@tag^."
         )
-    name = check_name(found["name"])
-    ref = None if found["ref"] is None else _ref(found["ref"])
+    name = check_name(match["name"])
+    ref = None if match["ref"] is None else _ref(match["ref"])
     if version is not None:
         if ref is not None:
-            raise ConfigError(f"{text!r} and version={version!r} both say which version.")
+            raise ConfigError(f"{text!r} and version={version!r} both name a version.")
         ref = _ref(str(version)) if isinstance(version, int | str) else check_tag(version)
-    return Selector(name, ref, len(found["back"]))
+    return Selector(name, ref, len(match["back"]))
 
 
 def _ref(text: str) -> int | str | None:

@@ -34,7 +34,7 @@ def of_this_user() -> Path:
     made.mkdir(mode=0o700, exist_ok=True)
     found = made.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise StoreError(f"{made} is not a folder of yours alone.\nHint: remove it, or set TMPDIR.")
+        raise StoreError(f"{made} is not a private folder of yours.\nHint: remove it, or set TMPDIR.")
     return made
 
 
@@ -55,7 +55,7 @@ def folder(parent: Path) -> Iterator[Path]:
             raise
         raise StoreError(
             f"there is no space left on the disk of {parent}, where the store's files are prepared: {exc}.\n"
-            "Hint: om.sweep() removes what nothing needs any more."
+            "Hint: om.sweep() removes blobs that nothing refers to."
         ) from exc
     finally:
         shutil.rmtree(made, ignore_errors=True)

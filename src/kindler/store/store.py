@@ -95,7 +95,7 @@ class Store:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.blobs.url == "memory://":
-            raise StoreError("a store in memory belongs to its process and cannot be sent to another.")
+            raise StoreError("a store in memory belongs to its process and cannot be pickled.")
         return Store.open, (self.url,)
 
     def __repr__(self) -> str:
@@ -179,7 +179,7 @@ class Store:
             raise StoreError(
                 f"{address.name!r} cannot be published: {len(exc.hashes)} of its blobs were removed "
                 "meanwhile.\n"
-                "Hint: a sweep with too short a grace_s, or a version that was dropped while it was copied."
+                "Hint: sweep with a longer grace_s, and do not drop a version while it is copied."
             ) from None
 
     def find(self, bucket: str, shelf: str, selector: Selector) -> Version:
@@ -391,7 +391,7 @@ def _files_in(folder: Path) -> dict[File, Path]:
     found: dict[File, Path] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
-            raise StoreError(f"{path} is a link; only files are stored.")
+            raise StoreError(f"{path} is a symbolic link; only regular files can be stored.")
         if path.is_file():
             name = path.relative_to(folder).as_posix()
             found[File(name, sha256_of(path), path.stat().st_size)] = path

@@ -1,8 +1,8 @@
-"""Where a store is: one URL, read into the catalog's place and the blobs'. Opens nothing.
+"""Store URLs: one URL, parsed into the locations of the catalog and of the blobs. Opens nothing.
 
 /srv/ml, file:///srv/ml                         SQLite and files in one folder
 sqlite:////srv/ml.db?blobs=s3://bucket/ml       SQLite here, blobs elsewhere
-postgresql://user@host/db?blobs=s3://bucket/ml  for many machines
+postgresql://user@host/db?blobs=s3://bucket/ml  for several machines
 memory://                                       gone with the process
 """
 
@@ -30,8 +30,8 @@ class Place:
 
     Attributes:
         catalog: A URL for SQLAlchemy.
-        blobs: A file://, s3:// or memory:// URL; None if the catalog must know.
-        new_blobs: Where they are to be if the catalog is new and `blobs` is None.
+        blobs: A file://, s3:// or memory:// URL; None if the catalog records it.
+        new_blobs: Where they go if the catalog is new and `blobs` is None.
     """
 
     catalog: str
@@ -40,7 +40,7 @@ class Place:
 
 
 def default_url(environ: Mapping[str, str]) -> str:
-    """`KINDLER_STORE`, or a folder among the user's data."""
+    """`KINDLER_STORE`, or a folder in the user's data folder."""
     if environ.get(ENVIRONMENT):
         return environ[ENVIRONMENT]
     data = environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
@@ -48,10 +48,10 @@ def default_url(environ: Mapping[str, str]) -> str:
 
 
 def parse(url: str) -> Place:
-    """Read the URL.
+    """Parse the URL.
 
     Raises:
-        ConfigError: It is of no form that is known.
+        ConfigError: The scheme is unknown, or the location is invalid.
     """
     scheme = url.partition("://")[0] if "://" in url else "file"
     if scheme == "file":
@@ -63,25 +63,27 @@ def parse(url: str) -> Place:
     if scheme == "sqlite":
         path = Path(bare.removeprefix("sqlite:///"))
         if not bare.startswith("sqlite:///") or not path.name:
-            raise ConfigError(f"{url!r} names no file.\nHint: sqlite:////absolute/path.db?blobs=URL.")
+            raise ConfigError(
+                f"{url!r} does not name a file.\nHint: use sqlite:////absolute/path.db?blobs=URL."
+            )
         return Place(f"sqlite:///{path.absolute()}", blobs, new_blobs=BESIDE)
     if scheme in ("postgresql", "postgres", "postgresql+psycopg"):
         return Place("postgresql+psycopg" + bare.removeprefix(scheme), blobs)
-    raise ConfigError(f"a store at {scheme}:// is not known.\nHint: {_FORMS}.")
+    raise ConfigError(f"unknown store scheme {scheme}://.\nHint: use {_FORMS}.")
 
 
 def folder_of(url: str) -> Path:
     """The folder of a file:// URL or a plain path."""
     if not url.startswith("file://"):
         return Path(url).expanduser().absolute()
-    told = urlsplit(url)
-    if told.netloc not in ("", "localhost") or not told.path:
-        raise ConfigError(f"{url!r} names no folder of this machine.\nHint: file:///absolute/path.")
-    return Path(unquote(told.path))
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise ConfigError(f"{url!r} is not a folder on this machine.\nHint: use file:///absolute/path.")
+    return Path(unquote(parts.path))
 
 
 def without_secrets(url: str) -> str:
-    """What may be written down of a URL of blobs: its endpoint and region, and no keys.
+    """The URL of the blobs with its endpoint and region, but without credentials.
 
     >>> without_secrets("s3://bucket/ml?region=eu-north-1&secret_access_key=x")
     's3://bucket/ml?region=eu-north-1'
@@ -93,9 +95,9 @@ def without_secrets(url: str) -> str:
 
 def _without_blobs(url: str) -> tuple[str, str | None]:
     bare, _, query = url.partition("?")
-    given = parse_qsl(query, keep_blank_values=True)
-    blobs = [value for key, value in given if key == "blobs"]
+    options = parse_qsl(query, keep_blank_values=True)
+    blobs = [value for key, value in options if key == "blobs"]
     if len(blobs) > 1:
-        raise ConfigError("the store's URL has several blobs=...; there is one place for them.")
-    rest = urlencode([(key, value) for key, value in given if key != "blobs"])
+        raise ConfigError("the store's URL has several blobs=...; only one is allowed.")
+    rest = urlencode([(key, value) for key, value in options if key != "blobs"])
     return bare + (f"?{rest}" if rest else ""), blobs[0] if blobs else None

@@ -1,4 +1,4 @@
-"""What the catalog says of one version: frozen values, and their form as JSON."""
+"""The catalog's record of one version: frozen values, and their JSON form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Address", "Draft", "File", "Manifest", "Version", "as_json", "check_
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a name is: its bucket, and the shelf in it.
+    """A bucket, a shelf in it, and a name.
 
     Attributes:
         bucket: The bucket.
@@ -39,9 +39,9 @@ class File:
     """A file of a version.
 
     Attributes:
-        path: Where it belongs, relative, with `/`.
-        sha256: What is in it.
-        size: Its bytes.
+        path: Its relative path, with `/`.
+        sha256: The hash of its content.
+        size: Its size in bytes.
     """
 
     path: str
@@ -51,21 +51,21 @@ class File:
     def __post_init__(self) -> None:
         check_path(self.path)
         if len(self.sha256) != 64 or not set(self.sha256) <= set("0123456789abcdef"):
-            raise ConfigError(f"{self.sha256!r} is no SHA-256.")
+            raise ConfigError(f"{self.sha256!r} is not a SHA-256.")
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a row of the catalog says of a version's content.
+    """The content of a version as a row of the catalog stores it.
 
-    A version that has all that the one before it has, and more, says only what is new: a dataset to which
-    something was appended a thousand times takes room for a thousand pieces, and not for half a million.
+    A version that only adds to the one before it stores only the additions: a dataset with a thousand appends
+    takes space for a thousand parts, not for half a million.
 
     Attributes:
-        files: Its files; the new ones, if it grows.
-        meta: What the reader must know; of lists that grow, what is new at their end.
-        attributes: What the user wants to remember.
-        since: The number of the first version in the row of those that grow; None if it says all.
+        files: Its files; only the added ones, if it grows.
+        meta: What its reader needs; of growing lists, only the added items.
+        attributes: The user's attributes.
+        since: The number of the version that the growing chain starts at; None if the row is complete.
         grown: Which lists of `meta` grow.
     """
 
@@ -77,22 +77,20 @@ class Manifest:
 
     @staticmethod
     def read(text: str) -> Manifest:
-        """What `text` wrote."""
-        told = json.loads(text)
-        files = [File(*entry) for entry in told["files"]]
+        fields = json.loads(text)
+        files = [File(*entry) for entry in fields["files"]]
         return Manifest(
-            files, told["meta"], told["attributes"], told.get("since"), tuple(told.get("grown", ()))
+            files, fields["meta"], fields["attributes"], fields.get("since"), tuple(fields.get("grown", ()))
         )
 
     def text(self) -> str:
-        """As JSON."""
         files = [[file.path, file.sha256, file.size] for file in self.files]
-        told = {"files": files, "meta": self.meta, "attributes": self.attributes}
+        fields = {"files": files, "meta": self.meta, "attributes": self.attributes}
         growing = {} if self.since is None else {"since": self.since, "grown": list(self.grown)}
-        return as_json(told | growing)
+        return as_json(fields | growing)
 
     def after(self, before: Manifest) -> Manifest:
-        """This one and the one that it grows on, as one. What `before` has may be used up."""
+        """This manifest joined to the one that it grows on; the lists of `before` may be reused."""
         if self.since is None:
             return self
         meta = dict(self.meta)
@@ -105,7 +103,7 @@ class Manifest:
 
 
 def growth(draft: Draft, before: Version, since: int) -> Manifest | None:
-    """What a draft has more than a version; None if it lacks something of it."""
+    """What a draft adds to a version; None if it lacks something of it."""
     had = set(before.files)
     if not had <= set(draft.files):
         return None
@@ -120,13 +118,13 @@ def growth(draft: Draft, before: Version, since: int) -> Manifest | None:
 
 
 def check_files(files: Sequence[File]) -> None:
-    """Whether the files of a version can lie in one folder.
+    """Check that the files of a version can share one folder.
 
-    They come from archives and catalogs of others too. A path that is there twice would make the second file
-    be written over the first.
+    They also come from foreign archives and catalogs. With a duplicate path the second file would overwrite
+    the first.
 
     Raises:
-        ConfigError: They cannot.
+        ConfigError: Two paths are equal, or one is within another.
     """
     paths = {file.path for file in files}
     if len(paths) != len(files):
@@ -142,10 +140,10 @@ class Draft:
     """A version before it has a number.
 
     Attributes:
-        kind: What wrote it and will read it: "keras", "parquet".
+        kind: The kind that wrote it and will read it: "keras", "parquet".
         files: Its files.
-        meta: What the reader must know.
-        attributes: What the user wants to remember.
+        meta: What its reader needs.
+        attributes: The user's attributes.
     """
 
     kind: str
@@ -168,26 +166,25 @@ class Draft:
         return hashlib.sha256(as_json([self.kind, files, self.meta]).encode()).hexdigest()
 
     def manifest(self) -> str:
-        """All of it as JSON."""
         return Manifest(self.files, dict(self.meta), dict(self.attributes)).text()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
-    """A version that is in the store; it never changes.
+    """A stored version; it never changes.
 
     Attributes:
         bucket: Its bucket.
         shelf: "models", "datasets" or "scripts".
         name: Its name.
-        number: Counted from 1, never given twice.
-        kind: What it is: "keras", "torch", "parquet", ...
+        number: Counted from 1, never reused.
+        kind: Its kind: "keras", "torch", "parquet", ...
         created: When it was published, in UTC.
-        size: Its bytes.
+        size: Its size in bytes.
         digest: A SHA-256 of its content.
         files: Its files.
-        meta: What its kind must know to read it.
-        attributes: What was given as `attributes`.
+        meta: What its kind needs to read it.
+        attributes: The user's attributes.
     """
 
     bucket: str
@@ -204,7 +201,6 @@ class Version:
 
     @property
     def address(self) -> Address:
-        """Where its name is."""
         return Address(self.bucket, self.shelf, self.name)
 
     def __str__(self) -> str:
@@ -214,7 +210,7 @@ class Version:
     def restored(
         address: Address, *, number: int, kind: str, created: str, size: int, digest: str, manifest: Manifest
     ) -> Version:
-        """From a row of the catalog."""
+        """Rebuild a version from a row of the catalog."""
         return Version(
             bucket=address.bucket,
             shelf=address.shelf,
@@ -234,12 +230,12 @@ def as_json(value: Any, what: str = "meta and attributes") -> str:
     """Canonical JSON.
 
     Raises:
-        ConfigError: Something in it has no place in JSON.
+        ConfigError: A value is not a JSON value.
     """
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_plain)
     except (TypeError, ValueError) as exc:
-        raise ConfigError(f"{what} must be values that JSON has: {exc}.") from exc
+        raise ConfigError(f"{what} must be JSON values: {exc}.") from exc
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What is said of a run, written in order by a thread of its own: whoever says it never waits.
+"""Writes the entries of a run in order on a thread of its own, so that the caller never waits.
 
-Where nobody can be reached it is kept, tried again with what is said next, and warned of once.
+If the server cannot be reached, entries are kept and retried with the next one, with a single warning.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """A queue of things to write.
+    """A queue of entries to write.
 
     Args:
-        name: Where they are written to, for the warning.
+        name: The destination, for the warning.
     """
 
     def __init__(self, name: str) -> None:
@@ -35,14 +35,14 @@ class Journal:
         self._thread.start()
 
     def add(self, entry: Entry) -> None:
-        """Write this after all that came before."""
+        """Queue an entry behind the others."""
         with self._wake:
             self._entries.append(entry)
             self._news = True
             self._wake.notify()
 
     def close(self, timeout_s: float) -> int:
-        """Wait until all is written, or the time is over; how many were not."""
+        """Wait until all entries are written or the timeout is over; returns how many are left."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -54,7 +54,7 @@ class Journal:
         last = False
         while not last:
             with self._wake:
-                # After a failure not before something new is said: trying all the time would help nobody.
+                # After a failure, retry only when a new entry arrives.
                 self._wake.wait_for(lambda: self._news or self._closing)
                 self._news, last = False, self._closing
                 waiting = list(self._entries)
@@ -74,4 +74,4 @@ class Journal:
         if self._warned:
             return
         self._warned = True
-        _log.warning("%s cannot be written to; training goes on: %s", self._name, first_line(error))
+        _log.warning("cannot write to %s; training continues: %s", self._name, first_line(error))

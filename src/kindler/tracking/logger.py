@@ -1,7 +1,7 @@
-"""`MLflowLogger`: a run of `fit` as a run of MLflow. It stays on the driver; see `train/driver_callbacks.py`.
+"""`MLflowLogger`: logs `fit` as an MLflow run, from the driver; see `train/driver_callbacks.py`.
 
-A server that cannot be used is an error before workers start. Later nothing that goes wrong with it stops the
-training: figures are written by a thread of their own (`async_writer.py`), with a warning of what was not.
+An unusable server is an error before workers start. After that, no problem with it stops the training: a
+thread writes the metrics (`async_writer.py`), and a warning says what could not be written.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ __all__ = ["MLflowLogger"]
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _LONGEST_TAG = 5000
 _PATIENCE_S = {"finished": 30.0, "failed": 10.0, "killed": 5.0}
-# Unless the user has said so: MLflow would try for minutes whether a server is there.
+# Defaults, unless the user set them: MLflow would retry an unreachable server for minutes.
 _HASTE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
 
 
 class MLflowLogger(DriverCallback):
-    """Logs a run to MLflow: what it was told, its figures after each epoch, how it ended, and the model.
+    """Logs a run to MLflow: its parameters, its metrics after each epoch, its final status, and the model.
 
-    Goes among the `callbacks` of `fit`, for PyTorch and Keras alike. A run that loses workers goes on as the
-    same run of MLflow, and no figure is logged twice.
+    Pass it in the `callbacks` of `fit`, for PyTorch and Keras alike. A run that loses workers continues as
+    the same MLflow run, and no metric is logged twice.
 
     Args:
-        tracking_uri: The tracking server (`http://host:5000`), or what else MLflow takes; None is MLflow's
-            own choice, as `MLFLOW_TRACKING_URI`.
-        experiment: The experiment's name, which is made if it is not there; None is MLflow's own choice, as
-            `MLFLOW_EXPERIMENT_NAME`.
-        run_name: What to call the run; None lets MLflow choose.
-        run_id: A run to go on with, as after `fit(resume=True)`; epochs that it has are not logged again.
-            None makes a new one, or takes the one that `mlflow.start_run` has opened here and leaves it
+        tracking_uri: The tracking server (`http://host:5000`), or any other URI that MLflow accepts; None
+            uses MLflow's default, such as `MLFLOW_TRACKING_URI`.
+        experiment: The experiment's name; it is created if it does not exist. None uses MLflow's default,
+            such as `MLFLOW_EXPERIMENT_NAME`.
+        run_name: The name of the run; None lets MLflow choose.
+        run_id: A run to continue, as with `fit(resume=True)`; epochs that it has are not logged again. None
+            creates a new run, or uses the one that `mlflow.start_run` opened in this process and leaves it
             open.
         tags: Tags of the run.
         log_model: Log the trained model as an MLflow model, with its signature, when the run has finished.
-        model_name: What to call the model in the run.
-        registered_model: A name in MLflow's registry, of which the model becomes the newest version.
-        model_options: What `om.models.put` needs to store the model: `{"init": {...}}` for a PyTorch class of
-            yours, `{"trusted": True}`.
+        model_name: The name of the model in the run.
+        registered_model: A name in MLflow's registry; the model becomes its newest version.
+        model_options: Options of `om.models.put` for this model: `{"init": {...}}` for your own PyTorch
+            class, `{"trusted": True}`.
 
     Attributes:
-        run_id: The run of MLflow; None before the first `fit`.
-        model_uri: Where the model was logged, as `mlflow.pyfunc.load_model` takes it, or None.
+        run_id: The id of the MLflow run; None before the first `fit`.
+        model_uri: The logged model's URI for `mlflow.pyfunc.load_model`, or None.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class MLflowLogger(DriverCallback):
         self._refused: str | None = None
 
     def on_run_begin(self, params: Mapping[str, Any]) -> None:
-        """Open the run and log what it was told.
+        """Open the run and log its parameters.
 
         Raises:
             MissingExtraError: mlflow is not installed.
@@ -104,19 +104,19 @@ class MLflowLogger(DriverCallback):
                 self._run.set_tags({**_system(params), **self.tags})
         except (mlflow.exceptions.MlflowException, OSError, ImportError) as exc:
             self._abandon()
-            hint = "is the tracking server up, and tracking_uri (or MLFLOW_TRACKING_URI) right?"
+            hint = "is the tracking server running, and is tracking_uri (or MLFLOW_TRACKING_URI) correct?"
             if isinstance(exc, ImportError):
-                hint = "a database or a folder as tracking_uri needs the whole package: pip install mlflow."
-            told = _first(exc).replace(uri, _bare(uri))
+                hint = "a database or a folder as tracking_uri needs the full package: pip install mlflow."
+            reason = _first(exc).replace(uri, _bare(uri))
             raise TrackingError(
-                f"MLflow at {_bare(uri)} cannot be used: {told}\nHint: {hint}", uri=_bare(uri)
+                f"MLflow at {_bare(uri)} cannot be used: {reason}\nHint: {hint}", uri=_bare(uri)
             ) from exc
         self.run_id = self._run.id
         self._joined, self._refused = 0, None
         self._journal = Journal(f"MLflow at {_bare(uri)}")
 
     def on_workers_ready(self, workers: int) -> None:
-        """Log how many there are; and later, how often they were started again."""
+        """Log the number of workers, and later how often they were restarted."""
         run = self._run
         if run is None:
             return
@@ -127,32 +127,33 @@ class MLflowLogger(DriverCallback):
             self._write(lambda: run.set_tags({"kindler.restarts": str(restarts)}))
 
     def on_epoch_end(self, logs: Mapping[str, Any]) -> None:
-        """Log its figures."""
+        """Log the metrics of the epoch."""
         run, now = self._run, int(time.time() * 1000)
         if run is not None:
             self._write(lambda: run.log_metrics(logs, now))
 
     def on_run_end(self, status: RunStatus, error: BaseException | None, estimator: Any) -> None:
-        """Log how it ended, the history, and the model if it is wanted."""
+        """Log the final status, the history, and the model if requested."""
         run, self._run = self._run, None
         if run is None:
             return
         unwritten = self._journal.close(_PATIENCE_S[status])
         if unwritten:
             warnings.warn(
-                f"MLflow could not be reached: run {run.id} lacks its last {unwritten} entries and its end.",
+                f"MLflow could not be reached: run {run.id} lacks its last {unwritten} entries"
+                " and its final status.",
                 stacklevel=2,
             )
             return
         if self._refused is not None:
-            warnings.warn(f"run {run.id} of MLflow lacks what was refused: {self._refused}", stacklevel=2)
+            warnings.warn(f"MLflow rejected some entries of run {run.id}: {self._refused}", stacklevel=2)
         try:
             self._complete(run, status, error, estimator)
-        except Exception as exc:  # noqa: BLE001  the model is trained, and must not be lost for this
-            warnings.warn(f"run {run.id} of MLflow is incomplete: {_first(exc)}", stacklevel=2)
+        except Exception as exc:  # noqa: BLE001  the trained model must not be lost over this
+            warnings.warn(f"MLflow run {run.id} is incomplete: {_first(exc)}", stacklevel=2)
 
     def _write(self, entry: Callable[[], None]) -> None:
-        """In the journal; what the server refuses is refused again the next time, and left out."""
+        """Queue an entry; one that the server rejects would be rejected again, so it is dropped."""
 
         def unless_refused() -> None:
             try:
@@ -165,7 +166,7 @@ class MLflowLogger(DriverCallback):
         self._journal.add(unless_refused)
 
     def _abandon(self) -> None:
-        """Nothing will come of the run that was just opened, if it was."""
+        """Mark the run as failed, if it was opened."""
         run, self._run = self._run, None
         if run is not None:
             with suppress(Exception):
@@ -177,8 +178,8 @@ class MLflowLogger(DriverCallback):
         with _in_haste():
             try:
                 if error is not None:
-                    told = str(error) or type(error).__qualname__
-                    run.set_tags({"kindler.error": told[:_LONGEST_TAG]})
+                    message = str(error) or type(error).__qualname__
+                    run.set_tags({"kindler.error": message[:_LONGEST_TAG]})
                 if status == "finished":
                     run.log_history(estimator.history)
                     if self.log_model:
@@ -227,8 +228,8 @@ class MLflowLogger(DriverCallback):
         name = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME")
         if name is None:
             return os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
-        found = client.get_experiment_by_name(name)
-        return str(client.create_experiment(name) if found is None else found.experiment_id)
+        experiment = client.get_experiment_by_name(name)
+        return str(client.create_experiment(name) if experiment is None else experiment.experiment_id)
 
 
 def _library() -> Any:
@@ -243,7 +244,7 @@ def _library() -> Any:
 
 @contextmanager
 def _in_haste() -> Iterator[None]:
-    """MLflow's own settings for requests, which it reads from the environment each time."""
+    """Short timeouts for MLflow's requests, which it reads from the environment each time."""
     ours = {name: value for name, value in _HASTE.items() if name not in os.environ}
     os.environ.update(ours)
     try:
@@ -254,9 +255,9 @@ def _in_haste() -> Iterator[None]:
 
 
 def _context() -> dict[str, str]:
-    """Who runs what from where, as MLflow's own runs tell it."""
-    found: dict[str, str] = import_module("mlflow.tracking.context.registry").resolve_tags()
-    return found
+    """MLflow's own context tags: user, source and so on."""
+    tags: dict[str, str] = import_module("mlflow.tracking.context.registry").resolve_tags()
+    return tags
 
 
 def _system(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""One run of MLflow, written to by MLflow's own client. When and what is for `logger.py` to say."""
+"""One MLflow run, written with MLflow's own client. `logger.py` decides what is written and when."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LONGEST_PARAM = 500
 
 
 class TrackedRun:
-    """One run.
+    """One MLflow run.
 
     Args:
         client: MLflow's client.
         run: MLflow's run.
-        owned: Whether its end is ours to tell.
+        owned: Whether this class sets its final status.
     """
 
     def __init__(self, client: Any, run: Any, *, owned: bool) -> None:
@@ -33,7 +33,7 @@ class TrackedRun:
         self._epoch = self._last_epoch() if run.data.metrics else 0
 
     def log_params(self, facts: Mapping[str, Any]) -> None:
-        """What was not said before: MLflow lets nobody say it anew."""
+        """Log new parameters; MLflow does not allow changing one."""
         new = [
             self._entities.Param(_key(name), str(value)[:_LONGEST_PARAM])
             for name, value in facts.items()
@@ -44,12 +44,12 @@ class TrackedRun:
         self._params |= set(facts)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Tags, of which each may be set again."""
-        found = [self._entities.RunTag(_key(name), str(value)) for name, value in tags.items()]
-        self._client.log_batch(self.id, tags=found)
+        """Set tags; each may be set again."""
+        entries = [self._entities.RunTag(_key(name), str(value)) for name, value in tags.items()]
+        self._client.log_batch(self.id, tags=entries)
 
     def log_metrics(self, row: Mapping[str, Any], timestamp: int) -> None:
-        """The figures of an epoch, which is the step; once."""
+        """Log the metrics of an epoch, with the epoch as the step, once."""
         epoch = int(row["epoch"])
         if epoch <= self._epoch:
             return
@@ -62,37 +62,34 @@ class TrackedRun:
         self._epoch = epoch
 
     def log_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The history as a file."""
+        """Log the history as a JSON file."""
         self._client.log_dict(self.id, {"epochs": [dict(row) for row in rows]}, "history.json")
 
     def log_model(self, name: str, write: Callable[..., Path], registered: str | None) -> str:
-        """The model as one of MLflow's.
+        """Log the model as an MLflow model, and return its URI.
 
         Args:
-            name: What to call it.
-            write: Writes it to a folder, with the fields of the `MLmodel` file that are given.
-            registered: The name in the registry of which it becomes the newest version.
-
-        Returns:
-            Its URI.
+            name: Its name.
+            write: Writes it to a folder; takes fields of the `MLmodel` file.
+            registered: A name in the registry; the model becomes its newest version.
         """
         client = self._client
-        made = client.create_logged_model(self._experiment_id, name=name, source_run_id=self.id)
+        model = client.create_logged_model(self._experiment_id, name=name, source_run_id=self.id)
         try:
-            folder = write(run_id=self.id, model_id=made.model_id)
-            client.log_model_artifacts(made.model_id, str(folder))
+            folder = write(run_id=self.id, model_id=model.model_id)
+            client.log_model_artifacts(model.model_id, str(folder))
         except BaseException:
-            client.finalize_logged_model(made.model_id, "FAILED")
+            client.finalize_logged_model(model.model_id, "FAILED")
             raise
-        client.finalize_logged_model(made.model_id, "READY")
-        client.log_outputs(self.id, [self._entities.LoggedModelOutput(made.model_id, step=self._epoch)])
-        uri = f"models:/{made.model_id}"
+        client.finalize_logged_model(model.model_id, "READY")
+        client.log_outputs(self.id, [self._entities.LoggedModelOutput(model.model_id, step=self._epoch)])
+        uri = f"models:/{model.model_id}"
         if registered is not None:
-            self._register(registered, uri, made.model_id)
+            self._register(registered, uri, model.model_id)
         return uri
 
     def end(self, status: str) -> None:
-        """How it ended, where that is ours to tell."""
+        """Set the final status, if the run is owned."""
         if self.owned:
             self._client.set_terminated(self.id, status)
 
@@ -107,5 +104,5 @@ class TrackedRun:
 
 
 def _key(name: str) -> str:
-    """A name that MLflow takes: letters, digits, `_ - . : /` and blanks."""
+    """A name that MLflow accepts: letters, digits, `_ - . : /` and spaces."""
     return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in name)[:250]

@@ -46,7 +46,7 @@ class XShards:
     `load_parquet`. Operations return new collections and run when they are called, so that errors appear
     where they are made; see `to_lazy` for lazy evaluation.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from kindler import XShards
         >>> shards = XShards.partition({"x": np.arange(6), "y": np.ones(6)}, num_shards=2, home="local")

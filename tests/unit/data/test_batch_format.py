@@ -73,7 +73,7 @@ def test_a_rank_takes_every_size_th_row() -> None:
     [
         ((np.full((4, 2), np.nan), Y), "column 'x', row 0 of batch 3: is NaN"),
         ((X, Y[:3]), "batch 3 has arrays of different lengths"),
-        ((X, 7), "single value.*\nHint: is the dataset batched"),
+        ((X, 7), "single value.*\nHint: batch the dataset"),
         (([[1, 2], [3]], Y), "column 'x': batch 3 cannot become an array"),
         ((np.array([np.zeros(2), np.zeros(3)], object), Y), "rows of different lengths"),
         ((np.array(["a"] * 4), Y), "cannot feed a model"),

@@ -186,7 +186,7 @@ def test_bytes_without_a_dtype_are_refused_with_a_hint() -> None:
 
 
 def test_bytes_of_a_wrong_or_changing_length_are_refused() -> None:
-    with pytest.raises(DataError, match="3 bytes, which is no multiple of the 4"):
+    with pytest.raises(DataError, match="3 bytes, which is not a multiple of the 4"):
         read(pa.array([b"abc"]), feature(dtype="float32"))
     with pytest.raises(DataError, match=r"row 101: has 1 values where the rows before it have 2"):
         read(pa.array([b"ab", b"c"]), feature(dtype="uint8"))

@@ -116,7 +116,7 @@ def test_frames_of_images_dates_and_numbered_columns_work(tmp_path: Path) -> Non
         ([None, 1.0], "row 0: is null"),
         (pd.Series([1.0, None], dtype=object), "row 1: is null"),
         (pd.Series([np.eye(2), np.eye(3)]), r"row 1: has shape \(3, 3\) where the first row has \(2, 2\)"),
-        ([1, "a"], "cannot feed a model|cannot become one column"),
+        ([1, "a"], "cannot feed a model|do not form one column"),
         ([datetime.time(1), datetime.time(2)], "cannot feed a model"),
     ],
 )
@@ -141,11 +141,11 @@ def test_no_rows_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (42, r"a builtins.int is no data(?s:.*)a dict of arrays, a tuple \(x, y\)"),
-        ({}, "an empty dict is no data"),
-        ((X, Y, Y), "a tuple of 3 is no data"),
+        (42, r"cannot use a builtins.int as data(?s:.*)a dict of arrays, a tuple \(x, y\)"),
+        ({}, "cannot use an empty dict as data"),
+        ((X, Y, Y), "cannot use a tuple of 3 as data"),
         ({"x": X, "y": 3}, "column 'y' is the single value 3"),
-        ({"x": {"a": X}, "y": {"a": Y}}, r"\['a'\] are names of both inputs and targets"),
+        ({"x": {"a": X}, "y": {"a": Y}}, r"\['a'\] name both inputs and targets"),
         (pd.DataFrame([[1, 2]], columns=["x", "x"]), "two columns are named 'x'"),
     ],
 )

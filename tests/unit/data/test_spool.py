@@ -149,14 +149,14 @@ def test_a_missing_column_is_named_with_those_there(tmp_path: Path) -> None:
 
 
 def test_another_number_of_rows_than_announced_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="4 rows were announced and 3 came"):
+    with pytest.raises(DataError, match="4 rows were expected and 3 arrived"):
         written(tmp_path, table(3), rows=4)
 
 
 def test_what_failed_on_the_way_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="all rows must be alike"):
+    with pytest.raises(DataError, match="all rows must have the same dtype and shape"):
         written(tmp_path, table(2), table(1, width=4))
-    with pytest.raises(DataError, match="holds no finished spool"):
+    with pytest.raises(DataError, match="is not a finished spool"):
         Spool.open(tmp_path)
 
 

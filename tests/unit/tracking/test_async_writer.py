@@ -41,7 +41,7 @@ def test_what_could_not_be_written_is_tried_again_before_what_comes_next(
 
     assert wrote == ["first", "second"]
     assert [record.getMessage() for record in caplog.records] == [
-        "a server cannot be written to; training goes on: nobody is there"
+        "cannot write to a server; training continues: nobody is there"
     ]
 
 

@@ -67,8 +67,9 @@ def write(
     if is_spark_frame(data):
         if rows_per_file is not None:
             raise ConfigError(
-                "rows_per_file is not for Spark DataFrames, which are written one file a partition.\n"
-                "Hint: frame.repartition(...) says how many."
+                "rows_per_file does not apply to Spark DataFrames, which are written as one"
+                " file per partition.\n"
+                "Hint: use frame.repartition(...)."
             )
         wrote: list[str] = spark_side("write_frame")(
             data, os.fspath(path), compression=compression, overwrite=overwrite, columns=columns

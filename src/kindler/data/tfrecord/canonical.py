@@ -121,9 +121,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         elif wire in (_FIXED32, _FIXED64):
             size = 4 if wire == _FIXED32 else 8
         else:
-            raise Malformed(f"a field is of the unknown form {wire}")
+            raise Malformed(f"a field has the unknown wire type {wire}")
         if size > len(data) - position:
-            raise Malformed("a field is longer than what it is in")
+            raise Malformed("a field is longer than its message")
         yield number, wire, data[position : position + size]
         position += size
 

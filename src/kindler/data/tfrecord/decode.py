@@ -67,7 +67,7 @@ def _columns(block: Block, wanted: list[Feature], known: Collection[bytes] | Non
         except WrongKind as wrong:
             raise block.error(
                 wrong.record,
-                f"its values are a {KIND_NAMES[wrong.found]}, where {feature.field.type} asks for a"
+                f"its values are a {KIND_NAMES[wrong.found]}, where {feature.field.type} needs a"
                 f" {KIND_NAMES[feature.kind]}.{_HINT}",
                 column=feature.name,
             ) from None
@@ -121,7 +121,7 @@ def _arrow(block: Block, feature: Feature, found: Values | None) -> pa.Array:
     if not feature.field.nullable and not valid.all():
         raise block.error(
             int(np.argmin(valid)),
-            f"it is missing, and the schema says that it never is.{_HINT}",
+            f"it is missing, and the schema does not allow that.{_HINT}",
             column=feature.name,
         )
     flat = _cast(block, feature, _leaves(feature, values, counts, valid), counts, valid)
@@ -291,7 +291,7 @@ class Sample:
         try:
             return {key: key.decode() for key in keys}
         except UnicodeDecodeError as exc:
-            raise block.error(0, f"a feature's name is no UTF-8 text: {exc}.") from exc
+            raise block.error(0, f"the name of a feature is not UTF-8: {exc}.") from exc
 
     def _column(self, block: Block, listed: Entries, name: str, key: bytes) -> tuple[int, Values]:
         before = self._seen.get(name)
@@ -301,7 +301,7 @@ class Sample:
         except WrongKind as wrong:
             raise block.error(
                 wrong.record,
-                f"its values are a {KIND_NAMES[wrong.found]}, where records before have another kind.",
+                f"its values are a {KIND_NAMES[wrong.found]}, where earlier records have another kind.",
                 column=name,
             ) from None
         assert found is not None, "the name is one of the block's"

@@ -275,7 +275,7 @@ def _flat(name: str, array: pa.Array, where: Where) -> tuple[Array | None, Array
         value = int(np.argmax(inside.is_null().to_numpy(zero_copy_only=False)))
         row = int(np.searchsorted(np.cumsum(counts), value, side="right"))
         raise DataError(
-            "holds a null inside a list, which a tf.train.Example cannot.\n"
+            "holds a null inside a list, which a tf.train.Example cannot represent.\n"
             "Hint: fill or drop such values first.",
             column=name,
             row=where(row),

@@ -111,7 +111,7 @@ def free(path: str, *, overwrite: bool) -> None:
     """
     system, place = file_system(path)
     if not overwrite and system.get_file_info(place).type != fs.FileType.NotFound:
-        raise ConfigError(f"{path!r} exists already.\nHint: overwrite=True replaces it.")
+        raise ConfigError(f"{path!r} already exists.\nHint: overwrite=True replaces it.")
 
 
 class staged:
@@ -182,7 +182,7 @@ def _delete(system: fs.FileSystem, path: str) -> None:
 
 def _check(compression: Any, allowed: tuple[str | None, ...]) -> None:
     if compression not in allowed:
-        raise ConfigError(f"compression={compression!r} is none of {list(allowed)}.")
+        raise ConfigError(f"compression={compression!r}: must be one of {list(allowed)}.")
 
 
 def _is_gzip(raw: Any) -> bool:

@@ -140,7 +140,7 @@ def blocks(
                     file,
                     number,
                     offset,
-                    f"the file ends {missing} bytes before the record does; it is cut off.",
+                    f"the file ends {missing} bytes before the record does; it is truncated.",
                 )
             return
         # As much again as is held: a length that is wrong in spite of its checksum does not fill the memory.
@@ -189,7 +189,7 @@ def _read(stream: Readable, wanted: int, file: str, number: int, offset: int) ->
     try:
         return stream.read(wanted)
     except (EOFError, zlib.error) as exc:
-        raise complaint(file, number, offset, f"the compressed data is damaged or cut off: {exc}") from exc
+        raise complaint(file, number, offset, f"the compressed data is damaged or truncated: {exc}") from exc
     except OSError as exc:
         if type(exc).__name__ != "BadGzipFile":
             raise

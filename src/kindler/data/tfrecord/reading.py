@@ -53,7 +53,7 @@ def plan(
         DataError: The sample is damaged, or there is none.
     """
     if isinstance(columns, str) or isinstance(binary, str):
-        raise ConfigError("columns and binary are lists of names.\nHint: columns=['x'].")
+        raise ConfigError("columns and binary must be lists of names.\nHint: columns=['x'].")
     check_reading(compression)
     found = tuple(find(path))
     known = None
@@ -63,7 +63,7 @@ def plan(
         sample = sampled(list(found), compression, verify, binary, sample_rows)
         if not sample.names:
             raise DataError(
-                f"no record in {_named(found)} has a feature, so nothing says which columns there are.\n"
+                f"no record in {_named(found)} has a feature, so the columns are unknown.\n"
                 "Hint: pass schema={...}."
             )
         known = tuple(sample.names)
@@ -94,7 +94,7 @@ def sampled(
 ) -> pa.Schema:
     """The schema that the first records suggest."""
     if sample_rows is not None and sample_rows < 1:
-        raise ConfigError(f"sample_rows={sample_rows} must be at least 1, or None for all.")
+        raise ConfigError(f"sample_rows={sample_rows}: must be at least 1, or None for all.")
     sample = Sample(binary)
     for file in found:
         with opened(file, compression) as stream:

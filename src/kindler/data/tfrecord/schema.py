@@ -122,7 +122,7 @@ def as_schema(given: SchemaLike) -> pa.Schema:
             "Hint: schema={'label': 'int64', 'image': ('float32', (28, 28)), 'name': pa.string()}."
         )
     if len(set(schema.names)) < len(schema.names):
-        raise ConfigError(f"schema has a name twice: {schema.names}.")
+        raise ConfigError(f"schema has duplicate names: {schema.names}.")
     features(schema)
     return schema
 
@@ -145,7 +145,8 @@ def _feature(field: pa.Field) -> Feature:
     if found is None:
         raise ConfigError(
             f"schema: column {field.name!r} of type {kind} cannot be read from TFRecord files, which hold"
-            f" {_TYPES}.\nHint: an array of two axes is ('float32', (28, 28)), or a pa.fixed_shape_tensor."
+            f" {_TYPES}.\nHint: write a two-dimensional array as ('float32', (28, 28)), or a"
+            " pa.fixed_shape_tensor."
         )
     return Feature(field, found, leaf, width)
 
@@ -167,6 +168,6 @@ def _type(name: str, given: Any) -> pa.DataType:
         return pa.from_numpy_dtype(dtype)
     except (TypeError, pa.ArrowNotImplementedError):
         raise ConfigError(
-            f"schema: column {name!r}: {given!r} is no type.\n"
+            f"schema: column {name!r}: {given!r} is not a type.\n"
             "Hint: a pyarrow type, a numpy dtype, 'string', 'binary', or (dtype, shape)."
         ) from None

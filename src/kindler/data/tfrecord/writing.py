@@ -53,7 +53,7 @@ def write_files(
     """See `kindler.data.tfrecord.write`."""
     part_name(0, compression)
     if rows_per_file is not None and rows_per_file < 1:
-        raise ConfigError(f"rows_per_file={rows_per_file} must be at least 1.")
+        raise ConfigError(f"rows_per_file={rows_per_file}: must be at least 1.")
     path = absolute(path)
     schema, rows = _batches(data, columns)
     checked(schema)
@@ -77,7 +77,7 @@ def checked(schema: pa.Schema) -> None:
             raise DataError(problem, column=field.name)
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
-        raise ConfigError(f"several columns are named {twice}; each needs its own name.")
+        raise ConfigError(f"several columns are named {twice}; names must be unique.")
 
 
 def write_rows(
@@ -148,7 +148,7 @@ def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def _batches(data: Any, columns: Sequence[str] | None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """The schema and the rows of data in any form."""
     if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r} is a string.\nHint: columns=[{columns!r}].")
+        raise ConfigError(f"columns={columns!r} must be a list.\nHint: columns=[{columns!r}].")
     if isinstance(data, pa.RecordBatchReader):
         chosen = _chosen(data.schema.names, columns)
         schema = pa.schema([data.schema.field(name) for name in chosen])

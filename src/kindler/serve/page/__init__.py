@@ -1,7 +1,7 @@
-"""The web page: a few static files, and the routes that hand them out.
+"""The web page: a few static files, and the routes that serve them.
 
-What it shows it asks of the API, with the key of whoever looks at it: the files themselves are nothing secret
-and need no key. They are kept in memory, so that no path of a request ever meets the disk.
+The page gets its data from the API, with the visitor's key; the files themselves hold nothing secret and need
+no key. They are kept in memory, so that no request path ever reaches the disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Nothing from elsewhere, nothing inline, in nobody's frame, and no text that becomes HTML by mistake.
+# Nothing from other origins, nothing inline, no framing, and no text that becomes HTML by mistake.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
@@ -37,7 +37,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # asked for again each time, and mostly answered with 304
+    "cache-control": "no-cache",  # revalidated each time, and mostly answered with 304
     "vary": "accept-encoding",
 }
 
@@ -77,7 +77,7 @@ def page_routes() -> APIRouter:
     @needs()
     async def static(request: Request, name: str) -> Response:
         if name not in files:
-            raise Problem(404, f"the page has no file {name[:80]!r}.")
+            raise Problem(404, f"file not found: {name[:80]!r}.")
         return files[name].reply(request)
 
     return routes

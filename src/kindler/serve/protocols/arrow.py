@@ -41,7 +41,7 @@ def read_arrow(body: bytes) -> pa.Table:
         table.validate(full=True)
         return table
     except (pa.ArrowException, OSError, ValueError, struct.error) as exc:
-        raise Problem(400, f"the body is no Arrow stream: {first_line(exc)}.") from exc
+        raise Problem(400, f"the body is not an Arrow stream: {first_line(exc)}.") from exc
 
 
 def read_parquet(body: bytes, *, share_texts: bool = False) -> pa.Table:
@@ -66,7 +66,7 @@ def read_parquet(body: bytes, *, share_texts: bool = False) -> pa.Table:
         with pq.ParquetFile(pa.BufferReader(body), read_dictionary=texts) as file:
             return file.read(use_threads=False)  # whose stacks would count as memory of the file
     except (pa.ArrowException, OSError, ValueError) as exc:
-        raise Problem(400, f"the body is no Parquet file: {first_line(exc)}.") from exc
+        raise Problem(400, f"the body is not a Parquet file: {first_line(exc)}.") from exc
 
 
 def _check_type(kind: pa.DataType, name: str) -> None:
@@ -76,10 +76,10 @@ def _check_type(kind: pa.DataType, name: str) -> None:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
         if kind.num_fields:
-            raise ValueError(f"the column {name!r} is a dictionary of {kind}, which is not read here")
+            raise ValueError(f"the column {name!r} is a dictionary of {kind}, which is not supported")
     told = str(kind).partition("[")[0].partition("<")[0]
     if told in _REPEATING or told.endswith("_union"):
-        raise ValueError(f"the column {name!r} is of type {told}, which is not read here; cast it")
+        raise ValueError(f"the column {name!r} is of type {told}, which is not supported; cast it")
     for i in range(kind.num_fields):
         _check_type(kind.field(i).type, name)
 
@@ -94,7 +94,7 @@ def _check_messages(body: bytes) -> None:
         elif message.type != "record batch":
             continue
         if _field(told, header, 3):
-            raise ValueError("its buffers are compressed; they must not be")
+            raise ValueError("its buffers are compressed, which is not supported")
         here = message.body.size if message.body is not None else 0
         lengths, sizes = _pairs(told, header, 1)[:, 0], _pairs(told, header, 2)[:, 1]
         if sizes.min(initial=0) < 0 or int(sizes.sum()) > here:

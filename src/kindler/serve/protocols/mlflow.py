@@ -60,8 +60,8 @@ class Mlflow:
         if kind != "application/json":
             raise Problem(
                 415,
-                f"{kind or 'no content type'!r} is not read here;"
-                f" application/json, text/csv, {PARQUET} and {ARROW} are.",
+                f"unsupported content type {kind!r};"
+                f" expected application/json, text/csv, {PARQUET} or {ARROW}.",
             )
         body = as_object(loads(sent.body))
         given = [field for field in _FIELDS if field in body]
@@ -69,7 +69,7 @@ class Mlflow:
             raise Problem(
                 400,
                 "the input must be a JSON dictionary with exactly one of the input fields"
-                f" {', '.join(map(repr, _FIELDS))}; it has {given or 'none of them'}.",
+                f" {', '.join(map(repr, _FIELDS))}; received {given or 'none of them'}.",
             )
         request = _request(given[0], body[given[0]])
         if isinstance(body.get("params"), dict):
@@ -97,7 +97,7 @@ class Mlflow:
 def _method(params: dict[str, Any]) -> str:
     method = params.get("method", "predict")
     if method not in METHODS:
-        raise Problem(400, f"'method' is one of {', '.join(METHODS)}; it is {str(method)[:80]!r}.")
+        raise Problem(400, f"'method' must be one of {', '.join(METHODS)}; received {str(method)[:80]!r}.")
     return str(method)
 
 
@@ -135,7 +135,7 @@ def _split(value: Any) -> dict[str, Any]:
     width = len(rows[0]) if rows and isinstance(rows[0], list) else 0
     columns = value.get("columns", list(range(width)))
     if not isinstance(columns, list) or len(set(map(str, columns))) != len(columns):
-        raise Problem(400, "'columns' of 'dataframe_split' must be a list of different names.")
+        raise Problem(400, "'columns' of 'dataframe_split' must be a list of unique names.")
     for i, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(columns):
             raise Problem(400, f"row {i} of 'dataframe_split' does not have {len(columns)} values.")

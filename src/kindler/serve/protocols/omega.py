@@ -44,7 +44,7 @@ class OmegaCodec:
         if found is None or (method in ("PUT", "DELETE") and _ALIAS.fullmatch(path)):
             return None
         if method not in ("PUT", "POST"):
-            raise Problem(405, f"{method} is not for this; PUT is.", {"allow": "PUT, POST"})
+            raise Problem(405, f"{method} is not allowed; use PUT.", {"allow": "PUT, POST"})
         return Target(found["name"], action=found["action"])
 
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
@@ -55,7 +55,9 @@ class OmegaCodec:
         if kind == RAW:
             return InferRequest(inputs={"": _raw(sent)}, method=target.action)
         if kind not in ("", "application/json", "application/x-www-form-urlencoded"):
-            raise Problem(415, f"{kind!r} is not read here; application/json, {ARROW} and {RAW} are.")
+            raise Problem(
+                415, f"unsupported content type {kind!r}; expected application/json, {ARROW} or {RAW}."
+            )
         body = as_object(loads(sent.body))
         if "data" not in body:
             raise Problem(400, "the request has no 'data'.")
@@ -73,7 +75,7 @@ class OmegaCodec:
         found = _chosen(data, columns)
         if shape is not None:
             if len(found) != 1:
-                raise Problem(400, f"'shape' is for one column, and there are {len(found)}.")
+                raise Problem(400, f"'shape' needs exactly one column; received {len(found)}.")
             (array,) = found.values()
             return InferRequest(inputs={"": _cells(array, shape)}, method=target.action)
         return InferRequest(inputs=found, columns=True, method=target.action)
@@ -120,7 +122,7 @@ def _chosen(data: Any, columns: list[str] | None) -> dict[str, Array]:
         return found
     missing = [name for name in columns if name not in found]
     if missing:
-        raise Problem(400, f"'data' does not have the columns {', '.join(missing)}.")
+        raise Problem(400, f"'data' lacks the columns {', '.join(missing)}.")
     return {name: found[name] for name in columns}
 
 
@@ -130,7 +132,7 @@ def _cells(array: Array, shape: Any) -> Array:
         isinstance(n, int) and not isinstance(n, bool) and 0 < n < 1 << 40 for n in shape
     )
     if not fine or len(shape) > 31:
-        raise Problem(400, f"'shape' must be a list of lengths, and is {str(shape)[:80]}.")
+        raise Problem(400, f"'shape' must be a list of lengths; received {str(shape)[:80]}.")
     if not array.ndim:
         raise Problem(400, "'data' has no rows.")
     row = math.prod(array.shape[1:])
@@ -142,22 +144,24 @@ def _cells(array: Array, shape: Any) -> Array:
 def _raw(sent: Sent) -> Array:
     dtype, shape = sent.query.get("dtype", ""), sent.query.get("shape", "")
     if dtype not in _DTYPES:
-        raise Problem(400, f"?dtype={dtype[:40]}: one of {', '.join(_DTYPES)} is needed for a body of bytes.")
+        raise Problem(400, f"?dtype={dtype[:40]}: a body of bytes needs one of {', '.join(_DTYPES)}.")
     if not re.fullmatch(r"\d{1,12}(,\d{1,12}){0,31}", shape, re.ASCII):
-        raise Problem(400, f"?shape={shape[:80]}: lengths such as 8,28,28 are needed for a body of bytes.")
+        raise Problem(400, f"?shape={shape[:80]}: a body of bytes needs lengths such as 8,28,28.")
     dims = [int(n) for n in shape.split(",")]
     wanted = math.prod(dims) * np.dtype(dtype).itemsize
     if wanted != len(sent.body):
-        raise Problem(400, f"the body has {len(sent.body)} bytes; {dtype} of shape {dims} has {wanted}.")
+        raise Problem(400, f"the body has {len(sent.body)} bytes; {dtype} of shape {dims} needs {wanted}.")
     return np.frombuffer(sent.body, np.dtype(dtype).newbyteorder("<")).reshape(dims)
 
 
 def _raw_reply(answer: Answer) -> Reply:
     if len(answer.outputs) != 1:
-        raise Problem(406, f"the model has {len(answer.outputs)} outputs, and bytes can be one.")
+        raise Problem(
+            406, f"the model has {len(answer.outputs)} outputs; a response of bytes can hold only one."
+        )
     (array,) = answer.outputs.values()
     if array.dtype.kind not in "biuf":
-        raise Problem(406, "the model's output is text, which is not sent as bytes.")
+        raise Problem(406, "the model's output is text, which cannot be sent as bytes.")
     shape = ",".join(map(str, array.shape))
     headers = (("x-dtype", array.dtype.name), ("x-shape", shape), ("x-version", str(answer.version)))
     return Reply(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(), RAW, headers)

@@ -40,12 +40,12 @@ _MOST_COLUMNS = 10_000
 def from_records(records: Sequence[Any]) -> dict[str, Array]:
     """A list of objects with the same names."""
     if not records or not isinstance(records[0], dict):
-        raise Problem(400, "the data must be a list of objects that is not empty.")
+        raise Problem(400, "the data must be a non-empty list of objects.")
     names = list(records[0])
     _check_columns(len(names))
     for i, record in enumerate(records):
         if not isinstance(record, dict) or record.keys() != records[0].keys():
-            raise Problem(400, f"row {i} does not have the columns {names} of the first.")
+            raise Problem(400, f"row {i} does not have the columns of the first row: {names}.")
     return {name: as_tensor([record[name] for record in records], f"the column {name!r}") for name in names}
 
 
@@ -67,7 +67,7 @@ def from_csv(body: bytes) -> dict[str, Array]:
     try:
         return table_columns(pyarrow.csv.read_csv(io.BytesIO(body)))
     except (pa.ArrowException, ValueError) as exc:
-        raise Problem(400, f"the body is no CSV: {first_line(exc)}.") from exc
+        raise Problem(400, f"the body is not CSV: {first_line(exc)}.") from exc
 
 
 def from_parquet(body: bytes) -> dict[str, Array]:
@@ -92,13 +92,15 @@ def read_table(body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
     if kind == PARQUET:
         return read_parquet(body), None
     if kind not in ("", "application/json"):
-        raise Problem(415, f"{kind[:80]!r} is not read here; application/json, {ARROW} and {PARQUET} are.")
+        raise Problem(
+            415, f"unsupported content type {kind[:80]!r}; expected application/json, {ARROW} or {PARQUET}."
+        )
     told = as_object(loads(body))
     if "data" not in told:
         raise Problem(400, "the request has no 'data'.")
     mode = told.get("mode")
     if mode is not None and not isinstance(mode, str):
-        raise Problem(400, "'mode' must be text.")
+        raise Problem(400, "'mode' must be a string.")
     table = _from_json(told["data"], told.get("dtypes"))
     return table, mode or ("append" if told.get("append") is True else None)
 
@@ -116,16 +118,16 @@ def _from_json(data: Any, dtypes: Any) -> pa.Table:
         columns = {name: pa.array(array.tolist()) for name, array in arrays.items()}
         for name, dtype in (dtypes or {}).items():
             if name not in columns:
-                raise Problem(400, f"'dtypes' names {name!r}, which is no column.")
+                raise Problem(400, f"'dtypes' names {name!r}, which is not a column.")
             columns[name] = columns[name].cast(pa.from_numpy_dtype(np.dtype(str(dtype))))
         return pa.table(columns)
     except (pa.ArrowException, TypeError, ValueError) as exc:
-        raise Problem(400, f"the data is no table: {exc}") from exc
+        raise Problem(400, f"the data is not a table: {exc}") from exc
 
 
 def _check_columns(count: int) -> None:
     if count > _MOST_COLUMNS:
-        raise Problem(413, f"the table has {count} columns; {_MOST_COLUMNS} are allowed.")
+        raise Problem(413, f"the table has {count} columns; at most {_MOST_COLUMNS} are allowed.")
 
 
 def to_arrow(answer: Answer) -> bytes:
@@ -133,7 +135,7 @@ def to_arrow(answer: Answer) -> bytes:
     arrays, names = [], []
     for name, array in answer.outputs.items():
         if not array.ndim or len(array) != answer.rows:
-            raise Problem(400, f"the output {name!r} does not have one row for each row of the request.")
+            raise Problem(400, f"the output {name!r} does not have one row per row of the request.")
         names.append(name)
         arrays.append(_arrow(array))
     return stream(pa.Table.from_arrays(arrays, names=names))

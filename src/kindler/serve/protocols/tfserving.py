@@ -36,7 +36,7 @@ class TfServing:
             return None
         require_post(method)
         if found["verb"].lower() != "predict":
-            raise Problem(404, f":{found['verb']} is not served; :predict is.")
+            raise Problem(404, f":{found['verb']} is not supported; use :predict.")
         return Target(found["name"], found["version"] or found["label"])
 
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
@@ -49,7 +49,7 @@ class TfServing:
             raise Problem(400, f"the request has {'both' if both else 'neither'} 'instances' and 'inputs'.")
         asked = body.get("signature_name")
         if asked is not None and not isinstance(asked, str):
-            raise Problem(400, "'signature_name' must be text.")
+            raise Problem(400, "'signature_name' must be a string.")
         by_row = "instances" in body
         inputs = _by_row(body["instances"]) if by_row else _by_column(body["inputs"])
         return InferRequest(inputs=inputs, signature=asked or None, params={_ROWS: by_row})
@@ -62,9 +62,7 @@ class TfServing:
             return Reply(dumps({"outputs": told}, tokens=True))
         for name, array in answer.outputs.items():
             if not array.ndim or len(array) != answer.rows:
-                raise Problem(
-                    400, f"the output {name!r} does not have one row for each of the {answer.rows} instances."
-                )
+                raise Problem(400, f"the output {name!r} does not have one row per instance ({answer.rows}).")
         if len(outputs) == 1:
             return Reply(dumps({"predictions": next(iter(outputs.values()))}, tokens=True))
         rows = [{name: values[i] for name, values in outputs.items()} for i in range(answer.rows)]
@@ -77,13 +75,13 @@ class TfServing:
 
 def _by_row(instances: Any) -> dict[str, Array]:
     if not isinstance(instances, list) or not instances:
-        raise Problem(400, "'instances' must be a list that is not empty.")
+        raise Problem(400, "'instances' must be a non-empty list.")
     if not isinstance(instances[0], dict):
         return {"": as_tensor(instances, "'instances'")}
     names = list(instances[0])
     for i, instance in enumerate(instances):
         if not isinstance(instance, dict) or instance.keys() != instances[0].keys():
-            raise Problem(400, f"item {i} of 'instances' does not have the names {names} of the first.")
+            raise Problem(400, f"item {i} of 'instances' does not have the names of the first item: {names}.")
     return {name: as_tensor([item[name] for item in instances], f"the input {name!r}") for name in names}
 
 

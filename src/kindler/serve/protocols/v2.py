@@ -59,13 +59,13 @@ class V2:
         told_body = as_object(loads(sent.body[:length]))
         inputs = told_body.get("inputs")
         if not isinstance(inputs, list) or not inputs:
-            raise Problem(400, "the request has no 'inputs', a list of tensors.")
+            raise Problem(400, "the request needs 'inputs', a list of tensors.")
         rest = _Rest(sent.body[length:])
         arrays: dict[str, Array] = {}
         for entry in inputs:
             name, array = _tensor(entry, rest)
             if name in arrays:
-                raise Problem(400, f"the input {name!r} is there twice.")
+                raise Problem(400, f"the input {name!r} appears twice.")
             arrays[name] = array
         rest.check_empty()
         outputs = _outputs(told_body.get("outputs"))
@@ -132,10 +132,10 @@ class _Rest:
 
     def take(self, size: Any, name: str) -> memoryview:
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise Problem(400, f"the input {name!r} has the binary_data_size {size!r}, which is no length.")
+            raise Problem(400, f"the input {name!r} has the invalid binary_data_size {size!r}.")
         if self._at + size > len(self._content):
             left = len(self._content) - self._at
-            raise Problem(400, f"the input {name!r} should have {size} bytes, and the body has {left} left.")
+            raise Problem(400, f"the input {name!r} should have {size} bytes; the body has {left} left.")
         self._at += size
         return self._content[self._at - size : self._at]
 
@@ -152,7 +152,9 @@ def _tensor(entry: Any, rest: _Rest) -> tuple[str, Array]:
     datatype = entry.get("datatype")
     if not isinstance(datatype, str) or datatype not in _DTYPES:
         raise Problem(
-            400, f"the input {name!r} has the datatype {datatype!r}; there are {', '.join(_DTYPES)}."
+            400,
+            f"the input {name!r} has the unknown datatype {datatype!r}; expected one of"
+            f" {', '.join(_DTYPES)}.",
         )
     shape = _shape(entry.get("shape"), name)
     params = _object(entry.get("parameters"), f"parameters of the input {name!r}")
@@ -176,11 +178,11 @@ def _numbers(array: Array, datatype: str, name: str) -> Array:
         return array
     whole = array.dtype.kind in "biu"
     if array.dtype.kind == "O" or (target.kind in "biu" and not whole and array.size):
-        raise Problem(400, f"the input {name!r} has values that are not of the datatype {datatype}.")
+        raise Problem(400, f"the input {name!r} has values that do not match the datatype {datatype}.")
     if target.kind in "iu" and array.size:
         info = np.iinfo(target)
         if int(array.min()) < info.min or int(array.max()) > info.max:
-            raise Problem(400, f"the input {name!r} has values beyond the datatype {datatype}.")
+            raise Problem(400, f"the input {name!r} has values out of range for the datatype {datatype}.")
     with np.errstate(over="ignore"):
         return array.astype(target, copy=False)
 
@@ -202,7 +204,7 @@ def _texts(values: list[Any], name: str, *, encoded: bool) -> Array:
         else:
             array[:] = [item.encode() for item in array]
     except (AttributeError, TypeError, ValueError, binascii.Error) as exc:
-        raise Problem(400, f"the input {name!r} has values that are not of the datatype BYTES.") from exc
+        raise Problem(400, f"the input {name!r} has values that do not match the datatype BYTES.") from exc
     return array
 
 
@@ -219,7 +221,11 @@ def _unpacked(content: memoryview, datatype: str, shape: tuple[int, ...], name: 
     if datatype != "BYTES":
         dtype = np.dtype(_DTYPES[datatype]).newbyteorder("<")
         if len(content) % dtype.itemsize:
-            raise Problem(400, f"the input {name!r} has {len(content)} bytes, which are no {datatype}s.")
+            raise Problem(
+                400,
+                f"the input {name!r} has {len(content)} bytes, which is not a whole number of"
+                f" {datatype} values.",
+            )
         array = np.frombuffer(content, dtype)
         return _reshaped(array.astype(dtype.newbyteorder("="), copy=False), shape, name)
     found: list[bytes] = []
@@ -254,7 +260,7 @@ def _raw(body: bytes, signature: Signature) -> InferRequest:
     dtype, dims = np.dtype(spec.dtype), tuple(int(n or 0) for n in spec.shape[1:])
     row = dtype.itemsize * math.prod(dims)
     if not row or len(body) % row:
-        raise Problem(400, f"the body has {len(body)} bytes; a row of the model has {row}.")
+        raise Problem(400, f"the body has {len(body)} bytes; one row of the model needs a multiple of {row}.")
     array = np.frombuffer(body, dtype).reshape(-1, *dims)
     return InferRequest(inputs={spec.name: array}, params={"binary_data_output": True})
 
@@ -263,7 +269,7 @@ def _reshaped(array: Array, shape: tuple[int, ...], name: str) -> Array:
     if array.size != math.prod(shape):
         raise Problem(
             400,
-            f"the input {name!r} has {array.size} values; its shape {list(shape)} has {math.prod(shape)}.",
+            f"the input {name!r} has {array.size} values; its shape {list(shape)} needs {math.prod(shape)}.",
         )
     return array.reshape(shape)
 
@@ -273,7 +279,7 @@ def _shape(value: Any, name: str) -> tuple[int, ...]:
         isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 40 for n in value
     )
     if not fine or len(value) > 32:
-        raise Problem(400, f"the input {name!r} has no shape: a list of at most 32 lengths.")
+        raise Problem(400, f"the input {name!r} has no valid shape; expected a list of at most 32 lengths.")
     return tuple(value)
 
 
@@ -291,7 +297,7 @@ def _outputs(value: Any) -> dict[str, Mapping[str, Any]] | None:
 def _length(text: str, there: int) -> int:
     length = int(text) if re.fullmatch(r"\d{1,12}", text, re.ASCII) else -1
     if not 0 <= length <= there:
-        raise Problem(400, f"{LENGTH}: {text[:40]!r} is no length within the body's {there} bytes.")
+        raise Problem(400, f"{LENGTH}: {text[:40]!r} is not a length within the body's {there} bytes.")
     return length
 
 
@@ -300,7 +306,7 @@ def _timeout(value: Any) -> float | None:
     if value is None or value == 0:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise Problem(400, f"timeout={value!r}: a whole number of microseconds is needed.")
+        raise Problem(400, f"timeout={value!r}: must be a whole number of microseconds.")
     return value / 1e6
 
 
@@ -314,5 +320,5 @@ def _object(value: Any, what: str) -> dict[str, Any]:
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise Problem(400, f"the {what} must be text.")
+        raise Problem(400, f"the {what} must be a string.")
     return value

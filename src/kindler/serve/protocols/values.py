@@ -40,7 +40,7 @@ def loads(body: bytes) -> Any:
                 return json.loads(body)
             except (ValueError, RecursionError):
                 pass
-        raise Problem(400, f"the body is no JSON that can be read: {exc}.") from exc
+        raise Problem(400, f"the body is not valid JSON: {exc}.") from exc
 
 
 def as_object(value: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def as_object(value: Any) -> dict[str, Any]:
         Problem: 400: it is not.
     """
     if not isinstance(value, dict):
-        raise Problem(400, f"the body must be a JSON object, and is {_kind(value)}.")
+        raise Problem(400, f"the body must be a JSON object; received {_kind(value)}.")
     return value
 
 
@@ -75,9 +75,9 @@ def _flattened(value: Any, what: str) -> tuple[list[Any], list[int]]:
     while value and type(value[0]) is list:
         lengths = set(map(len, value)) if set(map(type, value)) == {list} else set()
         if len(lengths) != 1:
-            raise Problem(400, f"{what} is no array: its rows differ in length.")
+            raise Problem(400, f"{what} is not an array: its rows have different lengths.")
         if len(dims) == _MOST_DIMS:
-            raise Problem(400, f"{what} is no array: it is nested too deeply.")
+            raise Problem(400, f"{what} is not an array: it is nested too deeply.")
         dims.append(lengths.pop())
         value = list(chain.from_iterable(value))
     return value, dims
@@ -94,16 +94,16 @@ def _array(values: list[Any], what: str) -> Array:
             # Whole numbers that no integer of a machine holds become floats.
             return array if array.dtype.kind in "biuf" else np.array(list(map(float, values)))
         except OverflowError as exc:
-            raise Problem(400, f"{what} has a number that no float holds.") from exc
+            raise Problem(400, f"{what} has a number that does not fit a float.") from exc
     if found & {list, tuple}:
-        raise Problem(400, f"{what} is no array: its rows differ in length.")
+        raise Problem(400, f"{what} is not an array: its rows have different lengths.")
     texts = found <= {str, bytes, type(None)}
     if texts or (type(None) in found and found <= {str, type(None)} | _NUMBERS):
         made = np.empty(len(values), dtype=object)
         made[:] = values
         return made
     names = ", ".join(sorted({_word(kind) for kind in found}))
-    raise Problem(400, f"{what} mixes {names}, which no array holds together.")
+    raise Problem(400, f"{what} mixes {names}, which cannot form one array.")
 
 
 def _packed(value: list[Any]) -> Array | None:
@@ -137,7 +137,7 @@ def with_bytes(value: Any, *, depth: int = 0) -> Any:
         try:
             return base64.b64decode(value["b64"], validate=True)
         except (binascii.Error, TypeError, ValueError) as exc:
-            raise Problem(400, f"{str(value['b64'])[:_SHOWN]!r} is no base64.") from exc
+            raise Problem(400, f"{str(value['b64'])[:_SHOWN]!r} is not valid base64.") from exc
     return {key: with_bytes(item, depth=depth + 1) for key, item in value.items()}
 
 

@@ -1,4 +1,4 @@
-// What the server does now: requests, latencies, queues, models in memory. Asked every two seconds while visible.
+// Live activity: requests, latencies, queues, loaded models. Polled every two seconds while visible.
 
 import { ApiError, api, part, polled } from "./api.js";
 import { lineChart } from "./chart.js";
@@ -9,7 +9,7 @@ const X = Array.from({ length: 60 }, (_, i) => i - 60);
 const ago = (x) => (x === 0 ? "now" : `${x} s`);
 
 function charts() {
-  const rate = lineChart("Requests a second", { zero: true, xFormat: ago });
+  const rate = lineChart("Requests per second", { zero: true, xFormat: ago });
   const latency = lineChart("Latency", { zero: true, xFormat: ago, format: milliseconds,
     tick: (y) => `${short(y)} ms`, gap: "No requests in the last minute." });
   const update = (stats) => {
@@ -25,14 +25,14 @@ function tiles(stats) {
   const memory = stats.loaded.reduce((all, one) => all + one.size, 0);
   const failed = stats.failures_last_minute;
   const { p50, p99 } = stats.latency_ms;
-  const told = [
+  const figures = [
     ["Requests", `${short(stats.requests_per_second)}/s`, `${count(last)} in the last minute`],
     ["Failures", count(failed), "in the last minute", failed ? "bad" : ""],
     ["Latency p50", milliseconds(last ? p50 : null), last ? `p99 ${milliseconds(p99)}` : "no requests"],
     ["Queue", count(stats.rows_waiting), "rows waiting"],
     ["In memory", count(stats.loaded.length), `${stats.loaded.length === 1 ? "model" : "models"}, ${size(memory)}`],
   ];
-  return told.map(([name, value, more, kind]) => h("div.tile", h("dt", name),
+  return figures.map(([name, value, more, kind]) => h("div.tile", h("dt", name),
     h("dd", h("b", { class: kind }, value), h("small", more))));
 }
 
@@ -67,7 +67,7 @@ export async function activity({ signal, failed }) {
     update(now);
     workers.replaceChildren(tasks(now.runtime));
     resident.replaceChildren(now.loaded.length ? loaded(now)
-      : h("p.note", "None. A model is loaded when it is first asked for."));
+      : h("p.note", "None. A model is loaded on its first request."));
   };
   draw(stats);
   watched(signal, failed, draw, state);
@@ -81,7 +81,7 @@ export async function activity({ signal, failed }) {
 
 function loaded(stats) {
   const columns = ["Model", ["Version", "right"], ["Requests", "right"], ["p50", "right"], ["p99", "right wide"],
-    ["Requests a batch", "right wide"], ["Rows waiting", "right"], ["Size", "right wide"]];
+    ["Requests per batch", "right wide"], ["Rows waiting", "right"], ["Size", "right wide"]];
   return table("Models in memory", columns, stats.loaded.map((one) => {
     const live = stats.models[one.name];
     const { p50, p99 } = live?.requests_last_minute ? live.latency_ms : {};
@@ -94,8 +94,8 @@ function loaded(stats) {
   }));
 }
 
-function tasks(told) {
-  if (!told || told.problem) return h("p.note", told?.problem || "This server runs no tasks of the runtime.");
+function tasks(load) {
+  if (!load || load.problem) return h("p.note", load?.problem || "This server does not run tasks.");
   return table("Workers and queue", ["Engine", ["Workers", "right"], ["Busy", "right"], ["Tasks waiting", "right"]],
-    [[told.engine, told.workers, told.busy, told.waiting].map((value) => String(value ?? "–"))]);
+    [[load.engine, load.workers, load.busy, load.waiting].map((value) => String(value ?? "–"))]);
 }

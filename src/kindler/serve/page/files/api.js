@@ -1,4 +1,4 @@
-// The server's API, with the key of whoever is signed in. The key is kept until the tab is closed.
+// The server's API, with the visitor's key, which is kept until the tab is closed.
 
 const KEPT = "kindler.key";
 
@@ -8,7 +8,7 @@ export const key = {
   forget: () => sessionStorage.removeItem(KEPT),
 };
 
-/** What the server said when it did not do what it was asked; status 0: it said nothing. */
+/** A failed request; status 0 means that the server did not answer. */
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);
@@ -36,14 +36,14 @@ export async function api(path, { method = "GET", query = {}, body, signal } = {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The server cannot be reached.");
   }
-  let told;
+  let content;
   try {
-    told = JSON.parse(text, exact);
+    content = JSON.parse(text, exact);
   } catch {
-    told = { message: text.slice(0, 300) };
+    content = { message: text.slice(0, 300) };
   }
-  if (!reply.ok) throw new ApiError(reply.status, told?.message || `The server answered ${reply.status}.`);
-  return told;
+  if (!reply.ok) throw new ApiError(reply.status, content?.message || `The server returned status ${reply.status}.`);
+  return content;
 }
 
 /** A name in a path; its slashes too are part of the name. */

@@ -1,4 +1,4 @@
-// The frame of the page: which view an address means, the bar on top, and signing in.
+// The frame of the page: routing, the bar on top, and signing in.
 
 import { ApiError, api, key } from "./api.js";
 import { activity } from "./activity.js";
@@ -30,7 +30,7 @@ const VIEWS = {
   activity: () => activity,
 };
 
-const may = (scope) => Boolean(session) && [scope, "admin"].some((given) => session.scopes.includes(given));
+const may = (scope) => Boolean(session) && [scope, "admin"].some((one) => session.scopes.includes(one));
 
 async function show() {
   leaving.abort();
@@ -67,9 +67,9 @@ function put(view, at) {
 
 function fail(error, signal) {
   if (error.name === "AbortError" || signal.aborted) return;
-  leaving.abort(); // what the view still asks for
+  leaving.abort(); // pending requests of the view
   if (!(error instanceof ApiError)) console.error(error);
-  if (error.status === 401 || (error.status === 403 && !may("read"))) { // a key that opens no view
+  if (error.status === 401 || (error.status === 403 && !may("read"))) { // a key without access to any view
     session = null;
     nav.replaceChildren();
     corner.replaceChildren();
@@ -78,8 +78,8 @@ function fail(error, signal) {
   }
   if (session) bar(parsed(location.hash), null);
   put(h("div.card.problem", { role: "alert" },
-    h("h1", error.status === 404 ? "Not found" : error.status === 403 ? "Not allowed" : "That did not work"),
-    h("p.said", error instanceof ApiError ? error.message : "The page failed; its console says more."),
+    h("h1", error.status === 404 ? "Not found" : error.status === 403 ? "Not allowed" : "Something went wrong"),
+    h("p.said", error instanceof ApiError ? error.message : "The page failed; see the browser's console."),
     h("a", { href: "#/" }, "All models"), " · ", h("button.plain", { onclick: show }, "Try again")));
 }
 
@@ -113,11 +113,11 @@ function signIn(problem) {
   };
   const form = h("form.card.sign-in", { onsubmit: submit },
     h("h1", "Sign in"),
-    h("p", "This server answers those who have a key. It is kept in this tab only, until you close it."),
+    h("p", "This server requires an API key. The key is kept in this tab only, until you close it."),
     h("label", { for: "key" }, "API key"), input,
     h("p", { id: "key-said", class: "said", role: "alert" }, problem),
     h("button.primary", "Sign in"),
-    h("p.hint", "Whoever runs the server makes one: ",
+    h("p.hint", "The server's administrator creates one: ",
       h("code", "kindler keys add --scope read --scope predict")));
   requestAnimationFrame(() => input.focus());
   return form;

@@ -1,4 +1,4 @@
-// A dataset: what it is, and its first rows.
+// A dataset: its metadata and its first rows.
 
 import { ApiError, api, part } from "./api.js";
 import { about, card, cell, count, h, size, table, when, written } from "./dom.js";
@@ -54,4 +54,4 @@ function shown(told, found) {
 
 const numeric = (type) => /^(u?int|float|double|halffloat|decimal)/.test(type);
 
-const note = (rows, all) => h("p.hint", all > rows ? `The first ${rows} of ${count(all)} rows.` : `Rows: ${rows}.`);
+const note = (rows, all) => h("p.hint", all > rows ? `First ${rows} of ${count(all)} rows.` : `${rows} ${rows === 1 ? "row" : "rows"}.`);

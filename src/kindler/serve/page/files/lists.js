@@ -8,17 +8,17 @@ const MOST = 300; // rows that are drawn; a filter finds the others
 
 function listed(title, things, noun, columns, row, top, none) {
   const body = h("div");
-  const told = h("span.hint", { role: "status" });
+  const summary = h("span.hint", { role: "status" });
   const draw = (text) => {
     const found = things.filter((thing) => thing.name.toLowerCase().includes(text.trim().toLowerCase()));
-    told.textContent = found.length > MOST ? `${MOST} of ${count(found.length)}: filter to see others`
+    summary.textContent = found.length > MOST ? `${MOST} of ${count(found.length)}: filter to see more`
       : `${count(found.length)} ${noun}${found.length === 1 ? "" : "s"}`;
     body.replaceChildren(found.length ? table(title, columns, found.slice(0, MOST).map(row))
       : h("p.note", `No ${noun} has “${text.trim()}” in its name.`));
   };
   draw("");
   return h("div",
-    h("div.head", h("h1", title), things.length ? told : "",
+    h("div.head", h("h1", title), things.length ? summary : "",
       things.length > 5 ? h("input.filter", { type: "search", placeholder: "Filter by name",
         "aria-label": `Filter the ${noun}s by name`, oninput: (event) => draw(event.target.value) }) : ""),
     top, things.length ? h("section.card.flush", body) : none);
@@ -33,7 +33,7 @@ export async function models({ bucket, signal, failed }) {
     Object.entries(one.tags).sort().map(([alias, version]) => [chip(`${alias} → ${version}`), " "]),
     h("span.quiet", one.kind), size(one.size), when(one.created),
   ];
-  const words = "Put one into the store, and it is served at once: Keras, PyTorch, scikit-learn, ONNX, an Estimator.";
+  const words = "Store a model and it is served immediately: Keras, PyTorch, scikit-learn, ONNX, or an Estimator.";
   return listed("Models", told.models, "model", columns, row, strip(signal, failed),
     empty(bucket, "model", words, 'model, "first", tag="prod"'));
 }
@@ -47,13 +47,13 @@ export async function datasets({ bucket, signal }) {
     h("span.quiet", one.kind), count(one.rows), count(one.columns?.length), size(one.size), String(one.version),
     when(one.created),
   ];
-  const words = "Put a data frame, a table or an array into the store, and its first rows are shown here.";
+  const words = "Store a DataFrame, a table or an array, and its first rows appear here.";
   return listed("Datasets", told.datasets, "dataset", columns, row, "", empty(bucket, "dataset", words, 'frame, "first"'));
 }
 
 function empty(bucket, noun, words, line) {
   const om = bucket === "default" ? "om" : `om["${bucket}"]`;
-  const lines = ["from kindler import om\n", 'om.setup("…")  # the store of this server: its --store',
+  const lines = ["from kindler import om\n", 'om.setup("…")  # the store of this server (--store)',
     `${om}.${noun}s.put(${line})`];
   return h("section.card.empty", h("h2", `There is no ${noun} in the bucket ${bucket} yet`), h("p", words),
     h("pre", h("code", lines.join("\n"))));

@@ -1,4 +1,4 @@
-// A model: its versions and aliases, what it takes and gives, how it was trained, and a form to try it.
+// A model: its versions, aliases, signature and training history, and a form to try it.
 
 import { ApiError, api, part } from "./api.js";
 import { lineChart } from "./chart.js";
@@ -34,7 +34,7 @@ export async function model({ bucket, name, version, may, signal, again }) {
   } else {
     const button = () => h("button", { onclick: load }, `Load it (${size(told.size)})`);
     known.append(signature(told.signature), button());
-    form.append(h("p.note", "The form is made from what the loaded model takes. "), button());
+    form.append(h("p.note", "Load the model to build the form from its inputs. "), button());
   }
   const facts = [["Kind", told.kind], ["Version", `${told.version} of ${told.newest}`], ["Size", size(told.size)],
     ["Stored", when(told.created)],
@@ -71,7 +71,7 @@ function versions({ bucket, name }, told) {
 }
 
 function aliases({ bucket, name, again }, told, may) {
-  if (!may) return ""; // the versions tell which aliases there are
+  if (!may) return ""; // the table of versions lists the aliases
   const said = h("p.said", { role: "alert" });
   const act = async (doing, sentence) => {
     said.textContent = "";
@@ -96,8 +96,8 @@ function aliases({ bucket, name, again }, told, may) {
   const rows = Object.entries(told.tags).sort().map(([alias, at]) => {
     const target = choice(`Version for ${alias}`, at);
     const remove = () => {
-      if (!confirm(`Take the alias ${alias} away? Those who ask for ${name}@${alias} will get 404.`)) return;
-      act(() => api(path(alias), { method: "DELETE", query: { bucket } }), `${alias} is gone.`);
+      if (!confirm(`Remove the alias ${alias}? Requests for ${name}@${alias} will get 404.`)) return;
+      act(() => api(path(alias), { method: "DELETE", query: { bucket } }), `${alias} was removed.`);
     };
     return h("li", h("form.line", { onsubmit: (event) => move(event, alias, target.value) },
       chip(alias), target, h("button", "Move"),
@@ -112,7 +112,7 @@ function aliases({ bucket, name, again }, told, may) {
 }
 
 function signature(told) {
-  if (!told) return h("p.note", "The store does not know it; the model does, once it is loaded.");
+  if (!told) return h("p.note", "Unknown until the model is loaded.");
   const rows = (specs, side) => specs.map((one) => [
     h("span.quiet", side), h("code", one.name), one.dtype || "any", h("code", shown(one.shape))]);
   const all = [...rows(told.inputs, "in"), ...rows(told.outputs, "out")];

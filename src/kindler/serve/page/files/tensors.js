@@ -1,4 +1,4 @@
-// What a model takes, as JSON to edit; the shape of what was typed; outputs as the rows of a table. Pure.
+// Example inputs as JSON, the shape of typed JSON, and outputs as table rows. Pure functions.
 
 const LONG = 200_000; // values beyond which an example is no text to edit
 
@@ -13,11 +13,10 @@ export function shapeOf(value) {
   const wrong = inside.find((one) => one.problem);
   if (wrong) return wrong;
   const other = inside.findIndex((one) => String(one.shape) !== String(inside[0].shape));
-  if (other > 0) return { problem: `part ${other + 1} of a list has another shape than its first` };
+  if (other > 0) return { problem: `item ${other + 1} of a list has a different shape than the first` };
   return { shape: [value.length, ...(inside[0]?.shape ?? [])] };
 }
 
-/** A shape for people. */
 export const shown = (shape) => (shape
   ? `[${shape.map((n, i) => (n >= 0 ? n : i === 0 ? "rows" : "any")).join(", ")}]` : "any shape");
 
@@ -69,12 +68,12 @@ function spaced(part) {
 export function checked(data, signature) {
   if (Array.isArray(data) && data.length && data.every(isObject)) {
     const missing = (signature.columns || []).filter((name) => !(name in data[0]));
-    return missing.length ? { ok: false, text: `without the columns ${missing.join(", ")}` }
+    return missing.length ? { ok: false, text: `missing columns: ${missing.join(", ")}` }
       : { ok: true, text: `${data.length} ${data.length === 1 ? "row" : "rows"} by column` };
   }
   const several = signature.inputs.length > 1;
   if (several && !isObject(data)) {
-    return { ok: false, text: `an object with ${signature.inputs.map((spec) => spec.name).join(", ")} is needed` };
+    return { ok: false, text: `expected an object with ${signature.inputs.map((spec) => spec.name).join(", ")}` };
   }
   if (!several && !Array.isArray(data)) return { ok: true, text: "sent as it is" };
   const found = signature.inputs.map((spec) => ({ spec, ...shapeOf(several ? data[spec.name] : data) }));

@@ -1,4 +1,4 @@
-// A form that sends a prediction, made from what the model takes; the answer as a table.
+// A form that sends a prediction, built from the model's signature; the result is shown as a table.
 
 import { api, key, part } from "./api.js";
 import { cell, count, h, milliseconds, table } from "./dom.js";
@@ -9,7 +9,7 @@ const ROWS = 100; // of an answer that are shown
 const ALOUD = 300_000; // characters up to which the shape is checked while typing
 
 export function tryIt({ bucket, name, version, signal }, told, signature, may) {
-  if (!may) return h("p.note", "Your key is not for predictions; one with the scope predict is.");
+  if (!may) return h("p.note", "Your API key lacks the scope predict.");
   const text = h("textarea", { id: "try-data", spellcheck: "false", rows: "8", "aria-describedby": "try-shape" });
   const shape = h("p", { id: "try-shape", class: "hint", role: "status" });
   const rows = h("input", { id: "try-rows", type: "number", min: "1", max: "1000", value: "2" });
@@ -23,14 +23,14 @@ export function tryIt({ bucket, name, version, signal }, told, signature, may) {
     targets.map(([value, label]) => h("option", { value, selected: value === preferred }, label)));
   const method = h("select", { id: "try-method" }, signature.methods.map((one) => h("option", { value: one }, one)));
   const send = h("button.primary", "Predict");
-  const result = h("div.result", { "aria-live": "polite" }, h("p.note", "The answer is shown here."));
+  const result = h("div.result", { "aria-live": "polite" }, h("p.note", "The result appears here."));
   const takes = signature.inputs.map((spec) => `${spec.name}: ${spec.dtype || "any type"} ${shown(spec.shape)}`).join("; ");
 
   const fill = (how) => {
     const made = example(signature, Math.max(1, Number(rows.value) || 1), how);
     text.value = made ? lines(made) : "";
     if (made) look();
-    else shape.replaceChildren("A row of this model is too long to write here; paste it, or send it with a program.");
+    else shape.replaceChildren("A row of this model is too long for this form; paste it, or send it from a program.");
   };
   const look = () => {
     mine.text = text.value;
@@ -40,7 +40,7 @@ export function tryIt({ bucket, name, version, signal }, told, signature, may) {
       data = JSON.parse(text.value);
     } catch (error) {
       shape.className = "hint bad";
-      shape.replaceChildren(`No JSON yet: ${error.message}`);
+      shape.replaceChildren(`Not valid JSON: ${error.message}`);
       return;
     }
     const found = checked(data, signature);
@@ -58,7 +58,7 @@ export function tryIt({ bucket, name, version, signal }, told, signature, may) {
     try {
       body = bodyOf(JSON.parse(text.value), text.value);
     } catch (error) {
-      result.replaceChildren(h("p.said", `The input is no JSON: ${error.message}`));
+      result.replaceChildren(h("p.said", `The input is not valid JSON: ${error.message}`));
       text.focus();
       return;
     }
@@ -87,13 +87,13 @@ export function tryIt({ bucket, name, version, signal }, told, signature, may) {
   if (mine.text) { text.value = mine.text; look(); } else fill("steps");
   return h("div.pair",
     h("form", { onsubmit: predict, "aria-label": "Try it" },
-      h("div.line", h("label", { for: "try-target" }, "Ask"), target,
-        signature.methods.length > 1 ? [h("label", { for: "try-method" }, "for"), method] : ""),
+      h("div.line", h("label", { for: "try-target" }, "Model"), target,
+        signature.methods.length > 1 ? [h("label", { for: "try-method" }, "method"), method] : ""),
       h("div.line.between", h("label", { for: "try-data" }, "Input as JSON"),
         h("span.line", h("label", { for: "try-rows" }, "rows"), rows,
           h("button", { type: "button", onclick: () => fill("zeros") }, "Zeros"),
           h("button", { type: "button", onclick: () => fill("random") }, "Random"))),
-      text, shape, h("p.hint", `Takes ${takes}`),
+      text, shape, h("p.hint", `Inputs: ${takes}`),
       h("div.line", send, h("span.hint.wide", "or Ctrl+Enter"))),
     result);
 }
@@ -110,7 +110,7 @@ function answer(reply, took) {
   return h("div",
     h("p.answered", h("strong", `Version ${reply.version}`), ` answered in ${milliseconds(took)}`,
       h("span.hint", ` · ${kinds}`)),
-    table("Answer", [["", "right quiet"], ...numbers],
+    table("Result", [["", "right quiet"], ...numbers],
       rows.slice(0, ROWS).map((row, i) => [String(i), ...row.map(cell)])),
     rows.length > ROWS ? h("p.hint", `${ROWS} of ${count(rows.length)} rows.`) : "");
 }
@@ -120,7 +120,7 @@ function request(path, bucket, body) {
   const url = `${location.origin}/api/v1/${path}${bucket === "default" ? "" : `?bucket=${bucket}`}`;
   const auth = key.get() ? ` -H "Authorization: Bearer $KINDLER_KEY"` : "";
   const sent = body.length > 4000 ? "@input.json" : body.replace(/\s*\n\s*/g, " ");
-  return h("details", h("summary", "The same with curl"),
+  return h("details", h("summary", "Same request with curl"),
     h("pre", { tabindex: "0" }, h("code",
       `curl -X PUT ${quoted(url)}${auth} \\\n  -H 'Content-Type: application/json' \\\n  -d ${quoted(sent)}`)));
 }
