@@ -132,7 +132,7 @@ def irregular_table(rows: int) -> Any:
 
 
 def _kindler(folder: Path, tables: dict[str, Any]) -> dict[str, Callable[[str], float]]:
-    from kindler.data import tfrecord
+    from kindler import tfrecord
 
     def read(shape: str) -> None:
         file = path(folder, "tensorflow", shape)

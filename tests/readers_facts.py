@@ -16,7 +16,7 @@ from pandas.testing import assert_frame_equal
 from PIL import Image
 
 import kindler
-from kindler.data import tfrecord
+from kindler import tfrecord
 from kindler.errors import DataError
 
 

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.linear_model import LinearRegression
 
-from kindler import Omega, cli
-from kindler.data import tfrecord
+from kindler import Omega, cli, tfrecord
 
 Kindler = Callable[..., tuple[int, str, str]]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from flavour import one_is_enough
 
-from kindler.data import tfrecord
+from kindler import tfrecord
 
 pytestmark = [pytest.mark.keras, one_is_enough]
 

@@ -35,7 +35,7 @@ def read_tfrecord(
 
     Args:
         file_path: A file, a folder, a glob, a URI, or a list of them.
-        schema: As for `kindler.data.tfrecord.read`, as are the next five; without it a sample tells.
+        schema: As for `kindler.tfrecord.read`, as are the next five; without it a sample tells.
         columns: Which columns, in this order; all if not given.
         compression: "gzip", None, or "auto" to look at each file.
         verify: Check the data's checksums.

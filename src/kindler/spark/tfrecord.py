@@ -43,7 +43,7 @@ def write_frame(
 ) -> list[str]:
     """Write a frame as a folder of TFRecord files, one a partition; an empty partition writes none.
 
-    See `kindler.data.tfrecord.write` for the arguments.
+    See `kindler.tfrecord.write` for the arguments.
     """
     part_name(0, compression)
     spark = frame.sparkSession
@@ -79,7 +79,7 @@ def scan_frame(
     binary: Collection[str] = (),
     sample_rows: int | None = 1000,
 ) -> DataFrame:
-    """See `kindler.data.tfrecord.scan`."""
+    """See `kindler.tfrecord.scan`."""
     given = [path] if isinstance(path, str | os.PathLike) else path
     places = [absolute(one) for one in given]  # a task has another working folder
     planned: Plan = at_files(

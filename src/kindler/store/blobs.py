@@ -17,12 +17,12 @@ from urllib.parse import quote
 
 from kindler.errors import ConfigError, DamagedError, MissingExtraError, StoreError
 from kindler.store import staging
-from kindler.store.hashing import sha256_of
+from kindler.store.hashing import check_whole, sha256_of
 from kindler.store.urls import folder_of
 
 _CHUNK_BYTES = 1 << 20
 
-__all__ = ["Blobs", "FileBlobs", "MemoryBlobs", "check_whole", "open_blobs"]
+__all__ = ["Blobs", "FileBlobs", "MemoryBlobs", "open_blobs"]
 
 
 class Blobs(Protocol):
@@ -81,17 +81,6 @@ def open_blobs(url: str) -> Blobs:
     raise ConfigError(
         f"unknown blob scheme {scheme}://.\nHint: use file://, s3://, gs://, az:// or memory://."
     )
-
-
-def check_whole(path: Path, sha256: str) -> None:
-    """Compare a file with its name.
-
-    Raises:
-        DamagedError: It is something else.
-    """
-    found = sha256_of(path)
-    if found != sha256:
-        raise DamagedError(sha256=sha256, problem=f"its bytes hash to {found}")
 
 
 class FileBlobs:

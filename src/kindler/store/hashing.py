@@ -6,7 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["copy_hashed", "sha256_of"]
+from kindler.errors import DamagedError
+
+__all__ = ["check_whole", "copy_hashed", "sha256_of"]
 
 _CHUNK_BYTES = 1 << 20
 
@@ -39,3 +41,14 @@ def copy_hashed(source: BinaryIO, target: Path, *, at_most: int | None = None) -
             if at_most is not None and size > at_most:
                 break
     return found.hexdigest(), size
+
+
+def check_whole(path: Path, sha256: str) -> None:
+    """Compare a file with its name.
+
+    Raises:
+        DamagedError: It is something else.
+    """
+    found = sha256_of(path)
+    if found != sha256:
+        raise DamagedError(sha256=sha256, problem=f"its bytes hash to {found}")

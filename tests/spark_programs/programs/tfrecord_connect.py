@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 import kindler
-from kindler.data import tfrecord
+from kindler import tfrecord
 from kindler.errors import ConfigError, DataError
 
 

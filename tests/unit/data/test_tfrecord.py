@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kindler.data import tfrecord
+from kindler import tfrecord
 from kindler.data.tfrecord.framing import checksum
 from kindler.errors import ConfigError, DataError, MissingExtraError
 

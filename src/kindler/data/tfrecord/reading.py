@@ -46,7 +46,7 @@ def plan(
     binary: Collection[str],
     sample_rows: int | None,
 ) -> Plan:
-    """See `kindler.data.tfrecord.read` for the arguments.
+    """See `kindler.tfrecord.read` for the arguments.
 
     Raises:
         ConfigError: No such file or column, or a schema that cannot be.

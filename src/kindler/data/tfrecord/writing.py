@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import add
@@ -16,11 +15,10 @@ from kindler.data.paths import absolute
 from kindler.data.tfrecord.encode import encode
 from kindler.data.tfrecord.files import part_name, staged, written
 from kindler.data.tfrecord.schema import refusal
-from kindler.errors import ConfigError, DataError, MissingExtraError
+from kindler.errors import ConfigError, DataError
 
-__all__ = ["checked", "is_spark_frame", "spark_side", "write_files", "write_rows"]
+__all__ = ["checked", "is_spark_frame", "write_files", "write_rows"]
 
-_SPARK = "kindler.spark.tfrecord"
 # Rows are encoded so many bytes at a time, which stay in the processor's cache until they are written.
 _CHUNK_BYTES = 2 << 20
 
@@ -28,17 +26,6 @@ _CHUNK_BYTES = 2 << 20
 def is_spark_frame(data: Any) -> bool:
     """Whether this is a Spark DataFrame, classic or Connect; pyspark is not imported to find out."""
     return type(data).__name__ == "DataFrame" and type(data).__module__.startswith("pyspark.sql")
-
-
-def spark_side(name: str) -> Callable[..., Any]:
-    """A function of Spark's side, which lies above this part and is found by name."""
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(_SPARK), name)
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "pyspark":
-            raise
-        raise MissingExtraError(what="a Spark DataFrame", package="pyspark", extra="spark") from exc
-    return found
 
 
 def write_files(
@@ -50,7 +37,7 @@ def write_files(
     overwrite: bool,
     columns: Sequence[str] | None,
 ) -> list[str]:
-    """See `kindler.data.tfrecord.write`."""
+    """See `kindler.tfrecord.write`."""
     part_name(0, compression)
     if rows_per_file is not None and rows_per_file < 1:
         raise ConfigError(f"rows_per_file={rows_per_file}: must be at least 1.")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from kindler.data import tfrecord
+from kindler import tfrecord
 from kindler.data.tfrecord.files import opened
 from kindler.data.tfrecord.framing import blocks, checksum, masked
 from kindler.errors import ConfigError, MissingExtraError

@@ -1,0 +1,208 @@
+"""TFRecord files of tf.train.Example, without TensorFlow: tables and DataFrames to files, and back.
+
+`write` and `read` are for data of this process, `iter_batches` reads more than fits into memory, and `scan`
+lets Spark read. The format is in `kindler.data.tfrecord`, Spark's side in `kindler.spark.tfrecord`.
+
+    in Arrow, numpy or Spark                       in the file
+    bool, int8 ... uint64                          int64_list; a uint64 above 2**63 - 1 is an error
+    float16, float32                               float_list
+    float64                                        float_list: rounded to 32 bits, as there is no other
+    string, binary                                 bytes_list
+    lists, nested lists, tensors, rows of arrays   the values in one line
+    null                                           the feature is left out
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from kindler.data.tfrecord.files import Compression, Paths, find
+from kindler.data.tfrecord.reading import SAMPLE_ROWS, Plan, batches, plan, sampled
+from kindler.data.tfrecord.schema import SchemaLike
+from kindler.data.tfrecord.writing import is_spark_frame, write_files
+from kindler.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["infer_schema", "iter_batches", "read", "scan", "write"]
+
+
+def write(
+    data: Any,
+    path: str | os.PathLike[str],
+    *,
+    compression: Literal["gzip"] | None = None,
+    rows_per_file: int | None = None,
+    overwrite: bool = False,
+    columns: Sequence[str] | None = None,
+) -> list[str]:
+    """Write rows as TFRecord files, one tf.train.Example a row.
+
+    Files are written under another name beside their place and renamed at the end: a failure leaves nothing
+    behind, and what was there before stays until then.
+
+    Args:
+        data: A pyarrow Table, RecordBatch or RecordBatchReader, a pandas DataFrame, a dict of arrays, or a
+            Spark DataFrame, whose tasks write one file a partition.
+        path: The file to write; the folder, for a Spark DataFrame or with `rows_per_file`.
+        compression: "gzip" for the whole file, as TensorFlow has it.
+        rows_per_file: Write a folder of files with so many rows each: part-00000.tfrecord and on.
+        overwrite: Replace what is there.
+        columns: Which columns, in this order; all if not given.
+
+    Returns:
+        The files, in the order of the rows.
+
+    Raises:
+        ConfigError: Something is there already, or `data` is no data.
+        DataError: A type or a value that has no place in an Example; it names column and row.
+    """
+    if is_spark_frame(data):
+        if rows_per_file is not None:
+            raise ConfigError(
+                "rows_per_file does not apply to Spark DataFrames, which are written as one"
+                " file per partition.\n"
+                "Hint: use frame.repartition(...)."
+            )
+        files: list[str] = _spark_side().write_frame(
+            data, os.fspath(path), compression=compression, overwrite=overwrite, columns=columns
+        )
+        return files
+    return write_files(
+        data,
+        os.fspath(path),
+        compression=compression,
+        rows_per_file=rows_per_file,
+        overwrite=overwrite,
+        columns=columns,
+    )
+
+
+def read(
+    path: Paths,
+    *,
+    schema: SchemaLike | None = None,
+    columns: Sequence[str] | None = None,
+    compression: Compression = "auto",
+    verify: bool = True,
+    binary: Collection[str] = (),
+    sample_rows: int | None = SAMPLE_ROWS,
+) -> pa.Table:
+    """Read TFRecord files into a table.
+
+    Args:
+        path: A file, a folder, a glob, a URI, or a list of them.
+        schema: A pyarrow.Schema, or a dict of pyarrow types, numpy dtypes, "string", "binary" and
+            (dtype, shape). Features that it does not name are left out. Without it, `infer_schema` says
+            what is there, and any column may hold nulls.
+        columns: Which columns, in this order; all if not given.
+        compression: "gzip", None, or "auto" to look at each file.
+        verify: Check the data's checksums. Those of the lengths are always checked.
+        binary: Columns of bytes that are not text, though they may look like it. For an inferred schema.
+        sample_rows: How many records the schema is inferred from; None for all.
+
+    Returns:
+        The rows in the order of the files. A feature that a record does not have is null.
+
+    Raises:
+        ConfigError: No such file or column.
+        DataError: A file is damaged or no TFRecord file, or a record is not as the schema says; it names
+            file, record (from 0) and byte (of the uncompressed content).
+    """
+    planned = plan(path, schema, columns, compression, verify, binary, sample_rows)
+    return pa.Table.from_batches(_all(planned), planned.schema)
+
+
+def iter_batches(
+    path: Paths,
+    *,
+    schema: SchemaLike | None = None,
+    columns: Sequence[str] | None = None,
+    compression: Compression = "auto",
+    verify: bool = True,
+    binary: Collection[str] = (),
+    sample_rows: int | None = SAMPLE_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """Read TFRecord files batch by batch, in the memory that some megabytes of records need.
+
+    The arguments are those of `read`. Batches are as large as is quick; one never spans two files. What is
+    wrong with the arguments is said before the first batch is asked for.
+    """
+    return _all(plan(path, schema, columns, compression, verify, binary, sample_rows))
+
+
+def infer_schema(
+    path: Paths,
+    *,
+    compression: Compression = "auto",
+    verify: bool = True,
+    binary: Collection[str] = (),
+    sample_rows: int | None = SAMPLE_ROWS,
+) -> pa.Schema:
+    """The schema that a sample of records suggests, columns sorted by name.
+
+    An int64_list is int64, a float_list float32, and a bytes_list a string if all samples are UTF-8 text,
+    otherwise binary. A feature with one value wherever it has any is that value, any other is a list; if all
+    lists have one length, the field's metadata has it as "kindler.length". A feature that is missing or empty
+    in some records is nullable.
+
+    Args:
+        path: A file, a folder, a glob, a URI, or a list of them.
+        compression: "gzip", None, or "auto" to look at each file.
+        verify: Check the data's checksums.
+        binary: Columns of bytes that are not text, though they may look like it.
+        sample_rows: How many records to look at, from the first; None for all.
+    """
+    return sampled(find(path), compression, verify, binary, sample_rows)
+
+
+def scan(
+    spark: SparkSession,
+    path: Paths,
+    *,
+    schema: SchemaLike | None = None,
+    columns: Sequence[str] | None = None,
+    compression: Compression = "auto",
+    verify: bool = True,
+    binary: Collection[str] = (),
+    sample_rows: int | None = SAMPLE_ROWS,
+) -> DataFrame:
+    """A lazy Spark DataFrame of TFRecord files, read by the tasks.
+
+    A file is a partition, in the order of the files, and is never split: many files of some hundred megabytes
+    are read faster than one large one. Every executor must find the files under the same path. Classic
+    sessions and Spark Connect work alike.
+
+    The other arguments are those of `read`. Lists of a fixed length and tensors become Spark arrays.
+    """
+    frame: DataFrame = _spark_side().scan_frame(
+        spark,
+        path,
+        schema=schema,
+        columns=columns,
+        compression=compression,
+        verify=verify,
+        binary=binary,
+        sample_rows=sample_rows,
+    )
+    return frame
+
+
+def _all(planned: Plan) -> Iterator[pa.RecordBatch]:
+    for file in planned.files:
+        yield from batches(planned, file)
+
+
+def _spark_side() -> Any:
+    try:
+        from kindler.spark import tfrecord
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "pyspark":
+            raise
+        raise MissingExtraError(what="a Spark DataFrame", package="pyspark", extra="spark") from exc
+    return tfrecord
