@@ -49,19 +49,19 @@ class ShardBackend(Protocol):
         """Pairs of shards of the same number; `other` is of the same home."""
 
     def sorted_rows(self, names: Sequence[str], ascending: Sequence[bool]) -> ShardBackend:
-        """See `frames.sorted_rows`."""
+        """The rows of all frames in order; equal rows stay as they were, and nulls come last."""
 
     def distinct(self) -> ShardBackend:
-        """See `frames.distinct`."""
+        """Each row of all frames once, where it is first."""
 
     def grouped(self, keys: Sequence[str], wanted: Sequence[Aggregate], *, join: bool) -> ShardBackend:
-        """See `frames.grouped`."""
+        """A row for each group, in the order of the keys; with `join`, all rows with their group's values."""
 
     def merged(self, right: Any, how: str, names: MergeNames) -> ShardBackend:
-        """See `frames.merged`."""
+        """Rows of both sides whose keys are equal, in the order of the left ones; a null equals nothing."""
 
     def described(self, names: Sequence[str]) -> Any:
-        """See `frames.described`."""
+        """What pandas' `describe` says of numeric columns, over all shards."""
 
     def schema(self) -> pa.Schema:
         """The plain schema of frames, all shards together."""
