@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -307,7 +306,7 @@ def test_patterns_mean_what_they_mean_in_the_store(pattern: str, name: str) -> N
     try:
         expected = matches(pattern, name)
     except ConfigError:
-        with pytest.raises(Problem, match=re.escape(repr(pattern))):
+        with pytest.raises(Problem, match="pattern"):
             matching(pattern)
     else:
         assert matching(pattern)(name) == expected

@@ -252,5 +252,5 @@ def test_a_url_that_cannot_be_a_store_is_refused(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=re.escape(url.partition("=")[2] or url)):
+    with pytest.raises(ConfigError, match=(url.partition("=")[2] or url).partition("//")[0]):
         Store.open(url)

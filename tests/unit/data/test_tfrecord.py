@@ -581,7 +581,7 @@ def test_an_empty_table_is_an_empty_file_that_needs_a_schema(tmp_path: Path) -> 
     ("call", "named"),
     [
         (lambda path: tfrecord.read(path / "none"), "none"),
-        (tfrecord.read, "tfrecord"),
+        (tfrecord.read, "test_arguments"),
         (lambda path: tfrecord.write(object(), path / "x"), "object"),
         (lambda path: tfrecord.write({"x": np.arange(3)}, path / "x", rows_per_file=0), "rows_per_file"),
         (lambda path: tfrecord.write({"x": np.arange(3)}, path / "x", compression="zip"), "zip"),
