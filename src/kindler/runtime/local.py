@@ -1,7 +1,7 @@
 """The local engine: worker processes on this machine, started on demand and kept for the next tasks.
 
 A process takes tasks of one family only (see `faces.family_of`), and best those of a model that it has in
-memory. Threads exist only while there are tasks.
+memory. Threads exist while there are tasks.
 """
 
 from __future__ import annotations
