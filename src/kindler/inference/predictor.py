@@ -22,7 +22,7 @@ from kindler.errors import ConfigError
 from kindler.frameworks.contract import Scorer
 from kindler.frameworks.registry import FRAMEWORKS
 
-__all__ = ["Predictor", "Recipe", "fixed_batches"]
+__all__ = ["Arrays", "Predictor", "Recipe", "fixed_batches"]
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 

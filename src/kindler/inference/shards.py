@@ -14,11 +14,9 @@ from kindler.data.columns import conform, to_numpy
 from kindler.data.shards.codec import Packed, pack, unpack
 from kindler.data.shards.reading import Values, pieces, values
 from kindler.inference.outputs import like
-from kindler.inference.predictor import Predictor
+from kindler.inference.predictor import Arrays, Predictor
 
 __all__ = ["ShardScorer"]
-
-Arrays = tuple[np.ndarray[Any, Any], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

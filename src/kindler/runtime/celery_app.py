@@ -91,7 +91,7 @@ def reply_queue(name: str) -> Any:
 
 def _transport_options(url: str, lease_s: float) -> dict[str, Any]:
     if not url.startswith("redis"):
-        # Else what is sent over a connection that the other side has closed is lost without a word.
+        # Otherwise messages sent over a connection that the other side has closed are lost silently.
         return {"confirm_publish": True}
     # Redis knows of no connection that broke: a task whose lease is not renewed goes back to its queue.
     return {

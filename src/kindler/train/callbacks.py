@@ -294,11 +294,11 @@ def _metric(who: str, name: str, logs: dict[str, Any]) -> float | None:
     raise ConfigError(f"{who}(monitor={name!r}): no such metric; available: {sorted(logs)}.")
 
 
-def _filled(path: str, figures: dict[str, Any]) -> str:
+def _filled(path: str, values: dict[str, Any]) -> str:
     try:
-        return string.Formatter().vformat(path, (), figures)
+        return string.Formatter().vformat(path, (), values)
     except (LookupError, ValueError) as exc:
         raise ConfigError(
             f"ModelCheckpoint(path={path!r}): cannot be filled in for this epoch ({exc});"
-            f" available: {sorted(figures)}."
+            f" available: {sorted(values)}."
         ) from exc

@@ -8,6 +8,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, overload
 
 from kindler.errors import ConfigError, MissingExtraError
+from kindler.train.metric_names import BOOKKEEPING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["History"]
 
 _MAX_ACROSS = 4
-_NOT_PLOTTED = {"epoch", "steps", "num_samples", "seconds", "rows_per_s", "val_num_samples"}
 
 
 class History(Sequence[dict[str, Any]]):
@@ -136,6 +136,6 @@ def _panels(names: Sequence[str]) -> dict[str, list[str]]:
     """A panel for each metric, with its validation values in the same one."""
     panels: dict[str, list[str]] = {}
     for name in names:
-        if name not in _NOT_PLOTTED:
+        if name not in BOOKKEEPING:
             panels.setdefault(name.removeprefix("val_"), []).append(name)
     return panels

@@ -1,4 +1,4 @@
-"""Whether higher or lower values of a metric are better, inferred from its name."""
+"""The names of metrics: which are metrics at all, and whether higher or lower values are better."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Literal
 
 from kindler.errors import ConfigError
 
-__all__ = ["Direction", "direction", "improves", "parse"]
+__all__ = ["BOOKKEEPING", "Direction", "direction", "improves", "parse"]
 
 Direction = Literal["min", "max"]
+
+# What a row of the history has besides loss and metrics.
+BOOKKEEPING = frozenset({"epoch", "steps", "num_samples", "seconds", "rows_per_s", "val_num_samples"})
 
 _SMALLER = frozenset(
     {

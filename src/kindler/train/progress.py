@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
+from kindler.train.metric_names import BOOKKEEPING
+
 __all__ = ["ProgressBar", "epoch_line", "figures", "remaining", "shares"]
 
 _SHOWN_FIGURES = 6
-_NOT_SHOWN = {"epoch", "steps", "num_samples", "seconds", "rows_per_s", "val_num_samples"}
 _BAR = "{desc}: {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {unit}{postfix}"
 
 
@@ -160,7 +161,7 @@ def figures(values: Mapping[str, Any]) -> list[str]:
     >>> figures({"epoch": 1, "loss": 0.123456, "accuracy": 1})
     ['loss 0.1235', 'accuracy 1']
     """
-    shown = [(k, v) for k, v in values.items() if k not in _NOT_SHOWN and isinstance(v, int | float)]
+    shown = [(k, v) for k, v in values.items() if k not in BOOKKEEPING and isinstance(v, int | float)]
     return [f"{name} {value:.4g}" for name, value in shown[:_SHOWN_FIGURES]]
 
 

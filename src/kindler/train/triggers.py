@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kindler.errors import ConfigError
+from kindler.train.metric_names import BOOKKEEPING
 
 __all__ = [
     "EveryEpoch",
@@ -25,7 +26,7 @@ __all__ = [
     "score_of",
 ]
 
-_NO_SCORES = frozenset({"epoch", "steps", "num_samples", "loss", "lr", "seconds", "rows_per_s"})
+_NO_SCORES = BOOKKEEPING | {"loss", "lr"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
