@@ -135,13 +135,13 @@ class FitOptions(RunOptions):
         return epoch % freq == 0 if isinstance(freq, int) else epoch in freq
 
     def complaints(self) -> Iterator[str]:
-        yield from super().complaints()
         yield from at_least_one(
             epochs=self.epochs,
             max_steps=self.max_steps,
             steps_per_epoch=self.steps_per_epoch,
             keep_checkpoints=self.keep_checkpoints,
         )
+        yield from super().complaints()
         yield from self._epoch_complaints()
         for name in ("checkpoint_trigger", "end_trigger"):
             trigger = getattr(self, name)
