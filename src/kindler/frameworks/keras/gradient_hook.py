@@ -14,7 +14,17 @@ from kindler.collective import Array, Collective
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.error_relay import HostCode
 
-__all__ = ["Exchange", "Means", "Rows", "count", "install", "optimizers", "refuse_own_step", "replaced"]
+__all__ = [
+    "Exchange",
+    "Means",
+    "Rows",
+    "count",
+    "install",
+    "optimizers",
+    "refuse_own_step",
+    "replaced",
+    "scaled_loss",
+]
 
 Means = Callable[[Sequence[Array], float], list[Array]]
 
@@ -76,6 +86,12 @@ def refuse_own_step(model: Any, keras: Any) -> None:
             f"{type(model).__name__} has a train_step of its own, so only Keras knows its gradients.\n"
             "Hint: use sync='allreduce'."
         )
+
+
+def scaled_loss(model: Any, loss: Any) -> Any:
+    """The loss times what an optimizer of mixed precision will divide gradients by."""
+    scale = getattr(model.optimizer, "scale_loss", None)
+    return loss if scale is None else scale(loss)
 
 
 def count(model: Any, loss: Any, rows: int, *judged: Any) -> None:

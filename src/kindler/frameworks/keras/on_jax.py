@@ -41,7 +41,12 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
     others = model.non_trainable_variables
     state = [[v.value for v in part] for part in (model.trainable_variables, others, model.metrics_variables)]
     grads, (loss, outputs, changed, _) = jax.grad(model.compute_loss_and_updates, has_aux=True)(
-        *state, inputs, targets, weights, training=True
+        *state,
+        inputs,
+        targets,
+        weights,
+        training=True,
+        optimizer_variables=[v.value for v in model.optimizer.variables],
     )
     for variable, value in zip(others, changed, strict=True):
         variable.assign(value)

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from kindler.collective import Array
-from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced, scaled_loss
 
 __all__ = ["apply", "gradients", "idle_step", "judge_once", "settle", "share_gradients", "weigh"]
 
@@ -61,7 +61,8 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
     with tf.GradientTape() as tape:
         outputs = model(inputs, training=True)
         loss = model.compute_loss(inputs, targets, outputs, weights)
-    found = tape.gradient(loss, [_value(variable) for variable in model.trainable_variables])
+        scaled = scaled_loss(model, loss)
+    found = tape.gradient(scaled, [_value(variable) for variable in model.trainable_variables])
     count(model, loss, int(_count(inputs)), inputs, targets, outputs, weights)
     return [None if grad is None else tf.convert_to_tensor(grad).numpy() for grad in found]
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kindler.frameworks.keras.backends import DEVICE_VARIABLE
-from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced, scaled_loss
 from kindler.frameworks.torch.device import resolve_device
 
 __all__ = [
@@ -75,7 +75,7 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
     model.zero_grad()
     outputs = model(inputs, training=True)
     loss = model.compute_loss(inputs, targets, outputs, weights)
-    loss.backward()
+    scaled_loss(model, loss).backward()
     with torch.no_grad():
         count(model, loss.detach(), _count(inputs), inputs, targets, outputs, weights)
     found = [variable.value.grad for variable in model.trainable_variables]
