@@ -11,7 +11,7 @@ from typing import Literal
 
 from kindler.registry import Registry, Spec
 
-__all__ = ["FRAMEWORKS", "FrameworkSpec", "framework_of_kind"]
+__all__ = ["FRAMEWORKS", "FrameworkSpec"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,6 @@ class FrameworkSpec(Spec):
         callbacks: The packages whose `Callback` classes its users' callbacks are derived from.
         row_weights: Whether it takes a weight per row, and weights of classes.
         live: Whether the user may change the model between runs, so that its own state counts.
-        model_kinds: The kinds, in the table of models, that its models are stored as.
     """
 
     can: frozenset[str] = frozenset({"train", "predict"})
@@ -32,7 +31,6 @@ class FrameworkSpec(Spec):
     callbacks: tuple[str, ...] = ("kindler",)
     row_weights: bool = False
     live: bool = False
-    model_kinds: tuple[str, ...] = ()
 
 
 FRAMEWORKS = Registry(
@@ -44,7 +42,6 @@ FRAMEWORKS = Registry(
             package="torch",
             extra="torch",
             preload="kindler.frameworks.torch.replica:preload",
-            model_kinds=("torch",),
         ),
         FrameworkSpec(
             name="keras",
@@ -56,19 +53,7 @@ FRAMEWORKS = Registry(
             callbacks=("keras", "tf_keras"),
             row_weights=True,
             live=True,
-            model_kinds=("keras", "tf_keras"),
         ),
     ],
     group="kindler.frameworks",
 )
-
-
-def framework_of_kind(kind: str) -> str | None:
-    """The framework whose models are stored as this kind of model; None where there is none."""
-    return _of_kind(kind, FRAMEWORKS.built_in) or _of_kind(
-        kind, FRAMEWORKS.names
-    )  # entry points take a while
-
-
-def _of_kind(kind: str, names: tuple[str, ...]) -> str | None:
-    return next((name for name in names if kind in FRAMEWORKS.spec(name).model_kinds), None)
