@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,11 +46,12 @@ class TestDelivered(SourceSuite):
 
             frame = feed_frame([feeds[source]], size, dealing).withColumn("rank", F.spark_partition_id())
             table = frame.toArrow()
+            folder = Path(tempfile.mkdtemp(dir=tmp_path))
             for rank in range(size):
                 part = table.filter(pa.compute.field("rank") == rank).drop_columns("rank")
-                scratch: Any = SimpleNamespace(scratch=tmp_path / f"rank-{rank}", check=lambda: None)
+                scratch: Any = SimpleNamespace(scratch=folder / f"rank-{rank}", check=lambda: None)
                 columns = [("data", source.columns)]
                 _spool(scratch, columns, iter(part.to_batches()), rank=rank, size=size)
-            return thread_workers.opened(source, size, tmp_path, dealing=dealing, in_order=in_order)
+            return thread_workers.opened(source, size, folder, dealing=dealing, in_order=in_order)
 
         return open_
