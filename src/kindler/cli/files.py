@@ -61,12 +61,12 @@ def read_rows(path: str, kind: str | None) -> Rows:
     """
     content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     shown = "the input" if path == "-" else path
-    found = kind or _kind(Path(path), content)
-    if found in _TABLES:
-        return _columns(_table(content, found, shown))
-    if found == "npz":
+    chosen = kind or _kind(Path(path), content)
+    if chosen in _TABLES:
+        return _columns(_table(content, chosen, shown))
+    if chosen == "npz":
         return Rows(_arrays(content, shown))
-    if found == "npy":
+    if chosen == "npy":
         return Rows({"": _array(content, shown)})
     return _from_json(content, shown)
 
@@ -236,18 +236,18 @@ def _as_table(value: Any, kind: str) -> pa.Table:
 
 def _flat(table: pa.Table) -> pa.Table:
     """Columns of lists of one length as columns of numbers: CSV has no lists."""
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
         lists = column.storage if isinstance(column, pa.ExtensionArray) else column
         if isinstance(lists, pa.FixedSizeListArray):
             width, values = lists.type.list_size, lists.flatten()
-            found |= {
+            columns |= {
                 f"{name}_{i}": values.take(pa.array(range(i, len(values), width))) for i in range(width)
             }
         else:
-            found[name] = column
-    return pa.table(found)
+            columns[name] = column
+    return pa.table(columns)
 
 
 def _plain(value: Any) -> Any:

@@ -93,8 +93,8 @@ def _computed(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:
             f"{chosen.name} has no method {chosen.method}; available: {', '.join(predictor.methods)}."
         )
     signature = predictor.signature
-    given = rows.arrays if rows.table is None else from_columns(signature, rows.arrays)
-    return predictor.call(fit(signature, given), chosen.method)
+    inputs = rows.arrays if rows.table is None else from_columns(signature, rows.arrays)
+    return predictor.call(fit(signature, inputs), chosen.method)
 
 
 def _asked(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:

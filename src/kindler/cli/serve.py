@@ -61,8 +61,8 @@ def _serve(chosen: argparse.Namespace) -> int:
     except ModuleNotFoundError as exc:
         raise _lacking(exc) from exc
     names = [name.replace("-", "_") for name, *_ in _LIMITS]
-    given = {name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None}
-    settings = ServeSettings(model=chosen.model, trusted=chosen.trusted, alone=tuple(chosen.alone), **given)
+    limits = {name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None}
+    settings = ServeSettings(model=chosen.model, trusted=chosen.trusted, alone=tuple(chosen.alone), **limits)
     serve(
         chosen.store,
         host=chosen.host,

@@ -115,8 +115,8 @@ def _list(chosen: argparse.Namespace) -> int:
     shelf = _shelf(chosen)
     versions = shelf.newest(chosen.pattern, hidden=chosen.hidden, kind=chosen.kind)
     tags: dict[tuple[str, int], list[str]] = {}
-    for name, found in shelf.store.all_tags(shelf.bucket, shelf.shelf).items():
-        for tag, number in sorted(found.items()):
+    for name, by_tag in shelf.store.all_tags(shelf.bucket, shelf.shelf).items():
+        for tag, number in sorted(by_tag.items()):
             tags.setdefault((name, number), []).append(tag)
     if chosen.versions:
         versions = [one for v in versions for one in shelf.versions(v.name)]
@@ -141,63 +141,63 @@ def _put(chosen: argparse.Namespace) -> int:
 
 def _get(chosen: argparse.Namespace) -> int:
     shelf = _shelf(chosen)
-    found = shelf.metadata(chosen.name)
+    version = shelf.metadata(chosen.name)
     if chosen.format == "archive":
-        shelf.export(str(found), _free(Path(chosen.path), chosen.force))
+        shelf.export(str(version), _free(Path(chosen.path), chosen.force))
     elif chosen.format == "mlflow":
-        shelf.export_mlflow(str(found), chosen.path, trusted=chosen.trusted)  # type: ignore[attr-defined]
+        shelf.export_mlflow(str(version), chosen.path, trusted=chosen.trusted)  # type: ignore[attr-defined]
     elif chosen.shelf == "models":
-        _get_model(shelf, found, chosen.path, chosen.force)
+        _get_model(shelf, version, chosen.path, chosen.force)
     else:
-        _get_dataset(shelf, found, chosen)
+        _get_dataset(shelf, version, chosen)
     if chosen.path != "-":
-        print(f"{found} -> {chosen.path}")
+        print(f"{version} -> {chosen.path}")
     return 0
 
 
-def _get_model(shelf: Shelf, found: Version, path: Path, force: bool) -> None:
-    if len(found.files) != 1:
-        shelf.get(str(found), local=path)
+def _get_model(shelf: Shelf, version: Version, path: Path, force: bool) -> None:
+    if len(version.files) != 1:
+        shelf.get(str(version), local=path)
         return
-    target = path / Path(found.files[0].path).name if path.is_dir() else path
+    target = path / Path(version.files[0].path).name if path.is_dir() else path
     _free(target, force)
     with tempfile.TemporaryDirectory(prefix="kindler-get-") as folder:
-        copied = shelf.get(str(found), local=Path(folder) / "files")
+        copied = shelf.get(str(version), local=Path(folder) / "files")
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(copied / found.files[0].path, target)
+        shutil.move(copied / version.files[0].path, target)
 
 
-def _get_dataset(shelf: Shelf, found: Version, chosen: argparse.Namespace) -> None:
+def _get_dataset(shelf: Shelf, version: Version, chosen: argparse.Namespace) -> None:
     from kindler.cli.files import write
 
     options: dict[str, Any] = {"trusted": chosen.trusted}
-    if found.kind == "parquet":
+    if version.kind == "parquet":
         options["as_"] = "arrow"
     if chosen.columns:
         options["columns"] = chosen.columns.split(",")
     target = None if chosen.path == "-" else _free(Path(chosen.path), chosen.force)
-    if found.kind == "tfrecord":
-        _get_records(shelf, found, target)
+    if version.kind == "tfrecord":
+        _get_records(shelf, version, target)
         return
-    write(shelf.get(str(found), **options), target)
+    write(shelf.get(str(version), **options), target)
 
 
-def _get_records(shelf: Shelf, found: Version, target: Path | None) -> None:
+def _get_records(shelf: Shelf, version: Version, target: Path | None) -> None:
     """Parts one after the other: so a file of records is a file of records."""
     from kindler.cli.files import write
 
     if target is None or target.suffix not in (".tfrecord", ".tfrecords"):
-        write(shelf.get(str(found), as_="arrow"), target)
+        write(shelf.get(str(version), as_="arrow"), target)
         return
     with tempfile.TemporaryDirectory(prefix="kindler-get-") as folder, target.open("wb") as file:
-        copied = shelf.get(str(found), local=Path(folder) / "files")
+        copied = shelf.get(str(version), local=Path(folder) / "files")
         for part in sorted(copied.iterdir()):
             file.write(part.read_bytes())
 
 
 def _remove(chosen: argparse.Namespace) -> int:
     shelf = _shelf(chosen)
-    wanted = [name for given in chosen.names for name in _matching(shelf, given, chosen.force)]
+    wanted = [name for pattern in chosen.names for name in _matching(shelf, pattern, chosen.force)]
     for name in wanted:
         for number in shelf.drop(name, force=chosen.force):
             print(f"{name.partition('@')[0].rstrip('^')}@{number}")
@@ -225,19 +225,19 @@ def _shelf(chosen: argparse.Namespace) -> Shelf:
     return shelf
 
 
-def _matching(shelf: Shelf, given: str, force: bool) -> Sequence[str]:
+def _matching(shelf: Shelf, pattern: str, force: bool) -> Sequence[str]:
     """The names that a glob means; anything else is a name."""
-    if not set("*?[") & set(given):
-        return [given]
-    found = shelf.list(given, hidden=True)
-    if not found and not force:
-        raise NotFoundError(what=shelf.shelf.rstrip("s"), name=given, available=shelf.list())
-    return found
+    if not set("*?[") & set(pattern):
+        return [pattern]
+    names = shelf.list(pattern, hidden=True)
+    if not names and not force:
+        raise NotFoundError(what=shelf.shelf.rstrip("s"), name=pattern, available=shelf.list())
+    return names
 
 
 def _attribute(text: str) -> tuple[str, Any]:
-    key, found, value = text.partition("=")
-    if not key or not found:
+    key, separator, value = text.partition("=")
+    if not key or not separator:
         raise ConfigError(f"--attribute {text}: expected KEY=VALUE.")
     try:
         return key, json.loads(value)

@@ -140,28 +140,28 @@ def _paired(x: Any, y: Any = None) -> Named:
     return Named({**inputs, **targets}, tuple(inputs), tuple(targets) if targets else None)
 
 
-def _several(prefix: str, given: Any) -> dict[str, Any]:
-    if isinstance(given, Mapping):
-        return {str(name): column for name, column in given.items()}
-    many = isinstance(given, tuple) or (
-        isinstance(given, list)
-        and bool(given)
-        and all(hasattr(part, "shape") and part.shape for part in given)
+def _several(prefix: str, arrays: Any) -> dict[str, Any]:
+    if isinstance(arrays, Mapping):
+        return {str(name): column for name, column in arrays.items()}
+    many = isinstance(arrays, tuple) or (
+        isinstance(arrays, list)
+        and bool(arrays)
+        and all(hasattr(part, "shape") and part.shape for part in arrays)
     )
     if many:
-        return {f"{prefix}{i}": column for i, column in enumerate(given)}
-    if _is_frame(given):
-        return {str(name): given.iloc[:, i] for i, name in enumerate(given.columns)}
-    return {prefix: given}
+        return {f"{prefix}{i}": column for i, column in enumerate(arrays)}
+    if _is_frame(arrays):
+        return {str(name): arrays.iloc[:, i] for i, name in enumerate(arrays.columns)}
+    return {prefix: arrays}
 
 
 def _unique(pairs: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name, column in pairs:
-        if name in found:
+        if name in columns:
             raise ConfigError(f"two columns are named {name!r}; names must be unique.")
-        found[name] = column
-    return found
+        columns[name] = column
+    return columns
 
 
 def _pandas() -> Any:

@@ -104,10 +104,10 @@ def read(batch: Any, form: Form, *, weights: bool, allow_nan: bool | Sequence[st
         DataError: It has other parts than the first, or values that cannot feed a model.
     """
     named = _named(batch, weights)
-    found = Form(tuple(named.inputs), tuple(named.targets), named.weight is not None, named.by_name)
-    if found != form:
+    actual = Form(tuple(named.inputs), tuple(named.targets), named.weight is not None, named.by_name)
+    if actual != form:
         raise DataError(
-            f"batch {number} has {_told(found)} where the first has {_told(form)}; all batches"
+            f"batch {number} has {_told(actual)} where the first has {_told(form)}; all batches"
             " must have the same structure."
         )
     features = tuple(_array(v, n, "feature", allow_nan, number) for n, v in named.inputs.items())
@@ -149,15 +149,15 @@ def _parted(batch: Any, weights: bool) -> tuple[Any, Any, Any]:
     return (parts[0], parts[1], parts[2]) if weights else (parts[:-1], parts[-1], None)
 
 
-def _several(prefix: str, given: Any) -> dict[str, Any]:
-    if isinstance(given, Mapping):
-        return {str(name): value for name, value in given.items()}
-    if isinstance(given, tuple) or (isinstance(given, list) and all(hasattr(v, "shape") for v in given)):
-        parts = list(given)
+def _several(prefix: str, arrays: Any) -> dict[str, Any]:
+    if isinstance(arrays, Mapping):
+        return {str(name): value for name, value in arrays.items()}
+    if isinstance(arrays, tuple) or (isinstance(arrays, list) and all(hasattr(v, "shape") for v in arrays)):
+        parts = list(arrays)
         if len(parts) != 1:
             return {f"{prefix}{place}": value for place, value in enumerate(parts)}
-        given = parts[0]
-    return {prefix: given}
+        arrays = parts[0]
+    return {prefix: arrays}
 
 
 def _array(value: Any, name: str, role: Any, allow_nan: bool | Sequence[str], number: int) -> Array:

@@ -78,10 +78,10 @@ class Columns:
     @property
     def all(self) -> tuple[Column, ...]:
         """Every column once; one that is both feature and label is kept as the feature."""
-        found: dict[str, Column] = {}
+        columns: dict[str, Column] = {}
         for column in (*self.features, *self.labels):
-            found.setdefault(column.name, column)
-        return tuple(found.values())
+            columns.setdefault(column.name, column)
+        return tuple(columns.values())
 
     @property
     def names(self) -> tuple[str, ...]:

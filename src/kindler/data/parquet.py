@@ -93,8 +93,8 @@ def inspect(
         ConfigError: Nothing is there, or it is a Delta, Iceberg or Hudi table.
         DataError: A file is not Parquet, or there is no row in all of them.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    named = [os.fspath(path) for path in given]
+    places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    named = [os.fspath(path) for path in places]
     files = [file for path in named for file in expand(path, _data_files)]
     return _counted(files, named, lambda file, opened: None, each)
 
@@ -135,11 +135,11 @@ def scan(
 ) -> Generator[pa.RecordBatch, None, None]:
     """The rows [start, stop) in file order, in small batches; other row groups are not read."""
     first = 0
-    for file, groups, found in zip(files.files, files.row_groups, files.schemas, strict=True):
+    for file, groups, schema in zip(files.files, files.row_groups, files.schemas, strict=True):
         last = first + sum(groups)
         if first < stop and start < last:
             with _open(file) as opened:
-                if _group_rows(opened) != groups or opened.schema_arrow.remove_metadata() != found:
+                if _group_rows(opened) != groups or opened.schema_arrow.remove_metadata() != schema:
                     raise DataError(f"{file} has changed since it was counted.")
                 yield from _rows(
                     opened, file, names, max(start - first, 0), min(stop, last) - first, use_threads
@@ -259,12 +259,12 @@ def _batch_rows(metadata: pq.FileMetaData, names: Sequence[str], groups: Sequenc
     return min(max(_BATCH_BYTES * rows // max(size, 1), low), high)
 
 
-def _require(found: pa.Schema, names: Sequence[str], file: str) -> None:
+def _require(schema: pa.Schema, names: Sequence[str], file: str) -> None:
     """pyarrow leaves unknown columns out without a word."""
     for name in names:
-        if name not in found.names:
+        if name not in schema.names:
             raise DataError(
-                f"is not in {file}, which has the columns {found.names}.\n"
+                f"is not in {file}, which has the columns {schema.names}.\n"
                 "Hint: columns that are only folder names (key=value) are not in the files; read such data"
                 " with Spark and pass the DataFrame.",
                 column=name,
@@ -292,7 +292,7 @@ def _counted(
     if not total:
         raise DataError(f"the Parquet files in {named} have no rows.")
     nbytes = sum(size for _, size, _ in footers)
-    return ParquetFiles(tuple(files), groups, total, nbytes, _shared([found for _, _, found in footers]))
+    return ParquetFiles(tuple(files), groups, total, nbytes, _shared([schema for _, _, schema in footers]))
 
 
 def _footer(file: str, check: Callable[[str, pq.ParquetFile], None]) -> Footer:

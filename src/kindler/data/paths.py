@@ -32,8 +32,8 @@ def expand(path: str, choice: Choice) -> list[str]:
     """
     if is_remote(path):
         system, place = file_system(path)
-        found = [file for match in _remote_matches(system, place) for file in _under(system, match, choice)]
-        return [child_uri(path, place, file) for file in found]
+        files = [file for match in _remote_matches(system, place) for file in _under(system, match, choice)]
+        return [child_uri(path, place, file) for file in files]
     local = local_path(path)
     if not os.path.exists(local) and glob.has_magic(local):
         matches = [
@@ -52,7 +52,7 @@ def file_system(file: str) -> tuple[fs.FileSystem, str]:
     if not is_remote(file):
         return fs.LocalFileSystem(), local_path(file)
     try:
-        found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(file)
+        resolved: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(file)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
         other = _of_fsspec(file)
         if other is None:
@@ -61,7 +61,7 @@ def file_system(file: str) -> tuple[fs.FileSystem, str]:
                 " pip install 'kindler[remote]' also every fsspec scheme."
             ) from exc
         return other
-    return found
+    return resolved
 
 
 def is_remote(path: str) -> bool:

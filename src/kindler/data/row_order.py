@@ -79,21 +79,19 @@ class Dealing:
     def of_rank(self, rows: int, rank: int, size: int) -> tuple[Array, Array]:
         """The numbers of the rows that are `rank`'s, ascending, and the lane of each."""
         lanes, first = self.lanes_for(rows), 0
-        numbers, found = [], []
+        numbers, shares = [], []
         for dealt in self._dealt(rows):
             joined = dealt.reshape(-1) % lanes
             mine = np.flatnonzero(joined % size == rank)
             numbers.append(mine + first)
-            found.append(joined[mine])
+            shares.append(joined[mine])
             first += len(joined)
-        return np.concatenate(numbers), np.concatenate(found)
+        return np.concatenate(numbers), np.concatenate(shares)
 
     def drawn(self, orders: int, width: int) -> list[int]:
         """So many random orders of the numbers below `width`, for whoever deals rows elsewhere."""
-        found: list[int] = (
-            _permuted(generator(self.seed, _DEALING, width), orders, width).reshape(-1).tolist()
-        )
-        return found
+        rows: list[int] = _permuted(generator(self.seed, _DEALING, width), orders, width).reshape(-1).tolist()
+        return rows
 
     def of_groups(self, sizes: Sequence[int]) -> Array:
         """For groups of so many rows, what their rows' lanes are modulo `base`: balanced, in random order."""

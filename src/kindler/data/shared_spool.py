@@ -60,8 +60,8 @@ def shared_spool(
         if count == 1 and worker.size == 1:
             return writer.close()
         writer.flush()
-        told = worker.all_gather(json.dumps(writer.layout()).encode())
-        return writer.whole(rows, agreed([json.loads(layout) for layout in told]))
+        layouts = worker.all_gather(json.dumps(writer.layout()).encode())
+        return writer.whole(rows, agreed([json.loads(layout) for layout in layouts]))
 
 
 def _meet(worker: Member) -> tuple[Path, int, int]:

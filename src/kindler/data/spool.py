@@ -217,9 +217,9 @@ def _mapped_file(file: BinaryIO, rows: int, dtype: str | None, shape: Sequence[i
     if not expected:
         empty = _empty(dtype, shape)
         return empty if not rows else np.empty(want, dtype)
-    found = os.fstat(file.fileno()).st_size
-    if found != expected:  # reading past the end of a mapped file kills the process
-        raise DataError(f"{file.name} has {found} bytes where {expected} were written: the spool is damaged.")
+    size = os.fstat(file.fileno()).st_size
+    if size != expected:  # reading past the end of a mapped file kills the process
+        raise DataError(f"{file.name} has {size} bytes where {expected} were written: the spool is damaged.")
     return np.asarray(np.memmap(file, dtype=np.dtype(dtype), mode="r", shape=want))
 
 

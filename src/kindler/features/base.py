@@ -77,8 +77,8 @@ class Transformer(ABC):
             changed = self._changed_by_spark(data)
         else:
             changed = self._changed_shard(_require_frame(data, self._name))
-        found: _Data = changed
-        return found
+        transformed: _Data = changed
+        return transformed
 
     def fit_transform(self, data: _Data) -> _Data:
         """Learn from data, and change it."""
@@ -101,9 +101,9 @@ class Transformer(ABC):
                 f" {cls.__name__!r} and {_FORMAT}."
             )
         learned = rest.pop("learned")
-        made = cls(**rest)
-        made._restore(learned)
-        return made
+        instance = cls(**rest)
+        instance._restore(learned)
+        return instance
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self._arguments().items())

@@ -84,14 +84,14 @@ class StringIndexer(Transformer):
         self.labels_ = {name: _ordered((part[name] for part in seen), name) for name in self._inputs}
 
     def _changed(self, frame: Any) -> Any:
-        made: dict[str, Array] = {}
+        columns: dict[str, Array] = {}
         valid = np.ones(len(frame), bool)
         for name, output in zip(self._inputs, self._outputs, strict=True):
             codes = self._codes(frame[name], name)
             if self.handle_invalid == "skip":
                 valid &= codes >= 0
-            made[output] = codes + self.first_index
-        changed = frame.assign(**made)
+            columns[output] = codes + self.first_index
+        changed = frame.assign(**columns)
         return changed if valid.all() else changed[valid]
 
     def _codes(self, column: Any, name: str) -> Array:

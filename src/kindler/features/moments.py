@@ -58,17 +58,17 @@ def merged(parts: Sequence[Moments], names: Sequence[str]) -> Moments:
     Raises:
         DataError: A column without values or with infinite ones, or vectors of different lengths.
     """
-    told = [part for part in parts if part.count.size and part.count.any()]
-    if not told:
+    counted = [part for part in parts if part.count.size and part.count.any()]
+    if not counted:
         raise DataError("there are no values to fit on.", column=names[0])
-    for part in told:
-        if part.vector != told[0].vector or part.count.size != told[0].count.size:
+    for part in counted:
+        if part.vector != counted[0].vector or part.count.size != counted[0].count.size:
             raise DataError(
-                f"it has vectors of {told[0].count.size} and of {part.count.size} values;"
+                f"it has vectors of {counted[0].count.size} and of {part.count.size} values;"
                 " all must have the same length.",
                 column=names[0],
             )
-    whole = reduce(_together, told)
+    whole = reduce(_together, counted)
     for i, count in enumerate(whole.count):
         column = names[0] if whole.vector else names[i]
         place = f" at place {i}" if whole.vector else ""

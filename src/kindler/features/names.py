@@ -12,26 +12,28 @@ __all__ = ["Names", "input_names", "output_names"]
 Names: TypeAlias = "str | Sequence[str]"
 
 
-def input_names(given: Names | None, who: str) -> tuple[str, ...]:
+def input_names(input_col: Names | None, who: str) -> tuple[str, ...]:
     """The columns that go in.
 
     >>> input_names("a", "StringIndexer"), input_names(["a", "b"], "StringIndexer")
     (('a',), ('a', 'b'))
     """
-    names = (given,) if isinstance(given, str) else tuple(given or ())
+    names = (input_col,) if isinstance(input_col, str) else tuple(input_col or ())
     if not names or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{who}(inputCol={given!r}): must be a column name, or a list of them.")
+        raise ConfigError(f"{who}(inputCol={input_col!r}): must be a column name, or a list of them.")
     _refuse_twice(names, f"{who}(inputCol=...)")
     return names
 
 
-def output_names(given: Names | None, inputs: Sequence[str], who: str) -> tuple[str, ...]:
+def output_names(output_col: Names | None, inputs: Sequence[str], who: str) -> tuple[str, ...]:
     """The columns that come out, one for each that goes in; without names those are replaced."""
-    if given is None:
+    if output_col is None:
         return tuple(inputs)
-    names = (given,) if isinstance(given, str) else tuple(given)
+    names = (output_col,) if isinstance(output_col, str) else tuple(output_col)
     if len(names) != len(inputs):
-        raise ConfigError(f"{who}: {len(inputs)} input columns, but outputCol={given!r} names {len(names)}.")
+        raise ConfigError(
+            f"{who}: {len(inputs)} input columns, but outputCol={output_col!r} names {len(names)}."
+        )
     _refuse_twice(names, f"{who}(outputCol=...)")
     return names
 

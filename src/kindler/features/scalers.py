@@ -68,13 +68,13 @@ class _Scaler(Transformer):
             have = f"vectors of {values.shape[1]} values" if vector else "numbers"
             want = f"vectors of {len(center)}" if self._vector else "numbers"
             raise DataError(f"it has {have}, but {self._name} was fitted on {want}.", column=self._inputs[0])
-        made = (values - center) * factor + offset
+        scaled = (values - center) * factor + offset
         if self._packed:
-            return frame.assign(**{self._outputs[0]: _cells(made, np.zeros(len(made), bool))})
+            return frame.assign(**{self._outputs[0]: _cells(scaled, np.zeros(len(scaled), bool))})
         if self._vector:
             missing = frame[self._inputs[0]].isna().to_numpy()
-            return frame.assign(**{self._outputs[0]: _cells(made, missing)})
-        return frame.assign(**{name: made[:, i] for i, name in enumerate(self._outputs)})
+            return frame.assign(**{self._outputs[0]: _cells(scaled, missing)})
+        return frame.assign(**{name: scaled[:, i] for i, name in enumerate(self._outputs)})
 
     def _changed_by_spark(self, frame: Any) -> Any:
         from kindler.spark.features import scaled

@@ -83,15 +83,15 @@ def _without_rows(info: Info, file: str) -> Any:
     return unpack(from_table(info.schema.empty_table()))
 
 
-def _require_same(wanted: tuple[Any, ...], found: tuple[Any, ...], first: str, file: str) -> None:
-    if set(wanted) == set(found):
+def _require_same(wanted: tuple[Any, ...], columns: tuple[Any, ...], first: str, file: str) -> None:
+    if set(wanted) == set(columns):
         return
-    lacks = [name for name in wanted if name not in found]
-    more = [name for name in found if name not in wanted]
-    told = [f"lacks {lacks}"] if lacks else []
-    told += [f"also has {more}"] if more else []
+    lacks = [name for name in wanted if name not in columns]
+    more = [name for name in columns if name not in wanted]
+    differences = [f"lacks {lacks}"] if lacks else []
+    differences += [f"also has {more}"] if more else []
     raise DataError(
-        f"{file} {' and '.join(told)}: {first} has the columns {list(wanted)}.\n"
+        f"{file} {' and '.join(differences)}: {first} has the columns {list(wanted)}.\n"
         "Hint: usecols=[...] reads the columns that all files share; read other files separately."
     )
 

@@ -34,25 +34,25 @@ def at_home(home: str, call: Callable[[], Any]) -> Any:
 
 def listed(paths: Paths) -> list[str]:
     """One path or several, under names that do not depend on where a process runs."""
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not given or not all(isinstance(path, str | os.PathLike) for path in given):
+    places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not places or not all(isinstance(path, str | os.PathLike) for path in places):
         raise ConfigError(
             f"{paths!r} is not a list of files.\nHint: pass a path, a folder, a glob, or a list of them."
         )
-    return [absolute(path) for path in given]
+    return [absolute(path) for path in places]
 
 
-def find(given: Sequence[str], choice: Choice, what: str) -> list[str]:
+def find(places: Sequence[str], choice: Choice, what: str) -> list[str]:
     """The files behind paths, folders, globs and URIs that `listed` gave, sorted within each.
 
     Raises:
         ConfigError: Nothing is there, or folders hold values.
     """
-    found = [file for path in given for file in expand(path, choice)]
-    if not found:
-        raise ConfigError(f"no {what} file in {given}.")
-    refuse_keys(given, found)
-    return found
+    files = [file for path in places for file in expand(path, choice)]
+    if not files:
+        raise ConfigError(f"no {what} file in {places}.")
+    refuse_keys(places, files)
+    return files
 
 
 def every_file(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
@@ -60,13 +60,13 @@ def every_file(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[
     return lambda parts: not any(map(hidden, parts))
 
 
-def refuse_keys(given: Sequence[str], found: Sequence[str]) -> None:
+def refuse_keys(places: Sequence[str], files: Sequence[str]) -> None:
     """Complain about folders named `key=value`: a column that is in no file would be lost without a word."""
-    for path in given:
+    for path in places:
         root = file_system(path)[1] if is_remote(path) else local_path(path)
         if glob.has_magic(root):
             continue
-        for file in found:
+        for file in files:
             place = file_system(file)[1] if is_remote(file) else file
             if not place.startswith(root.rstrip("/") + "/"):
                 continue

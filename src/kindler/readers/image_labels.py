@@ -34,11 +34,11 @@ class _Image:
     group: str | None
 
 
-def labelled(given: Sequence[str], labels: Any, path_col: str, label_col: str, choice: Choice) -> Labelled:
+def labelled(places: Sequence[str], labels: Any, path_col: str, label_col: str, choice: Choice) -> Labelled:
     """Find images and their labels; see `read_images` for the arguments."""
-    images = [image for path in given for image in _images(path, choice)]
+    images = [image for path in places for image in _images(path, choice)]
     if not images:
-        raise ConfigError(f"no image in {list(given)}.")
+        raise ConfigError(f"no image in {list(places)}.")
     files = [image.file for image in images]
     if callable(labels):
         return Labelled(files, None)
@@ -67,14 +67,14 @@ def as_label(value: Any, file: str) -> int:
 def _images(path: str, choice: Choice) -> list[_Image]:
     files = expand(path, choice)
     root = (file_system(path)[1] if is_remote(path) else local_path(path)).rstrip("/") + "/"
-    found = []
+    images = []
     for file in files:
         place = file_system(file)[1] if is_remote(file) else file
         inside = place.startswith(root)
         below = place[len(root) :] if inside else posixpath.basename(place)
         group = below.split("/")[0] if inside and "/" in below else None
-        found.append(_Image(file, below, group))
-    return found
+        images.append(_Image(file, below, group))
+    return images
 
 
 def _by_folder(images: Sequence[_Image]) -> list[int] | None:
@@ -107,14 +107,14 @@ def _by_table(table: Any, images: Sequence[_Image], path_col: str, label_col: st
         number = {name: i for i, name in enumerate(sorted(set(values)))}
         values = [number[value] for value in values]
     known = dict(zip(map(str, table[path_col]), values, strict=True))
-    found = []
+    numbers = []
     for image in images:
         names = (image.below, image.file, posixpath.basename(image.file))
         name = next((name for name in names if name in known), None)
         if name is None:
             raise ConfigError(f"labels has no row for {image.file}: no {path_col!r} is {image.below!r}.")
-        found.append(as_label(known[name], image.file))
-    return found
+        numbers.append(as_label(known[name], image.file))
+    return numbers
 
 
 def _read_table(path: str | os.PathLike[str]) -> Any:

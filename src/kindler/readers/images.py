@@ -73,18 +73,20 @@ def read_images(
     if size is not None and (len(size) != 2 or min(size) < 1):
         raise ConfigError(f"size={size!r}: must be (height, width).")
     where = backends.choose(home)
-    told = absolute(labels) if isinstance(labels, str | os.PathLike) else labels
-    found: Labelled = at_home(
-        where, partial(labelled, listed(file_path), told, path_col, label_col, _image_files)
+    label_source = absolute(labels) if isinstance(labels, str | os.PathLike) else labels
+    labelled_files: Labelled = at_home(
+        where, partial(labelled, listed(file_path), label_source, path_col, label_col, _image_files)
     )
-    files = found.files
+    files = labelled_files.files
     count = num_shards
     if count is None:
         count = min(len(files), max(backends.slots(where), -(-len(files) // _IMAGES_A_SHARD)))
     bounds = even_bounds(len(files), count)
     if count > len(files):
         raise ConfigError(f"num_shards={count}: there are only {len(files)} images.")
-    parts = [(files[a:b], None if found.labels is None else found.labels[a:b]) for a, b in bounds]
+    parts = [
+        (files[a:b], None if labelled_files.labels is None else labelled_files.labels[a:b]) for a, b in bounds
+    ]
     decode = _Decode(
         size=size,
         mode=mode,
@@ -114,14 +116,14 @@ class _Decode:
 
     def __call__(self, number: int, packed: Packed) -> Packed:
         files, labels = unpack(packed)
-        made: dict[str, Array] = {"x": self._pixels(files)}
+        arrays: dict[str, Array] = {"x": self._pixels(files)}
         if self.function is not None:
             labels = [as_label(self.function(file), file) for file in files]
         if labels is not None:
-            made["y"] = np.array(labels, np.int64)
+            arrays["y"] = np.array(labels, np.int64)
         if self.path_width is not None:
-            made["path"] = np.array(files, f"<U{self.path_width}")
-        return pack(made)
+            arrays["path"] = np.array(files, f"<U{self.path_width}")
+        return pack(arrays)
 
     def _pixels(self, files: Sequence[str]) -> Array:
         first = _decoded(files[0], self.size, self.mode)

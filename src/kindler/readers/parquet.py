@@ -103,26 +103,28 @@ def _names(columns: Sequence[str] | None) -> list[str] | None:
 def _wanted(files: ParquetFiles, columns: list[str] | None, schema: Any) -> pa.Schema:
     """The columns to read and their types; all files are checked for them."""
     names = files.schemas[0].names if columns is None else columns
-    for file, found in zip(files.files, files.schemas, strict=True):
-        lacks = [name for name in names if name not in found.names]
-        more = [name for name in found.names if name not in names] if columns is None else []
+    for file, file_schema in zip(files.files, files.schemas, strict=True):
+        lacks = [name for name in names if name not in file_schema.names]
+        more = [name for name in file_schema.names if name not in names] if columns is None else []
         if lacks or more:
-            told = f"lacks {lacks}" if lacks else f"also has {more}"
+            difference = f"lacks {lacks}" if lacks else f"also has {more}"
             raise DataError(
-                f"{file} {told}; it has {found.names}; expected {names}.\n"
+                f"{file} {difference}; it has {file_schema.names}; expected {names}.\n"
                 "Hint: columns=[...] reads the columns that all files share."
             )
-    common = frames.together([frames.plain_schema(found, names) for found in dict.fromkeys(files.schemas)])
-    given = _types(schema, names)
-    return pa.schema([pa.field(name, given.get(name, common.field(name).type)) for name in names])
+    common = frames.together(
+        [frames.plain_schema(file_schema, names) for file_schema in dict.fromkeys(files.schemas)]
+    )
+    types = _types(schema, names)
+    return pa.schema([pa.field(name, types.get(name, common.field(name).type)) for name in names])
 
 
 def _types(schema: Any, names: Sequence[str]) -> dict[str, pa.DataType]:
     if schema is None:
         return {}
-    given = {name: _type(name, kind) for name, kind in _pairs(schema)}
-    frames.check_columns(list(given), names, "read_parquet(schema=...)")
-    return dict(zip(given, frames.plain_schema(pa.schema(given)).types, strict=True))
+    types = {name: _type(name, kind) for name, kind in _pairs(schema)}
+    frames.check_columns(list(types), names, "read_parquet(schema=...)")
+    return dict(zip(types, frames.plain_schema(pa.schema(types)).types, strict=True))
 
 
 def _pairs(schema: Any) -> Iterable[tuple[str, Any]]:

@@ -68,8 +68,8 @@ def _at_most(most: int) -> Iterator[None]:
     """Let the process grow by so many bytes; where the system counts no pages, there is no bound."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        with open("/proc/self/statm", "rb") as told:
-            data = int(told.read().split()[5]) * resource.getpagesize()
+        with open("/proc/self/statm", "rb") as file:
+            data = int(file.read().split()[5]) * resource.getpagesize()
     except OSError:
         yield
         return

@@ -121,8 +121,8 @@ def create_app(
 
 def _say_what_is_wrong(app: FastAPI) -> None:
     def reply(request: Request, problem: Problem) -> Response:
-        told = codec_of(request.url.path).problem(problem.status, problem.message)
-        return Response(told.body, problem.status, problem.headers, told.content_type)
+        encoded = codec_of(request.url.path).problem(problem.status, problem.message)
+        return Response(encoded.body, problem.status, problem.headers, encoded.content_type)
 
     @app.exception_handler(Problem)
     async def of_ours(request: Request, exc: Problem) -> Response:

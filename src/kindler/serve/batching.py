@@ -414,8 +414,10 @@ class Batcher:
         method = pieces[0].ticket.method
         if self._joins.get(method) is None:
             self._trials[method] = self._trials.get(method, 0) + 1
-            found = None if ran.error is not None else ran.per_row
-            self._joins[method] = False if found is None and self._trials[method] >= _MOST_TRIALS else found
+            per_row = None if ran.error is not None else ran.per_row
+            self._joins[method] = (
+                False if per_row is None and self._trials[method] >= _MOST_TRIALS else per_row
+            )
         if self._joins[method]:
             self._deliver(pieces, ran.outputs, rows)
         else:

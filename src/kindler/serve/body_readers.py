@@ -83,9 +83,9 @@ class Readers:
         """What `read_table` gives."""
 
         def read() -> tuple[pa.Table, str | None]:
-            told, (content,) = self._asked({"what": "table", "content_type": content_type}, body)
+            head, (content,) = self._asked({"what": "table", "content_type": content_type}, body)
             with pa.ipc.open_stream(content) as stream:
-                return stream.read_all(), told["mode"]
+                return stream.read_all(), head["mode"]
 
         where = where_read(Sent(body, {"content-type": content_type}, {}))
         return await self._in_thread(read if where == "process" else lambda: read_table(body, content_type))
@@ -106,7 +106,7 @@ class Readers:
         most = _GROWTH * len(body) + _SPARE_BYTES
         try:
             write_frame(_pipe(process.stdin), {**header, "most_bytes": most}, [body])
-            told, buffers = read_frame(_pipe(process.stdout))
+            head, buffers = read_frame(_pipe(process.stdout))
         except (OSError, EOFError) as exc:
             self._ended(process)
             self._own.process = None
@@ -115,9 +115,9 @@ class Readers:
             raise Problem(413, f"reading the body needs more than {most} bytes of memory.") from exc
         finally:
             late.cancel()
-        if "status" in told:
-            raise Problem(told["status"], told["message"])
-        return told, buffers
+        if "status" in head:
+            raise Problem(head["status"], head["message"])
+        return head, buffers
 
     def _process(self) -> subprocess.Popen[bytes]:
         """This thread's process."""

@@ -71,11 +71,11 @@ def as_table(
     if version.kind != "tfrecord":
         return None
     with datasets.get(str(version), lazy=True, as_="arrow") as handle:
-        found: pa.Table = next(iter(handle.iterate(limit)), None)
-    if found is None:
-        found = datasets.get(str(version), as_="arrow")  # no rows, but columns
-    _check_bytes(found.nbytes, most_bytes)
-    return found
+        table: pa.Table = next(iter(handle.iterate(limit)), None)
+    if table is None:
+        table = datasets.get(str(version), as_="arrow")  # no rows, but columns
+    _check_bytes(table.nbytes, most_bytes)
+    return table
 
 
 def read_value(datasets: Datasets, version: Version, *, trusted: bool, limit: int, most_bytes: int) -> Any:
@@ -109,13 +109,13 @@ def _first_rows(
     files: Sequence[Path], schema: pa.Schema, wanted: pc.Expression | None, limit: int, most_bytes: int
 ) -> pa.Table:
     """Read no more of the files than the first rows need, a few at a time."""
-    found: list[pa.Table] = []
+    tables: list[pa.Table] = []
     rows = size = 0
     for path in files:
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
-            told = file.metadata
-            total = sum(told.row_group(i).total_byte_size for i in range(told.num_row_groups))
-            each = max(1, total // max(1, told.num_rows))
+            metadata = file.metadata
+            total = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+            each = max(1, total // max(1, metadata.num_rows))
             step = max(1, min(limit, _STEP_ROWS, _STEP_BYTES // each))
             for batch in file.iter_batches(step, use_threads=False):
                 table = pa.Table.from_batches([batch]).cast(schema)
@@ -125,10 +125,10 @@ def _first_rows(
                     continue
                 rows, size = rows + table.num_rows, size + table.nbytes
                 _check_bytes(size, most_bytes)
-                found.append(table)
+                tables.append(table)
                 if rows == limit:
-                    return pa.concat_tables(found)
-    return pa.concat_tables(found) if found else schema.empty_table()
+                    return pa.concat_tables(tables)
+    return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
 def _check_bytes(size: int, most_bytes: int) -> None:
@@ -146,7 +146,7 @@ def conditions(schema: pa.Schema, query: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         Problem: 400: a value is none of its column's type.
     """
-    found: dict[str, Any] = {}
+    filters: dict[str, Any] = {}
     for key, text in query.items():
         column, _, operator = key.rpartition("__")
         if key in schema.names or column not in schema.names:
@@ -154,12 +154,12 @@ def conditions(schema: pa.Schema, query: Mapping[str, str]) -> dict[str, Any]:
         if column not in schema.names:
             raise Problem(400, f"there is no column {column!r}; available: {', '.join(schema.names)}.")
         if operator == "isnull":
-            found[key] = text.lower() not in ("", "0", "false")
+            filters[key] = text.lower() not in ("", "0", "false")
         elif operator in _LISTS:
-            found[key] = [_typed(schema, column, part) for part in text.split(",")]
+            filters[key] = [_typed(schema, column, part) for part in text.split(",")]
         else:
-            found[key] = _typed(schema, column, text)
-    return found
+            filters[key] = _typed(schema, column, text)
+    return filters
 
 
 def _first(array: Array, limit: int) -> Array:

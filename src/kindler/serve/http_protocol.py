@@ -29,17 +29,14 @@ class Wire(HttpToolsProtocol):
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._be_patient()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._head_is_over()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         super().data_received(data)
         if not self._in_head or self.transport.is_closing():
             return

@@ -112,7 +112,7 @@ class Front:
         path: str = scope["path"]
         codec = codec_of(path)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        found: list[str] = []  # the model, once it is known
+        models: list[str] = []  # the model, once it is known
         body = b""
         try:
             target = codec.target(scope["method"], path)
@@ -127,7 +127,7 @@ class Front:
             sent = Sent(body, headers, query)
             if codec is _OMEGA and "datax" in query:
                 await self._gate.admit(headers, ("read",))
-            reply = await self._predicted(codec, target, sent, receive, found)
+            reply = await self._predicted(codec, target, sent, receive, models)
         except ClientGoneError:
             return
         except Exception as exc:  # noqa: BLE001 - the HTTP edge: whatever happened, the client is told
@@ -138,7 +138,7 @@ class Front:
             await _send_and_linger(send, receive, reply)
         else:
             await _send(send, reply)
-        model = found[0] if found else None
+        model = models[0] if models else None
         self._stats.answered(codec.name, reply.status, time.perf_counter() - started, model)
 
     async def _passed_on(self, scope: Scope, receive: Receive, send: Send, key: Key | None) -> None:
@@ -149,13 +149,13 @@ class Front:
             _log.exception("%s failed", scope["path"][:200])
 
     async def _predicted(
-        self, codec: Codec, target: Target, sent: Sent, receive: Receive, found: list[str]
+        self, codec: Codec, target: Target, sent: Sent, receive: Receive, models: list[str]
     ) -> Reply:
         name = target.name or await self._default_model()
         bucket = sent.headers.get("bucket") or sent.query.get("bucket") or "default"
         key = (bucket, name, target.version)
         resident = self._residents.at_hand(key) or await self._residents.find(key)
-        found.append(shown_name(resident.version))
+        models.append(shown_name(resident.version))
         if codec is _OMEGA and "datax" in sent.query:
             request = await self._from_dataset(bucket, sent.query["datax"], target)
         else:

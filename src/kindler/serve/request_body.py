@@ -43,9 +43,9 @@ class Bodies:
             ClientGoneError: Nobody sends it any more.
         """
         limit = self._settings.body_bytes
-        told = headers.get("content-length", "0")
-        if not told.isdecimal() or len(told) > 18 or int(told) > limit:
-            raise Problem(413, f"the body has {told[:20]} bytes; at most {limit} are allowed.", _CLOSE)
+        declared = headers.get("content-length", "0")
+        if not declared.isdecimal() or len(declared) > 18 or int(declared) > limit:
+            raise Problem(413, f"the body has {declared[:20]} bytes; at most {limit} are allowed.", _CLOSE)
         parts: list[bytes] = []
         try:
             with within(self._settings.timeout_s):

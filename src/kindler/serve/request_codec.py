@@ -79,22 +79,22 @@ def unpacked_request(header: dict[str, Any], buffers: Sequence[bytes]) -> InferR
     """The request that was packed."""
     arrays = header.pop("arrays")
     inputs = {
-        told["name"]: _unpacked(told["form"], buffer).reshape(told["shape"])
-        for told, buffer in zip(arrays, buffers, strict=True)
+        description["name"]: _unpacked(description["form"], buffer).reshape(description["shape"])
+        for description, buffer in zip(arrays, buffers, strict=True)
     }
     return InferRequest(inputs=inputs, **header)
 
 
-def signature_from(told: Mapping[str, Any]) -> Signature:
+def signature_from(fields: Mapping[str, Any]) -> Signature:
     """The signature whose `asdict` this is."""
 
     def specs(side: str) -> tuple[TensorSpec, ...]:
         return tuple(
             TensorSpec(**{**spec, "shape": spec["shape"] if spec["shape"] is None else tuple(spec["shape"])})
-            for spec in told[side]
+            for spec in fields[side]
         )
 
-    columns = told["columns"]
+    columns = fields["columns"]
     return Signature(specs("inputs"), specs("outputs"), None if columns is None else tuple(columns))
 
 
@@ -120,6 +120,6 @@ def _unpacked(form: str, buffer: bytes) -> Array:
     if form not in ("json", "arrow"):
         return np.frombuffer(buffer, np.dtype(form))
     items = orjson.loads(buffer) if form == "json" else pa.ipc.open_stream(buffer).read_all()[0].to_pylist()
-    made = np.empty(len(items), dtype=object)
-    made[:] = items
-    return made
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
+    return array

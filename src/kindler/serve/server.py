@@ -100,8 +100,8 @@ def serve(
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        told = f"Kindler serves {omega.store!r} at {where}"
-        _Server(config, lambda: say(told) if say else None, settings.drain_s).run([listener])
+        announcement = f"Kindler serves {omega.store!r} at {where}"
+        _Server(config, lambda: say(announcement) if say else None, settings.drain_s).run([listener])
     finally:
         listener.close()
         sys.setswitchinterval(interval)

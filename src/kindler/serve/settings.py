@@ -21,17 +21,17 @@ def half_of_memory(limits: Sequence[str] = _LIMITS) -> int:
     Args:
         limits: Files that hold a number of bytes, or something else if there is no limit.
     """
-    found = []
+    sizes = []
     try:
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (ValueError, OSError):
-        found.append(8 << 30)
+        sizes.append(8 << 30)
     for path in limits:
         try:
-            found.append(int(Path(path).read_text()))
+            sizes.append(int(Path(path).read_text()))
         except (ValueError, OSError):
             pass
-    return min(found) // 2
+    return min(sizes) // 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

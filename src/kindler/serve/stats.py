@@ -68,8 +68,8 @@ class _Live:
     def latencies(self) -> dict[str, list[float | None]]:
         """Milliseconds, for each second of the last minute; None for one without requests."""
         now = int(time.monotonic())
-        found = {entry.number: entry.p50_p99() for entry in self._seconds if entry.number < now}
-        each = [found.get(now - i, (None, None)) for i in range(_WINDOW_S, 0, -1)]
+        by_second = {entry.number: entry.p50_p99() for entry in self._seconds if entry.number < now}
+        each = [by_second.get(now - i, (None, None)) for i in range(_WINDOW_S, 0, -1)]
         return {"p50": [p50 for p50, _ in each], "p99": [p99 for _, p99 in each]}
 
     def shown(self) -> dict[str, Any]:
@@ -110,7 +110,6 @@ class ModelStats:
             self._failures.inc()
 
     def shown(self) -> dict[str, Any]:
-        """For people."""
         return {
             **self.live.shown(),
             "rows": self.rows,
@@ -124,26 +123,32 @@ class Stats:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        told: dict[str, Any] = {"registry": self.registry}
-        self._requests = Counter("kindler_requests", "Requests", ["protocol", "status"], **told)
+        options: dict[str, Any] = {"registry": self.registry}
+        self._requests = Counter("kindler_requests", "Requests", ["protocol", "status"], **options)
         self._seconds = Histogram(
-            "kindler_request_seconds", "Seconds until the answer", ["protocol"], buckets=_SECONDS, **told
+            "kindler_request_seconds", "Seconds until the answer", ["protocol"], buckets=_SECONDS, **options
         )
         self.batch_rows = Histogram(
-            "kindler_batch_rows", "Rows in a call of a model", ["model"], buckets=_ROWS, **told
+            "kindler_batch_rows", "Rows in a call of a model", ["model"], buckets=_ROWS, **options
         )
         self.call_seconds = Histogram(
-            "kindler_model_seconds", "Seconds in a call of a model", ["model"], buckets=_SECONDS, **told
+            "kindler_model_seconds", "Seconds in a call of a model", ["model"], buckets=_SECONDS, **options
         )
         self.queue_seconds = Histogram(
-            "kindler_queue_seconds", "Seconds before a call of a model", ["model"], buckets=_SECONDS, **told
+            "kindler_queue_seconds",
+            "Seconds before a call of a model",
+            ["model"],
+            buckets=_SECONDS,
+            **options,
         )
-        self.failures = Counter("kindler_model_failures", "Calls of a model that raised", ["model"], **told)
-        self.refused = Counter("kindler_refused", "Requests that were not queued", ["status"], **told)
-        self.loads = Counter("kindler_loads", "Models loaded", ["outcome"], **told)
-        self.loaded = Gauge("kindler_loaded_models", "Models in memory", **told)
-        self.loaded_bytes = Gauge("kindler_loaded_bytes", "Bytes of models in memory", **told)
-        self.waiting = Gauge("kindler_waiting_rows", "Rows that wait", **told)
+        self.failures = Counter(
+            "kindler_model_failures", "Calls of a model that raised", ["model"], **options
+        )
+        self.refused = Counter("kindler_refused", "Requests that were not queued", ["status"], **options)
+        self.loads = Counter("kindler_loads", "Models loaded", ["outcome"], **options)
+        self.loaded = Gauge("kindler_loaded_models", "Models in memory", **options)
+        self.loaded_bytes = Gauge("kindler_loaded_bytes", "Bytes of models in memory", **options)
+        self.waiting = Gauge("kindler_waiting_rows", "Rows that wait", **options)
         self._children: dict[tuple[str, int], tuple[Any, Any]] = {}
         self.live = _Live(_SAMPLES)
         self.models: dict[str, ModelStats] = {}
@@ -158,12 +163,12 @@ class Stats:
     def answered(self, protocol: str, status: int, seconds: float, model: str | None) -> None:
         """A request was answered."""
         key = (protocol, status)
-        found = self._children.get(key)
-        if found is None:
-            found = self._requests.labels(protocol, str(status)), self._seconds.labels(protocol)
-            self._children[key] = found
-        found[0].inc()
-        found[1].observe(seconds)
+        child = self._children.get(key)
+        if child is None:
+            child = self._requests.labels(protocol, str(status)), self._seconds.labels(protocol)
+            self._children[key] = child
+        child[0].inc()
+        child[1].observe(seconds)
         failed = status >= 400 and status not in (401, 403)  # who may not ask has found nothing wrong
         self.live.add(seconds, failed=failed)
         if model is not None:

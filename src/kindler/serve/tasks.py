@@ -278,12 +278,12 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise Problem(415, "unsupported content type; the argument of a script must be application/json.")
         body = await request.body()
-        given = () if not body else (await asyncio.to_thread(loads, body),)
+        arguments = () if not body else (await asyncio.to_thread(loads, body),)
         named = {key: value for key, value in request.query_params.items() if key not in _TOLD}
 
         def begin() -> Begun:
             return tasks.begin(
-                bucket, {"script": name}, lambda r: r.script(name).run(*given, **named), len(body)
+                bucket, {"script": name}, lambda r: r.script(name).run(*arguments, **named), len(body)
             )
 
         return await begun(request, begin, later=later)
@@ -381,9 +381,9 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inside) for key, inside in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inside) for inside in value]
-    for form, made in (("tolist", ()), ("to_pydict", ()), ("to_dict", ("list",))):  # of pandas and Arrow
+    for form, arguments in (("tolist", ()), ("to_pydict", ()), ("to_dict", ("list",))):  # of pandas and Arrow
         if hasattr(value, form):
-            return _plain(getattr(value, form)(*made))
+            return _plain(getattr(value, form)(*arguments))
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     fits = isinstance(value, float | str | None) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 63)

@@ -34,7 +34,6 @@ class Threads(Executor):
         self._closed = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """See `Executor`."""
         future: Future[Any] = Future()
         with self._changed:
             if self._closed:

@@ -33,18 +33,18 @@ class StoredColumns:
     def problem(self, opened: pq.ParquetFile) -> str | None:
         """Why Spark may read other values from this file than pyarrow does; None where it cannot."""
         schema = opened.schema_arrow
-        found = dict(zip(schema.names, schema.types, strict=True))
+        types = dict(zip(schema.names, schema.types, strict=True))
         alike = Counter(name.lower() for name in schema.names)
         dated = [name for name, wanted in self.types.items() if _has_dates(wanted)]
         instants = _int96(opened) if dated else set()
         for name, wanted in self.types.items():
-            if name not in found:
+            if name not in types:
                 return f"column {name!r} is not stored in its files"
             if alike[name.lower()] > 1:
                 # Spark tells such names apart or not, depending on its settings.
                 return f"its files have several columns called {name!r}, upper and lower case aside"
             # An INT96 is an instant, which Arrow does not say.
-            stored = _with_time_zone(found[name]) if name in instants else found[name]
+            stored = _with_time_zone(types[name]) if name in instants else types[name]
             if not _same(wanted, stored):
                 return f"column {name!r} is {wanted} in the frame and {stored} in its files"
         if dated and not _is_of_todays_calendar(opened):

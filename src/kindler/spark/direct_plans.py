@@ -150,10 +150,10 @@ def _listed(location: Any, spark: Any) -> list[Scanned]:
     """What the scan itself lists. All in one text: a call for each file would take longer than the rest."""
     everything = getattr(getattr(spark._jvm.scala.collection.immutable, "Nil$"), "MODULE$")
     shown = location.listFiles(everything, everything).mkString("\n")
-    found = [Scanned(_place(path), int(length)) for path, length in _FILE.findall(shown)]
-    if len(found) != shown.count("; isDirectory=") or len(found) != shown.count("{path="):
+    files = [Scanned(_place(path), int(length)) for path, length in _FILE.findall(shown)]
+    if len(files) != shown.count("; isDirectory=") or len(files) != shown.count("{path="):
         raise NotPlain("the list of its files cannot be parsed")
-    return found
+    return files
 
 
 def _place(path: str) -> str:
@@ -167,10 +167,10 @@ def _place(path: str) -> str:
 
 def _attributes(output: Any) -> list[tuple[str, str]]:
     """Name and number of each attribute; the number is what tells them apart."""
-    found = [_ATTRIBUTE.fullmatch(one) for one in _lines(output)]
-    if not all(found) or len(found) != output.size():
+    matches = [_ATTRIBUTE.fullmatch(one) for one in _lines(output)]
+    if not all(matches) or len(matches) != output.size():
         raise NotPlain("the names of its columns cannot be parsed")
-    return [match.groups() for match in found if match]  # type: ignore[misc]
+    return [match.groups() for match in matches if match]  # type: ignore[misc]
 
 
 def _lines(collection: Any) -> list[str]:

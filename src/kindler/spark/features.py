@@ -78,8 +78,8 @@ def indexed(
     else:
         before, _, after = complaint.partition("'<value>'")
         value = F.coalesce(_column(name).cast("string"), F.lit("null"))
-        told = F.concat(F.lit(before + "'"), value, F.lit("'" + after))
-        code = F.when(code.isNull(), F.raise_error(told)).otherwise(code)
+        message = F.concat(F.lit(before + "'"), value, F.lit("'" + after))
+        code = F.when(code.isNull(), F.raise_error(message)).otherwise(code)
     kept = [code.alias(output) if column == output else _column(column) for column in names]
     return joined.select(*kept, *([] if output in names else [code.alias(output)]))
 
@@ -118,13 +118,13 @@ def scaled(
             raise DataError(f"it has {have}, but the scaler was fitted on {want}.", column=name)
     if vector:
         return frame.withColumns({outputs[0]: _scaled_vector(frame, names[0], center, factor, offset)})
-    made = [
+    columns = [
         (_column(name).cast("double") - F.lit(c)) * F.lit(f) + F.lit(offset)
         for name, c, f in zip(names, center, factor, strict=True)
     ]
     if len(outputs) < len(names):
-        return frame.withColumns({outputs[0]: F.array(*made)})
-    return frame.withColumns(dict(zip(outputs, made, strict=True)))
+        return frame.withColumns({outputs[0]: F.array(*columns)})
+    return frame.withColumns(dict(zip(outputs, columns, strict=True)))
 
 
 def _scaled_vector(

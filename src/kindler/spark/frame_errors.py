@@ -65,10 +65,10 @@ def _reason(text: str) -> str:
 
 def _assembled(frames: Sequence[tuple[DataFrame, Sequence[str]]]) -> str | None:
     """The one column of vectors; None where there are several, and any of them may be the one."""
-    found = {
+    errors = {
         name
         for frame, names in frames
         for name in names
         if type(frame.schema[name].dataType).__name__ == "VectorUDT"
     }
-    return found.pop() if len(found) == 1 else None
+    return errors.pop() if len(errors) == 1 else None

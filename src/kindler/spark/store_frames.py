@@ -61,8 +61,10 @@ def write_blobs(frame: DataFrame, url: str) -> Wrote:
     schema = _schema_of(frame)
     # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field.
     plain = frame.select(*[column(name).alias(f"c{i}") for i, name in enumerate(frame.columns)])
-    told = plain.mapInArrow(_Write(url=url, schema=schema), "number int, sha256 string, size long, rows long")
-    parts = sorted(told.toArrow().to_pylist(), key=lambda row: row["number"])
+    reports = plain.mapInArrow(
+        _Write(url=url, schema=schema), "number int, sha256 string, size long, rows long"
+    )
+    parts = sorted(reports.toArrow().to_pylist(), key=lambda row: row["number"])
     if not parts:
         parts = [{"number": 0, **_written(iter(()), schema, open_blobs(url))}]
     return Wrote(schema, tuple((part["sha256"], part["size"], part["rows"]) for part in parts))
@@ -118,9 +120,9 @@ class _Write:
         if first is None:
             return
         blobs = open_blobs(self.url)
-        told = _written(_chained(first, rows), self.schema, blobs)
+        reports = _written(_chained(first, rows), self.schema, blobs)
         yield pa.RecordBatch.from_pylist(
-            [{"number": context.partitionId(), **told}],
+            [{"number": context.partitionId(), **reports}],
             pa.schema({"number": pa.int32(), "sha256": pa.string(), "size": pa.int64(), "rows": pa.int64()}),
         )
 

@@ -60,12 +60,12 @@ def write_frame(
         # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field.
         plain = frame.select(*[column(name).alias(f"c{i}") for i, name in enumerate(names)])
         work = _Write(folder=place.beside, names=tuple(names), compression=compression)
-        told = _collected(plain.mapInArrow(work, "number int, file string, error binary"))
+        reports = _collected(plain.mapInArrow(work, "number int, file string, error binary"))
         at_files(spark, lambda: _finish(place))
     finally:
         with contextlib.suppress(Exception):  # what went wrong before is the news
             at_files(spark, place.discard)
-    return [f"{place.path}/{file}" for _, file in told]
+    return [f"{place.path}/{file}" for _, file in reports]
 
 
 def scan_frame(
@@ -80,8 +80,8 @@ def scan_frame(
     sample_rows: int | None = 1000,
 ) -> DataFrame:
     """See `kindler.tfrecord.scan`."""
-    given = [path] if isinstance(path, str | os.PathLike) else path
-    places = [absolute(one) for one in given]  # a task has another working folder
+    paths = [path] if isinstance(path, str | os.PathLike) else path
+    places = [absolute(one) for one in paths]  # a task has another working folder
     planned: Plan = at_files(
         spark, lambda: plan(places, schema, columns, compression, verify, binary, sample_rows)
     )
@@ -156,12 +156,12 @@ def _told(number: int, file: str, error: KindlerError | None = None) -> pa.Recor
 
 
 def _collected(frame: DataFrame) -> list[tuple[int, str]]:
-    told = sorted(frame.toArrow().to_pylist(), key=lambda row: row["number"])
-    for row in told:
+    reports = sorted(frame.toArrow().to_pylist(), key=lambda row: row["number"])
+    for row in reports:
         if row["error"] is not None:
             error: KindlerError = cloudpickle.loads(row["error"])
             raise error
-    return [(row["number"], row["file"]) for row in told]
+    return [(row["number"], row["file"]) for row in reports]
 
 
 def _finish(place: staged) -> None:
@@ -180,11 +180,11 @@ def _chosen(frame: DataFrame, columns: Sequence[str] | None) -> list[str]:
 
 
 def _check_types(frame: DataFrame, names: Sequence[str]) -> None:
-    found = arrow_types(frame)
+    types = arrow_types(frame)
     for name in names:
-        if found[name] is None:
+        if types[name] is None:
             raise DataError(f"Spark has no Arrow type for {frame.schema[name].dataType}.", column=name)
-    checked(pa.schema([(name, found[name]) for name in names]))
+    checked(pa.schema([(name, types[name]) for name in names]))
 
 
 def _without_fixed(schema: pa.Schema) -> pa.Schema:

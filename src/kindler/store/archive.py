@@ -140,8 +140,8 @@ def _extract(archive: zipfile.ZipFile, file: File, folder: Path) -> None:
     try:
         with archive.open(f"files/{file.path}") as source:
             # No more than the recorded size: a zip bomb is stopped.
-            found, size = copy_hashed(source, target, at_most=file.size)  # type: ignore[arg-type]
+            sha256, size = copy_hashed(source, target, at_most=file.size)  # type: ignore[arg-type]
     except KeyError as exc:
         raise DamagedError(sha256=file.sha256, problem=f"{file.path!r} is not in the archive") from exc
-    if (found, size) != (file.sha256, file.size):
-        raise DamagedError(sha256=file.sha256, problem=f"{file.path!r} of the archive hashes to {found}")
+    if (sha256, size) != (file.sha256, file.size):
+        raise DamagedError(sha256=file.sha256, problem=f"{file.path!r} of the archive hashes to {sha256}")

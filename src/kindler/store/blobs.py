@@ -92,7 +92,6 @@ class FileBlobs:
         self._folder = folder / "blobs"
 
     def put(self, source: Path, sha256: str) -> None:
-        """See `Blobs`."""
         target = self._path(sha256)
         there = target.exists()
         if there and _is_whole(target, sha256) and _touched(target):
@@ -117,7 +116,6 @@ class FileBlobs:
             os.replace(copy, target)
 
     def get(self, sha256: str, target: Path, *, private: bool = False) -> None:
-        """See `Blobs`."""
         blob = self._path(sha256)
         if not blob.exists():
             raise DamagedError(sha256=sha256, problem="it is missing")
@@ -130,11 +128,9 @@ class FileBlobs:
             shutil.copyfileobj(source, copy, _CHUNK_BYTES)
 
     def has(self, sha256: str) -> bool:
-        """See `Blobs`."""
         return self._path(sha256).exists()
 
     def old(self, grace_s: float) -> Iterator[str]:
-        """See `Blobs`."""
         limit = time.time() - grace_s
         for path in sorted(self._folder.glob("??/*")):
             with suppress(FileNotFoundError):
@@ -142,7 +138,6 @@ class FileBlobs:
                     yield path.name
 
     def remove(self, hashes: Iterable[str]) -> None:
-        """See `Blobs`."""
         for sha256 in hashes:
             self._path(sha256).unlink(missing_ok=True)
 
@@ -160,31 +155,26 @@ class MemoryBlobs:
         self._lock = threading.Lock()
 
     def put(self, source: Path, sha256: str) -> None:
-        """See `Blobs`."""
         with self._lock:
             self._blobs[sha256] = (source.read_bytes(), time.time())
 
     def get(self, sha256: str, target: Path, *, private: bool = False) -> None:
-        """See `Blobs`."""
-        found = self._blobs.get(sha256)
-        if found is None:
+        blob = self._blobs.get(sha256)
+        if blob is None:
             raise DamagedError(sha256=sha256, problem="it is missing")
-        target.write_bytes(found[0])
+        target.write_bytes(blob[0])
         check_whole(target, sha256)
 
     def has(self, sha256: str) -> bool:
-        """See `Blobs`."""
         return sha256 in self._blobs
 
     def old(self, grace_s: float) -> Iterator[str]:
-        """See `Blobs`."""
         limit = time.time() - grace_s
         with self._lock:
-            found = [sha256 for sha256, (_, when) in self._blobs.items() if when <= limit]
-        return iter(found)
+            expired = [sha256 for sha256, (_, when) in self._blobs.items() if when <= limit]
+        return iter(expired)
 
     def remove(self, hashes: Iterable[str]) -> None:
-        """See `Blobs`."""
         with self._lock:
             for sha256 in hashes:
                 self._blobs.pop(sha256, None)

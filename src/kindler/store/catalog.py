@@ -225,7 +225,7 @@ class Catalog:
     def versions(self, address: Address) -> list[Version]:
         """All versions of a name, oldest first."""
         wanted = sa.select(_versions).select_from(_joined).where(*_is(address)).order_by(_versions.c.number)
-        found: list[Version] = []
+        versions: list[Version] = []
         before: Manifest | None = None
         with self._database.reading() as connection:
             for row in connection.execute(wanted):
@@ -233,9 +233,9 @@ class Catalog:
                 if before is not None and said.since is not None:
                     joined = said.after(replace(before, meta=_copied(before.meta)))
                     said = replace(joined, files=sorted(joined.files, key=_by_path))
-                found.append(_version(address, row, said))
+                versions.append(_version(address, row, said))
                 before = said
-        return found
+        return versions
 
     def newest(
         self, bucket: str, shelf: str, prefix: str = "", *, after: str = "", limit: int | None = None
@@ -268,11 +268,11 @@ class Catalog:
         joined = _tags.join(_objects, _tags.c.object == _objects.c.id)
         wanted = sa.select(_objects.c.name, _tags.c.tag, _tags.c.number).select_from(joined)
         wanted = wanted.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf)
-        found: dict[str, dict[str, int]] = {}
+        tags: dict[str, dict[str, int]] = {}
         with self._database.reading() as connection:
             for row in connection.execute(wanted):
-                found.setdefault(row.name, {})[row.tag] = row.number
-        return found
+                tags.setdefault(row.name, {})[row.tag] = row.number
+        return tags
 
     def buckets(self) -> list[str]:
         """The buckets that hold something."""
@@ -330,8 +330,8 @@ class Catalog:
     def _open(self, blobs: str | None, new_blobs: str | None) -> str:
         with self._database.reading() as connection:
             # Before it is asked for: PostgreSQL ends a transaction in which a table was missing.
-            made = sa.inspect(connection).has_table(_state.name)
-            row = connection.execute(sa.select(_state)).first() if made else None
+            exists = sa.inspect(connection).has_table(_state.name)
+            row = connection.execute(sa.select(_state)).first() if exists else None
         if row is None:
             row = self._create(blobs or new_blobs)
         if row.format not in FORMATS:
@@ -427,13 +427,13 @@ class Catalog:
         return wanted if limit is None else wanted.limit(limit)
 
     def _next(self, connection: sa.Connection, address: Address) -> tuple[int, int]:
-        made = self._insert(_objects).values(
+        statement = self._insert(_objects).values(
             bucket=address.bucket, shelf=address.shelf, name=address.name, last=1
         )
-        made = made.on_conflict_do_update(
+        statement = statement.on_conflict_do_update(
             index_elements=["bucket", "shelf", "name"], set_={"last": _objects.c.last + 1}
         ).returning(_objects.c.id, _objects.c.last)
-        row = connection.execute(made).one()
+        row = connection.execute(statement).one()
         return row.id, row.last
 
     def _move(self, connection: sa.Connection, object_id: int, tag: str, number: int) -> None:
@@ -448,13 +448,13 @@ class Catalog:
         return {row.tag: row.number for row in connection.execute(wanted)}
 
     def _needed(self, connection: sa.Connection, hashes: Sequence[str]) -> set[str]:
-        found: set[str] = set()
+        needed: set[str] = set()
         for start in range(0, len(hashes), _CHUNK):
             some = hashes[start : start + _CHUNK]
-            found.update(
+            needed.update(
                 connection.scalars(sa.select(_needs.c.sha256).where(_needs.c.sha256.in_(some)).distinct())
             )
-        return found
+        return needed
 
 
 def _is(address: Address) -> tuple[sa.ColumnElement[bool], ...]:

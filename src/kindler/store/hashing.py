@@ -15,13 +15,13 @@ _CHUNK_BYTES = 1 << 20
 
 def sha256_of(path: Path) -> str:
     """What is in the file, as a hash."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         buffer = bytearray(_CHUNK_BYTES)
         view = memoryview(buffer)
         while count := file.readinto(buffer):
-            found.update(view[:count])
-    return found.hexdigest()
+            digest.update(view[:count])
+    return digest.hexdigest()
 
 
 def copy_hashed(source: BinaryIO, target: Path, *, at_most: int | None = None) -> tuple[str, int]:
@@ -32,15 +32,15 @@ def copy_hashed(source: BinaryIO, target: Path, *, at_most: int | None = None) -
         target: The file to write; must not be there.
         at_most: Stop one chunk after so many bytes: the size that comes back says that there were more.
     """
-    found, size = hashlib.sha256(), 0
+    digest, size = hashlib.sha256(), 0
     with target.open("xb") as file:
         while chunk := source.read(_CHUNK_BYTES):
-            found.update(chunk)
+            digest.update(chunk)
             file.write(chunk)
             size += len(chunk)
             if at_most is not None and size > at_most:
                 break
-    return found.hexdigest(), size
+    return digest.hexdigest(), size
 
 
 def check_whole(path: Path, sha256: str) -> None:
@@ -49,6 +49,6 @@ def check_whole(path: Path, sha256: str) -> None:
     Raises:
         DamagedError: It is something else.
     """
-    found = sha256_of(path)
-    if found != sha256:
-        raise DamagedError(sha256=sha256, problem=f"its bytes hash to {found}")
+    actual = sha256_of(path)
+    if actual != sha256:
+        raise DamagedError(sha256=sha256, problem=f"its bytes hash to {actual}")

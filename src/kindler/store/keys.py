@@ -80,8 +80,8 @@ class Keys:
     def __init__(self, url: str) -> None:
         self._database = Database(parse(url).catalog)
         with self._database.reading() as connection:
-            made = sa.inspect(connection).has_table(_keys.name)
-        if not made:
+            exists = sa.inspect(connection).has_table(_keys.name)
+        if not exists:
             with self._database.writing() as connection:
                 self._database.make(connection, _tables, _LOCK_KEY)
 

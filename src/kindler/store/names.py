@@ -89,22 +89,22 @@ def literal_prefix(pattern: str) -> str:
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    made, at = "", 0
+    expression, at = "", 0
     while at < len(pattern):
         char = pattern[at]
         if pattern.startswith("**", at):
             # "a/**/b" means "a/b" too.
             crosses = pattern.startswith("**/", at)
-            made, at = made + ("(?:.*/)?" if crosses else ".*"), at + (3 if crosses else 2)
+            expression, at = expression + ("(?:.*/)?" if crosses else ".*"), at + (3 if crosses else 2)
             continue
         end = pattern.find("]", at + 2) if char == "[" else -1
         if end > 0:
             inside = pattern[at + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
-            made, at = made + f"[{'^' + inside[1:] if inside[0] == '!' else inside}]", end + 1
+            expression, at = expression + f"[{'^' + inside[1:] if inside[0] == '!' else inside}]", end + 1
             continue
-        made, at = made + {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char)), at + 1
+        expression, at = expression + {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char)), at + 1
     try:
-        return re.compile(made, re.DOTALL)
+        return re.compile(expression, re.DOTALL)
     except re.error as exc:
         raise ConfigError(f"pattern={_short(pattern)} is not a valid glob: {exc}.") from exc
 

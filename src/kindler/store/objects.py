@@ -28,24 +28,21 @@ class ObjectBlobs:
     """
 
     def __init__(self, url: str, stage: Path) -> None:
-        told = urlsplit(url)
-        settings: dict[str, Any] = dict(parse_qsl(told.query))
+        parts = urlsplit(url)
+        settings: dict[str, Any] = dict(parse_qsl(parts.query))
         client: dict[str, Any] = {}
         if settings.get("endpoint", "").startswith("http://"):
             client["allow_http"] = True
-        bare = urlunsplit((told.scheme, told.netloc, told.path, "", ""))
+        bare = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
         self.url = url
         self.stage = stage
         make: Any = from_url  # typed for each of the stores, of which only the URL says which
         self._store: Any = make(bare, config=settings, client_options=client)
 
     def put(self, source: Path, sha256: str) -> None:
-        """See `Blobs`."""
         self._call("writing", sha256, lambda key: obstore.put(self._store, key, source))
 
     def get(self, sha256: str, target: Path, *, private: bool = False) -> None:
-        """See `Blobs`."""
-
         def copy(key: str) -> None:
             with target.open("xb") as file:
                 for chunk in obstore.get(self._store, key).stream(min_chunk_size=1 << 20):
@@ -58,7 +55,6 @@ class ObjectBlobs:
         check_whole(target, sha256)
 
     def has(self, sha256: str) -> bool:
-        """See `Blobs`."""
         try:
             self._call("looking for", sha256, lambda key: obstore.head(self._store, key))
         except FileNotFoundError:
@@ -66,13 +62,11 @@ class ObjectBlobs:
         return True
 
     def old(self, grace_s: float) -> Iterator[str]:
-        """See `Blobs`."""
         limit = datetime.now(timezone.utc) - timedelta(seconds=grace_s)
         for page in obstore.list(self._store, "blobs"):
             yield from (entry["path"].rpartition("/")[2] for entry in page if entry["last_modified"] <= limit)
 
     def remove(self, hashes: Iterable[str]) -> None:
-        """See `Blobs`."""
         keys = [_key(sha256) for sha256 in hashes]
         if keys:
             self._call("removing", "", lambda _: obstore.delete(self._store, keys))

@@ -30,12 +30,12 @@ def of_this_user() -> Path:
     Raises:
         StoreError: Somebody else could change files there.
     """
-    made = Path(tempfile.gettempdir()) / f"kindler-store-{os.getuid()}"
-    made.mkdir(mode=0o700, exist_ok=True)
-    found = made.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise StoreError(f"{made} is not a private folder of yours.\nHint: remove it, or set TMPDIR.")
-    return made
+    folder_path = Path(tempfile.gettempdir()) / f"kindler-store-{os.getuid()}"
+    folder_path.mkdir(mode=0o700, exist_ok=True)
+    status = folder_path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise StoreError(f"{folder_path} is not a private folder of yours.\nHint: remove it, or set TMPDIR.")
+    return folder_path
 
 
 @contextmanager
@@ -46,10 +46,10 @@ def folder(parent: Path) -> Iterator[Path]:
         StoreError: The disk was full, whatever was written in the block.
     """
     parent.mkdir(parents=True, exist_ok=True)
-    made, lock = _locked(parent)
+    path, lock = _locked(parent)
     try:
-        made.mkdir()
-        yield made
+        path.mkdir()
+        yield path
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -58,8 +58,8 @@ def folder(parent: Path) -> Iterator[Path]:
             "Hint: om.sweep() removes blobs that nothing refers to."
         ) from exc
     finally:
-        shutil.rmtree(made, ignore_errors=True)
-        made.with_suffix(_LOCK).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+        path.with_suffix(_LOCK).unlink(missing_ok=True)
         os.close(lock)
 
 
@@ -86,11 +86,11 @@ def sweep(parent: Path) -> int:
 
 def _locked(parent: Path) -> tuple[Path, int]:
     while True:
-        made = parent / uuid.uuid4().hex
-        lock = made.with_suffix(_LOCK)
+        path = parent / uuid.uuid4().hex
+        lock = path.with_suffix(_LOCK)
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         fcntl.flock(handle, fcntl.LOCK_EX)
         # A sweep may have come between the two lines and taken the lock file away.
         if lock.exists():
-            return made, handle
+            return path, handle
         os.close(handle)

@@ -188,10 +188,10 @@ class Store:
         Raises:
             NotFoundError: There is none; says what there is.
         """
-        found = self.seek(bucket, shelf, selector)
-        if found is None:
+        version = self.seek(bucket, shelf, selector)
+        if version is None:
             raise self._missing(Address(bucket, shelf, selector.name), selector)
-        return found
+        return version
 
     def seek(self, bucket: str, shelf: str, selector: Selector) -> Version | None:
         """The same, or None where there is none."""
@@ -377,22 +377,22 @@ def _paged(
         raise ConfigError(f"limit={limit}: must be at least 1.")
     if limit is None:
         return [one for one in fetch(after, None) if keep(one)]
-    found: list[T] = []
+    items: list[T] = []
     count = _PAGE + limit
     while True:
         some = fetch(after, count)
-        found += [one for one in some if keep(one)]
-        if len(found) >= limit or len(some) < count:
-            return found[:limit]
+        items += [one for one in some if keep(one)]
+        if len(items) >= limit or len(some) < count:
+            return items[:limit]
         after, count = name(some[-1]), 4 * count
 
 
 def _files_in(folder: Path) -> dict[File, Path]:
-    found: dict[File, Path] = {}
+    files: dict[File, Path] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
             raise StoreError(f"{path} is a symbolic link; only regular files can be stored.")
         if path.is_file():
             name = path.relative_to(folder).as_posix()
-            found[File(name, sha256_of(path), path.stat().st_size)] = path
-    return found
+            files[File(name, sha256_of(path), path.stat().st_size)] = path
+    return files

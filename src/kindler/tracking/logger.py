@@ -221,8 +221,8 @@ class MLflowLogger(DriverCallback):
             if run.owned:
                 client.update_run(known, status="RUNNING")
             return run
-        made = client.create_run(self._experiment_id(client), tags=_context(), run_name=self.run_name)
-        return TrackedRun(client, made, owned=True)
+        new_run = client.create_run(self._experiment_id(client), tags=_context(), run_name=self.run_name)
+        return TrackedRun(client, new_run, owned=True)
 
     def _experiment_id(self, client: Any) -> str:
         name = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME")

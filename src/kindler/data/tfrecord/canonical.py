@@ -59,28 +59,28 @@ def _bytes_list(data: bytes) -> list[bytes]:
 
 
 def _float_list(data: bytes) -> list[bytes]:
-    found: list[bytes] = []
+    chunks: list[bytes] = []
     for number, wire, value in _fields(data):
         if number == 1 and wire == _FIXED32:
-            found.append(value)
+            chunks.append(value)
         elif number == 1 and wire == _LEN:
             if len(value) % 4:
                 raise Malformed(f"a list of floats has {len(value)} bytes")
-            found += [value[i : i + 4] for i in range(0, len(value), 4)]
-    return found
+            chunks += [value[i : i + 4] for i in range(0, len(value), 4)]
+    return chunks
 
 
 def _int64_list(data: bytes) -> list[bytes]:
-    found: list[bytes] = []
+    chunks: list[bytes] = []
     for number, wire, value in _fields(data):
         if number == 1 and wire == _VARINT:
-            found.append(value)
+            chunks.append(value)
         elif number == 1 and wire == _LEN:
             position = 0
             while position < len(value):
                 item, position = _varint(value, position)
-                found.append(one(item))
-    return found
+                chunks.append(one(item))
+    return chunks
 
 
 _LISTS = {BYTES: _bytes_list, FLOAT: _float_list, INT64: _int64_list}

@@ -51,13 +51,13 @@ def decode(
 def _columns(block: Block, wanted: list[Feature], known: Collection[bytes] | None) -> dict[bytes, Values]:
     kinds = {feature.key: feature.kind for feature in wanted}
     try:
-        found = even(block, kinds)
+        evenly = even(block, kinds)
     except WrongKind:
-        found = None  # the other way says which column it is
-    if found is not None:
+        evenly = None  # the other way says which column it is
+    if evenly is not None:
         first = block.head(1)
         _refuse_unknown(first, entries(first), known)
-        return found
+        return evenly
     listed = entries(block)
     _refuse_unknown(block, listed, known)
     columns: dict[bytes, Values] = {}
@@ -112,9 +112,9 @@ def _usual(block: Block, records: Array) -> Block:
     return replace(block, data=data, starts=starts, sizes=sizes, offsets=offsets)
 
 
-def _arrow(block: Block, feature: Feature, found: Values | None) -> pa.Array:
+def _arrow(block: Block, feature: Feature, stored: Values | None) -> pa.Array:
     rows = len(block)
-    values = found or Values(np.zeros(rows, bool), 0, np.empty(0, _numpy(feature.kind)), 0)
+    values = stored or Values(np.zeros(rows, bool), 0, np.empty(0, _numpy(feature.kind)), 0)
     counts = np.broadcast_to(np.asarray(values.counts), (rows,))
     valid = _valid(feature, values, counts)
     _check_counts(block, feature, counts, valid)
@@ -239,12 +239,12 @@ def _wrapped(feature: Feature, flat: pa.Array, counts: Array, valid: Array) -> p
         return flat
     storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     if types.is_fixed_size_list(storage):
-        made = pa.Array.from_buffers(storage, rows, [_bits(valid)], children=[flat])
+        array = pa.Array.from_buffers(storage, rows, [_bits(valid)], children=[flat])
     else:
         offsets = _offsets(counts)
         wide = offsets.astype(np.int64) if types.is_large_list(storage) else offsets
-        made = pa.Array.from_buffers(storage, rows, [_bits(valid), pa.py_buffer(wide)], children=[flat])
-    return pa.ExtensionArray.from_storage(kind, made) if storage is not kind else made
+        array = pa.Array.from_buffers(storage, rows, [_bits(valid), pa.py_buffer(wide)], children=[flat])
+    return pa.ExtensionArray.from_storage(kind, array) if storage is not kind else array
 
 
 @dataclass(slots=True)
@@ -273,10 +273,10 @@ class Sample:
         try:
             listed = entries(block)
             names = self._names(block, zip(listed.key.tolist(), listed.key_size.tolist(), strict=True))
-            found = {name: self._column(block, listed, name, key) for key, name in names.items()}
+            columns = {name: self._column(block, listed, name, key) for key, name in names.items()}
         except Unusual as unusual:
             return self.add(_usual(block, unusual.records))
-        for name, (kind, values) in found.items():
+        for name, (kind, values) in columns.items():
             self._note(name, kind, values, len(block))
         self.records += len(block)
         return None
@@ -297,15 +297,15 @@ class Sample:
         before = self._seen.get(name)
         kind = before.kind if before else None
         try:
-            found = ragged(block, listed, key, kind)
+            column = ragged(block, listed, key, kind)
         except WrongKind as wrong:
             raise block.error(
                 wrong.record,
                 f"its values are a {KIND_NAMES[wrong.found]}, where earlier records have another kind.",
                 column=name,
             ) from None
-        assert found is not None, "the name is one of the block's"
-        return found
+        assert column is not None, "the name is one of the block's"
+        return column
 
     def _note(self, name: str, kind: int, values: Values, rows: int) -> None:
         seen = self._seen.setdefault(name, _Seen())

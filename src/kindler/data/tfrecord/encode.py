@@ -70,8 +70,8 @@ def _seal(out: _Out, starts: Array, sizes: Array) -> None:
     """The checksums of the data, now that it is there."""
     data, crc = out.data.tobytes(), checksum()
     pairs = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
-    found = [crc(data[start:stop]) for start, stop in pairs]
-    out.words("<u4", starts + sizes, masked(np.array(found, np.uint32)))
+    sums = [crc(data[start:stop]) for start, stop in pairs]
+    out.words("<u4", starts + sizes, masked(np.array(sums, np.uint32)))
 
 
 class _Out:

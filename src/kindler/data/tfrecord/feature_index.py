@@ -63,13 +63,13 @@ class Entries:
         """Which of them have that name, in their order."""
         mark = _mark(name)
         low, high = np.searchsorted(self.marks, mark), np.searchsorted(self.marks, mark, side="right")
-        found: Array = self.order[low:high]
-        found = found[self.key_size[found] == len(name)]
-        if len(name) <= 8 or not len(found):
-            return found
+        entries: Array = self.order[low:high]
+        entries = entries[self.key_size[entries] == len(name)]
+        if len(name) <= 8 or not len(entries):
+            return entries
         width = len(name)
-        whole = block.words(f"V{width}")[self.key[found]].view(np.uint8).reshape(-1, width)
-        whole_name: Array = found[(whole == np.frombuffer(name, np.uint8)).all(axis=1)]
+        whole = block.words(f"V{width}")[self.key[entries]].view(np.uint8).reshape(-1, width)
+        whole_name: Array = entries[(whole == np.frombuffer(name, np.uint8)).all(axis=1)]
         return whole_name
 
 
@@ -144,25 +144,25 @@ def lists(block: Block, features: Entries) -> Lists:
     return Lists(kind, start, features.stop)
 
 
-def packed(block: Block, record: Array, found: Lists, *, unit: int) -> tuple[Array, Array]:
+def packed(block: Block, record: Array, listed: Lists, *, unit: int) -> tuple[Array, Array]:
     """Where the bytes of packed numbers start, and how many there are; of lists of `unit` bytes a number."""
-    tag, start, size = _field(block.words(), found.start)
-    none = found.start == found.stop
-    fine = none | ((tag == 0x0A) & (start + size == found.stop))
+    tag, start, size = _field(block.words(), listed.start)
+    none = listed.start == listed.stop
+    fine = none | ((tag == 0x0A) & (start + size == listed.stop))
     if unit > 1:
         fine &= none | (size % unit == 0)
     _refuse(record[~fine])
     if none.any():
-        return np.where(none, found.start, start), np.where(none, 0, size)
+        return np.where(none, listed.start, start), np.where(none, 0, size)
     return start, size
 
 
-def items(block: Block, record: Array, found: Lists) -> tuple[Array, Array, Array]:
+def items(block: Block, record: Array, listed: Lists) -> tuple[Array, Array, Array]:
     """The values of lists of bytes: to which list each belongs, where it starts, how long it is."""
     words = block.words()
     last = len(words) - 1
-    live = np.flatnonzero(found.start < found.stop)
-    at, end = found.start[live], found.stop[live]
+    live = np.flatnonzero(listed.start < listed.stop)
+    at, end = listed.start[live], listed.stop[live]
     steps: list[tuple[Array, Array, Array]] = []
     while len(live):
         tag, start, size = _field(words, np.minimum(at, last))

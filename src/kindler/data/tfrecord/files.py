@@ -44,10 +44,10 @@ def find(paths: Paths) -> list[str]:
     Raises:
         ConfigError: Nothing is there.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    files = [file for path in given for file in expand(os.fspath(path), _data_files)]
+    places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    files = [file for path in places for file in expand(os.fspath(path), _data_files)]
     if not files:
-        raise ConfigError(f"no file in {[os.fspath(path) for path in given]}.")
+        raise ConfigError(f"no file in {[os.fspath(path) for path in places]}.")
     return files
 
 

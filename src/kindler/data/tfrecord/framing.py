@@ -154,8 +154,8 @@ def checksum() -> Callable[[Any], int]:
         from google_crc32c import value
     except ModuleNotFoundError as exc:
         raise MissingExtraError(what="TFRecord files", package="google-crc32c", extra="tfrecord") from exc
-    found: Callable[[Any], int] = value
-    return found
+    function: Callable[[Any], int] = value
+    return function
 
 
 def masked(checksums: Array) -> Array:
@@ -173,8 +173,8 @@ def length_checksums(sizes: Array) -> Array:
         only = np.array([crc(_LENGTH.pack(int(sizes[0])))], np.uint32)
         return np.broadcast_to(masked(only), sizes.shape)
     different, which = np.unique(sizes, return_inverse=True)
-    found = np.array([crc(_LENGTH.pack(size)) for size in different.tolist()], np.uint32)
-    return masked(found)[which]
+    sums = np.array([crc(_LENGTH.pack(size)) for size in different.tolist()], np.uint32)
+    return masked(sums)[which]
 
 
 def is_head(start: bytes) -> bool:
@@ -227,8 +227,8 @@ def _equal(data: bytes, position: int, stop: int, size: int) -> int:
     """How many records of this size follow one another."""
     stride = size + AROUND
     count = (stop - position) // stride
-    found: Any = np.ndarray((count,), "<u8", data, position, (stride,))
-    other = found != size
+    lengths: Any = np.ndarray((count,), "<u8", data, position, (stride,))
+    other = lengths != size
     first = int(np.argmax(other))
     return first if other[first] else count
 
@@ -247,12 +247,12 @@ def _check_data(block: Block) -> None:
     crc, data = checksum(), block.data
     starts, sizes = block.starts.tolist(), block.sizes.tolist()
     if len(data) // len(starts) < _COPIED_BYTES:
-        found = [crc(data[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+        sums = [crc(data[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
     else:
         array = block.array
-        found = [crc(array[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+        sums = [crc(array[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
     stored = block.words("<u4")[block.starts + block.sizes]
-    wrong = stored != masked(np.array(found, np.uint32))
+    wrong = stored != masked(np.array(sums, np.uint32))
     if wrong.any():
         raise block.error(int(np.argmax(wrong)), "the data does not match its checksum; the file is damaged.")
 

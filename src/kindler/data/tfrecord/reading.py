@@ -55,15 +55,15 @@ def plan(
     if isinstance(columns, str) or isinstance(binary, str):
         raise ConfigError("columns and binary must be lists of names.\nHint: columns=['x'].")
     check_reading(compression)
-    found = tuple(find(path))
+    files = tuple(find(path))
     known = None
     if schema is not None:
         wanted = as_schema(schema)
     else:
-        sample = sampled(list(found), compression, verify, binary, sample_rows)
+        sample = sampled(list(files), compression, verify, binary, sample_rows)
         if not sample.names:
             raise DataError(
-                f"no record in {_named(found)} has a feature, so the columns are unknown.\n"
+                f"no record in {_named(files)} has a feature, so the columns are unknown.\n"
                 "Hint: pass schema={...}."
             )
         known = tuple(sample.names)
@@ -73,7 +73,7 @@ def plan(
         if missing:
             raise ConfigError(f"columns={list(columns)}: {missing} are not among {wanted.names}.")
         wanted = pa.schema([wanted.field(name) for name in columns])
-    return Plan(found, wanted, known, compression, verify)
+    return Plan(files, wanted, known, compression, verify)
 
 
 def batches(planned: Plan, file: str) -> Iterator[pa.RecordBatch]:
@@ -86,7 +86,7 @@ def batches(planned: Plan, file: str) -> Iterator[pa.RecordBatch]:
 
 
 def sampled(
-    found: Sequence[str],
+    files: Sequence[str],
     compression: Compression,
     verify: bool,
     binary: Collection[str],
@@ -96,7 +96,7 @@ def sampled(
     if sample_rows is not None and sample_rows < 1:
         raise ConfigError(f"sample_rows={sample_rows}: must be at least 1, or None for all.")
     sample = Sample(binary)
-    for file in found:
+    for file in files:
         with opened(file, compression) as stream:
             for block in blocks(stream, file, verify=verify):
                 sample.add(block if sample_rows is None else block.head(sample_rows - sample.records))

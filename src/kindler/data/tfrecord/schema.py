@@ -106,19 +106,21 @@ def refusal(kind: pa.DataType) -> str | None:
     return f"values of type {kind} have no place in a tf.train.Example, which holds {_TYPES}.\nHint: {hint}."
 
 
-def as_schema(given: SchemaLike) -> pa.Schema:
+def as_schema(schema_like: SchemaLike) -> pa.Schema:
     """A schema as it was handed in: Arrow's own, or a dict of Arrow types, numpy dtypes and (dtype, shape).
 
     Raises:
         ConfigError: It is neither, or a type cannot be read from TFRecord files.
     """
-    if isinstance(given, pa.Schema):
-        schema = given
-    elif isinstance(given, Mapping):
-        schema = pa.schema([pa.field(str(name), _type(str(name), kind)) for name, kind in given.items()])
+    if isinstance(schema_like, pa.Schema):
+        schema = schema_like
+    elif isinstance(schema_like, Mapping):
+        schema = pa.schema(
+            [pa.field(str(name), _type(str(name), kind)) for name, kind in schema_like.items()]
+        )
     else:
         raise ConfigError(
-            f"schema={given!r} is neither a pyarrow.Schema nor a dict.\n"
+            f"schema={schema_like!r} is neither a pyarrow.Schema nor a dict.\n"
             "Hint: schema={'label': 'int64', 'image': ('float32', (28, 28)), 'name': pa.string()}."
         )
     if len(set(schema.names)) < len(schema.names):
@@ -141,33 +143,33 @@ def _feature(field: pa.Field) -> Feature:
         leaf, width = kind.value_type, kind.list_size
     elif is_list(kind):
         leaf, width = kind.value_type, -1
-    found = kind_of(leaf)
-    if found is None:
+    feature_kind = kind_of(leaf)
+    if feature_kind is None:
         raise ConfigError(
             f"schema: column {field.name!r} of type {kind} cannot be read from TFRecord files, which hold"
             f" {_TYPES}.\nHint: write a two-dimensional array as ('float32', (28, 28)), or a"
             " pa.fixed_shape_tensor."
         )
-    return Feature(field, found, leaf, width)
+    return Feature(field, feature_kind, leaf, width)
 
 
-def _type(name: str, given: Any) -> pa.DataType:
-    if isinstance(given, pa.DataType):
-        return given
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Sequence):
-        leaf, shape = _type(name, given[0]), [int(n) for n in given[1]]
+def _type(name: str, type_like: Any) -> pa.DataType:
+    if isinstance(type_like, pa.DataType):
+        return type_like
+    if isinstance(type_like, tuple) and len(type_like) == 2 and isinstance(type_like[1], Sequence):
+        leaf, shape = _type(name, type_like[0]), [int(n) for n in type_like[1]]
         if len(shape) > 1 and kind_of(leaf) != BYTES:
             return pa.fixed_shape_tensor(leaf, shape)
         return pa.list_(leaf, math.prod(shape)) if shape else leaf
-    if given in (str, "str", "string"):
+    if type_like in (str, "str", "string"):
         return pa.string()
-    if given in (bytes, "bytes", "binary"):
+    if type_like in (bytes, "bytes", "binary"):
         return pa.binary()
     try:
-        dtype = np.dtype(given)
+        dtype = np.dtype(type_like)
         return pa.from_numpy_dtype(dtype)
     except (TypeError, pa.ArrowNotImplementedError):
         raise ConfigError(
-            f"schema: column {name!r}: {given!r} is not a type.\n"
+            f"schema: column {name!r}: {type_like!r} is not a type.\n"
             "Hint: a pyarrow type, a numpy dtype, 'string', 'binary', or (dtype, shape)."
         ) from None

@@ -71,16 +71,16 @@ def ragged(block: Block, all_entries: Entries, name: bytes, kind: int | None) ->
     features = all_entries.of(chosen)
     if len(chosen) > 1 and not (np.diff(features.record) > 0).all():
         features = features.of(_last_of_each(features.record))
-    found = lists(block, features)
-    filled = found.start < found.stop
+    listed = lists(block, features)
+    filled = listed.start < listed.stop
     if kind is None:
-        kinds = found.kind[filled] if filled.any() else found.kind
+        kinds = listed.kind[filled] if filled.any() else listed.kind
         kind = int(kinds[0]) or BYTES
-    wrong = filled & (found.kind != kind)
+    wrong = filled & (listed.kind != kind)
     if wrong.any():
         at = int(np.argmax(wrong))
-        raise WrongKind(int(features.record[at]), int(found.kind[at]))
-    return kind, _scattered(block, features, found, kind)
+        raise WrongKind(int(features.record[at]), int(listed.kind[at]))
+    return kind, _scattered(block, features, listed, kind)
 
 
 def even(block: Block, wanted: Mapping[bytes, int]) -> dict[bytes, Values] | None:
@@ -108,14 +108,14 @@ def even(block: Block, wanted: Mapping[bytes, int]) -> dict[bytes, Values] | Non
         position = span[1]
     if not _same(matrix[:, position:]):
         return None
-    found: dict[bytes, Values] = {}
+    columns: dict[bytes, Values] = {}
     for name, spans in layout.items():
         if spans.kind is not None:
             values = _sliced(matrix, spans)
             if values is None:
                 return None
-            found[name] = values
-    return found
+            columns[name] = values
+    return columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _layout(first: Block, wanted: Mapping[bytes, int]) -> dict[bytes, _Spans] | 
     base = int(first.starts[0])
     try:
         features = entries(first)
-        found = lists(first, features)
+        listed = lists(first, features)
         layout: dict[bytes, _Spans] = {}
         for i in range(len(features.record)):
             key = int(features.key[i])
@@ -142,7 +142,7 @@ def _layout(first: Block, wanted: Mapping[bytes, int]) -> dict[bytes, _Spans] | 
             if kind is None:
                 layout[name] = _Spans(None, ((int(features.start[i]) - base, int(features.stop[i]) - base),))
                 continue
-            one = Lists(found.kind[i : i + 1], found.start[i : i + 1], found.stop[i : i + 1])
+            one = Lists(listed.kind[i : i + 1], listed.start[i : i + 1], listed.stop[i : i + 1])
             if one.kind[0] == 0:
                 return None
             if one.start[0] < one.stop[0] and one.kind[0] != kind:
@@ -217,17 +217,17 @@ def _last_of_each(record: Array) -> Array:
     return latest[latest >= 0]
 
 
-def _scattered(block: Block, features: Entries, found: Lists, kind: int) -> Values:
+def _scattered(block: Block, features: Entries, listed: Lists, kind: int) -> Values:
     rows = len(block)
-    whole = len(features.record) == rows and bool((found.kind != 0).all())
+    whole = len(features.record) == rows and bool((listed.kind != 0).all())
     present = None if whole else np.zeros(rows, bool)
     if present is not None:
-        present[features.record[found.kind != 0]] = True
+        present[features.record[listed.kind != 0]] = True
     if kind == BYTES:
-        owner, starts, sizes = items(block, features.record, found)
+        owner, starts, sizes = items(block, features.record, listed)
         counts = np.bincount(owner, minlength=len(features.record))
         return Values(present, _spread(counts, features.record, rows), gather(block, starts, sizes), sizes)
-    starts, sizes = packed(block, features.record, found, unit=4 if kind == FLOAT else 1)
+    starts, sizes = packed(block, features.record, listed, unit=4 if kind == FLOAT else 1)
     line = gather(block, starts, sizes)
     if kind == FLOAT:
         return Values(present, _spread(sizes // 4, features.record, rows), line.view("<f4"))

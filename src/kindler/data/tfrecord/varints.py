@@ -46,13 +46,13 @@ def lengths(words: Array) -> tuple[Array, Array | int]:
 def sizes(values: Array) -> Array:
     """How many bytes each number takes as a varint; negative ones take ten."""
     unsigned = values.astype(np.int64, copy=False).view(np.uint64)
-    found = np.ones(len(unsigned), np.int64)
+    lengths = np.ones(len(unsigned), np.int64)
     top = int(unsigned.max(initial=0))
     for step in range(1, _MAX_BYTES):
         if top >> (7 * step) == 0:
             break
-        found += unsigned >= np.uint64(1 << (7 * step))
-    return found
+        lengths += unsigned >= np.uint64(1 << (7 * step))
+    return lengths
 
 
 def encode(values: Array) -> tuple[Array, Array]:

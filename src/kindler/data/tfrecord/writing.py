@@ -154,8 +154,8 @@ def _table(data: Any, columns: Sequence[str] | None) -> pa.Table:
             f"data is {kind(data)}.\n"
             "Hint: pass a pyarrow Table, a pandas DataFrame, a dict of arrays, or a Spark DataFrame."
         )
-    found = named(data).columns
-    arrays = {name: _column(found[name], name) for name in _chosen(list(found), columns)}
+    columns_by_name = named(data).columns
+    arrays = {name: _column(columns_by_name[name], name) for name in _chosen(list(columns_by_name), columns)}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ConfigError(f"columns have different lengths: {lengths}.")
@@ -177,10 +177,10 @@ def _column(column: Any, name: str) -> pa.Array | pa.ChunkedArray:
             return pa.array(column, from_pandas=True)  # None and NaN between strings are nulls
         except (pa.ArrowInvalid, pa.ArrowTypeError):
             pass  # cells that are arrays of several axes
-    found = values(column, name)
-    if not isinstance(found, np.ndarray):
-        return found
-    if found.ndim == 1:
-        return pa.array(found)
-    width = int(np.prod(found.shape[1:]))
-    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(found).reshape(-1)), width)
+    array = values(column, name)
+    if not isinstance(array, np.ndarray):
+        return array
+    if array.ndim == 1:
+        return pa.array(array)
+    width = int(np.prod(array.shape[1:]))
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(array).reshape(-1)), width)

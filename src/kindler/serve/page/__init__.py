@@ -84,11 +84,11 @@ def page_routes() -> APIRouter:
 
 
 def _files() -> dict[str, _File]:
-    found = {}
+    files = {}
     for entry in (resources.files(__package__) / "files").iterdir():
         suffix = "." + entry.name.rpartition(".")[2]
         if suffix in _TYPES:
             content = entry.read_bytes()
             etag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
-            found[entry.name] = _File(content, gzip.compress(content, mtime=0), _TYPES[suffix], etag)
-    return found
+            files[entry.name] = _File(content, gzip.compress(content, mtime=0), _TYPES[suffix], etag)
+    return files

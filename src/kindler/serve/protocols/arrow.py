@@ -56,10 +56,10 @@ def read_parquet(body: bytes, *, share_texts: bool = False) -> pa.Table:
     """
     try:
         with pq.ParquetFile(pa.BufferReader(body)) as file:
-            told, schema = file.metadata, file.schema_arrow
-        groups = [told.row_group(i) for i in range(told.num_row_groups)]
-        rows = max(told.num_rows, sum(group.num_rows for group in groups))
-        claimed = max(sum(group.total_byte_size for group in groups), 8 * rows * told.num_columns)
+            metadata, schema = file.metadata, file.schema_arrow
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        rows = max(metadata.num_rows, sum(group.num_rows for group in groups))
+        claimed = max(sum(group.total_byte_size for group in groups), 8 * rows * metadata.num_columns)
         if claimed > _GROWTH * len(body) + _SPARE_BYTES:
             raise ValueError(f"it claims {claimed} bytes in {len(body)}")
         texts = [field.name for field in schema if is_text(field.type)] if share_texts else None
@@ -77,9 +77,9 @@ def _check_type(kind: pa.DataType, name: str) -> None:
         kind = kind.value_type
         if kind.num_fields:
             raise ValueError(f"the column {name!r} is a dictionary of {kind}, which is not supported")
-    told = str(kind).partition("[")[0].partition("<")[0]
-    if told in _REPEATING or told.endswith("_union"):
-        raise ValueError(f"the column {name!r} is of type {told}, which is not supported; cast it")
+    kind_name = str(kind).partition("[")[0].partition("<")[0]
+    if kind_name in _REPEATING or kind_name.endswith("_union"):
+        raise ValueError(f"the column {name!r} is of type {kind_name}, which is not supported; cast it")
     for i in range(kind.num_fields):
         _check_type(kind.field(i).type, name)
 
@@ -87,16 +87,16 @@ def _check_type(kind: pa.DataType, name: str) -> None:
 def _check_messages(body: bytes) -> None:
     """No message may claim more than it holds: no compression, no bytes used twice, no endless columns."""
     for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(body)):
-        told = message.metadata.to_pybytes()
-        header = _follow(told, struct.unpack_from("<I", told)[0], 2)
+        metadata = message.metadata.to_pybytes()
+        header = _follow(metadata, struct.unpack_from("<I", metadata)[0], 2)
         if message.type == "dictionary batch":
-            header = _follow(told, header, 1)
+            header = _follow(metadata, header, 1)
         elif message.type != "record batch":
             continue
-        if _field(told, header, 3):
+        if _field(metadata, header, 3):
             raise ValueError("its buffers are compressed, which is not supported")
         here = message.body.size if message.body is not None else 0
-        lengths, sizes = _pairs(told, header, 1)[:, 0], _pairs(told, header, 2)[:, 1]
+        lengths, sizes = _pairs(metadata, header, 1)[:, 0], _pairs(metadata, header, 2)[:, 1]
         if sizes.min(initial=0) < 0 or int(sizes.sum()) > here:
             raise ValueError(f"its buffers claim more than the {here} bytes of a message")
         claimed = int(lengths.max(initial=0))
@@ -104,28 +104,28 @@ def _check_messages(body: bytes) -> None:
             raise ValueError(f"it claims {claimed} values in {len(body)} bytes")
 
 
-def _pairs(told: bytes, table: int, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _pairs(header: bytes, table: int, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """A vector of structs of two long integers in a flatbuffer; none if it is not there."""
-    if not _field(told, table, number):
+    if not _field(header, table, number):
         return np.zeros((0, 2), np.int64)
-    at = _follow(told, table, number)
-    count = int(struct.unpack_from("<I", told, at)[0])
-    return np.frombuffer(told, "<i8", 2 * count, at + 4).reshape(count, 2)
+    at = _follow(header, table, number)
+    count = int(struct.unpack_from("<I", header, at)[0])
+    return np.frombuffer(header, "<i8", 2 * count, at + 4).reshape(count, 2)
 
 
-def _field(told: bytes, table: int, number: int) -> int:
+def _field(header: bytes, table: int, number: int) -> int:
     """Where a field of a flatbuffer's table is; 0 if it is not there."""
-    listed = table - int(struct.unpack_from("<i", told, table)[0])
+    listed = table - int(struct.unpack_from("<i", header, table)[0])
     at = 4 + 2 * number
-    if at >= struct.unpack_from("<H", told, listed)[0]:
+    if at >= struct.unpack_from("<H", header, listed)[0]:
         return 0
-    offset = int(struct.unpack_from("<H", told, listed + at)[0])
+    offset = int(struct.unpack_from("<H", header, listed + at)[0])
     return table + offset if offset else 0
 
 
-def _follow(told: bytes, table: int, number: int) -> int:
+def _follow(header: bytes, table: int, number: int) -> int:
     """Where the table is that a field of a table points to."""
-    at = _field(told, table, number)
+    at = _field(header, table, number)
     if not at:
         raise ValueError("a message has no header")
-    return at + int(struct.unpack_from("<I", told, at)[0])
+    return at + int(struct.unpack_from("<I", header, at)[0])

@@ -41,15 +41,13 @@ class Mlflow:
     name = "mlflow"
 
     def target(self, method: str, path: str) -> Target | None:
-        """See `Codec`."""
-        found = _PATH.fullmatch(path)
-        if found is None:
+        match = _PATH.fullmatch(path)
+        if match is None:
             return None
         require_post(method)
-        return Target(found["name"] or "")
+        return Target(match["name"] or "")
 
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
-        """See `Codec`."""
         kind = sent.content_type
         if kind == "text/csv":
             return InferRequest(inputs=from_csv(sent.body), columns=True)
@@ -64,14 +62,14 @@ class Mlflow:
                 f" expected application/json, text/csv, {PARQUET} or {ARROW}.",
             )
         body = as_object(loads(sent.body))
-        given = [field for field in _FIELDS if field in body]
-        if len(given) != 1:
+        fields = [field for field in _FIELDS if field in body]
+        if len(fields) != 1:
             raise Problem(
                 400,
                 "the input must be a JSON dictionary with exactly one of the input fields"
-                f" {', '.join(map(repr, _FIELDS))}; received {given or 'none of them'}.",
+                f" {', '.join(map(repr, _FIELDS))}; received {fields or 'none of them'}.",
             )
-        request = _request(given[0], body[given[0]])
+        request = _request(fields[0], body[fields[0]])
         if isinstance(body.get("params"), dict):
             request.params = body["params"]
             # As with a model that `om.models.export_mlflow` wrote.
@@ -79,15 +77,13 @@ class Mlflow:
         return request
 
     def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
-        """See `Codec`."""
         if ARROW in sent.headers.get("accept", ""):
             return Reply(to_arrow(answer), ARROW)
         outputs = {name: plain(array) for name, array in answer.outputs.items()}
-        told: Any = next(iter(outputs.values())) if len(outputs) == 1 else outputs
-        return Reply(dumps({"predictions": told}, tokens=True))
+        predictions: Any = next(iter(outputs.values())) if len(outputs) == 1 else outputs
+        return Reply(dumps({"predictions": predictions}, tokens=True))
 
     def problem(self, status: int, message: str) -> Reply:
-        """See `Codec`."""
         if status == 415:
             return Reply(message.encode(), "text/plain", status=status)
         code = _CODES.get(status, "BAD_REQUEST" if status < 500 else "INTERNAL_ERROR")
@@ -120,12 +116,12 @@ def _request(field: str, value: Any) -> InferRequest:
 
 def _with_nan(columns: dict[str, Array]) -> dict[str, Array]:
     """Nulls among numbers as NaN, as pandas has them, and so MLflow."""
-    made = {}
+    filled = {}
     for name, array in columns.items():
         kinds = set(map(type, array.ravel().tolist())) if array.dtype.kind == "O" else set()
         missing = type(None) in kinds and kinds <= {int, float, type(None)}
-        made[name] = array.astype(np.float64) if missing else array
-    return made
+        filled[name] = array.astype(np.float64) if missing else array
+    return filled
 
 
 def _split(value: Any) -> dict[str, Any]:

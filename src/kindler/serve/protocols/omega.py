@@ -39,16 +39,14 @@ class OmegaCodec:
     name = "omega"
 
     def target(self, method: str, path: str) -> Target | None:
-        """See `Codec`."""
-        found = _PATH.fullmatch(path)
-        if found is None or (method in ("PUT", "DELETE") and _ALIAS.fullmatch(path)):
+        match = _PATH.fullmatch(path)
+        if match is None or (method in ("PUT", "DELETE") and _ALIAS.fullmatch(path)):
             return None
         if method not in ("PUT", "POST"):
             raise Problem(405, f"{method} is not allowed; use PUT.", {"allow": "PUT, POST"})
-        return Target(found["name"], action=found["action"])
+        return Target(match["name"], action=match["action"])
 
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
-        """See `Codec`."""
         kind = sent.content_type
         if kind == ARROW:
             return InferRequest(inputs=from_arrow(sent.body), columns=True, method=target.action)
@@ -72,16 +70,15 @@ class OmegaCodec:
             return InferRequest(
                 inputs={"": array if shape is None else _cells(array, shape)}, method=target.action
             )
-        found = _chosen(data, columns)
+        arrays = _chosen(data, columns)
         if shape is not None:
-            if len(found) != 1:
-                raise Problem(400, f"'shape' needs exactly one column; received {len(found)}.")
-            (array,) = found.values()
+            if len(arrays) != 1:
+                raise Problem(400, f"'shape' needs exactly one column; received {len(arrays)}.")
+            (array,) = arrays.values()
             return InferRequest(inputs={"": _cells(array, shape)}, method=target.action)
-        return InferRequest(inputs=found, columns=True, method=target.action)
+        return InferRequest(inputs=arrays, columns=True, method=target.action)
 
     def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
-        """See `Codec`."""
         accept = sent.headers.get("accept", "")
         if ARROW in accept:
             return Reply(to_arrow(answer), ARROW)
@@ -107,23 +104,22 @@ class OmegaCodec:
         )
 
     def problem(self, status: int, message: str) -> Reply:
-        """See `Codec`."""
         return Reply(dumps({"message": message}, tokens=False), status=status)
 
 
 def _chosen(data: Any, columns: list[str] | None) -> dict[str, Array]:
     if isinstance(data, list):
-        found = from_records(data)
+        columns_by_name = from_records(data)
     elif isinstance(data, Mapping):
-        found = columns_of(data)
+        columns_by_name = columns_of(data)
     else:
         raise Problem(400, "'data' must be an object of columns, or a list of rows.")
     if columns is None:
-        return found
-    missing = [name for name in columns if name not in found]
+        return columns_by_name
+    missing = [name for name in columns if name not in columns_by_name]
     if missing:
         raise Problem(400, f"'data' lacks the columns {', '.join(missing)}.")
-    return {name: found[name] for name in columns}
+    return {name: columns_by_name[name] for name in columns}
 
 
 def _cells(array: Array, shape: Any) -> Array:

@@ -52,13 +52,13 @@ def from_records(records: Sequence[Any]) -> dict[str, Array]:
 def columns_of(data: Mapping[str, Any]) -> dict[str, Array]:
     """An object of lists, or of objects that are lists by row number."""
     _check_columns(len(data))
-    found = {}
+    arrays = {}
     for name, values in data.items():
         listed = list(values.values()) if isinstance(values, dict) else values
         if not isinstance(listed, list):
             raise Problem(400, f"the column {name!r} must be a list.")
-        found[str(name)] = as_tensor(listed, f"the column {name!r}")
-    return found
+        arrays[str(name)] = as_tensor(listed, f"the column {name!r}")
+    return arrays
 
 
 def from_csv(body: bytes) -> dict[str, Array]:
@@ -95,14 +95,14 @@ def read_table(body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
         raise Problem(
             415, f"unsupported content type {kind[:80]!r}; expected application/json, {ARROW} or {PARQUET}."
         )
-    told = as_object(loads(body))
-    if "data" not in told:
+    fields = as_object(loads(body))
+    if "data" not in fields:
         raise Problem(400, "the request has no 'data'.")
-    mode = told.get("mode")
+    mode = fields.get("mode")
     if mode is not None and not isinstance(mode, str):
         raise Problem(400, "'mode' must be a string.")
-    table = _from_json(told["data"], told.get("dtypes"))
-    return table, mode or ("append" if told.get("append") is True else None)
+    table = _from_json(fields["data"], fields.get("dtypes"))
+    return table, mode or ("append" if fields.get("append") is True else None)
 
 
 def _from_json(data: Any, dtypes: Any) -> pa.Table:

@@ -30,17 +30,15 @@ class TfServing:
     name = "tfserving"
 
     def target(self, method: str, path: str) -> Target | None:
-        """See `Codec`."""
-        found = _PATH.fullmatch(path)
-        if found is None:
+        match = _PATH.fullmatch(path)
+        if match is None:
             return None
         require_post(method)
-        if found["verb"].lower() != "predict":
-            raise Problem(404, f":{found['verb']} is not supported; use :predict.")
-        return Target(found["name"], found["version"] or found["label"])
+        if match["verb"].lower() != "predict":
+            raise Problem(404, f":{match['verb']} is not supported; use :predict.")
+        return Target(match["name"], match["version"] or match["label"])
 
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
-        """See `Codec`."""
         body = as_object(loads(sent.body))
         if b'"b64"' in sent.body:
             body = as_object(with_bytes(body))  # which may be nothing but bytes
@@ -55,11 +53,10 @@ class TfServing:
         return InferRequest(inputs=inputs, signature=asked or None, params={_ROWS: by_row})
 
     def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
-        """See `Codec`."""
         outputs = {name: _shown(name, array) for name, array in answer.outputs.items()}
         if not request.params[_ROWS]:
-            told: Any = next(iter(outputs.values())) if len(outputs) == 1 else outputs
-            return Reply(dumps({"outputs": told}, tokens=True))
+            predictions: Any = next(iter(outputs.values())) if len(outputs) == 1 else outputs
+            return Reply(dumps({"outputs": predictions}, tokens=True))
         for name, array in answer.outputs.items():
             if not array.ndim or len(array) != answer.rows:
                 raise Problem(400, f"the output {name!r} does not have one row per instance ({answer.rows}).")
@@ -69,7 +66,6 @@ class TfServing:
         return Reply(dumps({"predictions": rows}, tokens=True))
 
     def problem(self, status: int, message: str) -> Reply:
-        """See `Codec`."""
         return Reply(dumps({"error": message}, tokens=False), status=status)
 
 

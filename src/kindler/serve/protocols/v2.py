@@ -43,18 +43,16 @@ class V2:
     name = "v2"
 
     def target(self, method: str, path: str) -> Target | None:
-        """See `Codec`."""
-        found = _PATH.fullmatch(path)
-        if found is None:
+        match = _PATH.fullmatch(path)
+        if match is None:
             return None
         require_post(method)
-        return Target(found["name"], found["version"])
+        return Target(match["name"], match["version"])
 
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
-        """See `Codec`."""
-        told = sent.headers.get(LENGTH)
-        length = len(sent.body) if told is None else _length(told, len(sent.body))
-        if told is not None and length == 0:
+        json_length = sent.headers.get(LENGTH)
+        length = len(sent.body) if json_length is None else _length(json_length, len(sent.body))
+        if json_length is not None and length == 0:
             return _raw(sent.body, signature)
         told_body = as_object(loads(sent.body[:length]))
         inputs = told_body.get("inputs")
@@ -82,7 +80,6 @@ class V2:
         )
 
     def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
-        """See `Codec`."""
         all_binary = bool(request.params.get("binary_data_output", False))
         shown: list[dict[str, Any]] = []
         raw: list[bytes] = []
@@ -98,17 +95,16 @@ class V2:
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
                     entry["parameters"] = {"nonfinite": "null"}
             shown.append(entry)
-        told: dict[str, Any] = {"model_name": answer.model, "model_version": str(answer.version)}
+        document: dict[str, Any] = {"model_name": answer.model, "model_version": str(answer.version)}
         if request.id:
-            told["id"] = request.id
-        head = dumps({**told, "outputs": shown}, tokens=False)
+            document["id"] = request.id
+        head = dumps({**document, "outputs": shown}, tokens=False)
         if not raw:
             return Reply(head)
         headers = (("inference-header-content-length", str(len(head))),)
         return Reply(b"".join([head, *raw]), "application/octet-stream", headers)
 
     def problem(self, status: int, message: str) -> Reply:
-        """See `Codec`."""
         return Reply(dumps({"error": message}, tokens=False), status=status)
 
 
@@ -211,10 +207,10 @@ def _texts(values: list[Any], name: str, *, encoded: bool) -> Array:
 def _flat(values: list[Any], name: str, depth: int = 0) -> list[Any]:
     if depth > 32:
         raise Problem(400, f"the input {name!r} is nested too deeply.")
-    found: list[Any] = []
+    flat: list[Any] = []
     for value in values:
-        found += _flat(value, name, depth + 1) if isinstance(value, list) else [value]
-    return found
+        flat += _flat(value, name, depth + 1) if isinstance(value, list) else [value]
+    return flat
 
 
 def _unpacked(content: memoryview, datatype: str, shape: tuple[int, ...], name: str) -> Array:
@@ -228,28 +224,28 @@ def _unpacked(content: memoryview, datatype: str, shape: tuple[int, ...], name: 
             )
         array = np.frombuffer(content, dtype)
         return _reshaped(array.astype(dtype.newbyteorder("="), copy=False), shape, name)
-    found: list[bytes] = []
+    items: list[bytes] = []
     at = 0
     while at < len(content):
         end = at + 4
         size = struct.unpack_from("<I", content, at)[0] if end <= len(content) else len(content)
         if end + size > len(content):
             raise Problem(400, f"the input {name!r} ends in the middle of a value.")
-        found.append(bytes(content[end : end + size]))
+        items.append(bytes(content[end : end + size]))
         at = end + size
-    array = np.empty(len(found), dtype=object)
-    array[:] = found
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
     return _reshaped(array, shape, name)
 
 
 def _packed(array: Array) -> bytes:
     if array.dtype.kind != "O" and datatype_of(array) != "BYTES":
         return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    found: list[bytes] = []
+    chunks: list[bytes] = []
     for item in array.ravel().tolist():
         content = item if isinstance(item, bytes) else str(item).encode()
-        found += [struct.pack("<I", len(content)), content]
-    return b"".join(found)
+        chunks += [struct.pack("<I", len(content)), content]
+    return b"".join(chunks)
 
 
 def _raw(body: bytes, signature: Signature) -> InferRequest:

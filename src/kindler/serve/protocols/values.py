@@ -87,22 +87,22 @@ def _array(values: list[Any], what: str) -> Array:
     quick = _packed(values) if len(values) >= _LONG else None
     if quick is not None:
         return quick
-    found = set(map(type, values))
-    if found <= _NUMBERS:
+    types = set(map(type, values))
+    if types <= _NUMBERS:
         array = np.array(values)
         try:
             # Whole numbers that no integer of a machine holds become floats.
             return array if array.dtype.kind in "biuf" else np.array(list(map(float, values)))
         except OverflowError as exc:
             raise Problem(400, f"{what} has a number that does not fit a float.") from exc
-    if found & {list, tuple}:
+    if types & {list, tuple}:
         raise Problem(400, f"{what} is not an array: its rows have different lengths.")
-    texts = found <= {str, bytes, type(None)}
-    if texts or (type(None) in found and found <= {str, type(None)} | _NUMBERS):
-        made = np.empty(len(values), dtype=object)
-        made[:] = values
-        return made
-    names = ", ".join(sorted({_word(kind) for kind in found}))
+    texts = types <= {str, bytes, type(None)}
+    if texts or (type(None) in types and types <= {str, type(None)} | _NUMBERS):
+        objects = np.empty(len(values), dtype=object)
+        objects[:] = values
+        return objects
+    names = ", ".join(sorted({_word(kind) for kind in types}))
     raise Problem(400, f"{what} mixes {names}, which cannot form one array.")
 
 
