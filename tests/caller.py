@@ -28,13 +28,14 @@ def entries(
     est = make(model_dir=folder / "checkpoints")
     saved, checkpoint = folder / f"model{suffix}", folder / "one.kindler"
     whole = folder / "whole.estimator"
-    kind = "from_keras" if suffix == ".keras" else "from_torch"
+    framework = "keras" if suffix == ".keras" else "torch"
     return {
-        kind: make,
+        f"from_{framework}": make,
         "fit": lambda: est.fit(data, epochs=1, batch_size=8, verbose=0),
         "evaluate": lambda: est.evaluate(data, verbose=0),
         "predict": lambda: est.predict(feature),
         "get_model": est.get_model,
+        "from_framework": lambda: Estimator.from_framework(framework, model=est.get_model()),
         "signature": lambda: est.signature,
         "restore_columns": lambda: make().restore_columns(est.signature),
         "get_train_summary": est.get_train_summary,
