@@ -247,7 +247,8 @@ class Gang:
             return outcomes  # whatever became of the engine's own job
         if self._reason is not None:
             raise TrainingError(f"the gang was aborted: {self._reason}.")
-        raise self._launch.incomplete(outcomes, started=self._hub is not None and self._hub.joined > 0)
+        started = self._hub is not None and self._hub.joined > 0
+        raise self._launch.incomplete(outcomes, started=started) from None
 
 
 def follow(gang: Gang, listener: Listener) -> list[Outcome]:
