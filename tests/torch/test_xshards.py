@@ -131,7 +131,8 @@ class Picky(nn.Module):
 
 def test_shards_that_no_model_takes_are_described_before_a_worker_starts() -> None:
     with pytest.raises(
-        ConfigError, match=r"shard 0 is a dict with 'x': a list of 2 \(int\)(.|\n)*what works"
+        ConfigError,
+        match=r"shard 0 is a dict with 'x': a list of 2 \(int\)(.|\n)*to make dicts",
     ):
         linear().fit(XShards.from_shards([{"x": [1, 2], "y": "text"}], home="local"), verbose=0)
     with pytest.raises(ConfigError, match="the data already has"):
@@ -150,7 +151,7 @@ def test_shards_of_another_structure_are_named() -> None:
     with pytest.raises(DataError, match="column 'b'(.|\n)*shard 1"):
         linear().fit(frames, feature_cols="a", label_cols="b", verbose=0)
     mixed = XShards.from_shards([{"x": X, "y": Y}, pd.DataFrame({"x": [1.0]})], home="local")
-    with pytest.raises(DataError, match="shard 1 is a DataFrame, and shard 0 is a dict"):
+    with pytest.raises(DataError, match="shard 1 is a DataFrame, but shard 0 is a dict"):
         linear().fit(mixed, verbose=0)
 
 
