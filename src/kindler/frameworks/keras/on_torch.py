@@ -144,6 +144,8 @@ def _array(grad: Any) -> Any:
 
 
 def _one_row(part: Any) -> Any:
+    if isinstance(part, np.ndarray):  # of a step on a batch, outside `fit`
+        part = torch.from_numpy(part)
     return part.new_zeros((1, *part.shape[1:])) if isinstance(part, torch.Tensor) else part
 
 
