@@ -154,6 +154,8 @@ def seed_everything(backend: str, seed: int) -> None:
     keras, seed = load(backend), seed % (1 << 32)
     if backend == "tensorflow":
         keras.utils.set_random_seed(seed)
+        if "tf_keras" in sys.modules:  # Keras 2 draws from a generator of its own once it was seeded
+            sys.modules["tf_keras"].utils.set_random_seed(seed)
         return
     # Keras's own function would import TensorFlow wherever it is installed, which takes seconds.
     random.seed(seed)
