@@ -82,10 +82,12 @@ class Watch:
             self.most = max(self.most, self._now())
 
     def _now(self) -> int:
-        total = 0
-        for process in (self._server, *self._server.children(recursive=True)):
+        total = self._server.memory_info().rss
+        own = self._server.cmdline()
+        for process in self._server.children(recursive=True):
             try:
-                total += process.memory_info().rss
+                # Between fork and exec a child still shares all memory of the server.
+                total += 0 if process.cmdline() == own else process.memory_info().rss
             except psutil.NoSuchProcess:
                 pass
         return total

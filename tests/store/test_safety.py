@@ -221,7 +221,7 @@ def test_an_archive_cannot_name_what_is_not_its_own(
 ) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
-    with pytest.raises((ConfigError, DamagedError), match="archive|blob|path|name=|kind"):
+    with pytest.raises((ConfigError, DamagedError), match="archive|blob|path|name=|kind|SHA-256"):
         local.datasets.import_(archive(inside / "a.zip", **changes))
     assert local.datasets.list(hidden=True) == []
     assert not (tmp_path / "out").exists()

@@ -73,7 +73,7 @@ def _one_of(inside: str) -> Callable[[str], Any]:
     try:
         return re.compile(f"[{'^' + text[1:] if text[0] == '!' else text}]", re.DOTALL).fullmatch
     except re.error as exc:
-        raise Problem(400, f"[{inside[:40]}] is not a valid character set: {exc}.") from exc
+        raise Problem(400, f"the pattern's [{inside[:40]}] is not a valid character set: {exc}.") from exc
 
 
 def _fits(tokens: list[_Token], name: str) -> bool:
