@@ -85,7 +85,7 @@ def beside(path: str | PathLike[str], *, overwrite: bool = False) -> Iterator[Pa
         unfinished = Path(folder) / target.name  # frameworks go by the suffix
         with naming_full_disk(target):
             yield unfinished
-        if target.is_dir():
+        if overwrite and target.is_dir():
             shutil.rmtree(target)
         os.replace(unfinished, target)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +16,7 @@ from kindler.engine import local
 from kindler.errors import ConfigError, DataError
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
 from kindler.estimator.inputs.samples import RowCounter
+from kindler.files import beside
 from kindler.inference.files import FileTask
 from kindler.inference.outputs import refuse_taken
 from kindler.train.options import PredictOptions
@@ -63,18 +62,12 @@ class ParquetInput(Input):
         files = parquet.inspect(self.data)
         source = parquet_source(files, options.columns)
         refuse_taken(options.output_cols or ("prediction",), parquet.schema(files).names)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent)
-        try:
-            task = FileTask(predictor=request.predictor(source.columns), files=files, folder=unfinished)
+        with beside(target) as unfinished:
+            unfinished.mkdir()
+            task = FileTask(predictor=request.predictor(source.columns), files=files, folder=str(unfinished))
             with ProgressBar(verbose=options.verbose, what="predict", unit="rows") as progress:
                 job = replace(request.job, buffers=(cloudpickle.dumps(task),))
                 local.run(job, listener=RowCounter(progress, files.rows))
-            os.chmod(unfinished, 0o755)
-            os.rename(unfinished, target)
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
         return str(target)
 
 
