@@ -130,3 +130,15 @@ def test_what_a_framework_cannot_take_is_refused_by_itself() -> None:
 def test_an_unknown_sync_is_answered_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"unknown sync 'gatherr'\. Did you mean 'gather'\?"):
         _toy(2).fit(_points(), sync="gatherr")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_options_that_a_sync_does_not_have_are_refused_before_workers_start(workers: int) -> None:
+    model = nn.Linear(2, 1)
+    est = Estimator.from_torch(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), loss=nn.MSELoss(), workers=workers
+    )
+    rows = np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)
+
+    with pytest.raises(ConfigError, match=r"sync_options=\{'every': 2\} are not those of sync='allreduce'"):
+        est.fit(rows, sync_options={"every": 2}, verbose=0)

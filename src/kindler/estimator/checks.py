@@ -5,6 +5,7 @@ What is wrong with options by themselves is known to `kindler.train.options`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any
@@ -13,6 +14,7 @@ from kindler.data.column_options import ColumnOptions
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input
 from kindler.frameworks.registry import FrameworkSpec
+from kindler.sync.contract import SyncConfig
 from kindler.sync.registry import SYNCS
 from kindler.train.options import FitOptions
 
@@ -100,11 +102,16 @@ def ability_complaints(row: FrameworkSpec, ability: str) -> Iterator[str]:
         yield f"models of {row.name!r} cannot {ability}."
 
 
-def sync_complaints(sync: str) -> Iterator[str]:
+def sync_complaints(sync: SyncConfig) -> Iterator[str]:
     try:
-        SYNCS.spec(sync)
+        sync_type = SYNCS.load(sync.name)
     except ConfigError as exc:
-        yield f"sync={sync!r}: {exc}"
+        yield f"sync={sync.name!r}: {exc}"
+        return
+    try:
+        inspect.signature(sync_type).bind(None, **sync.options)
+    except TypeError as exc:
+        yield f"sync_options={dict(sync.options)!r} are not those of sync={sync.name!r}: {exc}."
 
 
 def callback_complaints(callbacks: Sequence[Any], row: FrameworkSpec, *, validated: bool) -> Iterator[str]:

@@ -427,7 +427,7 @@ class Estimator:
             *ability_complaints(model.row, "train"),
             *model.lacking("optimizer", "loss"),
             *row_weight_complaints(model.row, options),
-            *sync_complaints(options.sync.name),
+            *sync_complaints(options.sync),
             *options.complaints(),
             *checkpoint_complaints(options, model_dir=self._model_dir, validated=validated),
             *column_complaints(options.columns, data, validation),
