@@ -43,9 +43,6 @@ class Registry(Generic[S]):
     Rows of other distributions join through entry points: each names a `Spec`. They are looked up when a name
     is not among the rows given here, so a built-in row cannot be replaced.
 
-    Attributes:
-        built_in: The names of the rows given here.
-
     Args:
         kind: What the rows are, for messages: "framework".
         specs: The rows.
@@ -55,7 +52,6 @@ class Registry(Generic[S]):
     def __init__(self, kind: str, specs: Iterable[S], *, group: str = "") -> None:
         self.kind, self.group = kind, group
         self._specs = {spec.name: spec for spec in specs}
-        self.built_in = tuple(self._specs)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from kindler.data.arrays import is_spark_frame
 from kindler.data.tfrecord.files import Compression, Paths, find
 from kindler.data.tfrecord.reading import SAMPLE_ROWS, Plan, batches, plan, sampled
 from kindler.data.tfrecord.schema import SchemaLike
-from kindler.data.tfrecord.writing import is_spark_frame, write_files
+from kindler.data.tfrecord.writing import write_files
 from kindler.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:

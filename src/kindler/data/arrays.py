@@ -19,7 +19,7 @@ from kindler.data import datasets
 from kindler.data.columns import Array
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["Named", "is_local_data", "kind", "named", "values"]
+__all__ = ["Named", "is_local_data", "is_spark_frame", "kind", "named", "values"]
 
 _FORMS = (
     "a dict of arrays, a tuple (x, y) of arrays, {'x': ..., 'y': ...}, an array,"
@@ -60,6 +60,11 @@ class Named:
             None if self.features is None else tuple(new.get(name, name) for name in self.features),
             None if self.labels is None else tuple(new.get(name, name) for name in self.labels),
         )
+
+
+def is_spark_frame(data: Any) -> bool:
+    """Whether this is a Spark DataFrame, classic or Connect; pyspark is not imported to find out."""
+    return type(data).__name__ == "DataFrame" and type(data).__module__.startswith("pyspark.sql")
 
 
 def is_local_data(data: Any) -> bool:

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kindler.data.arrays import is_spark_frame
 from kindler.data.shards import frames, pytree
-from kindler.data.tfrecord.writing import is_spark_frame
 from kindler.errors import ConfigError, DataError, NotFittedError
 from kindler.xshards import XShards
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import cloudpickle
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from kindler.data.parquet import each_here
 from kindler.spark.session import is_connect
 from kindler.spark.slots import slots
 
 __all__ = ["at_files", "each_file"]
 
 _Result = TypeVar("_Result")
-_THREADS = 8  # of a task: opening a file is mostly waiting
 _FEW = 256  # as many are opened by the driver before tasks would have started
 
 
@@ -25,28 +24,24 @@ def at_files(spark: SparkSession, call: Callable[[], _Result]) -> _Result:
     return _in_tasks(spark, lambda _: call(), [""])[0] if is_connect(spark) else call()
 
 
-def each_file(spark: SparkSession, call: Callable[[str], _Result], files: Sequence[str]) -> Iterable[_Result]:
+def each_file(spark: SparkSession, call: Callable[[str], _Result], files: Sequence[str]) -> list[_Result]:
     """`call(file)` for each file, in order: here for a few of them, in tasks of Spark for many."""
-    if len(files) > _FEW:
-        return _in_tasks(spark, call, files)
-    with ThreadPoolExecutor(_THREADS, "kindler-files") as pool:
-        return list(pool.map(call, files))
+    return _in_tasks(spark, call, files) if len(files) > _FEW else each_here(call, files)
 
 
 def _in_tasks(spark: SparkSession, call: Callable[[str], _Result], files: Sequence[str]) -> list[_Result]:
-    def outcome(number: int) -> bytes:
+    def outcome(file: str) -> bytes:
         try:
-            ended: tuple[_Result | None, Exception | None] = (call(files[number]), None)
+            ended: tuple[_Result | None, Exception | None] = (call(file), None)
         except Exception as error:  # noqa: BLE001  # raised again by the driver
             ended = (None, error)
         return bytes(cloudpickle.dumps(ended))
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for batch in batches:
-                numbers = batch.column(0).to_pylist()
-                answers = pa.array(list(pool.map(outcome, numbers)), pa.binary())
-                yield pa.RecordBatch.from_arrays([batch.column(0), answers], ["number", "answer"])
+        for batch in batches:
+            own = [files[number] for number in batch.column(0).to_pylist()]
+            answers = pa.array(each_here(outcome, own), pa.binary())
+            yield pa.RecordBatch.from_arrays([batch.column(0), answers], ["number", "answer"])
 
     parts = min(len(files), slots(spark))
     table = spark.range(0, len(files), 1, parts).mapInArrow(task, "number bigint, answer binary").toArrow()

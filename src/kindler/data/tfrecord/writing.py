@@ -17,15 +17,10 @@ from kindler.data.tfrecord.files import part_name, staged, written
 from kindler.data.tfrecord.schema import refusal
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["checked", "is_spark_frame", "write_files", "write_rows"]
+__all__ = ["checked", "write_files", "write_rows"]
 
 # Rows are encoded so many bytes at a time, which stay in the processor's cache until they are written.
 _CHUNK_BYTES = 2 << 20
-
-
-def is_spark_frame(data: Any) -> bool:
-    """Whether this is a Spark DataFrame, classic or Connect; pyspark is not imported to find out."""
-    return type(data).__name__ == "DataFrame" and type(data).__module__.startswith("pyspark.sql")
 
 
 def write_files(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kindler.data.arrays import is_spark_frame
 from kindler.data.batches import inputs
 from kindler.data.sources import DeliveredSource, ParquetSource, arrow_source
 from kindler.errors import ConfigError
@@ -29,7 +30,7 @@ class FrameInput(Input):
 
     @staticmethod
     def accepts(data: Any) -> bool:
-        return type(data).__name__ == "DataFrame" and type(data).__module__.startswith("pyspark.sql")
+        return is_spark_frame(data)
 
     def session(self) -> SparkSession:
         session: SparkSession = self.data.sparkSession
