@@ -51,7 +51,7 @@ class Peer:
         self._view = memoryview(self._room)
         self._out: deque[memoryview] = deque()
         self._moved = 0.0
-        self._open = True
+        self._open = True  # for sending
 
     def send(self, kind: str, *buffers: Piece, **fields: Any) -> None:
         """Queue a message; one for a connection that is gone is dropped."""
@@ -69,15 +69,10 @@ class Peer:
         self._board.flush_soon(self)
 
     def close(self) -> None:
-        """Send what can be sent at once, and hang up. Only the board's own thread calls it."""
+        """Send what can be sent at once, and hang up. Only the board's own thread calls it, once."""
         with self._board.lock:
-            if not self._open:
-                return
             self._open = False
-        try:
-            self.flush()
-        except ChannelClosed:
-            pass  # it was faster
+        self.flush()
         self._board.forget(self.sock)
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -113,7 +108,10 @@ class Peer:
                 return
 
     def flush(self) -> bool:
-        """Send what it takes now; whether that was all."""
+        """Send what it takes now; whether that was all.
+
+        A connection that takes nothing any more is left to `read`: its last words may still be on this side.
+        """
         with self._board.lock:
             while self._out:
                 pieces = [self._out[place] for place in range(min(len(self._out), _MOST_PIECES))]
@@ -121,9 +119,10 @@ class Peer:
                     sent = self.sock.sendmsg(pieces)
                 except BlockingIOError:
                     return False
-                except OSError as exc:
+                except OSError:
+                    self._open = False
                     self._out.clear()
-                    raise ChannelClosed(str(exc)) from exc
+                    return True
                 self._moved = time.monotonic()
                 while sent:
                     piece = self._out.popleft()
@@ -273,11 +272,7 @@ class Switchboard:
                 self._hang_up(peer, f"it sent what cannot be understood: {exc!r}")
 
     def _flush(self, peer: Peer) -> None:
-        try:
-            done = peer.flush()
-        except ChannelClosed as exc:
-            self._hang_up(peer, str(exc))
-            return
+        done = peer.flush()
         if peer in self._peers and peer.blocked == done:
             peer.blocked = not done
             wanted = selectors.EVENT_READ | (0 if done else selectors.EVENT_WRITE)

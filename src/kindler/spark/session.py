@@ -11,12 +11,14 @@ import atexit
 import contextlib
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kindler.errors import ConfigError, MissingExtraError
@@ -256,7 +258,8 @@ def _noting_processes(launched: list[subprocess.Popen[bytes]]) -> Iterator[None]
     launch = java_gateway.Popen
 
     def noted(*args: Any, **options: Any) -> Any:
-        launched.append(launch(*args, **options))
+        with _interrupts_held():  # between the fork and our knowing of it, nobody else would end it
+            launched.append(launch(*args, **options))
         return launched[-1]
 
     java_gateway.Popen = noted
@@ -264,6 +267,23 @@ def _noting_processes(launched: list[subprocess.Popen[bytes]]) -> Iterator[None]
         yield
     finally:
         java_gateway.Popen = launch
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Have Ctrl-C wait until the end of the block."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield  # it is ignored, or not raised on this thread
+        return
+    held: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            handler(*held[0])
 
 
 def _stop_context() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -295,3 +296,17 @@ def test_a_gang_that_stands_still_is_asked_what_it_does() -> None:
 def answer(channel: Channel, text: str) -> None:
     assert channel.receive(5).kind == "stacks"
     channel.send("stacks", text=text)
+
+
+def test_the_last_words_of_a_rank_are_heard_though_it_reads_no_more() -> None:
+    with Hub(size=1, secret=SECRET, settings=RunSettings()) as hub:
+        rank = join(hub, 0)
+        rank.receive(5)
+        assert hub._board is not None
+        with hub._board.lock:  # it has something to send, and cannot yet
+            hub._members[0].peer.send("bulk", bytes(1 << 20))
+            rank.send("lost", reason="its process was ended by SIGKILL")
+            rank.detach().setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            rank.close()
+
+        assert [event.fields["reason"] for event in heard(hub)] == ["its process was ended by SIGKILL"]
