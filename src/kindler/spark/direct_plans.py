@@ -28,6 +28,7 @@ _INDEXES = {"InMemoryFileIndex", "CatalogFileIndex"}
 _PHYSICAL_STEPS = ("Project", "ColumnarToRow", "FileScan parquet")
 _ATTRIBUTE = re.compile(r"(.*)#(\d+)L?", re.DOTALL)
 _FILE = re.compile(r"\{path=(.*?); isDirectory=false; length=(\d+); replication=")
+_UNREADABLE_NAMES = "the names of its columns cannot be parsed"
 _SIMPLE_NAME = re.compile(r"\w+|`[^`]+`")
 
 
@@ -56,28 +57,32 @@ def classic_scan(frame: Any, names: Sequence[str]) -> list[Scanned]:
     """
     # A plan of its own: the frame's may have been made before something was cached.
     plan = frame.select("*")._jdf.queryExecution().optimizedPlan()
-    output = _attributes(plan.output())
-    while _class(plan) == "Project":
+    columns = frame.columns
+    output = _attributes(plan.output(), len(columns))
+    while (step := str(plan.nodeName())) == "Project":
         if any(" AS " in one or not _ATTRIBUTE.fullmatch(one) for one in _lines(plan.projectList())):
             raise NotPlain("it computes columns")
         plan = plan.children().head()
-    if _class(plan) != "LogicalRelation" or _class(plan.relation()) != "HadoopFsRelation":
-        raise NotPlain(f"its plan has a step of kind {_class(plan)}")
-    relation = plan.relation()
-    if _class(relation.fileFormat()) != "ParquetFileFormat":
-        raise NotPlain(f"its files are read as {_class(relation.fileFormat())}")
-    if _class(relation.location()) not in _INDEXES:
-        raise NotPlain(f"its files are listed by {_class(relation.location())}")
+    if step != "LogicalRelation" or _class(relation := plan.relation()) != "HadoopFsRelation":
+        raise NotPlain(f"its plan has a step of kind {step}")
+    if (format_ := _class(relation.fileFormat())) != "ParquetFileFormat":
+        raise NotPlain(f"its files are read as {format_}")
+    location = relation.location()
+    if (index := _class(location)) not in _INDEXES:
+        raise NotPlain(f"its files are listed by {index}")
     _check_options(_lines(relation.options().keySet()))
-    stored = _field_names(relation.dataSchema())
-    by_number = {number: name for (_, number), name in zip(_attributes(plan.output()), stored, strict=False)}
-    numbers = {shown: number for shown, (_, number) in zip(frame.columns, output, strict=True)}
+    stored, partitions = _field_names(relation.dataSchema()), _field_names(relation.partitionSchema())
+    read = _attributes(plan.output())
+    if not len(stored) <= len(read) <= len(stored) + len(partitions):
+        raise NotPlain(_UNREADABLE_NAMES)
+    by_number = {number: name for (_, number), name in zip(read, stored, strict=False)}
+    numbers = {shown: number for shown, (_, number) in zip(columns, output, strict=True)}
     for name in names:
         # The same attribute under the same name: not one that has got the name of another on the way.
         if by_number.get(numbers[name]) != name:
             raise NotPlain(f"column {name!r} is not stored in its files")
-    _check_partitions(_field_names(relation.partitionSchema()), names)
-    return _listed(relation.location(), frame.sparkSession)
+    _check_partitions(partitions, names)
+    return _listed(location, nothing=plan.children())
 
 
 def connect_scan(frame: Any, names: Sequence[str]) -> list[Scanned]:
@@ -146,10 +151,14 @@ def _check_chosen(expression: Any, plans: set[int]) -> None:
         raise NotPlain("it computes columns")
 
 
-def _listed(location: Any, spark: Any) -> list[Scanned]:
-    """What the scan itself lists. All in one text: a call for each file would take longer than the rest."""
-    everything = getattr(getattr(spark._jvm.scala.collection.immutable, "Nil$"), "MODULE$")
-    shown = location.listFiles(everything, everything).mkString("\n")
+def _listed(location: Any, nothing: Any) -> list[Scanned]:
+    """What the scan itself lists. All in one text: a call for each file would take longer than the rest.
+
+    Args:
+        location: The index of the files.
+        nothing: An empty sequence of Scala's: there are no filters.
+    """
+    shown = location.listFiles(nothing, nothing).mkString("\n")
     files = [Scanned(_place(path), int(length)) for path, length in _FILE.findall(shown)]
     if len(files) != shown.count("; isDirectory=") or len(files) != shown.count("{path="):
         raise NotPlain("the list of its files cannot be parsed")
@@ -165,17 +174,17 @@ def _place(path: str) -> str:
     return path if "%" in path else quote(path, safe="/:@!$&'()*+,;=~")
 
 
-def _attributes(output: Any) -> list[tuple[str, str]]:
-    """Name and number of each attribute; the number is what tells them apart."""
+def _attributes(output: Any, count: int | None = None) -> list[tuple[str, str]]:
+    """Name and number of each attribute, of which there are `count`; the number is what tells them apart."""
     matches = [_ATTRIBUTE.fullmatch(one) for one in _lines(output)]
-    if not all(matches) or len(matches) != output.size():
-        raise NotPlain("the names of its columns cannot be parsed")
+    if not all(matches) or count not in (None, len(matches)):
+        raise NotPlain(_UNREADABLE_NAMES)
     return [match.groups() for match in matches if match]  # type: ignore[misc]
 
 
 def _lines(collection: Any) -> list[str]:
     text = str(collection.mkString("\n"))
-    return text.split("\n") if collection.nonEmpty() else []
+    return text.split("\n") if text else []
 
 
 def _field_names(schema: Any) -> list[str]:

@@ -149,19 +149,23 @@ def settle(backend: str, *, device: str, local_rank: int, threads: int | None) -
     )
 
 
-def seed_everything(backend: str, seed: int) -> None:
-    """Python, numpy and the backend: what creators draw initial weights from."""
-    keras, seed = load(backend), seed % (1 << 32)
-    if backend == "tensorflow":
-        keras.utils.set_random_seed(seed)
-        if "tf_keras" in sys.modules:  # Keras 2 draws from a generator of its own once it was seeded
-            sys.modules["tf_keras"].utils.set_random_seed(seed)
-        return
+def seed_everything(backend: str, seed: int, *, compiled: bool = True) -> None:
+    """Python, numpy and the backend: what creators draw initial weights from.
+
+    Args:
+        backend: What Keras computes with.
+        seed: Any whole number.
+        compiled: On TensorFlow, whether operations that were made before begin anew as well.
+    """
+    seed %= 1 << 32
+    load(backend)
     # Keras's own function would import TensorFlow wherever it is installed, which takes seconds.
     random.seed(seed)
     np.random.seed(seed)
     if backend == "torch":
         importlib.import_module("torch").manual_seed(seed)
+    elif backend == "tensorflow":
+        importlib.import_module("kindler.frameworks.keras.on_tensorflow").seed(seed, compiled=compiled)
     store = importlib.import_module("keras.src.backend.common.global_state")
     store.set_global_attribute("global_random_seed", seed)
     store.set_global_attribute("global_seed_generator", None)

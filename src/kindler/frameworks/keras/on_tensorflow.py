@@ -7,6 +7,8 @@ TensorFlow runs such calls in the order of the program, so all ranks exchange in
 from __future__ import annotations
 
 import os
+import random
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +17,17 @@ import tensorflow as tf
 from kindler.collective import Array
 from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced, scaled_loss
 
-__all__ = ["apply", "gradients", "idle_step", "judge_once", "settle", "share_gradients", "weigh"]
+__all__ = [
+    "DrawingOps",
+    "apply",
+    "gradients",
+    "idle_step",
+    "judge_once",
+    "seed",
+    "settle",
+    "share_gradients",
+    "weigh",
+]
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
@@ -45,6 +57,56 @@ def _gpus() -> list[Any]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+class DrawingOps:
+    """Whether a model's compiled steps have operations that draw numbers and keep a state of their own.
+
+    Their seeds are fixed when a step is compiled. Layers of Keras 3 draw without such operations.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._found = False
+        for name in ("train_step", "test_step"):
+            replaced(model, name, self._looking)
+
+    def begin_epoch(self) -> None:
+        """Have the steps compiled anew, with the seed of now, if there are such operations in them."""
+        if self._found:
+            self._model.make_train_function(force=True)
+            self._model.make_test_function(force=True)
+
+    def _looking(self, step: Any) -> Any:
+        def looked(*args: Any) -> Any:
+            logs = step(*args)
+            if not tf.executing_eagerly():
+                self._found = self._found or _draws(tf.compat.v1.get_default_graph())
+            return logs
+
+        return looked
+
+
+def _draws(graph: Any) -> bool:
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for part in definition.library.function for node in part.node_def)]
+    return any("seed2" in node.attr for node in nodes)
+
+
+def seed(number: int, *, compiled: bool) -> None:
+    """Seed the operations that are yet to be made and, with `compiled`, begin anew those that were.
+
+    The latter forgets every compiled function, and making one again takes from a tenth of a second to many.
+    """
+    from tensorflow.python.eager import context
+
+    if compiled:
+        tf.random.set_seed(number)
+    else:
+        running = context.context()
+        running._seed, running._rng = number, random.Random(number)
+    if "tf_keras" in sys.modules:  # Keras 2 draws from a generator of its own once it was seeded
+        sys.modules["tf_keras.src.backend"]._SEED_GENERATOR.generator = random.Random(number)
 
 
 def judge_once(model: Any, batch: Any) -> None:

@@ -99,6 +99,7 @@ class KerasReplica(BaseReplica):
         self._tallies: Tallies | None = None
         self._drawn: list[Array] = []
         self._before: dict[int, bytes] = {}
+        self._drawing_ops: Any = None
 
     def arrange(self, features: Sequence[str], labels: Sequence[str], *, by_name: bool = False) -> None:
         """Say what batches consist of; `by_name` calls the model with names unless it was told otherwise."""
@@ -172,6 +173,8 @@ class KerasReplica(BaseReplica):
             self.model._symbolic_build(data_batch=batch)
         self._build_optimizers()
         self._tallies = Tallies(self.model)
+        if self.spec.backend == "tensorflow":
+            self._drawing_ops = self._on_backend.DrawingOps(self.model)
 
     def join(self, collective: Collective) -> None:
         """Start from rank 0's variables."""
@@ -331,7 +334,9 @@ class KerasReplica(BaseReplica):
             buffers = [variable for part in self._variables.buffers() for variable in part]
             self._before = {id(variable): self._variables.value(variable).tobytes() for variable in buffers}
         # The user's own code draws other numbers on every rank and in every epoch.
-        backends.seed_everything(self.spec.backend, seed_of(self.seed, epoch, self.rank))
+        backends.seed_everything(self.spec.backend, seed_of(self.seed, epoch, self.rank), compiled=False)
+        if self._drawing_ops is not None:
+            self._drawing_ops.begin_epoch()
 
     def begin_step(self) -> None:
         """Draw on from where the epoch was left: not earlier, for Keras draws itself to open its dataset."""
