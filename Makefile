@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test test-unit test-torch test-keras test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples costs check check-style check-types check-layers check-docs bench docs clean
+.PHONY: help install quickstart test gate test-unit test-torch test-keras test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples costs check check-style check-types check-layers check-docs bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -60,10 +60,16 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 
 # One pytest process for each part, two at a time. The parts that take longest begin first, so that both cores have
 # work to the end. --keep-going runs all of them and still fails if one did.
+IN_TURN := --no-print-directory --keep-going --jobs=2 --output-sync=target
+PARTS = test-spark-programs test-spark test-keras-tensorflow test-examples test-torch test-serve \
+	$(KERAS_FLAVOURS:%=test-keras-%) test-unit test-runtime test-page test-cli test-store test-tracking
+CHECKS := check-types check-docs check-layers check-style
+
 test: install ## run every test
-	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
-		test-spark test-torch test-keras-tensorflow test-spark-programs test-examples \
-		$(KERAS_FLAVOURS:%=test-keras-%) test-serve test-runtime test-store test-tracking test-page test-unit test-cli
+	$(MAKE) $(IN_TURN) $(PARTS)
+
+gate: install ## check and test, what `.ci/run` does
+	$(MAKE) $(IN_TURN) $(CHECKS) $(PARTS)
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 	$(PYTEST) tests/unit tests/architecture
@@ -112,7 +118,7 @@ costs: ## run every test, print the CPU seconds of the parts and of the slowest 
 		status=$$?; $(BIN)/python -m tests.costs; exit $$status
 
 check: $(VENV)/.dev ## lint, format, types, layers, docs
-	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target check-types check-docs check-layers check-style
+	$(MAKE) $(IN_TURN) $(CHECKS)
 
 check-style: $(VENV)/.dev
 	$(BIN)/ruff check .

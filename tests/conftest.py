@@ -17,6 +17,8 @@ from tests.java_options import set_java_options
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 set_java_options()
+# Threads of OpenMP that wait for each other leave their core to the tests beside them.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def fork_servers() -> list[psutil.Process]:
@@ -42,7 +44,7 @@ def workers() -> list[psutil.Process]:
     return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-def eventually_none(look: object, timeout_s: float = 10.0) -> list[object]:
+def eventually_none(look: object, timeout_s: float = 60.0) -> list[object]:
     """What `look()` still finds when the time is over: what ends by itself gets the time to."""
     deadline = time.monotonic() + timeout_s
     while (found := look()) and time.monotonic() < deadline:  # type: ignore[operator]

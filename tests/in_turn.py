@@ -77,5 +77,8 @@ def _outcome(program: str, *arguments: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    import kindler
+
+    kindler.stop = lambda: None  # a session, with its Java, goes on until the last program has run
     outcomes = [_outcome(*words) for words in json.loads(sys.argv[1])]
     sys.stdout.write(json.dumps(outcomes))

@@ -6,29 +6,28 @@ would be most of what a test of a failure costs. Tests that are about this take 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from kindler.engine import fork_server
+from kindler.engine import local
 
-_retire = fork_server.retire
+_clean_up = local._LocalLaunch.clean_up
 
 
-def _unless_failed(owner: int | None = None) -> None:
-    if sys.exc_info()[0] is None:
-        _retire(owner)
+def _as_if_it_had_not_failed(launch: Any, *, failed: bool) -> None:
+    _clean_up(launch, failed=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fork_server, "retire", _unless_failed)
+        patch.setattr(local._LocalLaunch, "clean_up", _as_if_it_had_not_failed)
         yield
 
 
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed run ends the warm process, as it does for users."""
-    monkeypatch.setattr(fork_server, "retire", _retire)
+    monkeypatch.setattr(local._LocalLaunch, "clean_up", _clean_up)

@@ -56,31 +56,63 @@ def number(pattern: str, text: str) -> float:
     return float(found[1])
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all of them run; nothing else is in it."""
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture(scope="module")
+def on_torch(folder: Path) -> Printed:
+    """What examples printed that ran one after another; they share PyTorch, Java and a warm process."""
+    on_mnist = ("mnist_spark.py", "--data", SHARED / "mnist", "--rows", "2000", "--epochs", "3")
+    programs = [
+        ("custom_callback.py",),
+        ("lost_worker.py",),
+        ("parquet_to_parquet.py",),
+        ("quickstart.py", "--plot", "training.png"),
+        ("first_steps.py",),
+        *([on_mnist] if (SHARED / "mnist").is_dir() else []),
+    ]
+    return run_in_turn(folder, *[(EXAMPLES / name, *arguments) for name, *arguments in programs])
+
+
+@pytest.fixture(scope="module")
+def on_keras(folder: Path) -> Printed:
+    """The same for examples with Keras on TensorFlow."""
+    programs = [("first_steps_keras.py",), ("keras_digits.py", "--backend", "tensorflow")]
+    return run_in_turn(
+        folder,
+        *[(EXAMPLES / name, *arguments) for name, *arguments in programs],
+        KERAS_BACKEND="tensorflow",
+    )
+
+
 def test_no_example_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED
 
 
 @pytest.mark.spark
-def test_quickstart_is_accurate_scores_the_frame_and_saves_a_plot(tmp_path: Path) -> None:
-    printed = output_of("quickstart.py", "--plot", "training.png", cwd=tmp_path)
+def test_quickstart_is_accurate_scores_the_frame_and_saves_a_plot(on_torch: Printed, folder: Path) -> None:
+    printed = on_torch("quickstart.py")
 
     assert number("test accuracy", printed) > 0.95
     assert re.search(r"\|label\|predicted\|", printed)
-    assert f"plot: {tmp_path / 'training.png'}" in printed
-    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
-    assert not (tmp_path / "spark-warehouse").exists()
+    assert f"plot: {folder / 'training.png'}" in printed
+    assert (folder / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert not (folder / "spark-warehouse").exists()
 
 
 @pytest.mark.spark
-def test_first_steps(tmp_path: Path) -> None:
-    printed = output_of("first_steps.py", cwd=tmp_path)
+def test_first_steps(on_torch: Printed) -> None:
+    printed = on_torch("first_steps.py")
 
     assert number("'accuracy'", printed) > 0.9
     assert re.search(r"\|label\|\s*prediction\|", printed)
 
 
-def test_first_steps_with_keras(tmp_path: Path) -> None:
-    printed = output_of("first_steps_keras.py", cwd=tmp_path)
+def test_first_steps_with_keras(on_keras: Printed) -> None:
+    printed = on_keras("first_steps_keras.py")
 
     assert number("'accuracy'", printed) > 0.8
     assert number("'num_samples'", printed) == 1797
@@ -103,45 +135,36 @@ def test_a_stored_model_answers_in_the_runtime_and_as_the_readme_asks_its_server
     assert [row.index(max(row)) for row in scores] == [0, 1, 2, 3, 4]
 
 
-@pytest.fixture(scope="module")
-def in_one_process(tmp_path_factory: pytest.TempPathFactory) -> Printed:
-    """What the examples printed that the README does not show; they share PyTorch and its warm process."""
-    on_mnist = ("mnist_spark.py", "--data", SHARED / "mnist", "--rows", "2000", "--epochs", "3")
-    programs = [
-        ("custom_callback.py",),
-        ("lost_worker.py",),
-        ("parquet_to_parquet.py",),
-        *([on_mnist] if (SHARED / "mnist").is_dir() else []),
-    ]
-    folder = tmp_path_factory.mktemp("examples")
-    return run_in_turn(folder, *[(EXAMPLES / name, *arguments) for name, *arguments in programs])
-
-
 @pytest.mark.spark
-def test_mnist_learns_from_a_few_images(mnist: Path, in_one_process: Printed) -> None:
-    assert number("test accuracy", in_one_process("mnist_spark.py")) > 0.6
+def test_mnist_learns_from_a_few_images(mnist: Path, on_torch: Printed) -> None:
+    assert number("test accuracy", on_torch("mnist_spark.py")) > 0.6
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=whole_only)])
-def test_keras_learns_the_digits_and_saves_a_plain_keras_file(tmp_path: Path, backend: str) -> None:
-    printed = output_of("keras_digits.py", "--backend", backend, cwd=tmp_path)
+def test_keras_learns_the_digits_and_saves_a_plain_keras_file(
+    tmp_path: Path, folder: Path, backend: str, request: pytest.FixtureRequest
+) -> None:
+    if backend == "tensorflow":
+        tmp_path, printed = folder, request.getfixturevalue("on_keras")("keras_digits.py")
+    else:
+        printed = output_of("keras_digits.py", "--backend", backend, cwd=tmp_path)
 
     assert number("test accuracy", printed) > 0.93
     assert "plain Keras predicts the same: True" in printed
     assert (tmp_path / "keras-digits" / "digits.keras").exists()
 
 
-def test_a_lost_worker_costs_nothing_of_the_result(in_one_process: Printed) -> None:
-    printed = in_one_process("lost_worker.py")
+def test_a_lost_worker_costs_nothing_of_the_result(on_torch: Printed) -> None:
+    printed = on_torch("lost_worker.py")
 
     first, second = re.findall(r"accuracy by epoch: (.*)", printed)
     assert first == second
     assert "same weights: True" in printed
 
 
-def test_parquet_to_parquet(in_one_process: Printed) -> None:
-    assert number("mean absolute error", in_one_process("parquet_to_parquet.py")) < 0.2
+def test_parquet_to_parquet(on_torch: Printed) -> None:
+    assert number("mean absolute error", on_torch("parquet_to_parquet.py")) < 0.2
 
 
 def test_local_arrays_need_no_spark(tmp_path: Path) -> None:
@@ -152,8 +175,8 @@ def test_local_arrays_need_no_spark(tmp_path: Path) -> None:
     assert number("AUC", printed) > 0.95
 
 
-def test_custom_callback_stops_early_and_keeps_the_best(in_one_process: Printed) -> None:
-    printed = in_one_process("custom_callback.py")
+def test_custom_callback_stops_early_and_keeps_the_best(on_torch: Printed) -> None:
+    printed = on_torch("custom_callback.py")
 
     assert "no better for 2 epochs" in printed
     assert number("of 30 epochs, best accuracy", printed) > 0.9

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
+import shutil
+import tempfile
 from typing import Any
 
 import pytest
@@ -14,6 +17,14 @@ FLAVOUR = os.environ.get("KINDLER_TEST_KERAS", "tensorflow")
 
 os.environ["KERAS_BACKEND"] = "tensorflow" if FLAVOUR == "tf_keras" else FLAVOUR
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+if FLAVOUR == "jax" and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # What was compiled for one test is there for the next: half of what a small fit takes.
+    _compiled = tempfile.mkdtemp(prefix="kindler-tests-jax-")
+    atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 KERAS: Any = importlib.import_module("tf_keras" if FLAVOUR == "tf_keras" else "keras")
 
@@ -26,3 +37,6 @@ two_unless_whole = pytest.mark.skipif(
     FLAVOUR not in ("tensorflow", "torch") and not WHOLE,
     reason="on TensorFlow and PyTorch; on every backend with KINDLER_TEST_WHOLE=1",
 )
+
+# What ranks of `kindler.testing` inherit; each would import it otherwise, pytest too.
+PRELOAD = (KERAS.__name__, "pytest", "kindler.frameworks.keras.replica", "kindler.sync.allreduce")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flavour import KERAS
+from flavour import KERAS, PRELOAD
 
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.replica import KerasReplica
@@ -39,6 +39,7 @@ def _classifier() -> Any:
 
 class TestKeras(ReplicaContract):
     framework = "keras"
+    preload = PRELOAD
 
     @pytest.fixture
     def case(self) -> ReplicaCase:

@@ -45,7 +45,7 @@ class Served:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(120)
 
 
 @contextmanager
@@ -61,13 +61,13 @@ def serving(store: Path | str, *arguments: str, paths: Sequence[Path] = ()) -> I
     finally:
         if process.poll() is None:
             process.terminate()
-            process.wait(30)
+            process.wait(120)
         if process.stdout is not None:
             process.stdout.close()
 
 
 def command(
-    *arguments: str, timeout: float = 60, paths: Sequence[Path] = ()
+    *arguments: str, timeout: float = 240, paths: Sequence[Path] = ()
 ) -> subprocess.CompletedProcess[str]:
     """`kindler ...`, run to its end."""
     return subprocess.run(

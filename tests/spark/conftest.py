@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_daemon import COLD
 
 import kindler
 
@@ -16,11 +17,22 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     # Executors must find the classes that test modules define.
     os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("src", ".", "tests/spark"))
-    yield kindler.init(cores=SLOTS, conf={"spark.sql.shuffle.partitions": "4"})
+    os.environ[COLD] = str(tmp_path_factory.mktemp("cold") / "yes")
+    conf = {"spark.sql.shuffle.partitions": "4", "spark.python.daemon.module": "warm_daemon"}
+    yield kindler.init(cores=SLOTS, conf=conf)
     kindler.stop()
+
+
+@pytest.fixture
+def cold(spark: Any) -> Iterator[None]:
+    """A failed run ends the warm process, as it does for users."""
+    flag = Path(os.environ[COLD])
+    flag.touch()
+    yield
+    flag.unlink()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,6 +21,7 @@ from kindler.errors import DataError
 from kindler.estimator.inputs.files import opener
 from kindler.spark.direct_scan import plain_parquet
 from tests.spark.direct_facts import CASES, CLASSIC, outcome, reason
+from tests.whole import WHOLE
 
 pytestmark = pytest.mark.spark
 
@@ -91,7 +92,7 @@ def _value(kind: pa.DataType, number: int | None) -> Any:
 
 
 @settings(
-    max_examples=30,
+    max_examples=30 if WHOLE else 12,
     derandomize=True,
     deadline=None,
     database=None,

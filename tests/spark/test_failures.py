@@ -54,7 +54,7 @@ class AtStepThree(Callback):
 
 
 def test_the_users_own_exception_comes_first_and_no_jvm_stack(
-    partitioned: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+    cold: None, partitioned: Callable[..., Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     est = regression()
     data = frame(partitioned)

@@ -94,7 +94,7 @@ def test_spark_runs_from_pip_alone_when_the_system_has_no_java(run: Run, no_java
     assert seen == [55, True]
 
 
-def test_a_session_is_well_set_is_quiet_and_leaves_nothing_behind(run: Run) -> None:
+def test_a_session_is_well_set_quiet_and_leaves_nothing_so_that_new_settings_hold(run: Run) -> None:
     seen = run(
         """
         import subprocess, sys
@@ -118,6 +118,7 @@ def test_a_session_is_well_set_is_quiet_and_leaves_nothing_behind(run: Run) -> N
                     "spark.sql.shuffle.partitions", "spark.sql.execution.arrow.pyspark.enabled",
                 )
             ],
+            "same": [init() is spark, init(cores=2) is spark, init(memory="512M") is spark],
         }
         from pyspark import SparkContext
         process = SparkContext._gateway.proc
@@ -125,6 +126,12 @@ def test_a_session_is_well_set_is_quiet_and_leaves_nothing_behind(run: Run) -> N
         stop()
         seen["ended"] = process.poll() is not None
         seen["environment"] = dict(os.environ) == before
+
+        second = init(cores=1, memory="640m")
+        seen["heap"] = second.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory() >> 20
+        second.stop()  # by the user, past kindler.stop()
+        third = init(cores=1)
+        seen["third"] = [second is third, third.range(3).count()]
         print(json.dumps(seen))
         """,
         quiet=True,
@@ -133,28 +140,12 @@ def test_a_session_is_well_set_is_quiet_and_leaves_nothing_behind(run: Run) -> N
     assert seen == {
         "python": True,
         "settings": ["local[2]", "512m", "127.0.0.1", "3", "true"],
+        "same": [True, True, True],
         "ended": True,
         "environment": True,
+        "heap": 640,
+        "third": [False, 3],
     }
-
-
-def test_init_again_gives_the_same_session_until_it_is_stopped_and_then_new_settings_hold(run: Run) -> None:
-    seen = run(
-        """
-        from kindler.spark.session import init, stop
-
-        first = init(cores=1, memory="512m")
-        same = [init() is first, init(cores=1) is first, init(memory="512M") is first]
-        stop()
-        second = init(cores=2, memory="640m")
-        heap = second.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory() >> 20
-        second.stop()  # by the user, past kindler.stop()
-        third = init(cores=1)
-        print(json.dumps([same, second is third, heap, third.range(3).count()]))
-        """
-    )
-
-    assert seen == [[True, True, True], False, 640, 3]
 
 
 def test_a_session_of_somebody_else_is_used_as_it_is_and_not_stopped(run: Run) -> None:
@@ -209,36 +200,27 @@ def test_a_connect_session_is_started_used_and_ended(run: Run) -> None:
     assert seen == [True, True, "7", 5, True, False, 2]
 
 
-def test_a_spark_that_does_not_start_is_reported_in_one_line_and_undone(run: Run) -> None:
-    seen = run(
-        """
-        from kindler.errors import ConfigError
-        from kindler.spark.session import init
-
-        before = dict(os.environ)
-        try:
-            init(cores=1, conf={"spark.testing.memory": "1000000"})
-        except ConfigError as error:
-            message = str(error)
-        kept = dict(os.environ) == before
-        print(json.dumps([message.splitlines()[0], kept, init(cores=1).range(2).count()]))
-        """
-    )
-
-    assert seen[0].startswith("init: Spark did not start: ")
-    assert "memory" in seen[0].lower()
-    assert seen[1:] == [True, 2]
-
-
-def test_ctrl_c_while_spark_starts_leaves_no_java_whenever_it_comes(run: Run) -> None:
-    """Once just after the JVM was launched, once when it has answered; then a third start works."""
+def test_a_start_that_fails_or_is_interrupted_leaves_no_java_and_the_next_one_works(run: Run) -> None:
+    """Ctrl-C comes once just after the JVM was launched, and once when it has answered."""
     seen = run(
         """
         import signal, threading, time, psutil
         from pyspark import SparkContext
+        from kindler.errors import ConfigError
         from kindler.spark.session import init
 
         me = psutil.Process()
+
+        def left(before):
+            alive = [p for p in me.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+            return [len(alive), dict(os.environ) == before]
+
+        before, seen = dict(os.environ), []
+        try:
+            init(cores=1, conf={"spark.testing.memory": "1000000"})
+        except ConfigError as error:
+            message = str(error).splitlines()[0]
+            seen.append(left(before))
         stages = (
             lambda: me.children(),
             lambda: SparkContext._active_spark_context is not None,
@@ -249,7 +231,6 @@ def test_ctrl_c_while_spark_starts_leaves_no_java_whenever_it_comes(run: Run) ->
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGINT)
 
-        seen = []
         for stage in stages:
             before = dict(os.environ)
             watcher = threading.Thread(target=interrupt, args=(stage,), daemon=True)
@@ -257,14 +238,15 @@ def test_ctrl_c_while_spark_starts_leaves_no_java_whenever_it_comes(run: Run) ->
             try:
                 init(cores=1)
             except KeyboardInterrupt:
-                alive = [p for p in me.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-                seen.append([len(alive), dict(os.environ) == before])
+                seen.append(left(before))
             watcher.join()
-        print(json.dumps([seen, init(cores=1).range(2).count()]))
+        print(json.dumps([message, seen, init(cores=1).range(2).count()]))
         """
     )
 
-    assert seen == [[[0, True], [0, True]], 2]
+    assert seen[0].startswith("init: Spark did not start: ")
+    assert "memory" in seen[0].lower()
+    assert seen[1:] == [[[0, True]] * 3, 2]
 
 
 def test_without_pyspark_the_extra_is_named(run: Run) -> None:

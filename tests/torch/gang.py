@@ -10,7 +10,14 @@ from kindler.sync.allreduce import AllReduce
 from kindler.testing import ranks
 from kindler.testing.ranks import GangWorker
 
-__all__ = ["GangWorker", "attach", "run_ranks"]
+__all__ = ["PRELOAD", "GangWorker", "attach", "run_ranks"]
+
+# Whatever is not here is imported by every rank of every test: pytest too, which is their main module.
+# What the first test of a process names counts for all, so that all of them name this.
+PRELOAD = (
+    *("torch", "torch._dynamo", "torchmetrics", "pytest"),
+    *("kindler.frameworks.torch.replica", "kindler.sync.allreduce"),
+)
 
 
 def attach(replica: Any, worker: GangWorker, *, shared_memory: bool = True) -> AllReduce:
@@ -24,8 +31,7 @@ def run_ranks(
     size: int, function: Callable[..., Any], *args: Any, hosts: Sequence[str] | None = None
 ) -> list[Any]:
     """Run `function(worker, *args)` on `size` processes and return what each returned."""
-    preload = ("torch", "torch._dynamo")
-    return ranks.run_ranks(size, function, *args, hosts=hosts, preload=preload, prepare="gang:one_thread")
+    return ranks.run_ranks(size, function, *args, hosts=hosts, preload=PRELOAD, prepare="gang:one_thread")
 
 
 def one_thread() -> None:

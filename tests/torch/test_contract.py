@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gang import PRELOAD
 from torch import nn
 
 from kindler.frameworks.torch.replica import TorchReplica
@@ -29,7 +30,7 @@ def _classifier() -> nn.Module:
 
 class TestTorch(ReplicaContract):
     framework = "torch"
-    preload = ("torch",)
+    preload = PRELOAD
 
     @pytest.fixture
     def case(self) -> ReplicaCase:
@@ -67,3 +68,4 @@ def test_means_of_ranks_by_weight_are_the_gradients_of_all_rows(reduction: str, 
 
 class TestAllReduce(SyncContract):
     sync = "allreduce"
+    preload = PRELOAD

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gang import PRELOAD
 from torch import nn
 
 import kindler
@@ -40,6 +41,7 @@ def _plane() -> Any:
 
 class TestToyFramework(ReplicaContract):
     framework = "toy"
+    preload = PRELOAD
 
     @pytest.fixture
     def case(self) -> ReplicaCase:
@@ -55,6 +57,7 @@ class TestToyFrameworkWithTheToySync(TestToyFramework):
 
 class TestToySync(SyncContract):
     sync = "gather"
+    preload = PRELOAD
 
 
 def _toy(workers: int) -> Estimator:

@@ -365,8 +365,12 @@ def _spawn(recipe: Recipe, owner: int, path: Path) -> None:
 
 
 def _quiet_threads() -> dict[str, str]:
-    """Numeric libraries start thread pools on import, which do not survive a fork."""
-    return {"OPENBLAS_NUM_THREADS": "1", "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"}
+    """Numeric libraries and Arrow's allocator start threads on import, which do not survive a fork."""
+    return {
+        "OPENBLAS_NUM_THREADS": "1",
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
+    }
 
 
 def _kept_memory() -> dict[str, str]:

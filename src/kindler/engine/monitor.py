@@ -19,6 +19,7 @@ __all__ = ["Listener", "verdict", "watch"]
 Listener = Callable[[Event], None]
 
 _TURN_S = 0.2
+_LAST_TURN_S = 0.01  # all ranks have ended: their supervisors follow in a moment, and a run should not end late
 _NEARLY = 0.9
 _STACKS_TIMEOUT_S = 3.0
 _log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def watch(
             last_end = time.monotonic()
         overdue = last_end is not None and time.monotonic() - last_end > settings.stop_timeout_s
         ending = overdue or not running()  # what was said just before the end is still heard below
-        for event in hub.events(0.0 if ending else _TURN_S):
+        for event in hub.events(0.0 if ending else _TURN_S if last_end is None else _LAST_TURN_S):
             # Before any report: workers get their job only once all have come.
             if not complete and not hub.missing():
                 complete = True

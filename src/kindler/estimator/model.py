@@ -10,6 +10,14 @@ from kindler.train.joining import LOOPS
 
 __all__ = ["FrameworkModel", "LiveModel"]
 
+# The same for every run, so that runs of all kinds find the same warm process. Each fork would import these
+# otherwise, Arrow among them: a tenth of a second of every worker.
+_WORKERS_NEED = (
+    *(entry.partition(":")[0] for entry in LOOPS.values()),
+    "kindler.inference.files",
+    "kindler.sync.allreduce",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FrameworkModel:
@@ -54,7 +62,8 @@ class FrameworkModel:
 
     @property
     def preload(self) -> tuple[str, ...]:
-        return (*filter(None, [self.row.preload]), *self.extra_preload)
+        """What its workers import ahead of need: the framework, and what trains and scores with it."""
+        return (*filter(None, [self.row.preload]), *_WORKERS_NEED, *self.extra_preload)
 
     @property
     def packed(self) -> bytes:

@@ -38,7 +38,7 @@ def test_a_frame_arrives_as_it_was_sent(kind: str, value: dict[str, int], buffer
     left, right = socket.socketpair()
     one, other = Channel(left), Channel(right)
     one.send(kind, *buffers, value=value)
-    frame = other.receive(5)
+    frame = other.receive(60)
     one.close()
     other.close()
 
@@ -50,7 +50,7 @@ def test_a_large_buffer_arrives_whole(pair: tuple[Channel, Channel]) -> None:
     sender = threading.Thread(target=lambda: pair[0].send("big", data))
     sender.start()
 
-    assert pair[1].receive(10).buffers == (data,)
+    assert pair[1].receive(60).buffers == (data,)
     sender.join()
 
 
@@ -63,14 +63,14 @@ def test_the_other_ends_death_is_noticed(pair: tuple[Channel, Channel]) -> None:
     pair[1].close()
 
     with pytest.raises(ChannelClosed, match="closed"):
-        pair[0].receive(5)
+        pair[0].receive(60)
 
 
 def test_what_is_no_frame_is_refused(pair: tuple[Channel, Channel]) -> None:
     left, right = socket.socketpair()
     left.sendall(b"GET / HTTP/1.1\r\n\r\n")
     with pytest.raises(ChannelClosed, match="not a frame"):
-        Channel(right).receive(5)
+        Channel(right).receive(60)
     left.close()
     right.close()
 
@@ -85,7 +85,7 @@ def test_a_large_message_lets_small_ones_pass_between_its_parts(pair: tuple[Chan
     sender = threading.Thread(target=lambda: [pair[0]._put(frame, "") for frame in frames])
     sender.start()
     while whole is None:
-        frame = pair[1].receive(10)
+        frame = pair[1].receive(60)
         kinds.append(frame.kind)
         whole = frame if frame.kind == "big" else None
     sender.join()
@@ -108,7 +108,7 @@ def test_parts_are_passed_on_without_being_put_together(pair: tuple[Channel, Cha
 
     relaying = threading.Thread(target=relay)
     relaying.start()
-    assert end.receive(10) == Frame("big", {"turn": 3}, (data, b""))
+    assert end.receive(60) == Frame("big", {"turn": 3}, (data, b""))
     sender.join()
     relaying.join()
     onward.close()
@@ -171,20 +171,20 @@ def greeted(server_secret: bytes, client_secret: bytes) -> tuple[Channel, Channe
     listener = listen("127.0.0.1", backlog=5)
     address = listener.getsockname()[:2]
     with selectors.DefaultSelector() as selector, ThreadPoolExecutor(1) as pool:
-        door = Door(listener, server_secret, selector, let_in.append, expected=1, timeout_s=5)
-        client = pool.submit(connect, address, client_secret, timeout_s=5)
-        deadline = time.monotonic() + 10
+        door = Door(listener, server_secret, selector, let_in.append, expected=1, timeout_s=60)
+        client = pool.submit(connect, address, client_secret, timeout_s=60)
+        deadline = time.monotonic() + 60
         while not let_in and not client.done() and time.monotonic() < deadline:
             for key, _ in selector.select(0.1):
                 key.data()
         door.close()
-        return Channel(let_in[0]) if let_in else None, client.result(timeout=5)  # type: ignore[return-value]
+        return Channel(let_in[0]) if let_in else None, client.result(timeout=60)  # type: ignore[return-value]
 
 
 def test_both_ends_that_know_the_secret_talk() -> None:
     server, client = greeted(b"secret", b"secret")
     client.send("hello")
-    assert server.receive(5).kind == "hello"
+    assert server.receive(60).kind == "hello"
     server.close()
     client.close()
 

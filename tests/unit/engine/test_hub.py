@@ -32,13 +32,13 @@ def hub() -> Iterator[Hub]:
 
 
 def join(hub: Hub, rank: int, host: str = "h") -> Channel:
-    channel = connect(hub.address, SECRET, timeout_s=5)
+    channel = connect(hub.address, SECRET, timeout_s=60)
     channel.send("hello", rank=rank, host=host)
     return channel
 
 
 def heard(hub: Hub) -> list[Event]:
-    return list(hub.events(5.0))
+    return list(hub.events(60.0))
 
 
 def test_all_are_welcomed_with_everybodys_host_once_all_are_there(hub: Hub) -> None:
@@ -49,7 +49,7 @@ def test_all_are_welcomed_with_everybodys_host_once_all_are_there(hub: Hub) -> N
 
     zero = join(hub, 0, "a")
 
-    told = [json.loads(channel.receive(5).buffers[0]) for channel in (one, zero)]
+    told = [json.loads(channel.receive(60).buffers[0]) for channel in (one, zero)]
     assert [welcome["hosts"] for welcome in told] == [["a", "b"]] * 2
     assert hub.missing() == []
 
@@ -57,7 +57,7 @@ def test_all_are_welcomed_with_everybodys_host_once_all_are_there(hub: Hub) -> N
 def test_what_all_bring_comes_back_to_all_in_the_order_of_ranks(hub: Hub) -> None:
     channels = [join(hub, rank) for rank in (0, 1)]
     for channel in channels:
-        channel.receive(5)
+        channel.receive(60)
     channels[1].send("gather", b"one", turn=0, wants="all")
     channels[0].send("gather", b"zero", turn=0, wants="all")
 
@@ -67,7 +67,7 @@ def test_what_all_bring_comes_back_to_all_in_the_order_of_ranks(hub: Hub) -> Non
 def test_who_asks_for_some_ranks_gets_theirs_alone(hub: Hub) -> None:
     channels = [join(hub, rank) for rank in (0, 1)]
     for channel in channels:
-        channel.receive(5)
+        channel.receive(60)
     channels[0].send("gather", b"zero", turn=0, wants=[0, 1])
     channels[1].send("gather", b"one", turn=0, wants=[])
 
@@ -77,7 +77,7 @@ def test_who_asks_for_some_ranks_gets_theirs_alone(hub: Hub) -> None:
 def test_whole_numbers_are_added_up_at_the_hub(hub: Hub) -> None:
     channels = [join(hub, rank) for rank in (0, 1)]
     for rank, channel in enumerate(channels):
-        channel.receive(5)
+        channel.receive(60)
         channel.send("gather", write_numbers([rank + 1, -(2**40)]), turn=0, wants="sum")
 
     for channel in channels:
@@ -95,11 +95,11 @@ def test_equal_bytes_of_many_ranks_come_back_once() -> None:
 def test_a_result_of_many_parts_is_kept_for_the_driver(hub: Hub) -> None:
     channels = [join(hub, rank) for rank in (0, 1)]
     for channel in channels:
-        channel.receive(5)
+        channel.receive(60)
     state = bytes(range(256)) * 40_000
     channels[0].send("result", b"figures", state)
 
-    assert channels[0].receive(10).kind == "kept"
+    assert channels[0].receive(60).kind == "kept"
     assert hub.results == {0: (b"figures", state)}
     assert not hub.finished
 
@@ -107,18 +107,18 @@ def test_a_result_of_many_parts_is_kept_for_the_driver(hub: Hub) -> None:
 def test_a_second_one_of_a_rank_is_refused_and_the_first_stays(hub: Hub) -> None:
     first, second = join(hub, 0), join(hub, 0)
     with pytest.raises(ChannelClosed, match="closed|reset"):
-        second.receive(5)
+        second.receive(60)
     join(hub, 1)
 
-    assert first.receive(5).kind == "welcome"
+    assert first.receive(60).kind == "welcome"
 
 
 @pytest.mark.parametrize("rank", [-1, 2, "x"])
 def test_a_rank_that_the_run_does_not_have_is_refused(hub: Hub, rank: object) -> None:
-    channel = connect(hub.address, SECRET, timeout_s=5)
+    channel = connect(hub.address, SECRET, timeout_s=60)
     channel.send("hello", rank=rank, host="h")
     with pytest.raises(ChannelClosed, match="closed|reset"):
-        channel.receive(5)
+        channel.receive(60)
 
     assert hub.joined == 0
 
@@ -127,12 +127,12 @@ def test_two_hundred_silent_strangers_cost_no_thread_and_hold_up_nobody(
     hub: Hub,
 ) -> None:
     threads = threading.active_count()
-    strangers = [socket.create_connection(hub.address, timeout=5) for _ in range(200)]
+    strangers = [socket.create_connection(hub.address, timeout=60) for _ in range(200)]
     for stranger in strangers[:100]:
         stranger.sendall(b"x" * 63)  # one byte short of a greeting
     channels = [join(hub, rank) for rank in (0, 1)]
 
-    assert [channel.receive(5).kind for channel in channels] == ["welcome"] * 2
+    assert [channel.receive(60).kind for channel in channels] == ["welcome"] * 2
     assert threading.active_count() == threads
     for stranger in strangers:
         stranger.close()
@@ -141,18 +141,18 @@ def test_two_hundred_silent_strangers_cost_no_thread_and_hold_up_nobody(
 def test_a_stranger_who_says_nothing_is_closed_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kindler.engine.connections._GREETING_TIMEOUT_S", 0.1)
     with Hub(size=1, secret=SECRET, settings=RunSettings()) as hub:
-        stranger = socket.create_connection(hub.address, timeout=10)
-        known = connect(hub.address, SECRET, timeout_s=5)  # proves itself, and does not say who it is
+        stranger = socket.create_connection(hub.address, timeout=60)
+        known = connect(hub.address, SECRET, timeout_s=60)  # proves itself, and does not say who it is
         assert len(stranger.recv(64)) == 32
         assert stranger.recv(64) == b""
         with pytest.raises(ChannelClosed, match="closed"):
-            known.receive(10)
+            known.receive(60)
         stranger.close()
 
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n" + b" " * 64, b"\xff" * 200_000])
 def test_noise_instead_of_a_greeting_is_closed_on(hub: Hub, noise: bytes) -> None:
-    with socket.create_connection(hub.address, timeout=10) as stranger:
+    with socket.create_connection(hub.address, timeout=60) as stranger:
         stranger.sendall(noise)
         try:
             while stranger.recv(4096):
@@ -169,7 +169,7 @@ def test_the_jobs_buffers_reach_every_worker_and_leave_the_driver_once() -> None
         fetched = []
 
         def supervise(rank: int) -> Frame:
-            channel = connect(hub.address, SECRET, timeout_s=5)
+            channel = connect(hub.address, SECRET, timeout_s=60)
             channel.send("hello", rank=rank, host="h", cargo=carriers[rank].address)
             told = channel.receive(20).fields.get("cargo")
             fetched.append(rank if told else None)
@@ -202,7 +202,7 @@ def test_the_address_to_listen_on_may_be_another_than_the_one_that_is_told() -> 
     ) as hub:
         host, port = hub.address
         assert host == "driver.example"
-        connect(("127.0.0.1", port), SECRET, timeout_s=5).close()
+        connect(("127.0.0.1", port), SECRET, timeout_s=60).close()
 
 
 def test_only_ports_of_the_range_are_taken_and_a_full_range_is_an_error() -> None:
@@ -221,36 +221,36 @@ def test_a_hub_listens_on_ipv6_where_its_address_is_one() -> None:
     except OSError:
         pytest.skip("this machine has no IPv6")
     with Hub(size=1, secret=SECRET, settings=RunSettings(), host="::1") as hub:
-        channel = connect(hub.address, SECRET, timeout_s=5)
+        channel = connect(hub.address, SECRET, timeout_s=60)
         channel.send("hello", rank=0, host="h")
-        assert channel.receive(5).kind == "welcome"
+        assert channel.receive(60).kind == "welcome"
         assert channel.local_host == "::1"
         channel.close()
 
 
 def gathered(channel: Channel) -> list[bytes]:
-    return unpack_parts(*channel.receive(5).buffers)
+    return unpack_parts(*channel.receive(60).buffers)
 
 
 def test_an_error_is_passed_on_and_stops_the_others(hub: Hub) -> None:
     channels = [join(hub, rank) for rank in (0, 1)]
     for channel in channels:
-        channel.receive(5)
+        channel.receive(60)
     channels[1].send("error", message="boom")
 
     assert heard(hub) == [Event(1, "error", {"message": "boom"})]
-    assert channels[0].receive(5).kind == "abort"
+    assert channels[0].receive(60).kind == "abort"
 
 
 def test_a_member_that_goes_without_a_word_is_lost(hub: Hub) -> None:
     channels = [join(hub, rank) for rank in (0, 1)]
     for channel in channels:
-        channel.receive(5)
+        channel.receive(60)
     channels[0].close()
 
     event = heard(hub)[0]
     assert (event.rank, event.kind) == (0, "lost")
-    assert channels[1].receive(5).kind == "abort"
+    assert channels[1].receive(60).kind == "abort"
 
 
 def test_a_member_that_is_silent_too_long_is_known(hub: Hub) -> None:
@@ -266,7 +266,7 @@ def test_a_member_that_is_silent_too_long_is_known(hub: Hub) -> None:
 
 def test_a_stranger_is_not_let_in(hub: Hub) -> None:
     with pytest.raises(ChannelClosed, match="greeting"):
-        connect(hub.address, b"another secret", timeout_s=5)
+        connect(hub.address, b"another secret", timeout_s=60)
 
     assert hub.joined == 0
 
@@ -276,10 +276,10 @@ def test_a_gang_that_stands_still_is_asked_what_it_does() -> None:
     with Hub(size=2, secret=SECRET, settings=settings) as hub:
         channels = [join(hub, rank, host) for rank, host in enumerate("ab")]
         for rank, channel in enumerate(channels):
-            channel.receive(5)
+            channel.receive(60)
             channel.send("pulse", ticks=3, waiting=rank == 0)
             channel.send("stacks", text="said too early")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not hub.stalled() and time.monotonic() < deadline:
             channels[0].send("pulse", ticks=3, waiting=True)
             list(hub.events(0.02))
@@ -287,21 +287,21 @@ def test_a_gang_that_stands_still_is_asked_what_it_does() -> None:
         for thread in asked:
             thread.start()
 
-        assert hub.stall(5.0) == ([1], {0: "a", 1: "b"}, {0: "stack 0", 1: "stack 1"})
+        assert hub.stall(60.0) == ([1], {0: "a", 1: "b"}, {0: "stack 0", 1: "stack 1"})
 
         for thread in asked:
             thread.join()
 
 
 def answer(channel: Channel, text: str) -> None:
-    assert channel.receive(5).kind == "stacks"
+    assert channel.receive(60).kind == "stacks"
     channel.send("stacks", text=text)
 
 
 def test_the_last_words_of_a_rank_are_heard_though_it_reads_no_more() -> None:
     with Hub(size=1, secret=SECRET, settings=RunSettings()) as hub:
         rank = join(hub, 0)
-        rank.receive(5)
+        rank.receive(60)
         assert hub._board is not None
         with hub._board.lock:  # it has something to send, and cannot yet
             hub._members[0].peer.send("bulk", bytes(1 << 20))

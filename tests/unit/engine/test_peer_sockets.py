@@ -23,7 +23,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self._told: dict[int, bytes] = {}
-        self._barrier = threading.Barrier(size, timeout=10)
+        self._barrier = threading.Barrier(size, timeout=60)
 
     def all_gather(self, rank: int, data: bytes) -> list[bytes]:
         self._told[rank] = data
@@ -110,7 +110,7 @@ def test_nobody_listens_any_more_once_all_are_connected() -> None:
     links = linked(gang, [[1], [0]])
 
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port(gang[0].told[0])), timeout=5)
+        socket.create_connection(("127.0.0.1", port(gang[0].told[0])), timeout=60)
     close(links)
 
 
@@ -120,9 +120,9 @@ def test_a_stranger_without_the_secret_is_refused_and_disturbs_nobody() -> None:
 
     def intrude(told: list[bytes]) -> None:
         with pytest.raises(ChannelClosed, match="greeting") as caught:
-            connect(("127.0.0.1", port(told[0])), b"guess", timeout_s=5)
+            connect(("127.0.0.1", port(told[0])), b"guess", timeout_s=60)
         refusals.append(caught.value)
-        with closing(socket.create_connection(("127.0.0.1", port(told[0])), timeout=5)) as noise:
+        with closing(socket.create_connection(("127.0.0.1", port(told[0])), timeout=60)) as noise:
             noise.sendall(b"GET / HTTP/1.1\r\n\r\n" + b" " * 64)
 
     gang[1].met = intrude  # before rank 1 connects itself
@@ -137,10 +137,10 @@ def test_a_member_of_the_run_that_was_not_asked_for_is_refused() -> None:
     gang = members(3)
 
     def intrude(told: list[bytes]) -> None:
-        channel = connect(("127.0.0.1", port(told[0])), b"secret", timeout_s=5)
+        channel = connect(("127.0.0.1", port(told[0])), b"secret", timeout_s=60)
         channel.send("link", rank=2)
         with pytest.raises(ChannelClosed):
-            channel.receive(5)
+            channel.receive(60)
         channel.close()
 
     gang[1].met = intrude
@@ -171,7 +171,8 @@ def test_many_silent_strangers_hold_up_nobody() -> None:
     strangers = []
 
     def crowd(told: list[bytes]) -> None:
-        strangers.extend(socket.create_connection(("127.0.0.1", port(told[0])), timeout=5) for _ in range(15))
+        address = ("127.0.0.1", port(told[0]))
+        strangers.extend(socket.create_connection(address, timeout=60) for _ in range(15))
 
     gang[1].met = crowd
     links = linked(gang, [[1], [0]], timeout_s=4.0)

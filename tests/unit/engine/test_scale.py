@@ -42,7 +42,7 @@ async def take_part(hub: Hub) -> dict[str, Any]:
 def seen() -> dict[str, Any]:
     before = threading.active_count()
     with Hub(size=SIZE, secret=SECRET, settings=RunSettings()) as hub:
-        strangers = [socket.create_connection(hub.address, timeout=10) for _ in range(200)]
+        strangers = [socket.create_connection(hub.address, timeout=60) for _ in range(200)]
         seen = asyncio.run(take_part(hub))
         seen["finished"], seen["results"] = hub.finished, hub.results
         for stranger in strangers:
