@@ -67,7 +67,7 @@ def watch(
                 gave_up = gave_up or _waited_in_vain(event)
             elif event.kind == "left":
                 bad.append(Outcome(event.rank, event.kind, event.fields))
-                listener(Event(event.rank, "report", {"name": "left", **event.fields}))
+                listener(Event(event.rank, "report", {"name": "left", "worker": event.rank, **event.fields}))
             elif event.kind in ("log", "report", "done"):
                 listener(event)
         # Those who wait may lose patience just before the stall is noticed: it is one all the same.

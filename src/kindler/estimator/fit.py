@@ -126,7 +126,7 @@ def run(plan: RunPlan) -> RunResults:
         with ProgressBar(verbose=options.verbose, what=what) as progress:
             crew = Crew(plan.workers, plan.settings, spark, _teller(plan, progress))
             returning = ReturningExecutors(crew, task)
-            hear = _listener(progress, plan.hear, returning.heard)
+            hear = _listener(progress, plan.hear, returning.heard, _mourner(crew.say))
 
             def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
                 crew.gather()
@@ -206,6 +206,19 @@ def _teller(plan: RunPlan, progress: ProgressBar) -> Callable[[str], None]:
         progress.note(line)
 
     return say
+
+
+def _mourner(say: Callable[[str], None]) -> Callable[[Mapping[str, Any]], None]:
+    """Says which worker died where the others go on."""
+
+    def hear(fields: Mapping[str, Any]) -> None:
+        if fields["name"] == "left":
+            say(
+                f"worker {fields['worker']} on {fields['host']} died ({fields['reason']}); the others go on"
+                " without it and without its rows."
+            )
+
+    return hear
 
 
 def _refuse_several(model: FrameworkModel) -> None:

@@ -325,9 +325,11 @@ class Fitter(Stepper, Protocol):
 
     Attributes:
         epoch_rows: This rank's rows of the epoch so far; counted by whoever knows them.
+        may_idle: Whether steps of this rank may have no rows, as `build` was told.
     """
 
     epoch_rows: int
+    may_idle: bool
 
     @property
     def stopping(self) -> bool:

@@ -60,6 +60,7 @@ class Asynchronous:
         self._weight, self._batches = 0.0, 0
         self._looked: list[Array] = []
         self._figures: dict[str, Any] = {}
+        self._rates: list[float] = []
         self._worker: Any = None
 
     @property
@@ -94,6 +95,7 @@ class Asynchronous:
                 owned=owned if len(servers) > 1 else None,
             )
             self._links.append(link)
+        self._rates = replica.rates()
         if worker.rank == 0:
             state = replica.state()
             for link in self._links:
@@ -106,6 +108,7 @@ class Asynchronous:
 
     def begin_epoch(self, replica: Any) -> None:
         """Take the weights that the first step is made with."""
+        self._send_rates(replica)
         for link in self._links:
             link.pull()
         replica.write(self._weights())
@@ -114,6 +117,7 @@ class Asynchronous:
         """Push the gradient of this worker's rows, and take the weights that come back."""
         if batch.rows:
             mine = replica.gradients(batch)
+            self._send_rates(replica)
             self._learn(mine.arrays, mine.weight, copied=False)
             replica.write(self._weights())
         self.stepped(replica, batch.rows)
@@ -135,8 +139,10 @@ class Asynchronous:
         self._looked = [array.copy() for array in self._weights()]
         replica.step = self._version
         told = [link.ask(Op.EPOCH, {"epoch": replica.epoch}) for link in self._links]
-        if told[0]["rates"]:
-            replica.set_rates(told[0]["rates"])
+        self._rates = told[0]["rates"]
+        if self._rates:
+            replica.set_rates(self._rates)
+            self._rates = replica.rates()  # as this process rounds them
         self._figures = {
             "updates": told[0]["updates"],
             "staleness_median": float(np.median([part["staleness_median"] for part in told])),
@@ -151,9 +157,8 @@ class Asynchronous:
     def next_epoch(self, replica: Any, logs: Mapping[str, Any]) -> None:
         """After the callbacks of an epoch: what they did to the model goes to the server."""
         for link in self._links:
-            told = link.ask(Op.ENDED_EPOCH, {"epoch": replica.epoch, "logs": dict(logs)})
-            if self._worker.leads and replica.rates() != told["rates"]:
-                link.ask(Op.RATES, replica.rates())
+            self._rates = link.ask(Op.ENDED_EPOCH, {"epoch": replica.epoch, "logs": dict(logs)})["rates"]
+        self._send_rates(replica)
         arrays = replica.read()
         changed = any(not np.array_equal(a, b) for a, b in zip(arrays, self._looked, strict=True))
         if changed and self._worker.leads:
@@ -169,6 +174,14 @@ class Asynchronous:
         """Leave the others. Idempotent."""
         for link in self._links:
             link.close()
+
+    def _send_rates(self, replica: Any) -> None:
+        """Tell the servers of learning rates that a callback has changed: the optimizer is theirs."""
+        rates = replica.rates()
+        if rates != self._rates:
+            for link in self._links:
+                link.ask(Op.RATES, rates)
+            self._rates = rates
 
     @property
     def _version(self) -> int:

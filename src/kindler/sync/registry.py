@@ -26,6 +26,7 @@ SYNCS: Registry[Spec] = Registry(
     [
         SyncSpec(name="allreduce", target="kindler.sync.allreduce:AllReduce"),
         SyncSpec(name="async", target="kindler.sync.asynchronous:Asynchronous", server=True),
+        SyncSpec(name="rounds", target="kindler.sync.rounds:Rounds"),
     ],
     group="kindler.syncs",
 )

@@ -169,6 +169,7 @@ class _Follower:
         self._logged = StepReporter(worker, active=task.log_steps)
         self._stretch = _Stretch(worker, train, self._reporter)
         self._done = self._base = self._first_step = 0
+        self._opening = False
         self._mean = self._seconds_before = self._began = self._took = 0.0
         self.rows: list[dict[str, Any]] = [dict(row) for row in start.rows]
 
@@ -220,14 +221,17 @@ class _Follower:
         self._replica.epoch_rows = self._rows_of(0, self._done)[0]
         if goes_on:
             load_local_states(self._replica, start.local_states, self._worker)
-        self._sync.begin_epoch(self._replica)
         self._first_step = self._replica.step - self._done
+        self._opening = True
         self._mean = self._replica.figures().get("loss", 0.0) if goes_on else 0.0
         epochs = None if self._options.endless else self._last
         self._reporter.begin(epoch=epoch + 1, epochs=epochs, steps=self._steps, step=self._done)
 
     def step_begins(self) -> None:
         """Once the batch is there."""
+        if self._opening:  # not earlier: the callbacks of the epoch's beginning may have changed the rate
+            self._sync.begin_epoch(self._replica)
+            self._opening = False
         self._replica.begin_step()
 
     def step_ends(self, steps: int, logs: Any) -> bool:

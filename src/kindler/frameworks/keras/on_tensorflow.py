@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+_COMPILED = "_kindler_apply"  # what `apply` keeps on an optimizer
+
+
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
     """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
     try:
@@ -78,8 +81,21 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 
 def apply(model: Any, gradients: Sequence[Array]) -> None:
     """One step of the optimizer."""
+    optimizer, variables = model.optimizer, model.trainable_variables
     tensors = [None if array is None else tf.convert_to_tensor(array) for array in gradients]
-    model.optimizer.apply_gradients(list(zip(tensors, model.trainable_variables, strict=True)))
+    if any(tensor is None for tensor in tensors) or tf.config.functions_run_eagerly():
+        optimizer.apply_gradients(list(zip(tensors, variables, strict=True)))
+        return
+    compiled = vars(optimizer).get(_COMPILED)
+    if compiled is None or compiled[0] != [id(variable) for variable in variables]:
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def apply_all(*grads: Any) -> None:
+            optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
+
+        compiled = [id(variable) for variable in variables], apply_all
+        object.__setattr__(optimizer, _COMPILED, compiled)
+    compiled[1](*tensors)
 
 
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:

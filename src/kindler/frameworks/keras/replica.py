@@ -92,7 +92,7 @@ class KerasReplica(BaseReplica):
         self.output_names: tuple[str, ...] | None = None
         self.arrange(feature_names, label_names)
         self.epoch_rows = 0
-        self._may_idle = False
+        self.may_idle = False
         self._collective: Collective | None = None
         self._exchange: Exchange | None = None
         self._signature: list[tuple[str, tuple[int, ...]]] = []
@@ -155,7 +155,7 @@ class KerasReplica(BaseReplica):
 
     def build(self, features: Sequence[Array], labels: Sequence[Array], *, may_idle: bool = False) -> None:
         """Make every variable of the model, its metrics and its optimizer, from the shapes of a batch."""
-        self._may_idle = may_idle
+        self.may_idle = may_idle
         sample = [np.zeros((1, *array.shape[1:]), array.dtype) for array in features]
         self._signature = [(str(array.dtype), tuple(array.shape[1:])) for array in features]
         if not self._compiled:
@@ -189,14 +189,14 @@ class KerasReplica(BaseReplica):
             return
         if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
             self.model.jit_compile = False  # XLA cannot leave the graph for the exchange
-        self._exchange = install(self.model, collective, self.spec.backend, may_idle=self._may_idle)
+        self._exchange = install(self.model, collective, self.spec.backend, may_idle=self.may_idle)
 
     def send_steps(self, learn: Callable[[Sequence[Array], float], list[Array]]) -> None:
         """Let `learn` move the parameters in the place of the optimizer, in `fit` too."""
         refuse_own_step(self.model, self.keras)
         if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
             self.model.jit_compile = False  # XLA cannot leave the graph
-        self._exchange = install_remote(self.model, learn, self.spec.backend, may_idle=self._may_idle)
+        self._exchange = install_remote(self.model, learn, self.spec.backend, may_idle=self.may_idle)
 
     def own_callbacks(self, callbacks_given: Sequence[Any]) -> list[Any]:
         """All of them on the first rank, and on the others those that do more than write."""
