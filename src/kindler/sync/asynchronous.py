@@ -74,7 +74,7 @@ class Asynchronous:
         """Seconds that this worker has waited for the server or for others so far."""
         return self._waiting.seconds + (self._collective.waited_s if self._collective is not None else 0.0)
 
-    def attach(self, replica: Replica, worker: Any) -> None:
+    def attach(self, replica: Any, worker: Any) -> None:
         """Join the others from rank 0's state on, and connect to the servers."""
         self._worker = worker
         self._waiting = Waiting(worker)
@@ -100,7 +100,6 @@ class Asynchronous:
             state = replica.state()
             for link in self._links:
                 link.start_from(state)
-        worker.become_optional()
 
     def share_steps(self, replica: Any) -> None:
         """Let the loop of a framework's own push its gradients."""
@@ -108,6 +107,8 @@ class Asynchronous:
 
     def begin_epoch(self, replica: Any) -> None:
         """Take the weights that the first step is made with."""
+        if not self._worker.outlives:  # not earlier: what is opened before needs all of them
+            self._worker.become_optional()
         self._send_rates(replica)
         for link in self._links:
             link.pull()
@@ -168,7 +169,7 @@ class Asynchronous:
 
     def whole(self, replica: Any) -> Any:
         """What checkpoints and the result are made of: the server's state, with this worker's buffers."""
-        return _RunState(replica, self._links)
+        return _RunState(replica, self._links, self._owned)
 
     def close(self) -> None:
         """Leave the others. Idempotent."""
@@ -237,8 +238,8 @@ class Asynchronous:
 class _RunState:
     """The state of a run as checkpoints see a replica."""
 
-    def __init__(self, replica: Any, links: Sequence[ServerLink]) -> None:
-        self._replica, self._links = replica, links
+    def __init__(self, replica: Any, links: Sequence[ServerLink], owned: Sequence[Sequence[int]]) -> None:
+        self._replica, self._links, self._owned = replica, links, owned
         self.epoch: int = replica.epoch
         self.step: int = replica.step
 
@@ -246,7 +247,7 @@ class _RunState:
         """What a run continues from."""
         mine, epoch = self._replica.state(), self.epoch
         states = [link.merge(mine, epoch=epoch) for link in self._links]
-        return states[0]
+        return states[0] if len(states) == 1 else bytes(self._replica.join_parts(states, self._owned))
 
     def freeze(self) -> Callable[[], Sequence[bytes]]:
         """The state as it is now."""

@@ -258,7 +258,7 @@ class ParameterServer:
         if header.nbytes != self._layout.nbytes or (header.shared and connection.segment is None):
             raise ProtocolError(f"{header.nbytes:,} bytes came, the weights have {self._layout.nbytes:,}")
         if not header.shared:
-            read_into(connection.sock, memoryview(connection.incoming))
+            read_into(connection.sock, connection.incoming.data)
         self._bytes += header.nbytes
 
     def _applied(self, connection: _Connection, version: int) -> bool:

@@ -155,7 +155,7 @@ class ServerLink:
                 f"{header.nbytes:,} bytes of weights came instead of {self._incoming.nbytes:,}"
             )
         if not header.shared:
-            read_into(self._sock, memoryview(self._incoming))
+            read_into(self._sock, self._incoming.data)
         self.version = header.version
         return header
 

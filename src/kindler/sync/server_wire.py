@@ -117,7 +117,10 @@ def read_payload(sock: socket.socket, header: Header, *, most: int | None = None
     """
     if most is not None and header.nbytes > most:
         raise ProtocolError(f"{header.op.name} announces {header.nbytes:,} bytes; {most:,} are possible")
-    data = bytearray(header.nbytes)
+    try:
+        data = bytearray(header.nbytes)
+    except (MemoryError, OverflowError):
+        raise ProtocolError(f"{header.op.name} announces {header.nbytes:,} bytes") from None
     read_into(sock, memoryview(data))
     return data
 

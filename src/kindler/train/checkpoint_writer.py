@@ -46,6 +46,7 @@ class CheckpointWriter:
         marks: Fingerprints of those rows (`Batches.marks`).
         start: Where the run began.
         callbacks: Those whose states are saved; `state_dict` is called on the first worker.
+        anywhere: Whether another worker may become the first.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class CheckpointWriter:
         marks: Sequence[str] = (),
         start: Start,
         callbacks: Sequence[Any] = (),
+        anywhere: bool = False,
     ) -> None:
         options = task.training
         self._worker = worker
@@ -65,7 +67,7 @@ class CheckpointWriter:
         self.active = task.model_dir is not None
         self._folder = (
             Checkpoints(task.model_dir, keep=options.keep_checkpoints, best=options.best_metric)
-            if task.model_dir is not None and (worker.rank == 0 or worker.outlives)
+            if task.model_dir is not None and (worker.rank == 0 or anywhere)
             else None
         )
         self._header = Header(

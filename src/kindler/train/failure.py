@@ -85,9 +85,7 @@ def _server_advice(newest: str | None, *, has_checkpoints: bool) -> str:
         return f"{lost}. The newest checkpoint is {newest}.\nHint: fit(resume=True) continues from it."
     if has_checkpoints:
         return f"{lost}; there is no checkpoint yet."
-    return (
-        f"{lost}.\nHint: with model_dir=..., checkpoints of it are written, and fit(resume=True) continues."
-    )
+    return f"{lost}.\nHint: with model_dir=..., fit writes checkpoints, and fit(resume=True) continues."
 
 
 def extended(error: KindlerError, more: str) -> KindlerError:

@@ -164,6 +164,7 @@ class _Follower:
             marks=train.marks,
             start=start,
             callbacks=self._remembering,
+            anywhere=not sync.in_step,
         )
         self._reporter = ProgressReporter(worker, show=task.show, waited_s=lambda: sync.waited_s)
         self._logged = StepReporter(worker, active=task.log_steps)

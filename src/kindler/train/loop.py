@@ -115,6 +115,7 @@ class _Fit:
             marks=train.marks,
             start=start,
             callbacks=options.callbacks,
+            anywhere=not sync.in_step,
         )
         # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask. They
         # agree where they exchange gradients: the driver is not in the way of a step.

@@ -56,8 +56,8 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 
 def apply(model: Any, gradients: Sequence[Array]) -> None:
     """One step of the optimizer."""
-    grads = [None if array is None else jnp.asarray(array) for array in gradients]
-    model.optimizer.apply(grads, model.trainable_variables)
+    pairs = [(g, v) for g, v in zip(gradients, model.trainable_variables, strict=True) if g is not None]
+    model.optimizer.apply([jnp.asarray(array) for array, _ in pairs], [v for _, v in pairs])
 
 
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:

@@ -81,21 +81,18 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 
 def apply(model: Any, gradients: Sequence[Array]) -> None:
     """One step of the optimizer."""
-    optimizer, variables = model.optimizer, model.trainable_variables
-    tensors = [None if array is None else tf.convert_to_tensor(array) for array in gradients]
-    if any(tensor is None for tensor in tensors) or tf.config.functions_run_eagerly():
-        optimizer.apply_gradients(list(zip(tensors, variables, strict=True)))
-        return
-    compiled = vars(optimizer).get(_COMPILED)
-    if compiled is None or compiled[0] != [id(variable) for variable in variables]:
+    optimizer = model.optimizer
+    pairs = [(g, v) for g, v in zip(gradients, model.trainable_variables, strict=True) if g is not None]
+    tensors, variables = [tf.convert_to_tensor(array) for array, _ in pairs], [v for _, v in pairs]
+    known = [id(variable) for variable in variables]
+    if vars(optimizer).get(_COMPILED, [None])[0] != known:
 
         @tf.function  # type: ignore[untyped-decorator]
         def apply_all(*grads: Any) -> None:
             optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
 
-        compiled = [id(variable) for variable in variables], apply_all
-        object.__setattr__(optimizer, _COMPILED, compiled)
-    compiled[1](*tensors)
+        object.__setattr__(optimizer, _COMPILED, (known, apply_all))
+    vars(optimizer)[_COMPILED][1](*tensors)
 
 
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:

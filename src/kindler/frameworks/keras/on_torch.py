@@ -85,11 +85,10 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 
 def apply(model: Any, gradients: Sequence[Array]) -> None:
     """One step of the optimizer."""
-    variables = model.trainable_variables
-    pairs = zip(gradients, variables, strict=True)
-    grads = [None if a is None else torch.from_numpy(a).to(v.value) for a, v in pairs]
+    pairs = [(g, v) for g, v in zip(gradients, model.trainable_variables, strict=True) if g is not None]
+    grads = [torch.from_numpy(array).to(v.value) for array, v in pairs]
     with torch.no_grad():
-        model.optimizer.apply(grads, variables)
+        model.optimizer.apply(grads, [v for _, v in pairs])
 
 
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:

@@ -125,6 +125,15 @@ class KerasReplica(BaseReplica):
     loads = staticmethod(revived)
     lacking = staticmethod(lacking)
     against_several = staticmethod(against_several)
+    divisible = True
+
+    @classmethod
+    def against_parts(cls, spec: KerasSpec) -> list[str]:
+        """The norm of all gradients is known to none of several servers."""
+        optimizer = getattr(spec.model, "optimizer", None)
+        if getattr(optimizer, "global_clipnorm", None):
+            return ["global_clipnorm needs the gradients of all parameters."]
+        return []
 
     @staticmethod
     def environment(spec: KerasSpec) -> tuple[tuple[str, str], ...]:
@@ -280,6 +289,26 @@ class KerasReplica(BaseReplica):
         self._settle()
         self._on_backend.apply(self.model, gradients)
         self.step += 1
+
+    def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
+        """The first server's state, with what the others have changed.
+
+        This replica's own optimizer never moved: a server that has another value has changed it.
+        """
+        fields, mine = unpack(self.state())
+        trained = {id(v): place for place, v in enumerate(self.model.trainable_variables)}
+        home = {place: server for server, places in enumerate(owned) for place in places}
+        parts = [unpack(data)[1] for data in states]
+        whole = []
+        for number, variable in enumerate(self._variables.all()):
+            if id(variable) in trained:
+                whole.append(parts[home[trained[id(variable)]]][number])
+            else:
+                before = mine[number].tobytes()
+                changed = [part[number] for part in parts if part[number].tobytes() != before]
+                whole.append(changed[0] if changed else mine[number])
+        fields["step"] = unpack(states[0])[0]["step"]
+        return pack(fields, whole)
 
     def rates(self) -> list[float]:
         """The optimizer's rate, unless a schedule decides it."""
