@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
+from kindler.config import RunSettings
 from kindler.data.column_options import ColumnOptions
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input
+from kindler.estimator.model import FrameworkModel
 from kindler.frameworks.registry import FrameworkSpec
 from kindler.sync.contract import SyncConfig
 from kindler.sync.registry import SYNCS
@@ -25,6 +27,8 @@ __all__ = [
     "checkpoint_complaints",
     "column_complaints",
     "engine_complaints",
+    "loader_complaints",
+    "part_complaints",
     "refuse",
     "row_weight_complaints",
     "seed_complaints",
@@ -102,6 +106,21 @@ def ability_complaints(row: FrameworkSpec, ability: str) -> Iterator[str]:
         yield f"models of {row.name!r} cannot {ability}."
 
 
+def loader_complaints(sync: SyncConfig, data: Input) -> Iterator[str]:
+    """Loaders agree on every step, so a worker that waits for staleness to fall would wait for itself."""
+    if not data.has_columns and sync.options.get("max_staleness") is not None:
+        yield (
+            "max_staleness is for data that has columns: workers that read batches of your own code take"
+            " every step together."
+        )
+
+
+def part_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
+    """Why this model cannot have several parameter servers."""
+    if isinstance(shards := sync.options.get("shards"), int) and shards > 1:
+        yield from (f"sync_options={{'shards': {shards}}}: {problem}" for problem in model.against_parts())
+
+
 def sync_complaints(sync: SyncConfig) -> Iterator[str]:
     try:
         sync_type = SYNCS.load(sync.name)
@@ -112,6 +131,11 @@ def sync_complaints(sync: SyncConfig) -> Iterator[str]:
         inspect.signature(sync_type).bind(None, **sync.options)
     except TypeError as exc:
         yield f"sync_options={dict(sync.options)!r} are not those of sync={sync.name!r}: {exc}."
+        return
+    try:
+        sync_type(RunSettings(), **sync.options)
+    except ConfigError as exc:
+        yield str(exc)
 
 
 def callback_complaints(callbacks: Sequence[Any], row: FrameworkSpec, *, validated: bool) -> Iterator[str]:

@@ -25,6 +25,8 @@ from kindler.estimator.checks import (
     checkpoint_complaints,
     column_complaints,
     engine_complaints,
+    loader_complaints,
+    part_complaints,
     refuse,
     row_weight_complaints,
     seed_complaints,
@@ -371,7 +373,9 @@ class Estimator:
             validation_freq: Validate every so many epochs, or after the epochs with these numbers.
             class_weight: Keras only: the weight of a row by its label.
             sample_weight_col: Keras only: a column with the weight of each row.
-            sync: How workers agree: "allreduce", or the name of a sync that another package adds.
+            sync: How workers agree: "allreduce", "async" (a parameter server applies what each worker
+                learns), "rounds" (workers train by themselves and average their weights), or the name of a
+                sync that another package adds.
             sync_options: Options of that sync.
 
         Returns:
@@ -428,6 +432,8 @@ class Estimator:
             *model.lacking("optimizer", "loss"),
             *row_weight_complaints(model.row, options),
             *sync_complaints(options.sync),
+            *loader_complaints(options.sync, data),
+            *part_complaints(options.sync, model),
             *options.complaints(),
             *checkpoint_complaints(options, model_dir=self._model_dir, validated=validated),
             *column_complaints(options.columns, data, validation),

@@ -81,6 +81,11 @@ class FrameworkModel:
         complaints: list[str] = self.replica_type.against_several(self.spec)
         return complaints
 
+    def against_parts(self) -> list[str]:
+        """Complaints about dividing its parameters between several servers."""
+        complaints: list[str] = self.replica_type.against_parts(self.spec)
+        return complaints
+
 
 class LiveModel:
     """The model in this process: the user's own instance if one was given, with the state of the last run.

@@ -32,6 +32,7 @@ class BaseReplica:
     """See `contract.py` for the arguments and for what the methods promise."""
 
     fuses = ""
+    divisible = False
     model: Any = None
     optimizer: Any = None
     output_names: tuple[str, ...] | None = None
@@ -92,6 +93,11 @@ class BaseReplica:
         return []
 
     @classmethod
+    def against_parts(cls, spec: Any) -> list[str]:
+        """Nobody has said how to divide it."""
+        return [] if cls.divisible else ["the parameters of this framework's models cannot be divided."]
+
+    @classmethod
     def environment(cls, spec: Any) -> tuple[tuple[str, str], ...]:
         """Nothing has to be set before the framework is imported."""
         return ()
@@ -112,9 +118,21 @@ class BaseReplica:
         """Needed to train."""
         raise NotImplementedError
 
+    def read_into(self, arrays: Sequence[Array]) -> None:
+        """Copies of copies."""
+        for into, array in zip(arrays, self.read(), strict=True):
+            np.copyto(into, array)
+
     def apply(self, gradients: Sequence[Array]) -> None:
         """Needed to train; counts `step`."""
         raise NotImplementedError
+
+    def rates(self) -> list[float]:
+        """None can be set."""
+        return []
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """There are none."""
 
     def trained_model(self) -> Any:
         """What callbacks see."""
@@ -141,6 +159,10 @@ class BaseReplica:
         """The gradients of the rows there are, applied."""
         if batch.global_rows:
             self.apply(self.gradients(batch).arrays)
+
+    def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
+        """Needed where it is `divisible`."""
+        raise NotImplementedError
 
     def merge_buffers(self) -> None:
         """Training changes parameters only."""

@@ -139,6 +139,10 @@ class DriverModel(Protocol):
         """What speaks against training by several workers, as far as it is known on the driver."""
 
     @classmethod
+    def against_parts(cls, spec: Any) -> list[str]:
+        """Why several parameter servers cannot share the parameters; empty if they can."""
+
+    @classmethod
     def environment(cls, spec: Any) -> tuple[tuple[str, str], ...]:
         """Variables that must be set in workers before the framework is imported."""
 
@@ -229,6 +233,8 @@ class Stepper(Scorer, Tallies, Keeps, Protocol):
         optimizer: What they see as the optimizer; None where there is none.
         fuses: The library whose gradients `train_step` can exchange itself once `fuse` was called: "torch",
             or "" for none.
+        divisible: Whether its parameters can be divided between several parameter servers: `apply` takes
+            None, and there is `join_parts`.
     """
 
     epoch: int
@@ -237,6 +243,7 @@ class Stepper(Scorer, Tallies, Keeps, Protocol):
     model: Any
     optimizer: Any
     fuses: str
+    divisible: bool
 
     def as_given(self) -> None:
         """Take from the user's own model what it says besides weights (what is frozen), not from a state."""
@@ -265,8 +272,23 @@ class Stepper(Scorer, Tallies, Keeps, Protocol):
     def gradients(self, batch: Batch) -> Gradients:
         """What this rank's rows say; counts them, and moves no parameter."""
 
+    def read_into(self, arrays: Sequence[Array]) -> None:
+        """Copy the trained parameters into these arrays, of their shapes and dtypes."""
+
     def apply(self, gradients: Sequence[Array]) -> None:
-        """One step of the optimizer with these gradients."""
+        """One step of the optimizer with these gradients.
+
+        Where `divisible`, a parameter that has None instead is left alone.
+        """
+
+    def rates(self) -> list[float]:
+        """The optimizer's learning rates that may be set, one a group of parameters; empty where none may."""
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Set them."""
+
+    def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
+        """One state out of those of servers that looked after the parameters of these places; `divisible`."""
 
     def merge_buffers(self) -> None:
         """Make what training changed besides parameters the same on all ranks, before it is judged."""
@@ -316,9 +338,11 @@ class Fitter(Stepper, Protocol):
 
     Attributes:
         epoch_rows: This rank's rows of the epoch so far; counted by whoever knows them.
+        may_idle: Whether steps of this rank may have no rows, as `build` was told.
     """
 
     epoch_rows: int
+    may_idle: bool
 
     @property
     def stopping(self) -> bool:
@@ -332,6 +356,16 @@ class Fitter(Stepper, Protocol):
 
     def share_steps(self, collective: Collective) -> None:
         """After `join`: in its own loop, apply the mean of all ranks' gradients."""
+
+    def send_steps(self, learn: Callable[[Sequence[Array], float], list[Array]]) -> None:
+        """After `join`: in its own loop, let `learn` have the gradients and set the parameters it returns.
+
+        `learn(gradients, weight)` gets the gradient of the mean over this rank's rows, one array a trained
+        parameter, and how many rows those are; 0 rows teach nothing.
+
+        Raises:
+            ConfigError: The model's steps cannot be divided like that.
+        """
 
     def own_callbacks(self, callbacks: Sequence[Any]) -> list[Any]:
         """Those of the user's callbacks that run on this rank."""

@@ -46,6 +46,7 @@ class CheckpointWriter:
         marks: Fingerprints of those rows (`Batches.marks`).
         start: Where the run began.
         callbacks: Those whose states are saved; `state_dict` is called on the first worker.
+        anywhere: Whether another worker may become the first.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class CheckpointWriter:
         marks: Sequence[str] = (),
         start: Start,
         callbacks: Sequence[Any] = (),
+        anywhere: bool = False,
     ) -> None:
         options = task.training
         self._worker = worker
@@ -65,7 +67,7 @@ class CheckpointWriter:
         self.active = task.model_dir is not None
         self._folder = (
             Checkpoints(task.model_dir, keep=options.keep_checkpoints, best=options.best_metric)
-            if task.model_dir is not None and worker.rank == 0
+            if task.model_dir is not None and (worker.rank == 0 or anywhere)
             else None
         )
         self._header = Header(
@@ -144,7 +146,7 @@ class CheckpointWriter:
             self._folder.wait()
 
     def _save(self, replica: FreezableReplica, local_states: Sequence[bytes], **fields: Any) -> None:
-        if self._folder is None:
+        if self._folder is None or not self._worker.leads:
             return
         states = callback_states(self._callbacks)
         header = replace(self._header, epoch=replica.epoch, step=replica.step, callbacks=states, **fields)

@@ -23,7 +23,7 @@ from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.contract import Batch, Feed, Watch
 from kindler.frameworks.keras import backends, callbacks, files
 from kindler.frameworks.keras.dataset import Arranged, Remembering, dataset
-from kindler.frameworks.keras.gradient_hook import Exchange, install, refuse_own_step
+from kindler.frameworks.keras.gradient_hook import Exchange, install, install_remote, refuse_own_step
 from kindler.frameworks.keras.metrics import Tallies
 from kindler.frameworks.keras.spec import (
     KerasSpec,
@@ -92,7 +92,7 @@ class KerasReplica(BaseReplica):
         self.output_names: tuple[str, ...] | None = None
         self.arrange(feature_names, label_names)
         self.epoch_rows = 0
-        self._may_idle = False
+        self.may_idle = False
         self._collective: Collective | None = None
         self._exchange: Exchange | None = None
         self._signature: list[tuple[str, tuple[int, ...]]] = []
@@ -126,6 +126,15 @@ class KerasReplica(BaseReplica):
     loads = staticmethod(revived)
     lacking = staticmethod(lacking)
     against_several = staticmethod(against_several)
+    divisible = True
+
+    @classmethod
+    def against_parts(cls, spec: KerasSpec) -> list[str]:
+        """The norm of all gradients is known to none of several servers."""
+        optimizer = getattr(spec.model, "optimizer", None)
+        if getattr(optimizer, "global_clipnorm", None):
+            return ["global_clipnorm needs the gradients of all parameters."]
+        return []
 
     @staticmethod
     def environment(spec: KerasSpec) -> tuple[tuple[str, str], ...]:
@@ -156,7 +165,7 @@ class KerasReplica(BaseReplica):
 
     def build(self, features: Sequence[Array], labels: Sequence[Array], *, may_idle: bool = False) -> None:
         """Make every variable of the model, its metrics and its optimizer, from the shapes of a batch."""
-        self._may_idle = may_idle
+        self.may_idle = may_idle
         sample = [np.zeros((1, *array.shape[1:]), array.dtype) for array in features]
         self._signature = [(str(array.dtype), tuple(array.shape[1:])) for array in features]
         if not self._compiled:
@@ -192,7 +201,14 @@ class KerasReplica(BaseReplica):
             return
         if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
             self.model.jit_compile = False  # XLA cannot leave the graph for the exchange
-        self._exchange = install(self.model, collective, self.spec.backend, may_idle=self._may_idle)
+        self._exchange = install(self.model, collective, self.spec.backend, may_idle=self.may_idle)
+
+    def send_steps(self, learn: Callable[[Sequence[Array], float], list[Array]]) -> None:
+        """Let `learn` move the parameters in the place of the optimizer, in `fit` too."""
+        refuse_own_step(self.model, self.keras)
+        if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
+            self.model.jit_compile = False  # XLA cannot leave the graph
+        self._exchange = install_remote(self.model, learn, self.spec.backend, may_idle=self.may_idle)
 
     def own_callbacks(self, callbacks_given: Sequence[Any]) -> list[Any]:
         """All of them on the first rank, and on the others those that do more than write."""
@@ -271,11 +287,43 @@ class KerasReplica(BaseReplica):
         found = [np.zeros_like(b) if a is None else np.asarray(a) for a, b in zip(arrays, like, strict=True)]
         return Gradients(found, float(batch.rows))
 
-    def apply(self, gradients: Sequence[Array]) -> None:
+    def apply(self, gradients: Sequence[Array | None]) -> None:
         """One step of the optimizer that the model was compiled with."""
         self._settle()
         self._on_backend.apply(self.model, gradients)
         self.step += 1
+
+    def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
+        """The first server's state, with what the others have changed.
+
+        This replica's own optimizer never moved: a server that has another value has changed it.
+        """
+        fields, mine = unpack(self.state())
+        trained = {id(v): place for place, v in enumerate(self.model.trainable_variables)}
+        home = {place: server for server, places in enumerate(owned) for place in places}
+        parts = [unpack(data)[1] for data in states]
+        whole = []
+        for number, variable in enumerate(self._variables.all()):
+            if id(variable) in trained:
+                whole.append(parts[home[trained[id(variable)]]][number])
+            else:
+                before = mine[number].tobytes()
+                changed = [part[number] for part in parts if part[number].tobytes() != before]
+                whole.append(changed[0] if changed else mine[number])
+        fields["step"] = unpack(states[0])[0]["step"]
+        return pack(fields, whole)
+
+    def rates(self) -> list[float]:
+        """The optimizer's rate, unless a schedule decides it."""
+        optimizer = self.model.optimizer
+        own = vars(optimizer).get("_learning_rate", optimizer.learning_rate)
+        scheduled = callable(own) and not hasattr(own, "assign")
+        return [] if scheduled else [float(np.asarray(optimizer.learning_rate))]
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Set it."""
+        if rates:
+            self.model.optimizer.learning_rate = rates[0]
 
     def _count(self, batch: Batch) -> None:
         self.epoch_rows += batch.rows

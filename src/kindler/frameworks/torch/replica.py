@@ -93,6 +93,7 @@ class TorchReplica(BaseReplica):
     """
 
     fuses = "torch"
+    divisible = True
 
     def __init__(
         self,
@@ -150,6 +151,11 @@ class TorchReplica(BaseReplica):
     loads = staticmethod(loads)
     lacking = staticmethod(missing)
     against_several = staticmethod(against_several)
+
+    @classmethod
+    def against_parts(cls, spec: TorchSpec) -> list[str]:
+        """The norm of all gradients is known to none of several servers."""
+        return [] if spec.clip_norm is None else ["clip_norm needs the gradients of all parameters."]
 
     @staticmethod
     def has_instance(spec: TorchSpec) -> bool:
@@ -278,11 +284,45 @@ class TorchReplica(BaseReplica):
         self._count_rows(batch)
         return Gradients([_gradient(parameter, scale) for parameter in trained], float(weight))
 
-    def apply(self, gradients: Sequence[Array]) -> None:
+    def read_into(self, arrays: Sequence[Array]) -> None:
+        """Copy the trained parameters."""
+        with torch.no_grad():
+            for parameter, array in zip(self.parameters.trained, arrays, strict=True):
+                torch.from_numpy(array).copy_(parameter)
+
+    def apply(self, gradients: Sequence[Array | None]) -> None:
         """One step of the optimizer, with clipping, and of a schedule that moves by steps."""
         for parameter, array in zip(self.parameters.trained, gradients, strict=True):
-            parameter.grad = torch.from_numpy(np.ascontiguousarray(array)).to(parameter)
+            parameter.grad = (
+                None if array is None else torch.from_numpy(np.ascontiguousarray(array)).to(parameter)
+            )
         self._move()
+
+    def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
+        """The first server's state, with what the others know of their parameters."""
+        fields = [parse(data) for data in states]
+        whole, names = fields[0], self.names()
+        order = {name: place for place, name in enumerate(n for group in whole["groups"] for n in group)}
+        for part, places in zip(fields[1:], owned[1:], strict=True):
+            for name in (names[place] for place in places):
+                own = name.removeprefix("loss:")
+                home = "model" if own == name else "loss"
+                whole[home][own] = part[home][own]
+                if (kept := part["optimizer"]["state"].get(order[name])) is not None:
+                    whole["optimizer"]["state"][order[name]] = kept
+        return dump(whole)
+
+    def rates(self) -> list[float]:
+        """The rate of each group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Set the rate of each group."""
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def _begin_step(self) -> list[torch.nn.Parameter]:
         """Ready for backward; the parameters that are trained from this step on."""

@@ -1,0 +1,345 @@
+"""Asynchronous training and rounds with PyTorch: what is learned, counted, bounded, and survived."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kindler import Callback, Estimator
+from kindler.errors import ConfigError, WorkerError, WorkerLost
+
+pytestmark = pytest.mark.torch
+
+Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+
+
+def clouds() -> Arrays:
+    """Two Gaussian clouds of 200 points each."""
+    random = np.random.default_rng(0)
+    x = np.concatenate([random.normal(0, 1, (200, 10)), random.normal(2, 1, (200, 10))])
+    return x.astype(np.float32), np.repeat([0.0, 1.0], 200).astype(np.float32)[:, None]
+
+
+def classifier(workers: int = 2, *, norm: bool = False, **options: Any) -> Estimator:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(10, 12), nn.BatchNorm1d(12)] if norm else [nn.Linear(10, 12)]
+    model = nn.Sequential(*layers, nn.ReLU(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 1))
+    return Estimator.from_torch(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.02),
+        loss=nn.BCEWithLogitsLoss(),
+        metrics=["accuracy"],
+        workers=workers,
+        **options,
+    )
+
+
+class Weight(nn.Module):
+    """One weight, whatever the rows: the gradient of its mean output is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight.sum() + 0 * x[:, :1]
+
+
+def its_output(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return outputs.mean()
+
+
+def counter(workers: int, rate: float = 1.0, **options: Any) -> Estimator:
+    model = Weight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    return Estimator.from_torch(model=model, optimizer=optimizer, loss=its_output, workers=workers, **options)
+
+
+def rows(count: int) -> Arrays:
+    return np.zeros((count, 1), np.float32), np.zeros((count, 1), np.float32)
+
+
+class At(Callback):
+    """Does something on one worker after the first step of an epoch."""
+
+    def __init__(self, epoch: int, rank: int, act: Callable[[], None]) -> None:
+        self.epoch, self.rank, self.act = epoch, rank, act
+
+    def on_step_end(self, run: Any) -> None:
+        if (run.epoch, run.rank) == (self.epoch, self.rank):
+            self.act()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_the_server() -> None:
+    """The only process of the run that listens on a port, besides the driver."""
+    listening = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A":
+            listening.add(f"socket:[{fields[9]}]")
+    for child in siblings():
+        if child != os.getpid() and listening & handles(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def siblings() -> list[int]:
+    """The processes that the same fork server has started."""
+    parent = os.getppid()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(folder.name))
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+def handles(pid: int) -> set[str]:
+    found = set()
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.add(os.readlink(handle))
+        except OSError:
+            continue
+    return found
+
+
+MODES: Sequence[tuple[str, dict[str, Any]]] = [
+    ("async", {}),
+    ("async", {"lock": True, "shards": 2}),
+    ("rounds", {}),
+    ("rounds", {"every_steps": 3}),
+    ("allreduce", {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("sync", "options"), MODES, ids=["hogwild", "locked", "rounds", "steps", "allreduce"]
+)
+def test_two_clouds_are_told_apart_in_every_mode(sync: str, options: dict[str, Any]) -> None:
+    x, y = clouds()
+    est = classifier()
+    history = est.fit(
+        (x, y), epochs=6, batch_size=32, validation_data=(x, y), sync=sync, sync_options=options, verbose=0
+    )
+
+    assert np.mean((est.predict(x) > 0) == y) >= 0.98
+    assert history["num_samples"] == [400] * 6
+    assert history["val_accuracy"][-1] == pytest.approx(np.mean((est.predict(x) > 0) == y))
+    if sync == "async":
+        assert history["updates"] == history["steps"] == [26] * 6  # 13 steps of two workers
+        parameters = sum(p.numel() for p in est.get_model().parameters())
+        assert min(history["sync_bytes"]) >= 2 * 4 * parameters * 26
+        assert max(history["staleness_max"]) >= 0
+        state = est.get_model().state_dict()
+        assert all(torch.isfinite(value).all() for value in state.values())
+    elif sync == "rounds":
+        assert history["rounds"] == [5 if options else 1] * 6
+
+
+@pytest.mark.parametrize("options", [{"lock": True}, {"lock": False}, {"lock": True, "shards": 2}])
+def test_every_push_of_four_workers_is_applied_exactly_once(options: dict[str, Any]) -> None:
+    est = counter(4)
+    [row] = est.fit(rows(1000), epochs=1, batch_size=4, sync="async", sync_options=options, verbose=0)
+
+    assert row["updates"] == row["steps"] == 1000
+    assert est.get_model().weight.tolist() == [-1000.0] * 3
+
+
+def test_the_mean_of_several_batches_is_one_push() -> None:
+    est = counter(2)
+    [row] = est.fit(rows(60), batch_size=4, sync="async", sync_options={"push_every": 4}, verbose=0)
+
+    assert row["updates"] == 2 * 4  # 15 batches of each worker: three pushes of four, and one of three
+    assert est.get_model().weight.tolist() == [-8.0] * 3
+
+
+@pytest.mark.parametrize("bound", [0, 2])
+def test_no_gradient_is_staler_than_the_bound(bound: int) -> None:
+    history = counter(4).fit(
+        rows(160), epochs=2, batch_size=4, sync="async", sync_options={"max_staleness": bound}, verbose=0
+    )
+
+    assert history["updates"] == [160, 160]
+    assert max(history["staleness_max"]) <= bound
+
+
+def test_training_ends_after_exactly_max_steps_updates() -> None:
+    est = counter(3)
+    history = est.fit(rows(90), max_steps=50, batch_size=3, sync="async", verbose=0)
+
+    assert history["updates"] == [50]
+    assert est.get_model().weight.tolist() == [-50.0] * 3
+
+
+def test_rounds_take_the_mean_of_weights_by_rows() -> None:
+    est = counter(2)
+    [row] = est.fit(rows(7), batch_size=4, shuffle=False, sync="rounds", verbose=0)
+
+    assert (row["rounds"], row["steps"]) == (1, 2)
+    assert est.get_model().weight.tolist() == [-2.0] * 3
+
+
+class Halves(Callback):
+    """Halves the rate after each epoch."""
+
+    def on_epoch_end(self, run: Any, logs: Any) -> None:
+        for group in run.optimizer.param_groups:
+            group["lr"] /= 2
+
+
+def test_a_rate_that_a_callback_changes_and_a_schedule_reach_the_server() -> None:
+    options: dict[str, Any] = {"epochs": 3, "batch_size": 2, "sync": "async", "verbose": 0}
+    est = counter(2)
+    est.fit(rows(4), callbacks=[Halves()], **options)
+    model = Weight()
+    scheduled = Estimator.from_torch(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        loss=its_output,
+        scheduler_creator=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+        workers=2,
+    )
+    scheduled.fit(rows(4), **options)
+
+    assert est.get_model().weight.tolist() == [-(4 + 2 + 1)] * 3
+    assert scheduled.get_model().weight.tolist() == [-(4 + 2 + 1)] * 3
+
+
+def test_a_checkpoint_has_the_servers_weights_and_optimizer_and_a_run_resumes_from_it(tmp_path: Path) -> None:
+    x, y = clouds()
+    est = classifier(model_dir=tmp_path, norm=True)
+    first = est.fit((x, y), epochs=2, batch_size=64, sync="async", verbose=0)
+    again = classifier(model_dir=tmp_path, norm=True)
+    again.load_checkpoint(Estimator.latest_checkpoint(tmp_path))
+    history = again.fit((x, y), epochs=1, batch_size=64, sync="async", verbose=0)
+
+    np.testing.assert_array_equal(est.predict(x), classifier_of(tmp_path / "none", est).predict(x))
+    assert [row["steps"] for row in (*first, *history)] == [14] * 3
+    moments = again._live.replica.optimizer.state_dict()["state"]
+    assert {int(entry["step"]) for entry in moments.values()} == {42}
+
+
+def classifier_of(folder: Path, est: Estimator) -> Estimator:
+    """A new estimator with the weights of another."""
+    est.save(f"{folder}.pt")
+    fresh = classifier(norm=True)
+    fresh.load_weights(f"{folder}.pt")
+    return fresh
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_others_finish_when_a_worker_dies_and_the_report_says_so(
+    rank: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x, y = clouds()
+    est = classifier(3, norm=True, model_dir=tmp_path)
+    history = est.fit((x, y), epochs=3, batch_size=48, callbacks=[At(2, rank, die)], sync="async", verbose=1)
+
+    assert history["lost_workers"] == [0, 1, 1]
+    assert history["num_samples"][0] == 400
+    assert history["num_samples"][2] in (266, 267)
+    assert np.mean((est.predict(x) > 0) == y) >= 0.98
+    assert f"worker {rank} on" in (said := capfd.readouterr().out)
+    assert "the others go on without it" in said
+    assert Estimator.latest_checkpoint(tmp_path) is not None
+
+
+def test_a_dead_server_ends_the_run_with_its_newest_checkpoint(tmp_path: Path) -> None:
+    est = counter(2, model_dir=tmp_path)
+
+    with pytest.raises(
+        WorkerLost, match=r"the parameter server.*newest checkpoint is .*epoch-00001-"
+    ) as caught:
+        est.fit(
+            rows(40), epochs=3, batch_size=4, callbacks=[At(2, 0, kill_the_server)], sync="async", verbose=0
+        )
+
+    assert caught.value.role == "ps"
+    counted = counter(2, model_dir=tmp_path)
+    history = counted.fit(rows(40), epochs=3, batch_size=4, sync="async", resume=True, verbose=0)
+    assert history["epoch"] == [1, 2, 3]
+    assert counted.get_model().weight.tolist() == [-60.0] * 3
+
+
+class Refuses(torch.optim.SGD):
+    """An optimizer that fails at its third step."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        Refuses.count += 1
+        if Refuses.count == 3:
+            raise ArithmeticError("the third update does not work")
+        super().step(closure)
+
+
+def test_an_update_that_fails_fails_the_run_with_its_own_error() -> None:
+    model = Weight()
+    est = Estimator.from_torch(
+        model=model, optimizer=Refuses(model.parameters(), lr=1.0), loss=its_output, workers=2
+    )
+
+    with pytest.raises(ArithmeticError, match="the third update does not work") as caught:
+        est.fit(rows(40), batch_size=4, sync="async", verbose=0)
+    assert isinstance(caught.value, WorkerError)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_staleness": -1}, "max_staleness is a whole number from 0 on"),
+        ({"push_every": 0, "lock": "yes"}, r"lock is True or False; received 'yes'\. push_every is a whole"),
+        ({"shards": True}, "shards is a whole number of at least 1"),
+        ({"stale": 1}, r"sync_options=\{'stale': 1\} are not those of sync='async'"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_on_the_driver(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        counter(2).fit(rows(4), sync="async", sync_options=options, verbose=0)
+
+
+def test_what_does_not_go_together_is_refused_on_the_driver() -> None:
+    with pytest.raises(ConfigError, match="every_steps is a whole number of at least 1"):
+        counter(2).fit(rows(4), sync="rounds", sync_options={"every_steps": 0}, verbose=0)
+    with pytest.raises(ConfigError, match="clip_norm needs the gradients of all parameters"):
+        counter(2, clip_norm=1.0).fit(rows(4), sync="async", sync_options={"shards": 2}, verbose=0)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.from_numpy, rows(4))))
+    with pytest.raises(ConfigError, match="max_staleness is for data that has columns"):
+        counter(2).fit(loader, sync="async", sync_options={"max_staleness": 1}, verbose=0)
+
+
+def test_loaders_train_asynchronously_too() -> None:
+    est = counter(2)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(*map(torch.from_numpy, rows(12))), batch_size=2
+    )
+    [row] = est.fit(loader, batch_size=4, sync="async", verbose=0)
+
+    assert row["num_samples"] == 12
+    assert est.get_model().weight.tolist() == [-float(row["updates"])] * 3
+
+
+def test_one_worker_and_its_server_train_as_one_process_does() -> None:
+    x, y = clouds()
+    trained = []
+    for sync in ("allreduce", "async"):
+        est = classifier(1)
+        est.fit((x, y), epochs=2, batch_size=40, sync=sync, verbose=0)
+        trained.append([p.detach().numpy() for p in est.get_model().parameters()])
+
+    for mine, wanted in zip(*trained, strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=0, atol=1e-5)

@@ -1,0 +1,263 @@
+"""The parameter server over real sockets: strangers, garbage, what is applied, and how stale it may be."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kindler.collective import Array
+from kindler.engine.members import GangMember
+from kindler.engine.peer_sockets import answer_calls, call
+from kindler.errors import SyncError
+from kindler.frameworks.base import BaseReplica
+from kindler.sync.gather_collective import GatherCollective
+from kindler.sync.parameter_server import ParameterServer
+from kindler.sync.server_link import ServerLink
+from kindler.sync.server_wire import Op, send
+from kindler.sync.staleness import Outstanding
+from kindler.sync.wait_clock import Waiting
+from kindler.testing.thread_workers import ThreadWorker, together
+
+SECRET = b"the secret of this run"
+
+
+class Counted(BaseReplica):
+    """Weights from which gradients are subtracted."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._arrays = [np.zeros(3, np.float32), np.zeros((2, 2))]
+
+    def names(self) -> list[str]:
+        return ["a", "b"]
+
+    def read(self) -> list[Array]:
+        return [array.copy() for array in self._arrays]
+
+    def write(self, arrays: Sequence[Array]) -> None:
+        self._arrays = [array.copy() for array in arrays]
+
+    def apply(self, gradients: Sequence[Array]) -> None:
+        if np.isnan(gradients[0]).any():
+            raise ArithmeticError("not a number")
+        self._arrays = [a - g for a, g in zip(self._arrays, gradients, strict=True)]
+        self.step += 1
+
+
+class Ended(Exception):
+    """The test is over."""
+
+
+class Served:
+    """A server on a port of this machine, in threads."""
+
+    def __init__(self, **options: Any) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.member = GangMember(9, "ps", 0, "here", "127.0.0.1", (self.port,))
+        self.server = ParameterServer(Counted(), **{"lock": True, "max_staleness": None, **options})
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with pytest.raises(Ended):
+            answer_calls(self.port, "127.0.0.1", SECRET, self.server.serve, self._check, expected=4)
+
+    def _check(self) -> None:
+        if self._over.is_set():
+            raise Ended
+
+    def link(self, rank: int = 0, *, memory: bool = False, start: bool = False) -> ServerLink:
+        worker = SimpleNamespace(
+            rank=rank,
+            size=2,
+            host="here",
+            run_id="test",
+            members={9: self.member},
+            call=lambda server, timeout_s: call(self.member, rank, SECRET, timeout_s=timeout_s),
+        )
+        link = ServerLink(
+            worker,
+            9,
+            Counted().read(),
+            waiting=Waiting(),
+            timeout_s=30.0,
+            memory=memory,
+            ends_at=None,
+            owned=None,
+        )
+        if start:
+            link.start_from(Counted().state())
+        return link
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    running = Served()
+    yield running
+    running.close()
+
+
+def push(link: ServerLink, value: float) -> bool:
+    for view in link.gradients:
+        view[...] = value
+    link.push()
+    return link.receive()
+
+
+def hung_up(sock: socket.socket) -> bool:
+    """Whether the other end closes, whatever it said before."""
+    sock.settimeout(30)
+    try:
+        while sock.recv(4096):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["sockets", "shared-memory"])
+def test_pushes_are_applied_once_each_and_answered_with_the_weights(served: Served, memory: bool) -> None:
+    one, other = served.link(memory=memory, start=True), served.link(1, memory=memory)
+    one.pull()
+    other.pull()
+    assert push(one, 1.0)
+    assert push(other, 2.0)
+    one.look()
+
+    for link in (one, other):
+        assert [array.tolist() for array in link.weights] == [[-3.0] * 3, [[-3.0] * 2] * 2]
+        assert link.version == 2
+    figures = one.ask(Op.EPOCH, {"epoch": 1})
+    assert (figures["updates"], figures["staleness_max"]) == (2, 1)
+    assert other.ask(Op.EPOCH, {"epoch": 1}) == figures
+    assert one.ask(Op.EPOCH, {"epoch": 2})["updates"] == 0
+    one.close()
+    other.close()
+
+
+def test_strangers_and_garbage_change_nothing_and_the_server_goes_on(served: Served) -> None:
+    link = served.link(start=True)
+    link.pull()
+    with socket.create_connection(("127.0.0.1", served.port)) as stranger:
+        stranger.sendall(b"GET /parameters HTTP/1.1\r\n\r\n" + bytes(500))
+        assert hung_up(stranger)
+    with pytest.raises(SyncError, match=r"cannot reach worker 9 \(ps\).*"):
+        call(served.member, 5, b"another secret", timeout_s=30.0)
+    for garbage in (
+        b"\xff" * 64,
+        struct.pack("<4sHHqQ", b"KPS1", 99, 0, 0, 0),
+        struct.pack("<4sHHqQ", b"KPS1", Op.PUSH, 0, 0, 1 << 60),
+        struct.pack("<4sHHqQ", b"KPS1", Op.PUSH, 1, 0, 80),
+        struct.pack("<4sHHqQ", b"KPS1", Op.HELLO, 0, 0, 1 << 60),
+        struct.pack("<4sHHqQ", b"KPS1", Op.STATE, 0, 0, 1 << 63),
+        struct.pack("<4sHHqQ", b"KPS1", Op.HELLO, 0, 0, 4) + b"\x00\x01\x02\x03",
+    ):
+        member = call(served.member, 3, SECRET, timeout_s=30.0)
+        member.sendall(garbage)
+        assert hung_up(member)
+        member.close()
+
+    assert push(link, 1.0)
+    assert link.weights[0].tolist() == [-1.0] * 3
+    served.server.check()
+    link.close()
+
+
+def test_gradients_of_a_version_that_never_was_are_refused(served: Served) -> None:
+    link = served.link(start=True)
+    link.pull()
+    link.version = 7
+
+    with pytest.raises(SyncError, match="lost the parameter server while pushing gradients"):
+        push(link, 1.0)
+    other = served.link(1)
+    other.pull()
+    assert other.version == 0
+    other.close()
+
+
+def test_an_update_that_fails_is_the_servers_own_error(served: Served) -> None:
+    link = served.link(start=True)
+    link.pull()
+
+    with pytest.raises(SyncError, match="lost the parameter server"):
+        push(link, float("nan"))
+    with pytest.raises(ArithmeticError, match="not a number"):
+        served.server.check()
+
+
+def test_who_has_taken_weights_and_gone_holds_up_nobody() -> None:
+    served = Served(max_staleness=0)
+    gone, link = served.link(start=True), served.link(1)
+    gone.pull()
+    gone.close()
+    link.pull()
+
+    assert push(link, 1.0)
+    link.close()
+    served.close()
+
+
+def test_header_sends_what_it_announces() -> None:
+    here, there = socket.socketpair()
+    big = np.arange(1 << 18, dtype=np.uint8)
+    sent = threading.Thread(target=lambda: send(here, Op.PUSH, big[:7], big, version=3))
+    sent.start()
+    came = bytearray()
+    while len(came) < 24 + 7 + len(big):
+        came += there.recv(1 << 16)
+    sent.join()
+    here.close()
+    there.close()
+
+    assert came[24:] == big[:7].tobytes() + big.tobytes()
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2, 5])
+def test_no_order_of_events_breaks_the_bound_or_leaves_everybody_waiting(bound: int) -> None:
+    random = np.random.default_rng(bound)
+    out, version, held = Outstanding(bound), 0, dict[int, int]()
+    done = list[int]()
+    for _ in range(3000):
+        takers = [who for who in range(4) if who not in held] if out.may_take() else []
+        appliers = [who for who in held if out.may_apply(who, version)]
+        assert takers or appliers
+        who = int(random.choice(takers + appliers))
+        if who in held:
+            done.append(version - held.pop(who))
+            out.drop(who)
+            version += 1
+        else:
+            held[who] = version
+            out.take(who, version)
+
+    assert max(done) <= bound
+    assert len(done) > 500
+
+
+def test_the_collective_over_the_meeting_point_adds_and_means(tmp_path: Any) -> None:
+    def exchange(worker: ThreadWorker) -> list[Any]:
+        worker.gather = lambda data, ranks: dict(enumerate(worker.all_gather(data)))  # type: ignore[attr-defined]
+        group = GatherCollective(worker)
+        mine = [np.full(2, worker.rank, np.float32), np.array([worker.rank + 1])]
+        means = group.mean([np.full(2, np.nan if worker.rank == 0 else 4.0)], float(worker.rank))
+        return [group.sum(mine), means, group.broadcast(mine, src=1), group.mean([np.ones(1)], 0.0)]
+
+    for total, mean, second, nothing in together(3, exchange, tmp_path):
+        assert [array.tolist() for array in total] == [[3.0, 3.0], [6]]
+        assert mean[0].tolist() == [4.0, 4.0]
+        assert [array.tolist() for array in second] == [[1.0, 1.0], [2]]
+        assert nothing[0].tolist() == [0.0]
