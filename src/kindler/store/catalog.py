@@ -237,6 +237,13 @@ class Catalog:
                 before = said
         return versions
 
+    def numbers(self, address: Address, limit: int) -> list[int]:
+        """The numbers of the newest versions of a name, oldest first, at most so many."""
+        wanted = sa.select(_versions.c.number).select_from(_joined).where(*_is(address))
+        with self._database.reading() as connection:
+            found = list(connection.scalars(wanted.order_by(_versions.c.number.desc()).limit(limit)))
+        return found[::-1]
+
     def newest(
         self, bucket: str, shelf: str, prefix: str = "", *, after: str = "", limit: int | None = None
     ) -> list[Version]:
@@ -263,11 +270,15 @@ class Catalog:
         with self._database.reading() as connection:
             return list(connection.scalars(wanted))
 
-    def all_tags(self, bucket: str, shelf: str) -> dict[str, dict[str, int]]:
-        """The tags of all names that have any."""
+    def all_tags(
+        self, bucket: str, shelf: str, first: str | None = None, last: str | None = None
+    ) -> dict[str, dict[str, int]]:
+        """The tags of all names that have any, from the first to the last if they are given."""
         joined = _tags.join(_objects, _tags.c.object == _objects.c.id)
         wanted = sa.select(_objects.c.name, _tags.c.tag, _tags.c.number).select_from(joined)
         wanted = wanted.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf)
+        if first is not None and last is not None:
+            wanted = wanted.where(self._name >= first, self._name <= last)
         tags: dict[str, dict[str, int]] = {}
         with self._database.reading() as connection:
             for row in connection.execute(wanted):
@@ -417,14 +428,18 @@ class Catalog:
             connection.execute(self._insert(_needs).on_conflict_do_nothing(), rows)
 
     def _names(self, wanted: Any, bucket: str, shelf: str, prefix: str, after: str, limit: int | None) -> Any:
-        # By the codes of the characters, as Python sorts; databases do not agree on an order of text.
-        name = _objects.c.name if self._database.dialect == "sqlite" else _objects.c.name.collate("C")
+        name = self._name
         wanted = wanted.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf).order_by(name)
         if prefix:
             wanted = wanted.where(_objects.c.name.startswith(prefix, autoescape=True))
         if after or prefix:
             wanted = wanted.where(name > after, name >= prefix)
         return wanted if limit is None else wanted.limit(limit)
+
+    @property
+    def _name(self) -> Any:
+        # By the codes of the characters, as Python sorts; databases do not agree on an order of text.
+        return _objects.c.name if self._database.dialect == "sqlite" else _objects.c.name.collate("C")
 
     def _next(self, connection: sa.Connection, address: Address) -> tuple[int, int]:
         statement = self._insert(_objects).values(

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Store", "Swept"]
 
 _SWEPT_AT_ONCE = 200
+_SHOWN = 20  # versions and tags in an error
+_COMPARED = 200  # names that a misspelled one is compared with
 _PAGE = 100  # fetched beyond those that are asked for, as some may not be listed
 T = TypeVar("T")
 
@@ -252,9 +254,18 @@ class Store:
             limit,
         )
 
-    def all_tags(self, bucket: str, shelf: str) -> dict[str, dict[str, int]]:
-        """The tags of all names of a shelf that have any, and the numbers they stand at."""
-        return self._catalog.all_tags(bucket, shelf)
+    def all_tags(
+        self, bucket: str, shelf: str, first: str | None = None, last: str | None = None
+    ) -> dict[str, dict[str, int]]:
+        """The tags of all names of a shelf that have any, and the numbers they stand at.
+
+        Args:
+            bucket: The bucket.
+            shelf: The shelf.
+            first: With `last`, only names from this one on: those of a page.
+            last: With `first`, only names up to this one.
+        """
+        return self._catalog.all_tags(bucket, shelf, first, last)
 
     def buckets(self) -> list[str]:
         """The buckets that hold something."""
@@ -349,16 +360,30 @@ class Store:
 
     def _missing(self, address: Address, selector: Selector) -> NotFoundError:
         what = address.shelf.removesuffix("s")
-        known = self.versions(address)
+        known = self._catalog.numbers(address, _SHOWN)
         if known:
-            there = [str(version) for version in known]
-            there += [f"{address.name}@{tag}" for tag in sorted(self.tags(address))]
+            there = [f"{address.name}@{number}" for number in known]
+            there += [f"{address.name}@{tag}" for tag in sorted(self.tags(address))[:_SHOWN]]
             return NotFoundError(what=f"version of the {what}", name=str(selector), available=there)
-        names = self.names(address.bucket, address.shelf)
-        near = difflib.get_close_matches(address.name, names, n=3)
+        near = difflib.get_close_matches(address.name, self._similar(address), n=3)
         return NotFoundError(
             what=f"{what} in the bucket {address.bucket!r}:", name=address.name, available=near
         )
+
+    def _similar(self, address: Address) -> list[str]:
+        """Names that might have been meant: all of a small store, and of a large one those that begin alike.
+
+        Never many: whoever asks for names that there are not must not keep others waiting.
+        """
+        names = self._catalog.names(address.bucket, address.shelf, limit=_COMPARED + 1)
+        if len(names) <= _COMPARED:
+            return names
+        for length in (len(address.name) // 2, 1):
+            prefix = address.name[: max(1, length)]
+            names = self._catalog.names(address.bucket, address.shelf, prefix, limit=_COMPARED)
+            if names:
+                break
+        return names
 
 
 def _listed(name: str, pattern: str, *, hidden: bool) -> bool:
