@@ -1,4 +1,4 @@
-"""gRPC: NVIDIA's own client, unmodified; the wire format is the official one; keys, limits and errors hold."""
+"""gRPC: NVIDIA's own client, unmodified; the official wire format; keys, limits and errors."""
 
 from __future__ import annotations
 

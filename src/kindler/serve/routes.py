@@ -84,6 +84,13 @@ class AliasMove(BaseModel):
     version: int
 
 
+class Shares(BaseModel):
+    """How an alias's requests are divided: versions, and the share of each."""
+
+    canary: dict[int, float] = {}
+    shadow: dict[int, float] = {}
+
+
 # `async`, as is `_later` in tasks.py: FastAPI would take a thread for each call of a plain function.
 async def _bucket(
     request: Request, bucket: Annotated[str | None, Query(description="Bucket of the store")] = None
@@ -328,6 +335,20 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         shown = [{**show_version(v), "tags": tags.get(v.name, {})} for v in versions]
         return {"models": shown, "next": following}
 
+    @routes.get("/model/{name:path}/aliases/{alias}/split", **tags)
+    @needs("predict", "read", on="models")
+    def split(name: str, alias: str, bucket: Bucket) -> dict[str, Any]:
+        """How the requests of an alias are divided among versions."""
+        models = parts.omega[bucket].models
+        models.metadata(name, version=alias)
+        found = models.splits(name).get(alias)
+        return {
+            "model": name,
+            "alias": alias,
+            "canary": {} if found is None else dict(found.canary),
+            "shadow": {} if found is None else dict(found.shadow),
+        }
+
     @routes.get("/model/{name:path}/signature", **tags)
     @needs("predict", "read", on="models")
     async def signature(name: str, bucket: Bucket) -> dict[str, Any]:
@@ -352,6 +373,13 @@ def _models(routes: APIRouter, parts: Parts) -> None:
             shelf.versions(chosen.name), shelf.tags(chosen.name), chosen, _loaded(parts, chosen)
         )
         return Json({"model": chosen.name, "result": shown, "resource_uri": chosen.name})
+
+    @routes.put("/model/{name:path}/aliases/{alias}/split", **tags)
+    @needs("admin", on="models")
+    def divide(name: str, alias: str, shares: Shares, bucket: Bucket) -> dict[str, Any]:
+        """Divide the requests of an alias; servers notice within `--refresh-s` seconds."""
+        parts.omega[bucket].models.split(f"{name}@{alias}", canary=shares.canary, shadow=shares.shadow)
+        return split(name, alias, bucket)
 
     @routes.put("/model/{name:path}/aliases/{alias}", **tags)
     @needs("admin", on="models")

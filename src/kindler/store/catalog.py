@@ -237,6 +237,32 @@ class Catalog:
                 before = said
         return versions
 
+    def history(self, address: Address) -> list[tuple[int, datetime]]:
+        """The numbers of all versions of a name, oldest first, and when they were published."""
+        wanted = sa.select(_versions.c.number, _versions.c.created).select_from(_joined).where(*_is(address))
+        with self._database.reading() as connection:
+            rows = connection.execute(wanted.order_by(_versions.c.number)).all()
+        return [(row.number, datetime.fromisoformat(row.created)) for row in rows]
+
+    def needs(self, after: str, limit: int) -> list[str]:
+        """Hashes of blobs that some version needs, in order, after this one; at most so many."""
+        wanted = sa.select(_needs.c.sha256).where(_needs.c.sha256 > after).distinct()
+        with self._database.reading() as connection:
+            return list(connection.scalars(wanted.order_by(_needs.c.sha256).limit(limit)))
+
+    def users(self, sha256: str, limit: int) -> list[str]:
+        """Versions that need a blob, such as "default/models/net@3"; at most so many."""
+        joined = _needs.join(_objects, _needs.c.object == _objects.c.id)
+        wanted = sa.select(_objects.c.bucket, _objects.c.shelf, _objects.c.name, _needs.c.number)
+        wanted = wanted.select_from(joined).where(_needs.c.sha256 == sha256).limit(limit)
+        with self._database.reading() as connection:
+            rows = connection.execute(wanted).all()
+        return sorted(f"{row.bucket}/{row.shelf}/{row.name}@{row.number}" for row in rows)
+
+    def compact(self) -> tuple[int, int]:
+        """Give back the room that removed rows took; returns the bytes before and after, 0 if unknown."""
+        return self._database.compact()
+
     def numbers(self, address: Address, limit: int) -> list[int]:
         """The numbers of the newest versions of a name, oldest first, at most so many."""
         wanted = sa.select(_versions.c.number).select_from(_joined).where(*_is(address))

@@ -11,12 +11,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from kindler.errors import ConfigError, MissingExtraError, NotFoundError, StoreError
+from kindler.errors import ConfigError, DamagedError, MissingExtraError, NotFoundError, StoreError
 from kindler.store import staging, urls
 from kindler.store.blobs import Blobs, open_blobs
 from kindler.store.hashing import sha256_of
@@ -27,7 +28,7 @@ from kindler.store.versions import Address, Draft, File, Version, check_files
 if TYPE_CHECKING:
     from kindler.store.catalog import Catalog
 
-__all__ = ["Store", "Swept"]
+__all__ = ["Damage", "Store", "Swept", "Verified"]
 
 _SWEPT_AT_ONCE = 200
 _SHOWN = 20  # versions and tags in an error
@@ -47,6 +48,35 @@ class Swept:
 
     blobs: int
     folders: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A blob that is gone, or is not what was stored.
+
+    Attributes:
+        sha256: Its hash.
+        problem: What is wrong.
+        versions: Some of the versions that need it, such as "default/models/net@3". Versions that were
+            appended to these need it too.
+    """
+
+    sha256: str
+    problem: str
+    versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a verification found.
+
+    Attributes:
+        blobs: How many blobs were read.
+        damaged: Those that are not what was stored.
+    """
+
+    blobs: int
+    damaged: tuple[Damage, ...]
 
 
 class Store:
@@ -350,6 +380,44 @@ class Store:
                 self.blobs.remove(debris)
                 removed += len(debris)
         return Swept(blobs=removed, folders=folders)
+
+    def verify(self) -> Verified:
+        """Read every blob that a version needs, and check it against its hash.
+
+        A damaged blob is healed by putting the same content again.
+        """
+        count, damaged, after = 0, [], ""
+        while some := self._catalog.needs(after, _SWEPT_AT_ONCE):
+            after = some[-1]
+            for sha256 in some:
+                count += 1
+                problem = self._problem_of(sha256)
+                users = self._catalog.users(sha256, _SHOWN) if problem else []
+                if problem and users:  # else the last version that needed it was dropped meanwhile
+                    damaged.append(Damage(sha256, problem, tuple(users)))
+        return Verified(count, tuple(damaged))
+
+    def compact(self) -> tuple[int, int]:
+        """Give back the room that removed rows of the catalog took.
+
+        Returns:
+            The bytes of the catalog before and after; 0 where the database does not say.
+        """
+        return self._catalog.compact()
+
+    def history(self, address: Address) -> list[tuple[int, datetime]]:
+        """The numbers of all versions of a name, oldest first, and when they were published."""
+        return self._catalog.history(address)
+
+    def _problem_of(self, sha256: str) -> str | None:
+        with self.stage() as folder:
+            try:
+                self.blobs.get(sha256, folder / sha256)
+            except DamagedError as exc:
+                return str(exc).splitlines()[0]
+            except OSError as exc:
+                return str(exc)
+        return None
 
     def _may_write(self) -> bool:
         stage = self.blobs.stage
