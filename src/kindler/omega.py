@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kindler.shelves.datasets.shelf import Datasets
 from kindler.shelves.models import Models
 from kindler.shelves.scripts import Scripts
-from kindler.store import Store, Swept
+from kindler.store import Store, Swept, Verified
 from kindler.store.names import check_bucket
 
 if TYPE_CHECKING:
@@ -131,6 +131,10 @@ class Omega:
     def sweep(self, grace_s: float = 3600.0) -> Swept:
         """Remove what nothing needs: the bytes of dropped versions, and what killed processes left."""
         return self.store.sweep(grace_s)
+
+    def verify(self) -> Verified:
+        """Read all stored bytes, and check that they are those that were stored."""
+        return self.store.verify()
 
     def close(self) -> None:
         """Close the store and end the runtime's workers; what is used again opens them again."""

@@ -38,6 +38,7 @@ class Served:
     url: str
     store: str
     process: subprocess.Popen[str]
+    grpc: str = ""
 
     @property
     def port(self) -> int:
@@ -56,8 +57,9 @@ def serving(store: Path | str, *arguments: str, paths: Sequence[Path] = ()) -> I
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert " at http://" in line, line
-        yield Served(line.rpartition(" at ")[2].strip(), str(store), process)
+        assert " at http" in line, line
+        grpc = process.stdout.readline().split()[-1] if "--grpc-port" in arguments else ""
+        yield Served(line.rpartition(" at ")[2].strip(), str(store), process, grpc)
     finally:
         if process.poll() is None:
             process.terminate()

@@ -164,7 +164,7 @@ def test_only_hashes_are_kept_and_a_removed_key_is_gone(store: str, tokens: dict
     kept = b"".join(path.read_bytes() for path in Path(store).glob("catalog*"))
     for token in tokens.values():
         assert token.encode() not in kept
-        assert token.rpartition("_")[2].encode() not in kept
+        assert token.split("_", 2)[2].encode() not in kept  # the secret may have underscores
     keys = Keys(store)
     made, token = keys.add(["predict"], days=1)
     assert made.is_of(token)

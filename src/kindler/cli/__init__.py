@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
-from kindler.cli import predict, serve, store, worker
+from kindler.cli import predict, serve, store, upkeep, worker
 from kindler.errors import JavaNotFoundError, KindlerError
 
 __all__ = ["main"]
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"kindler {_version('kindler')}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     store.add_commands(commands)
+    upkeep.add_commands(commands)
     predict.add_commands(commands)
     serve.add_commands(commands)
     worker.add_commands(commands)

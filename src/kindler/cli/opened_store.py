@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kindler.omega import Omega
     from kindler.store import Version
 
-__all__ = ["add_store", "aligned", "as_json", "as_table", "opened"]
+__all__ = ["add_store", "aligned", "as_json", "as_table", "opened", "shown_size"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -71,7 +71,7 @@ def as_table(versions: Sequence[Version], tags: Mapping[tuple[str, int], Sequenc
     rows: list[tuple[str, ...]] = [("NAME", "VERSION", "KIND", "SIZE", "CREATED", "TAGS")]
     for v in versions:
         labels = " ".join(tags.get((v.name, v.number), ()))
-        rows.append((v.name, str(v.number), v.kind, _size(v.size), _time(v.created), labels))
+        rows.append((v.name, str(v.number), v.kind, shown_size(v.size), _time(v.created), labels))
     return aligned(rows, right=(1, 3))
 
 
@@ -88,7 +88,8 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _size(size: int) -> str:
+def shown_size(size: int) -> str:
+    """Bytes as people read them."""
     value: float = size
     for unit in _UNITS[:-1]:
         if value < 1000:

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from kindler.errors import MissingExtraError
+from kindler.errors import ConfigError, MissingExtraError
 from kindler.store.urls import default_url
 
 __all__ = ["add_commands"]
@@ -37,7 +37,36 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     for name, kind, text in _LIMITS:
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=text)
+    _add_edges(parser)
     parser.set_defaults(run=_serve)
+
+
+def _add_edges(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--grpc-port", type=int, metavar="PORT",
+        help="also serve the Open Inference Protocol over gRPC on this port; 0 picks a free one",
+    )  # fmt: skip
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain in PEM format, for https")
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key in PEM format")
+    parser.add_argument(
+        "--tls-client-ca", metavar="FILE", help="demand client certificates that this authority signed"
+    )
+    parser.add_argument(
+        "--cors-origin", metavar="ORIGIN", action="append", default=[],
+        help="let web pages of this origin use the server, such as https://shop.example; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--access-log", metavar="FILE", help="write a JSON line per request; - is stderr")
+    parser.add_argument(
+        "--audit-log", metavar="FILE", help="write a JSON line per change and refused key; - is stderr"
+    )
+    parser.add_argument(
+        "--log-level", choices=["debug", "info", "warning", "error"], default="info",
+        help="least level of log lines; a 4xx status is a warning, 5xx an error (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--log-format", choices=["text", "json"], default="text",
+        help="format of the server's own messages on stderr (default: %(default)s)",
+    )  # fmt: skip
 
 
 _LIMITS = (
@@ -56,19 +85,38 @@ _LIMITS = (
 
 def _serve(chosen: argparse.Namespace) -> int:
     try:
+        from kindler.serve.request_log import configure
         from kindler.serve.server import serve
         from kindler.serve.settings import ServeSettings
+        from kindler.serve.tls import Tls
     except ModuleNotFoundError as exc:
         raise _lacking(exc) from exc
     names = [name.replace("-", "_") for name, *_ in _LIMITS]
     limits = {name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None}
-    settings = ServeSettings(model=chosen.model, trusted=chosen.trusted, alone=tuple(chosen.alone), **limits)
+    settings = ServeSettings(
+        model=chosen.model,
+        trusted=chosen.trusted,
+        alone=tuple(chosen.alone),
+        access_log=chosen.access_log,
+        audit_log=chosen.audit_log,
+        log_level=chosen.log_level,
+        cors_origins=tuple(chosen.cors_origin),
+        **limits,
+    )
+    if (chosen.tls_cert is None) != (chosen.tls_key is None) or (
+        chosen.tls_client_ca and not chosen.tls_cert
+    ):
+        raise ConfigError("--tls-cert and --tls-key belong together, and --tls-client-ca needs both.")
+    tls = None if chosen.tls_cert is None else Tls(chosen.tls_cert, chosen.tls_key, chosen.tls_client_ca)
+    configure(chosen.log_level, chosen.log_format)
     serve(
         chosen.store,
         host=chosen.host,
         port=chosen.port,
         broker=chosen.broker,
         settings=settings,
+        grpc_port=chosen.grpc_port,
+        tls=tls,
         say=lambda line: print(line, flush=True),
     )
     return 0
@@ -83,6 +131,14 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     adding.add_argument("--note", default="", help="a note on what it is for")
     adding.add_argument("--days", type=float, help="days until it expires (default: never)")
+    adding.add_argument(
+        "--bucket", action="append", default=[], metavar="NAME", help="only for this bucket; repeatable"
+    )
+    for shelf in ("model", "dataset", "script"):
+        adding.add_argument(
+            f"--{shelf}", action="append", default=[], metavar="GLOB",
+            help=f"only for {shelf}s of these names, and for nothing else that is not listed; repeatable",
+        )  # fmt: skip
     listing = verbs.add_parser("ls", help="list the keys, without their secrets")
     removing = verbs.add_parser("rm", help="remove a key")
     removing.add_argument("id", help="id of the key, as `ls` prints it")
@@ -92,7 +148,10 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(chosen: argparse.Namespace) -> int:
-    _, token = _keys(chosen).add(chosen.scope, note=chosen.note, days=chosen.days)
+    names = {f"{shelf}s": getattr(chosen, shelf) for shelf in ("model", "dataset", "script")}
+    _, token = _keys(chosen).add(
+        chosen.scope, note=chosen.note, days=chosen.days, buckets=chosen.bucket, names=names
+    )
     print(token)
     return 0
 
@@ -101,9 +160,12 @@ def _list(chosen: argparse.Namespace) -> int:
     for key in _keys(chosen).list():
         until = f"until {key.expires:%Y-%m-%d}" if key.expires else "never expires"
         over = " (expired)" if key.is_over() else ""
-        print(
-            f"{key.id}  {' '.join(key.scopes):<24} {key.created:%Y-%m-%d} {until}{over}  {key.note}".rstrip()
-        )
+        limits = [f"bucket={bucket}" for bucket in key.buckets]
+        limits += [
+            f"{shelf.removesuffix('s')}={glob}" for shelf, globs in key.names.items() for glob in globs
+        ]
+        told = " ".join([*limits, key.note])
+        print(f"{key.id}  {' '.join(key.scopes):<24} {key.created:%Y-%m-%d} {until}{over}  {told}".rstrip())
     return 0
 
 

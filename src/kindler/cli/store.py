@@ -48,9 +48,25 @@ def _add_verbs(parser: argparse.ArgumentParser, shelf: str, files: str) -> None:
     tagging.add_argument("tag", nargs="?", metavar="TAG", help="the tag; it moves if it exists")
     tagging.add_argument("--remove", action="store_true", help="take the tag away instead")
     tagging.set_defaults(run=_tag)
+    if shelf == "models":
+        _add_split(verbs.add_parser("split", help="divide an alias's requests among versions, or show how"))
     for verb in verbs.choices.values():
         add_store(verb)
         verb.set_defaults(shelf=shelf)
+
+
+def _add_split(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME@ALIAS", help="the alias; a name alone shows all of its splits")
+    parser.add_argument(
+        "--canary", action="append", default=[], metavar="VERSION=SHARE",
+        help="let this version answer a share of the requests, such as 4=0.1; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shadow", action="append", default=[], metavar="VERSION=SHARE",
+        help="call this version with a share of the requests beside; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--clear", action="store_true", help="send all requests to the alias's own version")
+    parser.set_defaults(run=_split)
 
 
 def _add_ls(parser: argparse.ArgumentParser, shelf: str) -> None:
@@ -217,6 +233,31 @@ def _tag(chosen: argparse.Namespace) -> int:
     else:
         print(f"{shelf.tag(chosen.name, chosen.tag)} {chosen.tag}")
     return 0
+
+
+def _split(chosen: argparse.Namespace) -> int:
+    models: Any = _shelf(chosen)
+    given = {what: dict(map(_share, getattr(chosen, what))) for what in ("canary", "shadow")}
+    if any(given.values()) or chosen.clear:
+        if any(given.values()) and chosen.clear:
+            raise ConfigError("--clear takes the shares away; --canary and --shadow set them.")
+        models.split(chosen.name, **given)
+    name, _, alias = chosen.name.partition("@")
+    models.metadata(chosen.name)
+    for split in models.splits(name).values():
+        if alias in ("", split.alias):
+            shares = [f"canary {number}={share:g}" for number, share in split.canary.items()]
+            shares += [f"shadow {number}={share:g}" for number, share in split.shadow.items()]
+            print(f"{name}@{split.alias} {' '.join(shares)}")
+    return 0
+
+
+def _share(text: str) -> tuple[int, float]:
+    number, _, share = text.partition("=")
+    try:
+        return int(number), float(share)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not VERSION=SHARE, such as 4=0.1.") from None
 
 
 def _shelf(chosen: argparse.Namespace) -> Shelf:

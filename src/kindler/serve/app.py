@@ -16,17 +16,22 @@ from kindler.errors import KindlerError
 from kindler.omega import Omega
 from kindler.serve.auth import Gate, Scopes
 from kindler.serve.body_readers import READERS, Readers
+from kindler.serve.cors import Cors
 from kindler.serve.http_errors import Problem, as_problem
 from kindler.serve.loaded_models import Residents
 from kindler.serve.openapi import with_predictions
 from kindler.serve.page import page_routes
 from kindler.serve.predict_app import Front, codec_of
+from kindler.serve.request_log import RequestLog
 from kindler.serve.routes import Parts, catalog_routes, health_routes, protocol_routes
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.serve.tasks import WAITS, Tasks, task_routes
 from kindler.serve.threads import Threads
+from kindler.serve.traffic import Traffic
+from kindler.serve.triton import triton_routes
 from kindler.store.keys import Keys
+from kindler.store.splits import Splits
 
 __all__ = ["create_app"]
 
@@ -66,16 +71,22 @@ def create_app(
     readers = Readers(bodies, settings.timeout_s)
     keys = Keys(omega.store.url)
     residents = Residents(omega, settings, looks=looks, asks=asks, loads=loads, stats=stats)
-    gate = Gate(keys, looks, local=local)
+    gate = Gate(keys, looks, local=local, origins=settings.cors_origins)
+    cors = Cors(settings.cors_origins)
+    log = RequestLog(settings.access_log, settings.audit_log, settings.log_level)
+    traffic = Traffic(Splits(omega.store.url), residents, stats, looks, settings.refresh_s)
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
+        await traffic.read()
         yield
+        traffic.close()
         residents.close()
         for pool in (looks, asks, loads, reads, bodies, waits):
             pool.shutdown(cancel_futures=True)
         readers.close()
         keys.close()
+        log.close()
 
     app = FastAPI(
         title="Kindler",
@@ -91,7 +102,9 @@ def create_app(
         omega, trusted=settings.trusted, timeout_s=settings.timeout_s, most_bytes=settings.queue_bytes
     )
     parts = Parts(omega, residents, gate, settings, stats, tasks, readers, looks)
-    routers = [page_routes(), health_routes(parts), protocol_routes(parts), catalog_routes(parts)]
+    # Triton's paths fit those of a model's metadata too, and come first.
+    routers = [page_routes(), health_routes(parts), triton_routes(parts), protocol_routes(parts)]
+    routers.append(catalog_routes(parts))
     routers.append(task_routes(tasks, readers, waits))  # its paths fit those of aliases too
     for routes in routers:
         app.include_router(routes)
@@ -116,6 +129,10 @@ def create_app(
         looks=looks,
         reads=reads,
         readers=readers,
+        traffic=traffic,
+        log=log,
+        cors=cors,
+        parts=parts,
     )
 
 

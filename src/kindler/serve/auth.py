@@ -12,15 +12,30 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from kindler.errors import StoreError
 from kindler.serve.http_errors import Problem
+from kindler.serve.name_patterns import matching
 from kindler.store.keys import Key, Keys, id_of
 
-__all__ = ["Gate", "Scopes", "is_loopback", "needs", "needs_by_action"]
+__all__ = [
+    "Gate",
+    "Resource",
+    "Scopes",
+    "Wanted",
+    "bare_name",
+    "bucket_of",
+    "check_datasets",
+    "check_limits",
+    "covers",
+    "is_loopback",
+    "needs",
+    "needs_by_action",
+]
 
 _OTHER = "admin"  # undeclared routes need the highest scope
 _FRESH_S = 2.0
@@ -28,28 +43,72 @@ _log = logging.getLogger("kindler.serve")
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
 
-def needs(*scopes: str) -> Callable[[_Endpoint], _Endpoint]:
-    """Declare the scopes of a route, any one of which is enough; without scopes it needs no key."""
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What a request is about.
+
+    Attributes:
+        bucket: The bucket.
+        shelf: "models", "datasets" or "scripts".
+        name: The name, without a version.
+    """
+
+    bucket: str
+    shelf: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request needs.
+
+    Attributes:
+        scopes: Any one of these; empty if no key is needed.
+        shelf: The shelf of the name in its path; None if it has none.
+        name: That name.
+        filtered: Whether the route itself leaves out what a key is not for.
+    """
+
+    scopes: tuple[str, ...]
+    shelf: str | None = None
+    name: str = ""
+    filtered: bool = False
+
+    def resource(self, bucket: str) -> Resource | None:
+        """What it is about, if it is about one thing."""
+        return None if self.shelf is None else Resource(bucket, self.shelf, bare_name(self.name))
+
+
+def needs(*scopes: str, on: str | None = None, filtered: bool = False) -> Callable[[_Endpoint], _Endpoint]:
+    """Declare what a route needs.
+
+    Args:
+        *scopes: Any one of these is enough; without scopes it needs no key.
+        on: The shelf of the `{name}` in its path.
+        filtered: The route leaves out what the request's key is not for. A key for some buckets or names
+            opens only routes that say one of the two.
+    """
 
     def mark(endpoint: _Endpoint) -> _Endpoint:
-        endpoint.kindler_scopes = scopes  # type: ignore[attr-defined]
+        endpoint.kindler_needs = Wanted(scopes, on, filtered=filtered)  # type: ignore[attr-defined]
         return endpoint
 
     return mark
 
 
-def needs_by_action(scopes: Mapping[str, str]) -> Callable[[_Endpoint], _Endpoint]:
+def needs_by_action(scopes: Mapping[str, str], *, on: str) -> Callable[[_Endpoint], _Endpoint]:
     """The same for a route whose path has an `action`."""
 
     def mark(endpoint: _Endpoint) -> _Endpoint:
         endpoint.kindler_actions = scopes  # type: ignore[attr-defined]
+        endpoint.kindler_needs = Wanted((_OTHER,), on)  # type: ignore[attr-defined]
         return endpoint
 
     return mark
 
 
 class Scopes:
-    """The scopes that a request needs: those of the route that will answer it.
+    """What a request needs: what the route declares that will answer it.
 
     Predictions are not included: their protocols match their own paths.
 
@@ -62,20 +121,69 @@ class Scopes:
         self._routes = routes
         self._document = document
 
-    def of(self, method: str, path: str) -> tuple[str, ...]:
-        """Any one of these scopes is enough; empty if no key is needed."""
+    def of(self, method: str, path: str) -> Wanted:
+        """What is needed for this path."""
         if path == self._document and method in ("GET", "HEAD"):
-            return ()
+            return Wanted(())
         for route in self._routes:
             match = route.path_regex.match(path)
             if match is None or method not in (route.methods or ()):
                 continue
+            wanted: Wanted = getattr(route.endpoint, "kindler_needs", Wanted((_OTHER,)))
+            found = match.groupdict()
             actions: Mapping[str, str] | None = getattr(route.endpoint, "kindler_actions", None)
-            if actions is not None:
-                return (actions.get(match["action"], _OTHER),)
-            scopes: tuple[str, ...] = getattr(route.endpoint, "kindler_scopes", (_OTHER,))
-            return scopes
-        return ("read",) if method in ("GET", "HEAD") else (_OTHER,)
+            scopes = wanted.scopes if actions is None else (actions.get(found["action"], _OTHER),)
+            name = found.get("name", "")
+            return Wanted(scopes, wanted.shelf if name else None, name, wanted.filtered)
+        return Wanted(("read",) if method in ("GET", "HEAD") else (_OTHER,))
+
+
+def bare_name(name: str) -> str:
+    """A name without what says which version, or which columns.
+
+    >>> bare_name("net@prod^"), bare_name("iris[width]")
+    ('net', 'iris')
+    """
+    return name.partition("[")[0].partition("@")[0].rstrip("^")
+
+
+def bucket_of(headers: Mapping[str, str], asked: str | None) -> str:
+    """The bucket that a request means: by its header, or by `?bucket=`.
+
+    Raises:
+        Problem: 400: they differ, so that it could be taken for either.
+    """
+    said = headers.get("bucket")
+    if said and asked and said != asked:
+        raise Problem(400, f"the header names the bucket {said[:100]!r}, and the URL {asked[:100]!r}.")
+    return said or asked or "default"
+
+
+def covers(key: Key | None, resource: Resource) -> bool:
+    """Whether a key is for something, whatever its scopes."""
+    if key is None:
+        return True
+    if key.buckets and resource.bucket not in key.buckets:
+        return False
+    globs = key.names.get(resource.shelf, ())
+    return not key.names or any(_matcher(glob)(resource.name) for glob in globs)
+
+
+def check_datasets(key: Key | None, bucket: str, *names: str | None) -> None:
+    """Check that a key may read the datasets that a request names beside its model.
+
+    Raises:
+        Problem: 403.
+    """
+    for name in names:
+        if key is not None and name is not None:
+            _check_scopes(key, ("read",))
+            check_limits(key, Resource(bucket, "datasets", bare_name(name)))
+
+
+@lru_cache(1024)
+def _matcher(glob: str) -> Callable[[str], bool]:
+    return matching(glob)
 
 
 def is_loopback(host: str) -> bool:
@@ -96,37 +204,49 @@ class Gate:
         keys: The keys of the store.
         executor: Where they are read.
         local: Whether the server listens on a loopback address.
+        origins: Web origins whose pages may use a server without keys.
         clock: A monotonic clock, in seconds.
     """
 
     def __init__(
-        self, keys: Keys, executor: Executor, *, local: bool, clock: Callable[[], float] = time.monotonic
+        self,
+        keys: Keys,
+        executor: Executor,
+        *,
+        local: bool,
+        origins: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys = keys
         self._executor = executor
         self._local = local
+        self._origins = frozenset(origins) - {"*"}
         self._clock = clock
         self._known: dict[str, Key] = {}
         self._read_at = -1e9
         self._reading: asyncio.Task[None] | None = None
 
-    async def admit(self, headers: Mapping[str, str], scopes: Sequence[str]) -> Key | None:
+    async def admit(
+        self, headers: Mapping[str, str], wanted: Wanted, resource: Resource | None = None
+    ) -> Key | None:
         """Authorize a request; the key, or None if none is needed.
 
         Args:
             headers: The request's headers.
-            scopes: The key must have one of these; empty if no key is needed.
+            wanted: What it needs.
+            resource: What it is about, if it is about one thing.
 
         Raises:
-            Problem: 401 for a missing, unknown or expired key; 403 for a key without the scope.
+            Problem: 401 for a missing, unknown or expired key; 403 for a key without the scope, or for
+                other buckets or names.
         """
-        if not scopes:
+        if not wanted.scopes:
             return None
         if self._clock() - self._read_at > _FRESH_S:
             await self._look()
         if self._local and not self._known:
             _check_host(headers.get("host", ""))
-            if "origin" in headers:
+            if "origin" in headers and headers["origin"] not in self._origins:
                 _check_origin(headers["origin"])
             return None
         token = _token(headers)
@@ -141,11 +261,9 @@ class Gate:
         key = self._known.get(name)
         if key is None or not key.is_of(token) or key.is_over():
             raise Problem(401, "unknown or expired API key.", {"www-authenticate": "Bearer"})
-        if not any(map(key.allows, scopes)):
-            wanted = " or ".join(scopes)
-            raise Problem(
-                403, f"the API key {key.id} has the scopes {', '.join(key.scopes)}; this needs {wanted}."
-            )
+        _check_scopes(key, wanted.scopes)
+        if not wanted.filtered:
+            check_limits(key, resource)
         return key
 
     @property
@@ -172,6 +290,36 @@ class Gate:
             self._read_at = self._clock()
         finally:
             self._reading = None
+
+
+def _check_scopes(key: Key, scopes: Sequence[str]) -> None:
+    if not any(map(key.allows, scopes)):
+        raise Problem(
+            403,
+            f"the API key {key.id} has the scopes {', '.join(key.scopes)}; this needs {' or '.join(scopes)}.",
+        )
+
+
+def check_limits(key: Key | None, resource: Resource | None) -> None:
+    """Check that a key is for something.
+
+    Args:
+        key: The key; None if none is needed.
+        resource: What the request is about; None if it is about more than one thing.
+
+    Raises:
+        Problem: 403.
+    """
+    if key is None or not key.is_limited:
+        return
+    if resource is None:
+        raise Problem(403, f"the API key {key.id} is limited to some buckets or names; this is about all.")
+    if not covers(key, resource):
+        raise Problem(
+            403,
+            f"the API key {key.id} is not for {resource.name[:200]!r} of the {resource.shelf}"
+            f" in the bucket {resource.bucket[:100]!r}.",
+        )
 
 
 def _token(headers: Mapping[str, str]) -> str:

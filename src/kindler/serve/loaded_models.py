@@ -28,7 +28,7 @@ from kindler.omega import Omega
 from kindler.serve.batching import MOST_LOST, Batcher
 from kindler.serve.http_errors import Problem, as_problem
 from kindler.serve.settings import ServeSettings
-from kindler.serve.stats import ModelStats, Stats
+from kindler.serve.stats import Stats, VersionStats
 from kindler.serve.threads import Threads
 from kindler.store import Version
 
@@ -60,7 +60,7 @@ class Resident:
     version: Version
     servable: Predictor
     batcher: Batcher
-    stats: ModelStats
+    stats: VersionStats
     size: int
     used: float = field(default_factory=time.monotonic)
 
@@ -116,6 +116,7 @@ class Residents:
         self._room = asyncio.Semaphore(_LOADS)
         self._failed: OrderedDict[Key, _Failed] = OrderedDict()
         self._missing: OrderedDict[Name, tuple[float, NotFoundError]] = OrderedDict()
+        self._unloaded: set[tuple[str, str]] = set()  # buckets and names that somebody does not want served
 
     def at_hand(self, name: Name) -> Resident | None:
         """The version that a name means, if it is in memory and was looked up lately."""
@@ -141,6 +142,8 @@ class Residents:
         found = self.at_hand(name)
         if found is not None:
             return found
+        if self._unloaded and self.is_unloaded(name[0], name[1]):
+            raise Problem(503, f"the model {name[1][:200]!r} was unloaded from this server.")
         known = self._known.get(name)
         if known is not None:
             await asyncio.shield(self._look_again(name, known))
@@ -179,6 +182,28 @@ class Residents:
                 if known.looking is not None:
                     await asyncio.shield(known.looking)  # it may have looked too early
                 await asyncio.shield(self._look_again((other, text, version), known))
+
+    async def load(self, bucket: str, name: str) -> Resident:
+        """Load a model, also one that was unloaded."""
+        found = await self.version((bucket, name, None))
+        self._unloaded.discard((bucket, found.name))
+        return await self.find((bucket, name, None))
+
+    async def unload(self, bucket: str, name: str) -> None:
+        """Take all versions of a model out of memory, and refuse its requests until `load`.
+
+        Raises:
+            NotFoundError: There is no such model.
+        """
+        found = await self.version((bucket, name, None))
+        self._unloaded.add((bucket, found.name))
+        for key in [key for key in self._loaded if key[:2] == (bucket, found.name)]:
+            self._evict(self._loaded[key])
+        self._count()
+
+    def is_unloaded(self, bucket: str, name: str) -> bool:
+        """Whether a model was unloaded, and not loaded again."""
+        return (bucket, name.partition("@")[0].rstrip("^")) in self._unloaded
 
     def shown(self) -> list[Resident]:
         """What is in memory, the one that was used last first."""
@@ -254,7 +279,7 @@ class Residents:
             raise problem from exc
         self._failed.pop(key, None)
         self._stats.loads.labels("loaded").inc()
-        stats = self._stats.model(shown_name(version))
+        stats = self._stats.version(shown_name(version), version.number)
         threads = Threads(self._settings.batches + MOST_LOST, f"kindler-call-{version.name}")
         self._threads.add(threads)
         batcher = Batcher(
@@ -301,6 +326,9 @@ class Residents:
             if not others:
                 break
             self._evict(min(others, key=lambda r: (r.batcher.rows_waiting > 0, r.used)))
+        self._count()
+
+    def _count(self) -> None:
         self._stats.loaded.set(len(self._loaded))
         self._stats.loaded_bytes.set(sum(r.size for r in self._loaded.values()))
 

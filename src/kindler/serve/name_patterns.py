@@ -15,20 +15,45 @@ from kindler.shelves.shelf import Shelf
 from kindler.store import Version
 from kindler.store.names import LONGEST, literal_prefix
 
-__all__ = ["matching", "newest"]
+__all__ = ["matching", "page_of"]
 
 _MOST_STARS = 16
 _Token: TypeAlias = tuple[str, Callable[[str], Any]]
 
 
-def newest(shelf: Shelf, pattern: str) -> list[Version]:
+def page_of(
+    shelf: Shelf, pattern: str, sees: Callable[[str, str], bool], after: str = "", limit: int | None = None
+) -> tuple[list[Version], str | None]:
     """The newest versions of the names that a pattern means.
+
+    Args:
+        shelf: The shelf.
+        pattern: The glob.
+        sees: Whether a name of a shelf is shown at all.
+        after: Only names that come after this one.
+        limit: At most so many; None for all.
+
+    Returns:
+        The versions by name, and the name after which the next page begins; None if there is none.
 
     Raises:
         Problem: 400: it is no pattern, or too long.
     """
     means = matching(pattern)
-    return [version for version in shelf.newest(f"{literal_prefix(pattern)}**") if means(version.name)]
+    prefix = f"{literal_prefix(pattern)}**"
+    found: list[Version] = []
+    while True:
+        some = shelf.newest(prefix, after=after, limit=None if limit is None else limit + 1)
+        found += [v for v in some if means(v.name) and sees(shelf.shelf, v.name)]
+        if limit is None or len(some) <= limit:
+            return (found, None) if limit is None or len(found) <= limit else _cut(found, limit)
+        if len(found) > limit:
+            return _cut(found, limit)
+        after = some[-1].name
+
+
+def _cut(found: list[Version], limit: int) -> tuple[list[Version], str | None]:
+    return found[:limit], found[limit - 1].name
 
 
 def matching(pattern: str) -> Callable[[str], bool]:

@@ -9,34 +9,48 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
 from kindler.models.predictor import Predictor
 from kindler.models.signature import SIGNATURE_METHOD, Arrays, Signature, fit, from_columns, rows_of
 from kindler.omega import Omega
-from kindler.serve.auth import Gate, Scopes
+from kindler.serve.auth import (
+    Gate,
+    Resource,
+    Scopes,
+    Wanted,
+    bare_name,
+    bucket_of,
+    check_datasets,
+    check_limits,
+)
 from kindler.serve.batching import Ticket
 from kindler.serve.body_readers import Readers, where_read
+from kindler.serve.cors import Cors
 from kindler.serve.datasets import read_inputs
 from kindler.serve.deadlines import within
 from kindler.serve.http_errors import Problem, as_problem
-from kindler.serve.loaded_models import Resident, Residents, shown_name
+from kindler.serve.loaded_models import Name, Resident, Residents, shown_name
 from kindler.serve.protocols import Codec, Sent
 from kindler.serve.protocols.mlflow import Mlflow
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.tfserving import TfServing
 from kindler.serve.protocols.v2 import V2
 from kindler.serve.request_body import Bodies, ClientGoneError, Receive
+from kindler.serve.request_log import REQUEST_ID, Entry, RequestLog, request_id
 from kindler.serve.requests import Answer, InferRequest, Reply, Target
+from kindler.serve.routes import Parts
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.serve.tasks import wants_later
+from kindler.serve.traffic import Traffic
 from kindler.store.keys import Key
 
-__all__ = ["Front", "codec_of"]
+__all__ = ["PREDICTS", "Front", "codec_of"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -47,6 +61,9 @@ _PATIENCE_S = 0.05  # before a request is watched for a client that goes away
 _LINGER_S = 5.0  # for a client that goes on sending what was refused, and would not hear why
 _CLOSES = ("connection", "close")
 _LARGE_BYTES = 1 << 20  # of arrays that are not handled on the event loop
+PREDICTS = Wanted(("predict",), filtered=True)  # what the key is for is checked when the model is known
+
+Decode: TypeAlias = Callable[[Signature], Awaitable[InferRequest]]
 
 
 def codec_of(path: str) -> Codec:
@@ -74,6 +91,10 @@ class Front:
         looks: Where the store is asked what takes no time.
         reads: Where datasets are read.
         readers: What reads large bodies.
+        traffic: Which version answers.
+        log: Where requests are written down.
+        cors: Which pages of other sites may ask.
+        parts: What the routes of `rest` use.
     """
 
     def __init__(
@@ -89,15 +110,23 @@ class Front:
         looks: Executor,
         reads: Executor,
         readers: Readers,
+        traffic: Traffic,
+        log: RequestLog,
+        cors: Cors,
+        parts: Parts,
     ) -> None:
+        self.parts = parts
         self._rest = rest
+        self._traffic = traffic
+        self._log = log
+        self._cors = cors
         self._omega = omega
         self._residents = residents
         self._readers = readers
-        self._gate = gate
+        self.gate = gate
         self._scopes = scopes
         self._settings = settings
-        self._bodies = Bodies(settings)
+        self.bodies = Bodies(settings)
         self._stats = stats
         self._looks = looks
         self._reads = reads
@@ -109,62 +138,136 @@ class Front:
                 await self._rest(scope, receive, send)
             return
         started = time.perf_counter()
-        path: str = scope["path"]
-        codec = codec_of(path)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        models: list[str] = []  # the model, once it is known
+        codec = codec_of(scope["path"])
+        entry = Entry(request_id(headers), scope["method"], scope["path"], codec.name)
+        entry.client = (scope.get("client") or ("",))[0]
+        entry.trace = headers.get("traceparent", "")
+        noted = _Noted(send, entry, self._cors.headers(headers.get("origin")))
+        try:
+            await self._answered(scope, receive, noted, codec, headers, entry)
+        except ClientGoneError:
+            entry.status = 499
+        seconds = time.perf_counter() - started
+        self.note(entry, seconds, counted=noted.predicts)
+
+    def note(self, entry: Entry, seconds: float, *, counted: bool = True) -> None:
+        """Count a request that was answered, and write it down."""
+        if counted:
+            self._stats.answered(entry.protocol, entry.status, seconds, entry.model, entry.version)
+        self._log.add(entry, seconds)
+
+    async def _answered(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: _Noted,
+        codec: Codec,
+        headers: Mapping[str, str],
+        entry: Entry,
+    ) -> None:
+        """Answer a request: a prediction and a refusal here, the rest by the other application."""
+        method, path = scope["method"], scope["path"]
         body = b""
         try:
-            target = codec.target(scope["method"], path)
-            wanted = ("predict",) if target else self._scopes.of(scope["method"], path)
-            key = await self._gate.admit(headers, wanted)
-            if scope["method"] not in ("GET", "HEAD"):
-                body = await self._bodies.read(receive, headers)
-            if target is None or (codec is _OMEGA and wants_later(headers, scope["query_string"])):
-                await self._passed_on(scope, _replayed(body, receive), send, key)
-                return
-            query = _query(scope["query_string"]) if scope["query_string"] else {}
-            sent = Sent(body, headers, query)
-            if codec is _OMEGA and "datax" in query:
-                await self._gate.admit(headers, ("read",))
-            reply = await self._predicted(codec, target, sent, receive, models)
+            reply = self._cors.preflight(method, headers)
+            if reply is None:
+                target = codec.target(method, path)
+                entry.changes = target is None and method not in ("GET", "HEAD", "OPTIONS")
+                query = _query(scope["query_string"]) if scope["query_string"] else {}
+                entry.bucket = bucket = bucket_of(headers, query.get("bucket"))
+                wanted = PREDICTS if target else self._scopes.of(method, path)
+                key = await self.gate.admit(headers, wanted, wanted.resource(bucket))
+                entry.key = None if key is None else key.id
+                if target and target.name:
+                    check_limits(key, Resource(bucket, "models", bare_name(target.name)))
+                if method not in ("GET", "HEAD"):
+                    body = await self.bodies.read(receive, headers)
+                    entry.bytes_in = len(body)
+                if target is None or (codec is _OMEGA and wants_later(headers, scope["query_string"])):
+                    scope["kindler.bucket"] = bucket
+                    await self._passed_on(scope, _replayed(body, receive), send, key, entry)
+                    return
+                sent = Sent(body, headers, query)
+                reply = await self._predicted(codec, target, sent, receive, key, entry)
         except ClientGoneError:
-            return
+            raise
         except Exception as exc:  # noqa: BLE001 - the HTTP edge: whatever happened, the client is told
-            reply = self._refused(codec, exc, path)
+            reply = self._refused(codec, exc, entry)
         finally:
-            self._bodies.let_go(body)
-        if _CLOSES in reply.headers:
-            await _send_and_linger(send, receive, reply)
-        else:
-            await _send(send, reply)
-        model = models[0] if models else None
-        self._stats.answered(codec.name, reply.status, time.perf_counter() - started, model)
+            self.bodies.let_go(body)
+        send.predicts = True
+        await (_send_and_linger(send, receive, reply) if _CLOSES in reply.headers else _send(send, reply))
 
-    async def _passed_on(self, scope: Scope, receive: Receive, send: Send, key: Key | None) -> None:
+    async def _passed_on(
+        self, scope: Scope, receive: Receive, send: Send, key: Key | None, entry: Entry
+    ) -> None:
         scope["kindler.key"] = key
         try:
             await self._rest(scope, receive, send)
         except Exception:  # noqa: BLE001 - the HTTP edge; it has answered already, with 500
-            _log.exception("%s failed", scope["path"][:200])
+            _log.exception("%s failed (request %s)", scope["path"][:200], entry.id)
 
     async def _predicted(
-        self, codec: Codec, target: Target, sent: Sent, receive: Receive, models: list[str]
+        self, codec: Codec, target: Target, sent: Sent, receive: Receive, key: Key | None, entry: Entry
     ) -> Reply:
-        name = target.name or await self._default_model()
-        bucket = sent.headers.get("bucket") or sent.query.get("bucket") or "default"
-        key = (bucket, name, target.version)
-        resident = self._residents.at_hand(key) or await self._residents.find(key)
-        models.append(shown_name(resident.version))
-        if codec is _OMEGA and "datax" in sent.query:
-            request = await self._from_dataset(bucket, sent.query["datax"], target)
-        else:
-            request = await self._decoded(codec, sent, resident.servable.signature, target)
-        outputs, rows = await self._called(resident, request, receive)
-        answer = Answer(resident.version.name, resident.version.number, _wanted(outputs, request), rows)
+        dataset = sent.query.get("datax") if codec is _OMEGA else None
+        if dataset is not None:
+            check_datasets(key, entry.bucket, dataset)
+
+        async def decode(signature: Signature) -> InferRequest:
+            if dataset is not None:
+                return await self._from_dataset(entry.bucket, dataset, target)
+            return await self._decoded(codec, sent, signature, target)
+
+        name = target.name
+        if not name:
+            name = await self._default_model()
+            check_limits(key, Resource(entry.bucket, "models", bare_name(name)))
+        answer, request = await self.infer(
+            (entry.bucket, name, target.version), decode, sent.headers, entry, receive
+        )
         encoding = (answer, request, sent, target)
-        large = sum(array.nbytes for array in outputs.values()) > _LARGE_BYTES
-        return await asyncio.to_thread(codec.encode, *encoding) if large else codec.encode(*encoding)
+        large = sum(array.nbytes for array in answer.outputs.values()) > _LARGE_BYTES
+        reply = await asyncio.to_thread(codec.encode, *encoding) if large else codec.encode(*encoding)
+        return replace(reply, headers=(*reply.headers, ("x-model-version", str(answer.version))))
+
+    async def infer(
+        self,
+        name: Name,
+        decode: Decode,
+        headers: Mapping[str, str],
+        entry: Entry,
+        receive: Receive | None = None,
+    ) -> tuple[Answer, InferRequest]:
+        """Answer a prediction, whatever its protocol.
+
+        Args:
+            name: The model.
+            decode: Makes the request, once it is known what the model takes.
+            headers: The request's headers.
+            entry: What is known of the request; says afterwards which version answered.
+            receive: Says when the client has gone away; None if that cancels this call.
+
+        Raises:
+            Problem, KindlerError: It cannot be answered.
+        """
+        split = self._traffic.split_of(name)
+        resident = None if split is None else self._traffic.canary(split, headers)
+        resident = resident or self._residents.at_hand(name) or await self._residents.find(name)
+        entry.model, entry.version = shown_name(resident.version), resident.version.number
+        request = await decode(resident.servable.signature)
+        outputs, entry.rows = await self._called(resident, request, receive)
+        answer = Answer(resident.version.name, resident.version.number, _wanted(outputs, request), entry.rows)
+        if split is not None and split.shadow:
+
+            async def call(shadow: Resident) -> Arrays:
+                return (await self._called(shadow, request, None))[0]
+
+            called = self._traffic.shadow(split, outputs, call)
+            if called:
+                entry.notes["shadow"] = called
+        return answer, request
 
     async def _decoded(self, codec: Codec, sent: Sent, signature: Signature, target: Target) -> InferRequest:
         where = where_read(sent)
@@ -175,7 +278,7 @@ class Front:
         return codec.decode(sent, signature, target)
 
     async def _called(
-        self, resident: Resident, request: InferRequest, receive: Receive
+        self, resident: Resident, request: InferRequest, receive: Receive | None
     ) -> tuple[Arrays, int]:
         servable = resident.servable
         if request.method not in servable.methods:
@@ -228,13 +331,40 @@ class Front:
             )
         return names[0]
 
-    def _refused(self, codec: Codec, error: Exception, path: str) -> Reply:
-        problem = as_problem(error)
-        if problem is None:
-            _log.error("%s failed", path[:200], exc_info=error)
-            problem = Problem(500, "internal server error; see the server's log.")
+    def _refused(self, codec: Codec, error: Exception, entry: Entry) -> Reply:
+        problem = self.problem_of(error, entry)
         reply = codec.problem(problem.status, problem.message)
         return Reply(reply.body, reply.content_type, tuple(problem.headers.items()), problem.status)
+
+    @staticmethod
+    def problem_of(error: Exception, entry: Entry) -> Problem:
+        """What the client of a request is told of an error."""
+        problem = as_problem(error)
+        if problem is None:
+            _log.error("%s failed (request %s)", entry.path[:200], entry.id, exc_info=error)
+            problem = Problem(500, f"internal server error; the server's log has it as request {entry.id}.")
+        return problem
+
+
+class _Noted:
+    """Sends a response, adds the headers that all have, and notes what was sent."""
+
+    __slots__ = ("_entry", "_headers", "_send", "predicts")
+
+    def __init__(self, send: Send, entry: Entry, headers: Sequence[tuple[str, str]]) -> None:
+        self._send = send
+        self._entry = entry
+        self._headers = [(REQUEST_ID.encode(), entry.id.encode())]
+        self._headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        self.predicts = False  # whether the server's counters have it
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._entry.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self._headers]
+        else:
+            self._entry.bytes_out += len(message.get("body", b""))
+        await self._send(message)
 
 
 class _Watch:
@@ -242,7 +372,7 @@ class _Watch:
 
     __slots__ = ("_receive", "_seconds", "_task", "_ticket")
 
-    def __init__(self, ticket: Ticket, seconds: float, receive: Receive) -> None:
+    def __init__(self, ticket: Ticket, seconds: float, receive: Receive | None) -> None:
         self._ticket = ticket
         self._seconds = seconds
         self._receive = receive
@@ -258,11 +388,18 @@ class _Watch:
     async def _watch(self) -> None:
         try:
             with within(self._seconds):
-                while (await self._receive())["type"] != "http.disconnect":
+                receive = self._receive or _silence
+                while (await receive())["type"] != "http.disconnect":
                     pass
             self._ticket.leave(Problem(499, "the client disconnected."))
         except TimeoutError:
             self._ticket.leave(Problem(504, "the model did not answer in time."))
+
+
+async def _silence() -> MutableMapping[str, Any]:
+    """Hear nothing of the client, for as long as it takes."""
+    await asyncio.get_running_loop().create_future()
+    return {}
 
 
 def _fitted(signature: Signature, request: InferRequest) -> Arrays:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from kindler.serve.deadlines import within
@@ -69,6 +70,26 @@ class Bodies:
         """A body that was read is not needed any more."""
         self.held_bytes -= len(body)
 
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Count a body that something else has read.
+
+        Raises:
+            Problem: 503: too much is held already.
+        """
+        if self.held_bytes and self.held_bytes + size > self._settings.queue_bytes:
+            raise self._busy(self.held_bytes)
+        self.held_bytes += size
+        try:
+            yield
+        finally:
+            self.held_bytes -= size
+
+    @staticmethod
+    def _busy(others: int, headers: Mapping[str, str] | None = None) -> Problem:
+        told = f"the server is busy with {others} bytes of other requests."
+        return Problem(503, told, {**(headers or {}), "retry-after": "1"})
+
     def _give_up(self, parts: list[bytes]) -> None:
         self.held_bytes -= sum(map(len, parts))
 
@@ -85,11 +106,7 @@ class Bodies:
                 raise Problem(413, f"the body has more than {settings.body_bytes} bytes.", _CLOSE)
             others = self.held_bytes - (size - len(part))
             if others and others + size > settings.queue_bytes:
-                raise Problem(
-                    503,
-                    f"the server is busy with {others} bytes of other requests.",
-                    {**_CLOSE, "retry-after": "1"},
-                )
+                raise self._busy(others, _CLOSE)
             parts.append(part)
             self.held_bytes += len(part)
             if not message.get("more_body"):

@@ -7,6 +7,7 @@ may have slashes, so the more specific path must come first; of several decorato
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -16,20 +17,27 @@ import pyarrow as pa
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 
 import kindler
 from kindler.data.arrow import stream
 from kindler.omega import Omega
-from kindler.serve.auth import Gate, needs
+from kindler.serve.auth import Gate, Resource, covers, needs
 from kindler.serve.body_readers import Readers
 from kindler.serve.datasets import as_table, read_value
 from kindler.serve.http_errors import Problem
 from kindler.serve.loaded_models import Resident, Residents
-from kindler.serve.name_patterns import newest
+from kindler.serve.name_patterns import page_of
 from kindler.serve.protocols.tables import ARROW, PARQUET
-from kindler.serve.protocols.v2 import described
 from kindler.serve.protocols.values import dumps, plain
-from kindler.serve.serializers import show_model, show_resident, show_signature, show_version
+from kindler.serve.serializers import (
+    metadata_of,
+    server_metadata,
+    show_model,
+    show_resident,
+    show_signature,
+    show_version,
+)
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.store.keys import SCOPES
@@ -37,7 +45,16 @@ from kindler.store.keys import SCOPES
 if TYPE_CHECKING:
     from kindler.serve.tasks import Tasks
 
-__all__ = ["Bucket", "Json", "Parts", "catalog_routes", "health_routes", "protocol_routes"]
+__all__ = [
+    "Bucket",
+    "Json",
+    "Parts",
+    "Sees",
+    "catalog_routes",
+    "check_ready",
+    "health_routes",
+    "protocol_routes",
+]
 
 _KNOWN = ("orient", "limit", "bucket")
 _ORIENTS = ("dict", "list", "records")
@@ -56,6 +73,10 @@ class Parts:
     readers: Readers
     looks: Executor
 
+    async def in_thread(self, work: Callable[[], Any]) -> Any:
+        """Ask the store, beside the requests."""
+        return await run_in_threadpool(work)
+
 
 class AliasMove(BaseModel):
     """The version that an alias points to."""
@@ -63,14 +84,32 @@ class AliasMove(BaseModel):
     version: int
 
 
+class Shares(BaseModel):
+    """How an alias's requests are divided: versions, and the share of each."""
+
+    canary: dict[int, float] = {}
+    shadow: dict[int, float] = {}
+
+
 # `async`, as is `_later` in tasks.py: FastAPI would take a thread for each call of a plain function.
 async def _bucket(
     request: Request, bucket: Annotated[str | None, Query(description="Bucket of the store")] = None
 ) -> str:
-    return bucket or request.headers.get("bucket") or "default"
+    # That of the authorization, and no other.
+    found: str = request.scope["kindler.bucket"]
+    return found
+
+
+async def _sees(request: Request) -> Callable[[str, str], bool]:
+    key, bucket = request.scope.get("kindler.key"), request.scope["kindler.bucket"]
+    return lambda shelf, name: covers(key, Resource(bucket, shelf, name))
 
 
 Bucket = Annotated[str, Depends(_bucket)]
+Sees = Annotated[Callable[[str, str], bool], Depends(_sees)]  # whether the request's key is for a name
+Limit = Annotated[
+    int | None, Query(ge=1, le=10_000, description="At most so many; `next` is `after` of the next")
+]
 
 
 class Json(Response):
@@ -100,7 +139,7 @@ def health_routes(parts: Parts) -> APIRouter:
     @needs()
     async def readyz() -> dict[str, Any]:
         """Readiness: the store is reachable, and loaded models answer; `stuck` lists those that do not."""
-        return {"status": "ready", "stuck": await _check_ready(parts)}
+        return {"status": "ready", "stuck": await check_ready(parts)}
 
     @routes.get("/ping", response_class=PlainTextResponse)
     @routes.get("/health", response_class=PlainTextResponse)
@@ -139,7 +178,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @needs()
     async def server() -> dict[str, Any]:
         """Server metadata."""
-        return {"name": "kindler", "version": kindler.__version__, "extensions": ["binary_tensor_data"]}
+        return server_metadata()
 
     @routes.get("/v2/health/live", **v2)
     @routes.head("/v2/health/live", include_in_schema=False)
@@ -153,27 +192,18 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @needs()
     async def ready() -> dict[str, bool]:
         """Readiness: the server can answer."""
-        await _check_ready(parts)
+        await check_ready(parts)
         return {"ready": True}
 
     @routes.get("/v2/models", **v2)
-    @needs("read")
-    def names(bucket: Bucket) -> dict[str, list[str]]:
+    @needs("read", filtered=True)
+    def names(bucket: Bucket, sees: Sees) -> dict[str, list[str]]:
         """List the models."""
-        return {"models": parts.omega[bucket].models.list()}
-
-    @routes.post("/v2/repository/index", **v2)
-    @needs("read")
-    def index(bucket: Bucket) -> list[dict[str, str]]:
-        """List the models with their newest versions."""
-        return [
-            {"name": version.name, "version": str(version.number), "state": "READY", "reason": ""}
-            for version in parts.omega[bucket].models.newest()
-        ]
+        return {"models": [name for name in parts.omega[bucket].models.list() if sees("models", name)]}
 
     @routes.get("/v2/models/{name:path}/ready", **v2)
     @routes.get("/v2/models/{name:path}/versions/{version}/ready", **v2)
-    @needs("predict", "read")
+    @needs("predict", "read", on="models")
     async def model_ready(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """Whether a model is ready; loads it if needed."""
         resident = await parts.residents.find((bucket, name, version))
@@ -183,29 +213,21 @@ def protocol_routes(parts: Parts) -> APIRouter:
 
     @routes.get("/v2/models/{name:path}", **v2)
     @routes.get("/v2/models/{name:path}/versions/{version}", **v2)
-    @needs("predict", "read")
+    @needs("predict", "read", on="models")
     async def metadata(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """Inputs and outputs of a model; loads it if needed."""
-        resident = await parts.residents.find((bucket, name, version))
-        signature = resident.servable.signature
-        return {
-            "name": resident.version.name,
-            "versions": [str(resident.version.number)],
-            "platform": f"kindler_{resident.version.kind}",
-            "inputs": [described(spec) for spec in signature.inputs],
-            "outputs": [described(spec) for spec in signature.outputs],
-        }
+        return metadata_of(await parts.residents.find((bucket, name, version)))
 
     @routes.get("/v1/models", **v1)
-    @needs("read")
-    def models(bucket: Bucket) -> dict[str, list[str]]:
+    @needs("read", filtered=True)
+    def models(bucket: Bucket, sees: Sees) -> dict[str, list[str]]:
         """List the models."""
-        return {"models": parts.omega[bucket].models.list()}
+        return {"models": [name for name in parts.omega[bucket].models.list() if sees("models", name)]}
 
     @routes.get("/v1/models/{name:path}/metadata", **v1)
     @routes.get("/v1/models/{name:path}/labels/{version}/metadata", **v1)
     @routes.get("/v1/models/{name:path}/versions/{version}/metadata", **v1)
-    @needs("predict", "read")
+    @needs("predict", "read", on="models")
     async def signatures(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """Inputs and outputs of a model; loads it if needed."""
         return _signature_def(await parts.residents.find((bucket, name, version)))
@@ -213,7 +235,7 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @routes.get("/v1/models/{name:path}", **v1)
     @routes.get("/v1/models/{name:path}/labels/{version}", **v1)
     @routes.get("/v1/models/{name:path}/versions/{version}", **v1)
-    @needs("predict", "read")
+    @needs("predict", "read", on="models")
     def status(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """The versions of a model that can be served."""
         shelf = parts.omega[bucket].models
@@ -253,20 +275,24 @@ def _general(routes: APIRouter, parts: Parts) -> None:
         return {"ping": datetime.now(timezone.utc).isoformat()}
 
     @routes.get("/buckets", **tags)
-    @needs("read")
-    def buckets() -> dict[str, list[str]]:
+    @needs("read", filtered=True)
+    def buckets(request: Request) -> dict[str, list[str]]:
         """List the buckets that are not empty."""
-        return {"buckets": parts.omega.buckets}
+        key = request.scope.get("kindler.key")
+        only = key.buckets if key is not None else ()
+        return {"buckets": [name for name in parts.omega.buckets if not only or name in only]}
 
     @routes.get("/key", **tags)
-    @needs(*SCOPES)
+    @needs(*SCOPES, filtered=True)
     async def key(request: Request) -> dict[str, Any]:
-        """The scopes of the API key of this request."""
+        """The scopes and limits of the API key of this request."""
         key = request.scope.get("kindler.key")
         open_to_all = parts.gate.is_open
         return {
             "id": key.id if key else None,
             "scopes": list(key.scopes) if key else ["admin"] if open_to_all else [],
+            "buckets": list(key.buckets) if key else [],
+            "names": dict(key.names) if key else {},
             "open": open_to_all,
         }
 
@@ -275,15 +301,21 @@ def _general(routes: APIRouter, parts: Parts) -> None:
     async def stats() -> dict[str, Any]:
         """Live figures: rates, latencies, queues, loaded models, and the load of the runtime."""
         counted = parts.stats
+        versions: dict[str, dict[str, Any]] = {}
+        for (name, number), version in counted.versions.items():
+            versions.setdefault(name, {})[str(number)] = version.shown()
         return {
             "started": datetime.fromtimestamp(counted.started, timezone.utc).isoformat(),
             "rows_waiting": parts.residents.rows_waiting,
             **counted.live.shown(),
             "latency_ms_per_second": counted.live.latencies(),
-            "models": {name: model.shown() for name, model in counted.models.items()},
+            "models": {
+                name: {**model.shown(), "versions": versions.get(name, {})}
+                for name, model in counted.models.items()
+            },
             "loaded": [show_resident(resident) for resident in parts.residents.shown()],
             "memory_bytes": parts.settings.memory_bytes,
-            "runtime": await _in_thread(parts.tasks.load),
+            "runtime": await parts.in_thread(parts.tasks.load),
         }
 
 
@@ -291,15 +323,34 @@ def _models(routes: APIRouter, parts: Parts) -> None:
     tags: dict[str, Any] = {"tags": ["models"]}
 
     @routes.get("/models", **tags)
-    @needs("read")
-    def models(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
+    @needs("read", filtered=True)
+    def models(
+        bucket: Bucket, sees: Sees, pattern: str = "**", after: str = "", limit: Limit = None
+    ) -> dict[str, Any]:
         """List the models of a bucket, each with its newest version and its aliases."""
         shelf = parts.omega[bucket].models
-        versions = newest(shelf, pattern)
-        return {"models": [{**show_version(v), "tags": shelf.tags(v.name)} for v in versions]}
+        versions, following = page_of(shelf, pattern, sees, after, limit)
+        names = [version.name for version in versions]
+        tags = shelf.store.all_tags(bucket, "models", names[0], names[-1]) if names else {}
+        shown = [{**show_version(v), "tags": tags.get(v.name, {})} for v in versions]
+        return {"models": shown, "next": following}
+
+    @routes.get("/model/{name:path}/aliases/{alias}/split", **tags)
+    @needs("predict", "read", on="models")
+    def split(name: str, alias: str, bucket: Bucket) -> dict[str, Any]:
+        """How the requests of an alias are divided among versions."""
+        models = parts.omega[bucket].models
+        models.metadata(name, version=alias)
+        found = models.splits(name).get(alias)
+        return {
+            "model": name,
+            "alias": alias,
+            "canary": {} if found is None else dict(found.canary),
+            "shadow": {} if found is None else dict(found.shadow),
+        }
 
     @routes.get("/model/{name:path}/signature", **tags)
-    @needs("predict", "read")
+    @needs("predict", "read", on="models")
     async def signature(name: str, bucket: Bucket) -> dict[str, Any]:
         """Inputs and outputs of a model; loads it if needed."""
         resident = await parts.residents.find((bucket, name, None))
@@ -311,7 +362,7 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         }
 
     @routes.get("/model/{name:path}", **tags)
-    @needs("predict", "read")
+    @needs("predict", "read", on="models")
     @routes.get("/model/{name:path}/", **tags)
     @routes.get("/model/{name:path}/metadata", **tags)
     def model(name: str, bucket: Bucket) -> Json:
@@ -323,33 +374,42 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         )
         return Json({"model": chosen.name, "result": shown, "resource_uri": chosen.name})
 
+    @routes.put("/model/{name:path}/aliases/{alias}/split", **tags)
+    @needs("admin", on="models")
+    def divide(name: str, alias: str, shares: Shares, bucket: Bucket) -> dict[str, Any]:
+        """Divide the requests of an alias; servers notice within `--refresh-s` seconds."""
+        parts.omega[bucket].models.split(f"{name}@{alias}", canary=shares.canary, shadow=shares.shadow)
+        return split(name, alias, bucket)
+
     @routes.put("/model/{name:path}/aliases/{alias}", **tags)
-    @needs("admin")
+    @needs("admin", on="models")
     async def move(name: str, alias: str, to: AliasMove, bucket: Bucket) -> dict[str, Any]:
         """Point an alias at a version. Answers once that version is served."""
-        await _in_thread(lambda: parts.omega[bucket].models.tag(f"{name}@{to.version}", alias))
+        await parts.in_thread(lambda: parts.omega[bucket].models.tag(f"{name}@{to.version}", alias))
         await parts.residents.moved(bucket, name)
-        return {"model": name, "tags": await _in_thread(lambda: parts.omega[bucket].models.tags(name))}
+        return {"model": name, "tags": await parts.in_thread(lambda: parts.omega[bucket].models.tags(name))}
 
     @routes.delete("/model/{name:path}/aliases/{alias}", **tags)
-    @needs("admin")
+    @needs("admin", on="models")
     async def remove(name: str, alias: str, bucket: Bucket) -> dict[str, Any]:
         """Remove an alias."""
-        await _in_thread(lambda: parts.omega[bucket].models.untag(name, alias))
+        await parts.in_thread(lambda: parts.omega[bucket].models.untag(name, alias))
         await parts.residents.moved(bucket, name)
-        return {"model": name, "tags": await _in_thread(lambda: parts.omega[bucket].models.tags(name))}
+        return {"model": name, "tags": await parts.in_thread(lambda: parts.omega[bucket].models.tags(name))}
 
 
 def _datasets(routes: APIRouter, parts: Parts) -> None:
     tags: dict[str, Any] = {"tags": ["datasets"]}
 
     @routes.get("/datasets", **tags)
-    @needs("read")
-    def datasets(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
+    @needs("read", filtered=True)
+    def datasets(
+        bucket: Bucket, sees: Sees, pattern: str = "**", after: str = "", limit: Limit = None
+    ) -> dict[str, Any]:
         """List the datasets of a bucket, each with its newest version."""
-        shelf = parts.omega[bucket].datasets
         entries = []
-        for version in newest(shelf, pattern):
+        versions, following = page_of(parts.omega[bucket].datasets, pattern, sees, after, limit)
+        for version in versions:
             rows = version.meta.get("rows")
             entries.append(
                 {
@@ -358,10 +418,10 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
                     "columns": version.meta.get("columns"),
                 }
             )
-        return {"datasets": entries}
+        return {"datasets": entries, "next": following}
 
     @routes.get("/dataset/{name:path}", **tags)
-    @needs("read")
+    @needs("read", on="datasets")
     def dataset(
         request: Request,
         name: str,
@@ -398,7 +458,7 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
         )
 
     @routes.put("/dataset/{name:path}", **tags, openapi_extra={"requestBody": _DATASET_BODY})
-    @needs("write")
+    @needs("write", on="datasets")
     async def put(
         request: Request, name: str, bucket: Bucket, append: bool = False, mode: str | None = None
     ) -> dict[str, Any]:
@@ -407,11 +467,11 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
         kind = request.headers.get("content-type", "")
         table, told_mode = await parts.readers.table(await request.body(), kind)
         chosen: Any = mode or told_mode or ("append" if append else "fail")
-        version = await _in_thread(lambda: parts.omega[bucket].datasets.put(table, name, mode=chosen))
+        version = await parts.in_thread(lambda: parts.omega[bucket].datasets.put(table, name, mode=chosen))
         return {"dataset": version.name, "version": version.number}
 
     @routes.delete("/dataset/{name:path}", **tags)
-    @needs("write")
+    @needs("write", on="datasets")
     def drop(name: str, bucket: Bucket) -> dict[str, Any]:
         """Remove a dataset with all its versions, or a single version."""
         return {"dataset": name, "dropped": parts.omega[bucket].datasets.drop(name)}
@@ -421,10 +481,13 @@ def _scripts(routes: APIRouter, parts: Parts) -> None:
     tags: dict[str, Any] = {"tags": ["scripts"]}
 
     @routes.get("/scripts", **tags)
-    @needs("read")
-    def scripts(bucket: Bucket, pattern: str = "**") -> dict[str, Any]:
+    @needs("read", filtered=True)
+    def scripts(
+        bucket: Bucket, sees: Sees, pattern: str = "**", after: str = "", limit: Limit = None
+    ) -> dict[str, Any]:
         """List the scripts of a bucket."""
-        return {"scripts": [show_version(v) for v in newest(parts.omega[bucket].scripts, pattern)]}
+        versions, following = page_of(parts.omega[bucket].scripts, pattern, sees, after, limit)
+        return {"scripts": [show_version(v) for v in versions], "next": following}
 
 
 _TABLE_SCHEMA = {
@@ -444,7 +507,7 @@ _DATASET_BODY = {
 }
 
 
-async def _check_ready(parts: Parts) -> list[str]:
+async def check_ready(parts: Parts) -> list[str]:
     """The models that hang, if others still answer.
 
     Raises:
@@ -460,12 +523,6 @@ async def _check_ready(parts: Parts) -> list[str]:
         if asked and all(resident.batcher.is_stuck for resident in asked):
             raise Problem(503, f"models that do not return from their calls: {', '.join(stuck)}.")
     return stuck
-
-
-async def _in_thread(work: Any) -> Any:
-    from starlette.concurrency import run_in_threadpool
-
-    return await run_in_threadpool(work)
 
 
 def _loaded(parts: Parts, version: Any) -> Resident | None:

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import kindler
 from kindler.models.signature import Signature, TensorSpec
 from kindler.serve.loaded_models import Resident
+from kindler.serve.protocols.v2 import described
 from kindler.store import Version
 
-__all__ = ["show_model", "show_resident", "show_signature", "show_version"]
+__all__ = [
+    "metadata_of",
+    "server_metadata",
+    "show_model",
+    "show_resident",
+    "show_signature",
+    "show_version",
+]
+
+_EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 
 
 def show_version(version: Version, tags: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -43,6 +54,23 @@ def show_model(
         "signature": signature,
         "history": _history(chosen.meta.get("history") or chosen.attributes.get("history")),
         "loaded": resident is not None,
+    }
+
+
+def server_metadata() -> dict[str, Any]:
+    """The server, as the Open Inference Protocol has it."""
+    return {"name": "kindler", "version": kindler.__version__, "extensions": list(_EXTENSIONS)}
+
+
+def metadata_of(resident: Resident) -> dict[str, Any]:
+    """A loaded model, as the Open Inference Protocol has it."""
+    signature = resident.servable.signature
+    return {
+        "name": resident.version.name,
+        "versions": [str(resident.version.number)],
+        "platform": f"kindler_{resident.version.kind}",
+        "inputs": [described(spec) for spec in signature.inputs],
+        "outputs": [described(spec) for spec in signature.outputs],
     }
 
 

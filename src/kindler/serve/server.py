@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, MissingExtraError
 from kindler.omega import Omega
 from kindler.serve.app import create_app
 from kindler.serve.auth import is_loopback
 from kindler.serve.http_protocol import Wire
+from kindler.serve.predict_app import Front
 from kindler.serve.settings import ServeSettings
+from kindler.serve.tls import Tls
 from kindler.store.keys import Keys
+
+if TYPE_CHECKING:
+    from kindler.serve.grpc_api.server import GrpcServer
 
 __all__ = ["serve"]
 
@@ -31,10 +38,17 @@ _SPARE_S = 1.0  # after the drain, for what is closed then
 class _Server(uvicorn.Server):
     """Says where it listens when it does."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None], drain_s: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        started: Callable[[], None],
+        drain_s: float,
+        beside: GrpcServer | None = None,
+    ) -> None:
         super().__init__(config)
         self._when_started = started
         self._drain_s = drain_s
+        self._beside = beside
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Stop; at the end of the drain the process ends, whatever has not come back by then."""
@@ -46,9 +60,18 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
+        if self._beside is not None:
+            await self._beside.start()
         await super().startup(sockets)
         if self.started:
             self._when_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more requests, and let those that run end."""
+        if self._beside is not None:
+            await asyncio.gather(self._beside.stop(self._drain_s), super().shutdown(sockets))
+        else:
+            await super().shutdown(sockets)
 
 
 def serve(
@@ -58,6 +81,8 @@ def serve(
     port: int = 8000,
     broker: str | None = None,
     settings: ServeSettings | None = None,
+    grpc_port: int | None = None,
+    tls: Tls | None = None,
     say: Callable[[str], None] | None = None,
 ) -> None:
     """Serve a store until SIGINT or SIGTERM; requests that run are finished first.
@@ -68,10 +93,13 @@ def serve(
         port: The port; 0 takes a free one.
         broker: The broker of the store's runtime; None takes `KINDLER_BROKER`, or workers of this machine.
         settings: The limits.
-        say: Is told, in a line, where the server listens.
+        grpc_port: The port for gRPC, on the same address; 0 takes a free one, None has no gRPC.
+        tls: The certificate; None is for plain HTTP.
+        say: Is told, in a line, where the server listens, and in another where for gRPC.
 
     Raises:
         ConfigError: The address cannot be listened on, or should not without keys.
+        MissingExtraError: gRPC is not installed.
     """
     settings = settings or ServeSettings()
     omega = Omega(url, broker=broker)
@@ -80,8 +108,13 @@ def serve(
         _require_keys(omega.store.url, host)
     listener = _listening(host, port)
     shown = f"[{host}]" if ":" in host else host
-    where = f"http://{shown}:{listener.getsockname()[1]}"
+    where = f"{'http' if tls is None else 'https'}://{shown}:{listener.getsockname()[1]}"
     app = create_app(omega, settings, local=local)
+    beside = None if grpc_port is None else _grpc(app, host, grpc_port, tls)
+    encryption: dict[str, Any] = {}
+    if tls is not None:
+        encryption = {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.client_ca}
+        encryption["ssl_cert_reqs"] = ssl.CERT_NONE if tls.client_ca is None else ssl.CERT_REQUIRED
     config = uvicorn.Config(
         app,
         http=type("Wire", (Wire,), {"head_s": min(Wire.head_s, settings.timeout_s)}),
@@ -92,6 +125,7 @@ def serve(
         proxy_headers=False,  # whom a proxy speaks for is of no interest here
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         timeout_keep_alive=75,
+        **encryption,
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     # uvicorn sends itself the signal again once it has stopped; by then all is done.
@@ -100,14 +134,30 @@ def serve(
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        announcement = f"Kindler serves {omega.store!r} at {where}"
-        _Server(config, lambda: say(announcement) if say else None, settings.drain_s).run([listener])
+
+        def started() -> None:
+            if say is not None:
+                say(f"Kindler serves {omega.store!r} at {where}")
+                if beside is not None:
+                    say(f"Kindler serves gRPC at {shown}:{beside.port}")
+
+        _Server(config, started, settings.drain_s, beside).run([listener])
     finally:
         listener.close()
         sys.setswitchinterval(interval)
         for number, handler in before.items():
             signal.signal(number, handler)
         omega.close()
+
+
+def _grpc(app: Front, host: str, port: int, tls: Tls | None) -> GrpcServer:
+    try:
+        from kindler.serve.grpc_api.server import GrpcServer
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in ("grpc", "google"):
+            raise
+        raise MissingExtraError(what="serving gRPC", package="grpcio", extra="grpc") from exc
+    return GrpcServer(app, app.parts, host, port, tls)
 
 
 def _end() -> None:

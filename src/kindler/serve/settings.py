@@ -12,6 +12,7 @@ from kindler.errors import ConfigError
 __all__ = ["ServeSettings"]
 
 
+_LEVELS = ("debug", "info", "warning", "error")
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 
@@ -53,6 +54,10 @@ class ServeSettings:
         memory_bytes: What loaded models may take together; half of the machine's memory if not given.
         refresh_s: Seconds for which an alias, and the newest version, are taken to be what they were.
         drain_s: Seconds that running requests get when the server is stopped.
+        access_log: File for a JSON line about each request; "-" is standard error, None no log.
+        audit_log: The same for changes, and for requests that were refused for their key.
+        log_level: The least level of lines in the access log: "info", "warning" (4xx) or "error" (5xx).
+        cors_origins: Web origins whose pages may use the server; "*" is all.
     """
 
     model: str | None = None
@@ -68,10 +73,16 @@ class ServeSettings:
     memory_bytes: int = 0
     refresh_s: float = 0.5
     drain_s: float = 30.0
+    access_log: str | None = None
+    audit_log: str | None = None
+    log_level: str = "info"
+    cors_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.memory_bytes:
             object.__setattr__(self, "memory_bytes", half_of_memory())
+        if self.log_level not in _LEVELS:
+            raise ConfigError(f"log_level={self.log_level!r}: must be one of {', '.join(_LEVELS)}.")
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from kindler.serve.batching import Measured
 
-__all__ = ["ModelStats", "Stats"]
+__all__ = ["ModelStats", "Stats", "VersionStats"]
 
 _RECENT = 2048
+_MOST_VERSIONS = 1000  # whose counters are kept
+_MOST_SIZES = 256  # of batches that are counted apart
 _SAMPLES = 512  # latencies that are kept of one second, for all models together
 _WINDOW_S = 60
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
@@ -118,6 +121,84 @@ class ModelStats:
         }
 
 
+class VersionStats:
+    """The counters of one version of a model, since the server has started.
+
+    Attributes:
+        model: The counters of its model.
+        requests: Requests that it answered, also those that failed.
+        failures: Those that failed.
+        seconds: What they took together, from arrival to answer.
+        failed_seconds: What those took that failed.
+        batches: Calls.
+        rows: Rows in all calls.
+        call_seconds: What the calls took together.
+        queue_seconds: What the first request of each call had waited, together.
+        by_rows: For each number of rows in a call, how many calls there were and what they took.
+        last: When it last answered, in seconds since 1970; 0 for never.
+        shadowed: Shadow calls by outcome: "same", "different", "failed" or "dropped".
+    """
+
+    def __init__(self, stats: Stats, name: str, number: int) -> None:
+        self.model = stats.model(name)
+        self._requests = stats.version_requests
+        self._labels = (name, str(number))
+        self._shadows = stats.shadows
+        self.requests = self.failures = self.batches = self.rows = 0
+        self.seconds = self.failed_seconds = self.call_seconds = self.queue_seconds = 0.0
+        self.by_rows: dict[int, list[float]] = {}
+        self.last = 0.0
+        self.shadowed: dict[str, int] = {}
+
+    def answered(self, seconds: float, *, failed: bool) -> None:
+        """A request of this version was answered."""
+        self.requests += 1
+        self.seconds += seconds
+        if failed:
+            self.failures += 1
+            self.failed_seconds += seconds
+        self.last = time.time()
+        self._requests.labels(*self._labels, "failed" if failed else "answered").inc()
+
+    def measured(self, call: Measured) -> None:
+        """A call of this version."""
+        self.model.measured(call)
+        self.batches += 1
+        self.rows += call.rows
+        self.call_seconds += call.seconds
+        self.queue_seconds += call.waited_s
+        if call.rows in self.by_rows or len(self.by_rows) < _MOST_SIZES:
+            counted = self.by_rows.setdefault(call.rows, [0, 0.0])
+            counted[0] += 1
+            counted[1] += call.seconds
+
+    def shadow(self, outcome: str) -> None:
+        """A shadow call of this version has ended."""
+        self.shadowed[outcome] = self.shadowed.get(outcome, 0) + 1
+        self._shadows.labels(*self._labels, outcome).inc()
+
+    def forget(self) -> None:
+        """Take its figures out of what Prometheus reads."""
+        for counter, outcomes in (
+            (self._requests, ("answered", "failed")),
+            (self._shadows, tuple(self.shadowed)),
+        ):
+            for outcome in outcomes:
+                with suppress(KeyError):
+                    counter.remove(*self._labels, outcome)
+
+    def shown(self) -> dict[str, Any]:
+        answered = max(1, self.requests)
+        return {
+            "requests": self.requests,
+            "failures": self.failures,
+            "rows": self.rows,
+            "batches": self.batches,
+            "mean_ms": round(self.seconds / answered * 1e3, 3),
+            "shadow": dict(self.shadowed),
+        }
+
+
 class Stats:
     """All counters of a server."""
 
@@ -144,6 +225,13 @@ class Stats:
         self.failures = Counter(
             "kindler_model_failures", "Calls of a model that raised", ["model"], **options
         )
+        versions = ["model", "version", "outcome"]
+        self.version_requests = Counter(
+            "kindler_version_requests", "Requests that a version of a model answered", versions, **options
+        )
+        self.shadows = Counter(
+            "kindler_shadow_requests", "Shadow calls of a version of a model", versions, **options
+        )
         self.refused = Counter("kindler_refused", "Requests that were not queued", ["status"], **options)
         self.loads = Counter("kindler_loads", "Models loaded", ["outcome"], **options)
         self.loaded = Gauge("kindler_loaded_models", "Models in memory", **options)
@@ -152,6 +240,7 @@ class Stats:
         self._children: dict[tuple[str, int], tuple[Any, Any]] = {}
         self.live = _Live(_SAMPLES)
         self.models: dict[str, ModelStats] = {}
+        self.versions: OrderedDict[tuple[str, int], VersionStats] = OrderedDict()
         self.started = time.time()
 
     def model(self, name: str) -> ModelStats:
@@ -160,7 +249,19 @@ class Stats:
             self.models[name] = ModelStats(self, name)
         return self.models[name]
 
-    def answered(self, protocol: str, status: int, seconds: float, model: str | None) -> None:
+    def version(self, name: str, number: int) -> VersionStats:
+        """The counters of a version of a model."""
+        found = self.versions.get((name, number))
+        if found is None:
+            found = self.versions[name, number] = VersionStats(self, name, number)
+            if len(self.versions) > _MOST_VERSIONS:  # of those that nobody asks for any more
+                _, oldest = self.versions.popitem(last=False)
+                oldest.forget()
+        return found
+
+    def answered(
+        self, protocol: str, status: int, seconds: float, model: str | None, version: int | None = None
+    ) -> None:
         """A request was answered."""
         key = (protocol, status)
         child = self._children.get(key)
@@ -173,6 +274,8 @@ class Stats:
         self.live.add(seconds, failed=failed)
         if model is not None:
             self.model(model).live.add(seconds, failed=failed)
+            if version is not None:
+                self.version(model, version).answered(seconds, failed=failed)
         if status in (413, 429, 503):
             self.refused.labels(str(status)).inc()
 

@@ -25,7 +25,7 @@ from kindler.models.signature import Signature, as_text
 from kindler.omega import Omega
 from kindler.runtime.handles import TaskHandle
 from kindler.runtime.runtime import Runtime
-from kindler.serve.auth import needs, needs_by_action
+from kindler.serve.auth import check_datasets, needs, needs_by_action
 from kindler.serve.body_readers import Readers, where_read
 from kindler.serve.deadlines import within
 from kindler.serve.http_errors import Problem, as_problem
@@ -34,6 +34,7 @@ from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.values import loads, plain
 from kindler.serve.requests import METHODS, Target
 from kindler.serve.routes import Bucket, Json
+from kindler.store.keys import Key
 
 __all__ = ["WAITS", "Tasks", "task_routes", "wants_later"]
 
@@ -62,11 +63,13 @@ class Begun:
         handle: The runtime's handle.
         head: The first fields of its response: the model, or the script.
         started: When it was sent.
+        owner: The id of the key that sent it; None without keys.
     """
 
     handle: TaskHandle
     head: Mapping[str, Any]
     started: datetime
+    owner: str | None = None
 
 
 class Tasks:
@@ -100,7 +103,12 @@ class Tasks:
         self._lock = threading.Lock()
 
     def begin(
-        self, bucket: str, head: Mapping[str, Any], call: Callable[[Runtime], TaskHandle], size: int = 0
+        self,
+        bucket: str,
+        head: Mapping[str, Any],
+        call: Callable[[Runtime], TaskHandle],
+        size: int = 0,
+        key: Key | None = None,
     ) -> Begun:
         """Start a task on the runtime of a bucket.
 
@@ -109,6 +117,7 @@ class Tasks:
             head: The first fields of the response.
             call: Starts the task.
             size: The bytes of its request, which are held until it has finished.
+            key: The key of its request.
 
         Raises:
             Problem: 429 if too many tasks, or too many bytes, are unfinished.
@@ -129,7 +138,8 @@ class Tasks:
             self.held_bytes += size
         try:
             runtime = self._omega[bucket].runtime.options(trusted=self._trusted)
-            begun = Begun(call(runtime), head, datetime.now(timezone.utc))
+            owner = None if key is None else key.id
+            begun = Begun(call(runtime), head, datetime.now(timezone.utc), owner)
         except BaseException:
             self._let_go(size)
             raise
@@ -142,15 +152,19 @@ class Tasks:
         with self._lock:
             self.held_bytes -= size
 
-    def find(self, task: str) -> Begun:
+    def find(self, task: str, key: Key | None = None) -> Begun:
         """A task by its id.
+
+        Args:
+            task: The id.
+            key: The key of the request that asks; one that is limited finds only its own tasks.
 
         Raises:
             NotFoundError: There is none, or it was forgotten.
         """
         with self._lock:
             begun = self._begun.get(task)
-        if begun is None:
+        if begun is None or (key is not None and key.is_limited and begun.owner != key.id):
             raise NotFoundError(what="task", name=task[:100])
         return begun
 
@@ -250,7 +264,7 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
     @routes.put(
         "/model/{name:path}/{action}", tags=["models"], openapi_extra={"requestBody": _MAYBE_JSON}, **answers
     )
-    @needs_by_action(_SCOPES)
+    @needs_by_action(_SCOPES, on="models")
     async def model(
         request: Request,
         name: str,
@@ -265,14 +279,20 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
         size = _held_bytes(data, len(await request.body()))
 
         def begin() -> Begun:
-            return tasks.begin(bucket, {"model": name}, lambda r: getattr(r.model(name), action)(*data), size)
+            return tasks.begin(
+                bucket,
+                {"model": name},
+                lambda r: getattr(r.model(name), action)(*data),
+                size,
+                request.scope.get("kindler.key"),
+            )
 
         return await begun(request, begin, later=later)
 
     @routes.post(
         "/script/{name:path}/run", tags=["scripts"], openapi_extra={"requestBody": _ANY_JSON}, **answers
     )
-    @needs("predict")
+    @needs("predict", on="scripts")
     async def script(request: Request, name: str, bucket: Bucket, later: Later) -> Json:
         """Run a stored function with the body as its argument; the server must run with `--trusted`."""
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
@@ -283,34 +303,39 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
 
         def begin() -> Begun:
             return tasks.begin(
-                bucket, {"script": name}, lambda r: r.script(name).run(*arguments, **named), len(body)
+                bucket,
+                {"script": name},
+                lambda r: r.script(name).run(*arguments, **named),
+                len(body),
+                request.scope.get("kindler.key"),
             )
 
         return await begun(request, begin, later=later)
 
     @routes.get("/task/{task}/status", tags=["tasks"])
-    @needs("predict")
-    def status(task: str) -> dict[str, Any]:
+    @needs("predict", filtered=True)
+    def status(request: Request, task: str) -> dict[str, Any]:
         """State of a task: PENDING, STARTED, SUCCESS, FAILURE or REVOKED."""
-        return {"task_id": task, "status": _WORDS[tasks.find(task).handle.status]}
+        begun = tasks.find(task, request.scope.get("kindler.key"))
+        return {"task_id": task, "status": _WORDS[begun.handle.status]}
 
     @routes.get("/task/{task}/result", tags=["tasks"])
-    @needs("predict")
-    def result(task: str) -> Json:
-        """Result of a task; 400 with the reason if it failed."""
-        begun = tasks.find(task)
+    @needs("predict", filtered=True)
+    def result(request: Request, task: str) -> Json:
+        """Result of a task; the status of its error, with the reason, if it failed."""
+        begun = tasks.find(task, request.scope.get("kindler.key"))
         handle = begun.handle
         if handle.error is not None:
-            raise _failure(handle.error)
+            raise as_problem(handle.error) or _failure(handle.error)
         done = handle.ready()
         response = _response(begun, handle.get(0) if done else None)
         return Json({"task_id": task, "status": _WORDS[handle.status], "response": response})
 
     @routes.delete("/task/{task}", tags=["tasks"])
-    @needs("predict")
-    def cancel(task: str) -> dict[str, Any]:
+    @needs("predict", filtered=True)
+    def cancel(request: Request, task: str) -> dict[str, Any]:
         """Cancel a task, or stop it if it is running; a finished task stays as it is."""
-        handle = tasks.find(task).handle
+        handle = tasks.find(task, request.scope.get("kindler.key")).handle
         handle.cancel()
         return {"task_id": task, "status": _WORDS[handle.status]}
 
@@ -324,11 +349,7 @@ async def _data(
     if action not in _VERBS:
         raise Problem(404, f"unknown action {action[:40]!r}; expected one of {', '.join(_VERBS)}.")
     if datax is not None:
-        key = request.scope.get("kindler.key")
-        if key is not None and not key.allows("read"):
-            raise Problem(
-                403, f"the API key {key.id} has the scopes {', '.join(key.scopes)}; datasets need read."
-            )
+        check_datasets(request.scope.get("kindler.key"), request.scope["kindler.bucket"], datax, datay)
         return (datax,) if datay is None or action in METHODS else (datax, datay)
     if action in _DATASET_VERBS:
         raise Problem(400, f"{action} needs ?datax=, the name of a dataset, and ?datay= for its labels.")

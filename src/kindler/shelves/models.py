@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from kindler.errors import ConfigError
 from kindler.registry import Registry, Spec
 from kindler.shelves.shelf import Shelf
 from kindler.store import Version
+from kindler.store.selectors import parse
+
+if TYPE_CHECKING:
+    from kindler.store.splits import Split, Splits
 
 __all__ = ["Models"]
 
@@ -55,6 +61,61 @@ class Models(Shelf):
         """
         obj = Path(obj) if isinstance(obj, str) else obj
         return super().put(obj, name, attributes=attributes, tag=tag, kind=kind, trusted=trusted, **options)
+
+    def split(
+        self,
+        name: str,
+        *,
+        canary: Mapping[int, float] | None = None,
+        shadow: Mapping[int, float] | None = None,
+    ) -> Split:
+        """Let servers divide the requests of an alias; without shares, all go to its own version again.
+
+        Args:
+            name: The name with an alias: `net@prod`.
+            canary: Versions that answer a share of the requests: `{4: 0.1}` is a tenth of them.
+            shadow: Versions that are called with a share of the requests beside, and whose answers nobody
+                sees; servers count how many differ.
+
+        Returns:
+            What holds from now on.
+
+        Raises:
+            ConfigError: The name has no alias, or a share cannot be.
+            NotFoundError: There is no such alias or version.
+        """
+        from kindler.store.splits import Split
+
+        selector = parse(name)
+        if not isinstance(selector.ref, str) or selector.back:
+            raise ConfigError(f"{name!r} names no alias.\nHint: split('net@prod', canary={{4: 0.1}}).")
+        if self.store.url.startswith("memory:"):
+            raise ConfigError("a store in memory belongs to its process; no server sees its splits.")
+        self.metadata(name)
+        split = Split(self.bucket, selector.name, selector.ref, dict(canary or {}), dict(shadow or {}))
+        for number in {*split.canary, *split.shadow}:
+            self.metadata(selector.name, version=number)
+        with self._splits() as splits:
+            splits.put(split)
+        return split
+
+    def splits(self, name: str) -> dict[str, Split]:
+        """How the requests of a model's aliases are divided, by alias."""
+        with self._splits() as splits:
+            return {split.alias: split for split in splits.list(self._address(name))}
+
+    def _protected(self, name: str) -> set[int]:
+        found = super()._protected(name)
+        for split in self.splits(name).values():
+            found |= {*split.canary, *split.shadow}
+        return found
+
+    @contextmanager
+    def _splits(self) -> Iterator[Splits]:
+        from kindler.store.splits import Splits
+
+        with closing(Splits(self.store.url)) as splits:
+            yield splits
 
     def export_mlflow(self, name: str, path: str | os.PathLike[str], *, trusted: bool = False) -> Path:
         """Write a version to a folder that is an MLflow model, with its signature and its requirements.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import os
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -196,6 +197,51 @@ class Shelf:
             return []
         found = self.metadata(str(selector))
         return self.store.drop(found.address, None if selector.is_bare else found.number)
+
+    def prune(
+        self,
+        pattern: str = "**",
+        *,
+        keep: int | None = None,
+        days: float | None = None,
+        dry_run: bool = False,
+    ) -> builtins.list[str]:
+        """Take old versions away. What is tagged stays, and so does the newest version of each name.
+
+        Args:
+            pattern: A glob of names.
+            keep: Keep so many of the newest versions of each name.
+            days: Keep versions that are younger than so many days. With both, a version stays that either
+                of them keeps.
+            dry_run: Only say which would go.
+
+        Returns:
+            The versions that are gone, such as "net@3". Their bytes go with the next `sweep`.
+
+        Raises:
+            ConfigError: Neither `keep` nor `days` was given, or one of them cannot be.
+        """
+        if keep is None and days is None:
+            raise ConfigError("prune() needs keep=... or days=..., to say what stays.")
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise ConfigError(f"keep={keep!r}: must be 1 or more.")
+        if days is not None and (isinstance(days, bool) or not 0 <= days < 1e6):
+            raise ConfigError(f"days={days!r}: must be 0 or more.")
+        gone = []
+        until = datetime.now(timezone.utc) - timedelta(days=days) if days is not None else None
+        for name in self.list(pattern, hidden=True):
+            history = self.store.history(self._address(name))
+            protected = self._protected(name)
+            for number, created in history[: -(keep or 1)]:
+                if number not in protected and (until is None or created < until):
+                    if not dry_run:
+                        self.store.drop(self._address(name), number)
+                    gone.append(f"{name}@{number}")
+        return gone
+
+    def _protected(self, name: str) -> set[int]:
+        """Versions that `prune` leaves."""
+        return set(self.tags(name).values())
 
     def tag(self, name: str, tag: str) -> Version:
         """Make a tag stand at a version; it leaves the one where it stood.

@@ -5,7 +5,7 @@ named by its SHA-256). It knows files and no objects: how a model or a table bec
 `kindler.shelves`, which also has the verbs that users call.
 """
 
-from kindler.store.store import Store, Swept
+from kindler.store.store import Damage, Store, Swept, Verified
 from kindler.store.versions import Address, File, Version
 
-__all__ = ["Address", "File", "Store", "Swept", "Version"]
+__all__ = ["Address", "Damage", "File", "Store", "Swept", "Verified", "Version"]

@@ -237,6 +237,39 @@ class Catalog:
                 before = said
         return versions
 
+    def history(self, address: Address) -> list[tuple[int, datetime]]:
+        """The numbers of all versions of a name, oldest first, and when they were published."""
+        wanted = sa.select(_versions.c.number, _versions.c.created).select_from(_joined).where(*_is(address))
+        with self._database.reading() as connection:
+            rows = connection.execute(wanted.order_by(_versions.c.number)).all()
+        return [(row.number, datetime.fromisoformat(row.created)) for row in rows]
+
+    def needs(self, after: str, limit: int) -> list[str]:
+        """Hashes of blobs that some version needs, in order, after this one; at most so many."""
+        wanted = sa.select(_needs.c.sha256).where(_needs.c.sha256 > after).distinct()
+        with self._database.reading() as connection:
+            return list(connection.scalars(wanted.order_by(_needs.c.sha256).limit(limit)))
+
+    def users(self, sha256: str, limit: int) -> list[str]:
+        """Versions that need a blob, such as "default/models/net@3"; at most so many."""
+        joined = _needs.join(_objects, _needs.c.object == _objects.c.id)
+        wanted = sa.select(_objects.c.bucket, _objects.c.shelf, _objects.c.name, _needs.c.number)
+        wanted = wanted.select_from(joined).where(_needs.c.sha256 == sha256).limit(limit)
+        with self._database.reading() as connection:
+            rows = connection.execute(wanted).all()
+        return sorted(f"{row.bucket}/{row.shelf}/{row.name}@{row.number}" for row in rows)
+
+    def compact(self) -> tuple[int, int]:
+        """Give back the room that removed rows took; returns the bytes before and after, 0 if unknown."""
+        return self._database.compact()
+
+    def numbers(self, address: Address, limit: int) -> list[int]:
+        """The numbers of the newest versions of a name, oldest first, at most so many."""
+        wanted = sa.select(_versions.c.number).select_from(_joined).where(*_is(address))
+        with self._database.reading() as connection:
+            found = list(connection.scalars(wanted.order_by(_versions.c.number.desc()).limit(limit)))
+        return found[::-1]
+
     def newest(
         self, bucket: str, shelf: str, prefix: str = "", *, after: str = "", limit: int | None = None
     ) -> list[Version]:
@@ -263,11 +296,15 @@ class Catalog:
         with self._database.reading() as connection:
             return list(connection.scalars(wanted))
 
-    def all_tags(self, bucket: str, shelf: str) -> dict[str, dict[str, int]]:
-        """The tags of all names that have any."""
+    def all_tags(
+        self, bucket: str, shelf: str, first: str | None = None, last: str | None = None
+    ) -> dict[str, dict[str, int]]:
+        """The tags of all names that have any, from the first to the last if they are given."""
         joined = _tags.join(_objects, _tags.c.object == _objects.c.id)
         wanted = sa.select(_objects.c.name, _tags.c.tag, _tags.c.number).select_from(joined)
         wanted = wanted.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf)
+        if first is not None and last is not None:
+            wanted = wanted.where(self._name >= first, self._name <= last)
         tags: dict[str, dict[str, int]] = {}
         with self._database.reading() as connection:
             for row in connection.execute(wanted):
@@ -417,14 +454,18 @@ class Catalog:
             connection.execute(self._insert(_needs).on_conflict_do_nothing(), rows)
 
     def _names(self, wanted: Any, bucket: str, shelf: str, prefix: str, after: str, limit: int | None) -> Any:
-        # By the codes of the characters, as Python sorts; databases do not agree on an order of text.
-        name = _objects.c.name if self._database.dialect == "sqlite" else _objects.c.name.collate("C")
+        name = self._name
         wanted = wanted.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf).order_by(name)
         if prefix:
             wanted = wanted.where(_objects.c.name.startswith(prefix, autoescape=True))
         if after or prefix:
             wanted = wanted.where(name > after, name >= prefix)
         return wanted if limit is None else wanted.limit(limit)
+
+    @property
+    def _name(self) -> Any:
+        # By the codes of the characters, as Python sorts; databases do not agree on an order of text.
+        return _objects.c.name if self._database.dialect == "sqlite" else _objects.c.name.collate("C")
 
     def _next(self, connection: sa.Connection, address: Address) -> tuple[int, int]:
         statement = self._insert(_objects).values(

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import sqlalchemy as sa
 
 from kindler.errors import ConfigError, NotFoundError
 from kindler.store.database import Database
+from kindler.store.names import LONGEST, check_bucket, matches
 from kindler.store.urls import parse
 
-__all__ = ["SCOPES", "Key", "Keys"]
+__all__ = ["SCOPES", "SHELVES", "Key", "Keys"]
 
 SCOPES = ("read", "predict", "write", "admin")
+SHELVES = ("models", "datasets", "scripts")
+_MOST_STARS = 16
 _PREFIX = "kdl"
 _LOCK_KEY = 0x6B657973  # "keys": for PostgreSQL, while the table is made
 
@@ -48,6 +53,9 @@ class Key:
         created: When it was made.
         expires: When it ends; None for never.
         sha256: The hash of its secret part.
+        buckets: The only buckets that it is for; empty for all.
+        names: For each shelf, globs of the only names that it is for. If it is empty, all names of all
+            shelves; else none of the shelves that it lacks.
     """
 
     id: str
@@ -56,6 +64,13 @@ class Key:
     created: datetime
     expires: datetime | None
     sha256: str
+    buckets: tuple[str, ...] = ()
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it is for some buckets or names only."""
+        return bool(self.buckets or self.names)
 
     def allows(self, scope: str) -> bool:
         """Whether it is good for something."""
@@ -85,13 +100,24 @@ class Keys:
             with self._database.writing() as connection:
                 self._database.make(connection, _tables, _LOCK_KEY)
 
-    def add(self, scopes: Sequence[str], *, note: str = "", days: float | None = None) -> tuple[Key, str]:
+    def add(
+        self,
+        scopes: Sequence[str],
+        *,
+        note: str = "",
+        days: float | None = None,
+        buckets: Sequence[str] = (),
+        names: Mapping[str, Sequence[str]] | None = None,
+    ) -> tuple[Key, str]:
         """Make a key.
 
         Args:
             scopes: What it allows.
             note: What it is for.
             days: How long; None is for ever.
+            buckets: The only buckets that it is for; empty for all.
+            names: Globs of the only names that it is for, by shelf: `{"models": ["team/**"]}`. A shelf
+                that is not there is closed to the key.
 
         Returns:
             What is known of it, and the key itself, which nobody can find out again.
@@ -101,6 +127,8 @@ class Keys:
             raise ConfigError(f"scopes={list(scopes)}: must be one or more of {', '.join(SCOPES)}.")
         if days is not None and not 0 < days < 100_000:
             raise ConfigError(f"days={days}: must be greater than 0.")
+        globs = {shelf: tuple(patterns) for shelf, patterns in (names or {}).items() if patterns}
+        _check_limits(buckets, globs)
         now = datetime.now(timezone.utc)
         name = secrets.token_hex(4)
         token = f"{_PREFIX}_{name}_{secrets.token_urlsafe(32)}"
@@ -111,11 +139,13 @@ class Keys:
             now,
             None if days is None else now + timedelta(days=days),
             _hashed(token),
+            tuple(buckets),
+            globs,
         )
         row = {
             "id": key.id,
             "sha256": key.sha256,
-            "scopes": " ".join(key.scopes),
+            "scopes": _written(key),
             "note": key.note,
             "created": key.created.isoformat(),
             "expires": key.expires and key.expires.isoformat(),
@@ -128,17 +158,7 @@ class Keys:
         """All keys, oldest first."""
         with self._database.reading() as connection:
             rows = connection.execute(sa.select(_keys).order_by(_keys.c.created)).all()
-        return [
-            Key(
-                row.id,
-                tuple(row.scopes.split()),
-                row.note,
-                datetime.fromisoformat(row.created),
-                datetime.fromisoformat(row.expires) if row.expires else None,
-                row.sha256,
-            )
-            for row in rows
-        ]
+        return [_read(row) for row in rows]
 
     def remove(self, name: str) -> None:
         """Take a key away; servers notice within seconds.
@@ -160,6 +180,48 @@ def id_of(token: str) -> str:
     """The part of a key that names it."""
     parts = token.split("_", 2)
     return parts[1] if len(parts) == 3 and parts[0] == _PREFIX else ""
+
+
+def _written(key: Key) -> str:
+    """The scopes, with the limits of a key that has any.
+
+    As JSON, which earlier versions of Kindler take for unknown scopes: to them, such a key allows nothing.
+    """
+    if not key.is_limited:
+        return " ".join(key.scopes)
+    return json.dumps({"scopes": key.scopes, "buckets": key.buckets, "names": key.names})
+
+
+def _read(row: sa.Row[tuple[str, ...]]) -> Key:
+    limits: Mapping[str, Any] = json.loads(row.scopes) if row.scopes.startswith("{") else {}
+    return Key(
+        row.id,
+        tuple(limits["scopes"] if limits else row.scopes.split()),
+        row.note,
+        datetime.fromisoformat(row.created),
+        datetime.fromisoformat(row.expires) if row.expires else None,
+        row.sha256,
+        tuple(limits.get("buckets", ())),
+        {shelf: tuple(globs) for shelf, globs in limits.get("names", {}).items()},
+    )
+
+
+def _check_limits(buckets: Sequence[str], names: Mapping[str, Sequence[str]]) -> None:
+    for bucket in buckets:
+        check_bucket(bucket)
+    unknown = sorted(set(names) - set(SHELVES))
+    if unknown:
+        raise ConfigError(f"names={unknown}: must be of the shelves {', '.join(SHELVES)}.")
+    for pattern in (pattern for globs in names.values() for pattern in globs):
+        if not isinstance(pattern, str) or not pattern or "@" in pattern or "^" in pattern:
+            raise ConfigError(
+                f"{pattern!r} is not a glob of names.\nHint: a key covers all versions of a name."
+            )
+        if len(pattern) > LONGEST or pattern.count("*") > _MOST_STARS:
+            raise ConfigError(
+                f"{pattern[:80]!r}: a glob has at most {LONGEST} characters and {_MOST_STARS} stars."
+            )
+        matches(pattern, "")  # raises if it cannot be compiled
 
 
 def _hashed(token: str) -> str:

@@ -11,12 +11,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from kindler.errors import ConfigError, MissingExtraError, NotFoundError, StoreError
+from kindler.errors import ConfigError, DamagedError, MissingExtraError, NotFoundError, StoreError
 from kindler.store import staging, urls
 from kindler.store.blobs import Blobs, open_blobs
 from kindler.store.hashing import sha256_of
@@ -27,9 +28,11 @@ from kindler.store.versions import Address, Draft, File, Version, check_files
 if TYPE_CHECKING:
     from kindler.store.catalog import Catalog
 
-__all__ = ["Store", "Swept"]
+__all__ = ["Damage", "Store", "Swept", "Verified"]
 
 _SWEPT_AT_ONCE = 200
+_SHOWN = 20  # versions and tags in an error
+_COMPARED = 200  # names that a misspelled one is compared with
 _PAGE = 100  # fetched beyond those that are asked for, as some may not be listed
 T = TypeVar("T")
 
@@ -45,6 +48,35 @@ class Swept:
 
     blobs: int
     folders: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A blob that is gone, or is not what was stored.
+
+    Attributes:
+        sha256: Its hash.
+        problem: What is wrong.
+        versions: Some of the versions that need it, such as "default/models/net@3". Versions that were
+            appended to these need it too.
+    """
+
+    sha256: str
+    problem: str
+    versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a verification found.
+
+    Attributes:
+        blobs: How many blobs were read.
+        damaged: Those that are not what was stored.
+    """
+
+    blobs: int
+    damaged: tuple[Damage, ...]
 
 
 class Store:
@@ -252,9 +284,18 @@ class Store:
             limit,
         )
 
-    def all_tags(self, bucket: str, shelf: str) -> dict[str, dict[str, int]]:
-        """The tags of all names of a shelf that have any, and the numbers they stand at."""
-        return self._catalog.all_tags(bucket, shelf)
+    def all_tags(
+        self, bucket: str, shelf: str, first: str | None = None, last: str | None = None
+    ) -> dict[str, dict[str, int]]:
+        """The tags of all names of a shelf that have any, and the numbers they stand at.
+
+        Args:
+            bucket: The bucket.
+            shelf: The shelf.
+            first: With `last`, only names from this one on: those of a page.
+            last: With `first`, only names up to this one.
+        """
+        return self._catalog.all_tags(bucket, shelf, first, last)
 
     def buckets(self) -> list[str]:
         """The buckets that hold something."""
@@ -340,6 +381,44 @@ class Store:
                 removed += len(debris)
         return Swept(blobs=removed, folders=folders)
 
+    def verify(self) -> Verified:
+        """Read every blob that a version needs, and check it against its hash.
+
+        A damaged blob is healed by putting the same content again.
+        """
+        count, damaged, after = 0, [], ""
+        while some := self._catalog.needs(after, _SWEPT_AT_ONCE):
+            after = some[-1]
+            for sha256 in some:
+                count += 1
+                problem = self._problem_of(sha256)
+                users = self._catalog.users(sha256, _SHOWN) if problem else []
+                if problem and users:  # else the last version that needed it was dropped meanwhile
+                    damaged.append(Damage(sha256, problem, tuple(users)))
+        return Verified(count, tuple(damaged))
+
+    def compact(self) -> tuple[int, int]:
+        """Give back the room that removed rows of the catalog took.
+
+        Returns:
+            The bytes of the catalog before and after; 0 where the database does not say.
+        """
+        return self._catalog.compact()
+
+    def history(self, address: Address) -> list[tuple[int, datetime]]:
+        """The numbers of all versions of a name, oldest first, and when they were published."""
+        return self._catalog.history(address)
+
+    def _problem_of(self, sha256: str) -> str | None:
+        with self.stage() as folder:
+            try:
+                self.blobs.get(sha256, folder / sha256)
+            except DamagedError as exc:
+                return str(exc).splitlines()[0]
+            except OSError as exc:
+                return str(exc)
+        return None
+
     def _may_write(self) -> bool:
         stage = self.blobs.stage
         return (
@@ -349,16 +428,30 @@ class Store:
 
     def _missing(self, address: Address, selector: Selector) -> NotFoundError:
         what = address.shelf.removesuffix("s")
-        known = self.versions(address)
+        known = self._catalog.numbers(address, _SHOWN)
         if known:
-            there = [str(version) for version in known]
-            there += [f"{address.name}@{tag}" for tag in sorted(self.tags(address))]
+            there = [f"{address.name}@{number}" for number in known]
+            there += [f"{address.name}@{tag}" for tag in sorted(self.tags(address))[:_SHOWN]]
             return NotFoundError(what=f"version of the {what}", name=str(selector), available=there)
-        names = self.names(address.bucket, address.shelf)
-        near = difflib.get_close_matches(address.name, names, n=3)
+        near = difflib.get_close_matches(address.name, self._similar(address), n=3)
         return NotFoundError(
             what=f"{what} in the bucket {address.bucket!r}:", name=address.name, available=near
         )
+
+    def _similar(self, address: Address) -> list[str]:
+        """Names that might have been meant: all of a small store, and of a large one those that begin alike.
+
+        Never many: whoever asks for names that there are not must not keep others waiting.
+        """
+        names = self._catalog.names(address.bucket, address.shelf, limit=_COMPARED + 1)
+        if len(names) <= _COMPARED:
+            return names
+        for length in (len(address.name) // 2, 1):
+            prefix = address.name[: max(1, length)]
+            names = self._catalog.names(address.bucket, address.shelf, prefix, limit=_COMPARED)
+            if names:
+                break
+        return names
 
 
 def _listed(name: str, pattern: str, *, hidden: bool) -> bool:

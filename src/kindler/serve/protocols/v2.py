@@ -21,11 +21,21 @@ from kindler.serve.protocols import Sent
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
 from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
 
-__all__ = ["LENGTH", "V2", "datatype_of", "described"]
+__all__ = [
+    "DTYPES",
+    "LENGTH",
+    "V2",
+    "checked_shape",
+    "datatype_of",
+    "described",
+    "from_bytes",
+    "timeout_of",
+    "to_bytes",
+]
 
 LENGTH = "inference-header-content-length"
 _PATH = re.compile(r"/v2/models/(?P<name>.+?)(?:/versions/(?P<version>[^/]+))?/infer")
-_DTYPES = {
+DTYPES = {
     "BOOL": "bool",
     "FP16": "float16",
     "FP32": "float32",
@@ -33,8 +43,8 @@ _DTYPES = {
     **{f"{sign}INT{bits}": f"{sign.lower()}int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
     "BYTES": "object",
 }
-_DATATYPES = {dtype: name for name, dtype in _DTYPES.items()}
-_DATATYPES_OF = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}  # a dtype's own name takes long
+_DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
+_DATATYPES_OF = {np.dtype(dtype): name for name, dtype in DTYPES.items()}  # a dtype's own name takes long
 
 
 class V2:
@@ -75,7 +85,7 @@ class V2:
             params=params,
             outputs=outputs,
             id=_text(told_body.get("id", ""), "id"),
-            timeout_s=_timeout(params.get("timeout")),
+            timeout_s=timeout_of(params.get("timeout")),
             batch=params.get("batch", True) is not False,
         )
 
@@ -87,7 +97,7 @@ class V2:
             asked = (request.outputs or {}).get(name, {})
             entry: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
             if asked.get("binary_data", all_binary):
-                content = _packed(array)
+                content = to_bytes(array)
                 entry["parameters"] = {"binary_data_size": len(content)}
                 raw.append(content)
             else:
@@ -146,18 +156,17 @@ def _tensor(entry: Any, rest: _Rest) -> tuple[str, Array]:
         raise Problem(400, "an input must be an object with name, shape, datatype and data.")
     name = _text(entry.get("name"), "name of an input")
     datatype = entry.get("datatype")
-    if not isinstance(datatype, str) or datatype not in _DTYPES:
+    if not isinstance(datatype, str) or datatype not in DTYPES:
         raise Problem(
             400,
-            f"the input {name!r} has the unknown datatype {datatype!r}; expected one of"
-            f" {', '.join(_DTYPES)}.",
+            f"the input {name!r} has the unknown datatype {datatype!r}; expected one of {', '.join(DTYPES)}.",
         )
-    shape = _shape(entry.get("shape"), name)
+    shape = checked_shape(entry.get("shape"), name)
     params = _object(entry.get("parameters"), f"parameters of the input {name!r}")
     if "binary_data_size" in params:
         if "data" in entry:
             raise Problem(400, f"the input {name!r} has both data and a binary_data_size.")
-        return name, _unpacked(rest.take(params["binary_data_size"], name), datatype, shape, name)
+        return name, from_bytes(rest.take(params["binary_data_size"], name), datatype, shape, name)
     if "data" not in entry:
         raise Problem(400, f"the input {name!r} has no data.")
     values = entry["data"] if isinstance(entry["data"], list) else [entry["data"]]
@@ -169,7 +178,7 @@ def _tensor(entry: Any, rest: _Rest) -> tuple[str, Array]:
 
 
 def _numbers(array: Array, datatype: str, name: str) -> Array:
-    target = np.dtype(_DTYPES[datatype])
+    target = np.dtype(DTYPES[datatype])
     if array.dtype == target:
         return array
     whole = array.dtype.kind in "biu"
@@ -213,9 +222,14 @@ def _flat(values: list[Any], name: str, depth: int = 0) -> list[Any]:
     return flat
 
 
-def _unpacked(content: memoryview, datatype: str, shape: tuple[int, ...], name: str) -> Array:
+def from_bytes(content: memoryview, datatype: str, shape: tuple[int, ...], name: str) -> Array:
+    """A tensor of its raw bytes.
+
+    Raises:
+        Problem: 400: the bytes are not those of such a tensor.
+    """
     if datatype != "BYTES":
-        dtype = np.dtype(_DTYPES[datatype]).newbyteorder("<")
+        dtype = np.dtype(DTYPES[datatype]).newbyteorder("<")
         if len(content) % dtype.itemsize:
             raise Problem(
                 400,
@@ -238,7 +252,8 @@ def _unpacked(content: memoryview, datatype: str, shape: tuple[int, ...], name: 
     return _reshaped(array, shape, name)
 
 
-def _packed(array: Array) -> bytes:
+def to_bytes(array: Array) -> bytes:
+    """The raw bytes of a tensor."""
     if array.dtype.kind != "O" and datatype_of(array) != "BYTES":
         return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     chunks: list[bytes] = []
@@ -270,7 +285,12 @@ def _reshaped(array: Array, shape: tuple[int, ...], name: str) -> Array:
     return array.reshape(shape)
 
 
-def _shape(value: Any, name: str) -> tuple[int, ...]:
+def checked_shape(value: Any, name: str) -> tuple[int, ...]:
+    """The shape of a tensor.
+
+    Raises:
+        Problem: 400: it is none.
+    """
     fine = isinstance(value, list) and all(
         isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 40 for n in value
     )
@@ -297,8 +317,12 @@ def _length(text: str, there: int) -> int:
     return length
 
 
-def _timeout(value: Any) -> float | None:
-    """Microseconds, by Triton's rule; 0 is none."""
+def timeout_of(value: Any) -> float | None:
+    """Seconds, of microseconds by Triton's rule; 0 is none.
+
+    Raises:
+        Problem: 400: it is no such number.
+    """
     if value is None or value == 0:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:

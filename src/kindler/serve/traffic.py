@@ -1,0 +1,188 @@
+"""Canaries and shadows: which version answers a request of an alias, and which ones are called beside.
+
+A canary that is not in memory yet is loaded beside the requests, which the alias's own version answers
+meanwhile; one that cannot be loaded never answers any. A shadow call begins when its request is answered, and
+can neither delay nor fail it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+
+import numpy as np
+
+from kindler.errors import KindlerError, NotFoundError
+from kindler.models.signature import Arrays
+from kindler.serve.auth import bare_name
+from kindler.serve.http_errors import Problem
+from kindler.serve.loaded_models import Name, Resident, Residents, shown_name
+from kindler.serve.stats import Stats
+from kindler.store.splits import Split, Splits
+
+__all__ = ["SESSION", "Call", "Traffic", "compared"]
+
+SESSION = "x-session-id"  # requests with the same one go to the same version
+_MOST_SHADOWS = 32  # at a time; further ones are dropped
+_CLOSE = 1e-3
+_log = logging.getLogger("kindler.serve")
+
+Call = Callable[[Resident], Awaitable[Arrays]]
+
+
+class Traffic:
+    """Divides requests as the store's splits say.
+
+    Args:
+        splits: The splits of the store.
+        residents: The models.
+        stats: The counters.
+        executor: Where the splits are read.
+        refresh_s: Seconds for which they are taken to be what they were.
+        chance: Numbers from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        splits: Splits,
+        residents: Residents,
+        stats: Stats,
+        executor: Executor,
+        refresh_s: float,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._splits = splits
+        self._residents = residents
+        self._stats = stats
+        self._executor = executor
+        self._refresh_s = refresh_s
+        self._chance = chance
+        self._known: dict[tuple[str, str, str], Split] = {}
+        self._read_at = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reading = False
+        self._loading: set[Name] = set()
+        self._shadows = 0
+
+    async def read(self) -> None:
+        """Read the splits now."""
+        self._reading = True
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._executor, self._splits.list)
+            self._known = {(split.bucket, split.name, split.alias): split for split in found}
+        except KindlerError as exc:
+            _log.warning("cannot read the splits: %s", exc)
+        finally:
+            self._read_at = time.monotonic()
+            self._reading = False
+
+    def split_of(self, name: Name) -> Split | None:
+        """The split of the alias that a request names, if it has one."""
+        if not self._reading and time.monotonic() - self._read_at > self._refresh_s:
+            self._reading = True
+            self._begin(self.read())
+        if not self._known:
+            return None
+        bucket, text, version = name
+        alias = version or text.partition("@")[2]
+        return self._known.get((bucket, bare_name(text), alias)) if alias else None
+
+    def canary(self, split: Split, headers: Mapping[str, str]) -> Resident | None:
+        """The canary that answers this request; None if the alias's own version does."""
+        if not split.canary:
+            return None
+        session = headers.get(SESSION)
+        at = self._chance() if session is None else _spot(split, session)
+        for number, share in split.canary.items():
+            at -= share
+            if at < 0:
+                return self._at_hand((split.bucket, split.name, str(number)))
+        return None
+
+    def shadow(self, split: Split, outputs: Arrays, call: Call) -> list[int]:
+        """Call the shadows of a split beside, and compare what they answer; returns which are called."""
+        called = []
+        for number, share in split.shadow.items():
+            if share < 1 and self._chance() >= share:
+                continue
+            if self._shadows >= _MOST_SHADOWS:
+                shown = split.name if split.bucket == "default" else f"{split.bucket}:{split.name}"
+                self._stats.version(shown, number).shadow("dropped")
+                continue
+            self._shadows += 1
+            self._begin(self._shadowed((split.bucket, split.name, str(number)), outputs, call))
+            called.append(number)
+        return called
+
+    def close(self) -> None:
+        """Stop what runs beside."""
+        for task in list(self._tasks):
+            task.cancel()
+        self._splits.close()
+
+    async def _shadowed(self, name: Name, outputs: Arrays, call: Call) -> None:
+        try:
+            resident = await self._residents.find(name)
+        except (KindlerError, Problem) as exc:
+            _log.warning("the shadow %s@%s is not called: %s", name[1], name[2], exc)
+            self._shadows -= 1
+            return
+        stats = self._stats.version(shown_name(resident.version), resident.version.number)
+        try:
+            answer = await call(resident)
+            stats.shadow("same" if compared(outputs, answer) else "different")
+        except (KindlerError, Problem):
+            stats.shadow("failed")
+        finally:
+            self._shadows -= 1
+
+    def _at_hand(self, name: Name) -> Resident | None:
+        found = self._residents.at_hand(name)
+        if found is None and name not in self._loading:
+            self._loading.add(name)
+            self._begin(self._load(name))
+        return found
+
+    async def _load(self, name: Name) -> None:
+        try:
+            await self._residents.find(name)
+        except NotFoundError:
+            pass  # it was dropped; the alias's own version answers
+        except (KindlerError, Problem) as exc:
+            _log.warning("the canary %s@%s does not answer: %s", name[1], name[2], exc)
+        finally:
+            self._loading.discard(name)
+
+    def _begin(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def compared(outputs: Arrays, others: Arrays) -> bool:
+    """Whether two answers are the same, numbers within 0.001 of their size."""
+    if outputs.keys() != others.keys():
+        return False
+    for name, array in outputs.items():
+        other = others[name]
+        if array.shape != other.shape:
+            return False
+        if array.dtype.kind in "fc" and other.dtype.kind in "fciub":
+            same = np.allclose(array, other, _CLOSE, _CLOSE, equal_nan=True)
+        else:
+            same = np.array_equal(array, other)
+        if not same:
+            return False
+    return True
+
+
+def _spot(split: Split, session: str) -> float:
+    """Where a session stands between 0 and 1, always the same for one alias."""
+    text = f"{split.bucket}/{split.name}@{split.alias}/{session}"
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
