@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kindler.jail import landlock, seccomp
 
-__all__ = ["ENVIRONMENT", "enter", "lacking", "libraries", "limit"]
+__all__ = ["ENVIRONMENT", "NOWHERE", "enter", "lacking", "libraries", "limit"]
 
 # Variables that say how to compute, and nothing of who runs the server.
 ENVIRONMENT = (
@@ -35,12 +35,15 @@ ENVIRONMENT = (
     *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "TF_FORCE_GPU_ALLOW_GROWTH", "JAX_PLATFORMS"),
 )
 
+NOWHERE = "/dev/null"  # a home in which libraries can make no folders, and find none
+
 # Where the system keeps libraries, and what they ask of the machine; nothing here is anybody's own.
 _SYSTEM = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64", "/etc/ld.so.cache"),
     *("/usr/share/zoneinfo", "/etc/localtime", "/dev/zero", "/dev/random", "/dev/urandom"),
     *("/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu", "/sys/devices/system/node"),
 )
+_OWN = ("/proc/self/cmdline", "/proc/self/maps")  # of this process: TensorFlow ends without the first
 _GPU = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps")
 _GPU_READ = ("/proc/driver/nvidia", "/usr/local/cuda", "/sys/bus/pci/devices")
 _OPEN_FILES = 512
@@ -65,6 +68,7 @@ def enter(readable: Iterable[Path], *, keep: Collection[int] = ()) -> None:
     _close_others({0, 1, 2, *keep})
     for name in [name for name in os.environ if name not in ENVIRONMENT]:
         del os.environ[name]
+    os.environ["HOME"] = NOWHERE
     for kind, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
@@ -75,6 +79,9 @@ def enter(readable: Iterable[Path], *, keep: Collection[int] = ()) -> None:
     paths = [*map(Path, (*_SYSTEM, *_GPU_READ)), *libraries(), *readable]
     _forget_privileges()
     _no_new_privileges()
+    # They stay open: the kernel may forget a file of /proc that nobody has open, and the rule with it.
+    own = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _OWN]
+    paths += [Path(f"/proc/self/fd/{fd}") for fd in own]
     landlock.confine(paths, writable=[Path("/dev/null")], devices=gpu)
     seccomp.refuse_other_calls()
     sys.path[:] = [path for path in sys.path if _can_list(path)]
@@ -94,16 +101,19 @@ def lacking() -> str | None:
         return missing
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    tried = subprocess.run(
-        [sys.executable, "-c", "import kindler.jail; kindler.jail._try_it()"],
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        timeout=_TRY_S,
-        text=True,
-        check=False,
-    )
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", "import kindler.jail; kindler.jail._try_it()"],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=_TRY_S,
+            text=True,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return f"a try failed: {exc}"
     if tried.returncode == 0:
         return None
     return next(iter(reversed(tried.stderr.strip().splitlines())), f"a try ended with {tried.returncode}")

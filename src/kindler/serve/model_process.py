@@ -41,7 +41,7 @@ _AREA_BYTES = 16 << 20
 _HEADER_BYTES = 64 << 10  # of a call, beside its arrays
 _MOST_HEADER = 8 << 20
 _LARGE_BYTES = 1 << 20  # is copied in a thread
-_TAIL_BYTES = 4000
+_KEPT_BYTES = 2000  # of what it prints: the first, and the last
 _EXIT_S = 5.0
 
 
@@ -139,7 +139,7 @@ class ModelProcess:
         self._done: Done | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._heard = b""
-        self._tail = b""
+        self._head = self._tail = b""
         self._why: ProcessLost | None = None  # once it is being ended
         self._over = False
         os.set_blocking(child.output.fileno(), False)
@@ -367,7 +367,12 @@ class ModelProcess:
         if not said:
             self._loop.remove_reader(self._child.output.fileno())
             return
-        self._tail = (self._tail + said)[-_TAIL_BYTES:]
+        self._head += said[: _KEPT_BYTES - len(self._head)]
+        self._tail = (self._tail + said)[-_KEPT_BYTES:]
+
+    def _said(self) -> str:
+        head, tail = (part.decode("utf-8", "replace") for part in (self._head, self._tail))
+        return head if head == tail else f"{head}\n...\n{tail}"
 
     def _gone(self) -> None:
         """Its socket is closed: find out why."""
@@ -382,7 +387,7 @@ class ModelProcess:
         code = 0 if asking.cancelled() or asking.exception() is not None else asking.result()
         why = self._why or ProcessLost(_how(code))
         if not why.hung and not why.by_memory:
-            _log.warning("%s\n%s", why, self._tail.decode("utf-8", "replace").strip())
+            _log.warning("%s\n%s", why, self._said())
         self._finish(Answered({}, why))
         self._reap()
         self._lost(self, why)

@@ -27,7 +27,6 @@ _IDLE_S = 3600.0
 _LEAST_OUTPUTS = 1 << 30
 # Memory that a large batch took is given back: a server lives long, and has many models.
 _MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-_HOME = {"HOME": "/dev/null"}  # libraries that would make folders there cannot
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def start_of(version: Version, folder: Path, settings: ServeSettings, *, lacking
     if row.family == "keras":
         environment["KERAS_BACKEND"] = backends.backend_of(None, None)
     if jailed:
-        environment.update(_HOME)
+        environment["HOME"] = jail.NOWHERE
     recipe = Recipe(
         preload=(*_OWN_PRELOAD, *_preload(row)),
         environment=tuple(sorted(environment.items())),
