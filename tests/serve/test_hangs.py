@@ -45,7 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for i in range(HUNG):
         om.models.put(hanging, f"hung{i}", kind="function", trusted=True)
     om.close()
-    with serving(folder, "--trusted", "--timeout-s", "1", "--drain-s", "1") as made:
+    with serving(folder, "--trusted", "--timeout-s", "1", "--drain-s", "1", "--isolation", "none") as made:
         yield made
 
 

@@ -35,7 +35,8 @@ def play(
 
     async def run() -> None:
         looks, asks, loads = (Threads(8, "test") for _ in range(3))
-        residents = Residents(om, ServeSettings(**settings), looks=looks, asks=asks, loads=loads, stats=stats)
+        chosen = ServeSettings(**{"isolation": "none", **settings})
+        residents = Residents(om, chosen, looks=looks, asks=asks, loads=loads, stats=stats)
         await scenario(residents)
         residents.close()
         for pool in (looks, asks, loads):

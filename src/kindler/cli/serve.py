@@ -35,6 +35,14 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--alone", metavar="NAME", action="append", default=[],
         help="model whose requests are never batched together; repeatable",
     )  # fmt: skip
+    parser.add_argument(
+        "--isolation", choices=["process", "none"], default="process",
+        help="run models in processes of their own, or in the server's (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--processes", type=_count, metavar="N", default=None,
+        help="maximum processes of one model; auto chooses by the cores (default: auto)",
+    )  # fmt: skip
     for name, kind, text in _LIMITS:
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=text)
     _add_edges(parser)
@@ -78,9 +86,15 @@ _LIMITS = (
     ("rows", int, "maximum rows in one request"),
     ("timeout-s", float, "timeout of a request in seconds"),
     ("memory-bytes", int, "memory for all loaded models together"),
+    ("model-memory-bytes", int, "memory for each process of a model"),
+    ("load-s", float, "seconds that loading a model may take"),
     ("refresh-s", float, "seconds between checks for moved aliases"),
     ("drain-s", float, "seconds that running requests get when the server stops"),
 )
+
+
+def _count(text: str) -> int | None:
+    return None if text == "auto" else int(text)
 
 
 def _serve(chosen: argparse.Namespace) -> int:
@@ -101,6 +115,8 @@ def _serve(chosen: argparse.Namespace) -> int:
         audit_log=chosen.audit_log,
         log_level=chosen.log_level,
         cors_origins=tuple(chosen.cors_origin),
+        isolation=chosen.isolation,
+        processes=chosen.processes,
         **limits,
     )
     if (chosen.tls_cert is None) != (chosen.tls_key is None) or (

@@ -263,10 +263,8 @@ class _ForkServer:
             _take_over(surroundings, self._variables)
             if self._late and (failure := _preload(self._late)):
                 raise ImportError(failure)
-
-            from kindler.engine.worker import run_child
-
-            status = run_child(socket.socket(fileno=control))
+            module, _, function = surroundings["entry"].partition(":")
+            status = getattr(importlib.import_module(module), function)(socket.socket(fileno=control))
         except BaseException:  # noqa: BLE001 - the edge of the process
             traceback.print_exc()
         finally:

@@ -75,21 +75,33 @@ class Recipe:
         preload: What to import or call before the first fork: "module" or "module:function".
         environment: Variables that must be set before anything is imported.
         idle_s: Seconds without a child after which it ends.
+        inherits: The variables of this process that it and its children have; None is all of them.
     """
 
     preload: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     idle_s: float = 300.0
+    inherits: tuple[str, ...] | None = None
+
+    def inherited(self) -> dict[str, str]:
+        """This process's own variables, as far as they are handed on."""
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if self.inherits is None or name in self.inherits
+        }
 
     def key(self) -> str:
         """Its name: with the same one, now or later, a fork server has what is asked for."""
         early = {
             name: value
-            for name, value in os.environ.items()
+            for name, value in self.inherited().items()
             if name.startswith(_READ_EARLY) and name not in _SET_BY_LIBRARIES
         }
         early.update(self.environment)
         words = [sys.executable, *self.preload, str(self.idle_s), *map(str, sorted(early.items()))]
+        if self.inherits is not None:
+            words += ["inherits", *self.inherits]
         return hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
 
 
@@ -142,6 +154,7 @@ def start_child(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
     wanted: Callable[[], bool] = lambda: True,
+    entry: str = "kindler.engine.worker:run_child",
 ) -> Child:
     """Fork a worker from the fork server of `recipe`, which is started first where there is none.
 
@@ -153,6 +166,7 @@ def start_child(
         timeout_s: Seconds to wait, the fork server's own start included.
         environment: Variables of this child alone.
         wanted: Asked while waiting; False gives up.
+        entry: "module:function" of what it runs: given its end of `Child.channel`, returns the exit status.
 
     Raises:
         NotWanted: `wanted` said no.
@@ -162,7 +176,8 @@ def start_child(
     for _ in range(_TRIES):
         keeper = _reach(recipe, owner)
         try:
-            return _ask(keeper, _surroundings(recipe, environment or {}), wanted, deadline)
+            surroundings = {**_surroundings(recipe, environment or {}), "entry": entry}
+            return _ask(keeper, surroundings, wanted, deadline)
         except ChannelClosed:
             keeper.close()  # it ended for idleness just as we came; the next one is ours
         except BaseException:
@@ -233,7 +248,7 @@ def _surroundings(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, A
     except FileNotFoundError:
         folder = None
     return {
-        "environment": {**os.environ, **dict(recipe.environment), **environment},
+        "environment": {**recipe.inherited(), **dict(recipe.environment), **environment},
         "cwd": folder,
         "umask": _umask(),
         "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
@@ -354,7 +369,7 @@ def _spawn(recipe: Recipe, owner: int, path: Path) -> None:
             start_new_session=True,  # Ctrl-C at the terminal is the driver's to handle
             env={
                 **_kept_memory(),
-                **os.environ,
+                **recipe.inherited(),
                 **_quiet_threads(),
                 **dict(recipe.environment),
                 **_package_path(),

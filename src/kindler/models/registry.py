@@ -40,6 +40,10 @@ class Row:
         holds: A folder that holds this file is taken as it is.
         family: What it computes with, if kinds share that; models of one family may share a process.
         takes_any: Whether it takes objects of any class, so that more exact kinds are asked first.
+        preload: What a process imports ahead of need that will read such a model; may be forked afterwards.
+        threads: Whether one call computes on several cores.
+        needs_jail: Whether files of strangers are read only by a process that is locked in: their formats
+            are programs, or are parsed by code that is not known to stand lies.
     """
 
     name: str
@@ -53,6 +57,9 @@ class Row:
     holds: str = ""
     family: str = ""
     takes_any: bool = False
+    preload: tuple[str, ...] = ()
+    threads: bool = False
+    needs_jail: bool = True
 
     @property
     def spec(self) -> Spec:
@@ -130,6 +137,11 @@ class Kinds:
         families = {row.name: row.family for row in self.rows if row.family}
         return families.get(inside, inside)
 
+    def row(self, kind: str, meta: Mapping[str, Any]) -> Row:
+        """The row of a stored model, or of the model in an estimator. Loads nothing."""
+        inside = str(meta.get("model_kind", kind))
+        return next((row for row in self.rows if row.name == inside), Row(inside, ""))
+
     def _asked(self, obj: Any, shelf: str) -> Iterator[Handler]:
         rows = [row for row in self.rows if shelf in row.shelves and row.may_take(obj)]
         yield from (self.handler(row.name) for row in rows if not row.takes_any)
@@ -169,6 +181,8 @@ MODEL_KINDS = Kinds(
             extra="keras",
             suffixes=(".keras",),
             family="keras",
+            preload=("kindler.models.keras", "kindler.frameworks.keras.replica:preload"),
+            threads=True,
         ),
         Row(
             "tf_keras",
@@ -178,6 +192,8 @@ MODEL_KINDS = Kinds(
             extra="tf-keras",
             suffixes=(".keras",),
             family="keras",
+            preload=("kindler.models.keras", "tf_keras"),
+            threads=True,
         ),
         Row(
             "torch",
@@ -186,11 +202,41 @@ MODEL_KINDS = Kinds(
             package="torch",
             extra="torch",
             suffixes=(".pt2",),
+            preload=("kindler.models.torch", "safetensors.torch"),
+            threads=True,
+            needs_jail=False,
         ),
-        Row("sklearn", "models.sklearn:SklearnKind", loaded=("sklearn",)),
-        Row("savedmodel", "models.saved_model:SavedModelKind", holds="saved_model.pb", family="keras"),
-        Row("onnx", "models.onnx:OnnxKind", loaded=("onnx",), suffixes=(".onnx",)),
-        Row("openvino", "models.openvino:OpenvinoKind", loaded=("openvino",), suffixes=(".xml",)),
+        Row(
+            "sklearn",
+            "models.sklearn:SklearnKind",
+            loaded=("sklearn",),
+            preload=("skops.io", "kindler.models.sklearn:preload"),
+            needs_jail=False,
+        ),
+        Row(
+            "savedmodel",
+            "models.saved_model:SavedModelKind",
+            holds="saved_model.pb",
+            family="keras",
+            preload=("kindler.models.saved_model", "tensorflow"),
+            threads=True,
+        ),
+        Row(
+            "onnx",
+            "models.onnx:OnnxKind",
+            loaded=("onnx",),
+            suffixes=(".onnx",),
+            preload=("kindler.models.onnx", "onnxruntime"),
+            threads=True,
+        ),
+        Row(
+            "openvino",
+            "models.openvino:OpenvinoKind",
+            loaded=("openvino",),
+            suffixes=(".xml",),
+            preload=("kindler.models.openvino",),
+            threads=True,
+        ),
         Row("function", "models.function:FunctionKind", _ANYWHERE, takes_any=True),
         Row(
             "pickle",

@@ -20,7 +20,7 @@ from kindler.models.own_methods import OwnMethods
 from kindler.models.predictor import METHODS, Predictor
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec
 
-__all__ = ["SklearnKind", "SklearnPredictor"]
+__all__ = ["SklearnKind", "SklearnPredictor", "preload"]
 
 _FILE = "model.skops"
 # Beside what skops knows by itself: plain Python with numbers in it, and pure functions.
@@ -132,10 +132,20 @@ def _is_known(model: Any) -> bool:
     )
 
 
+def preload() -> None:
+    """Import what is slow to import; the process can be forked, and locked in, afterwards."""
+    for name in ("sklearn.pipeline", "sklearn.linear_model", "pandas"):
+        importlib.import_module(name)
+    _one_thread()
+
+
 def _one_thread() -> None:
     """Small batches on several BLAS threads take many times as long wherever the server needs a core too."""
     limits = importlib.import_module("threadpoolctl").threadpool_limits  # comes with scikit-learn
-    limits(limits=1, user_api="blas")
+    try:
+        limits(limits=1, user_api="blas")
+    except PermissionError:
+        pass  # a process that is locked in cannot look for the libraries; `preload` has done it
 
 
 def _dense(value: Any) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,9 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import kindler
+from kindler import jail
 from kindler.errors import KindlerError
+from kindler.models.registry import MODEL_KINDS
 from kindler.omega import Omega
 from kindler.serve.auth import Gate, Scopes
 from kindler.serve.body_readers import READERS, Readers
@@ -34,6 +37,8 @@ from kindler.store.keys import Keys
 from kindler.store.splits import Splits
 
 __all__ = ["create_app"]
+
+_log = logging.getLogger("kindler.serve")
 
 _LOOKS, _ASKS, _READS = 2, 2, 2
 _LOADS = 32  # most of them of models that never end loading
@@ -70,7 +75,9 @@ def create_app(
     bodies, waits = Threads(READERS, "kindler-body"), Threads(WAITS, "kindler-wait")
     readers = Readers(bodies, settings.timeout_s)
     keys = Keys(omega.store.url)
-    residents = Residents(omega, settings, looks=looks, asks=asks, loads=loads, stats=stats)
+    residents = Residents(
+        omega, settings, looks=looks, asks=asks, loads=loads, stats=stats, lacking=_no_jail(settings)
+    )
     gate = Gate(keys, looks, local=local, origins=settings.cors_origins)
     cors = Cors(settings.cors_origins)
     log = RequestLog(settings.access_log, settings.audit_log, settings.log_level)
@@ -134,6 +141,23 @@ def create_app(
         cors=cors,
         parts=parts,
     )
+
+
+def _no_jail(settings: ServeSettings) -> str | None:
+    """Why models cannot be locked in here, which is said once; None if they can, or need not be."""
+    if settings.trusted or settings.isolation == "none":
+        return None
+    lacking = jail.lacking()
+    if lacking is not None:
+        kinds = ", ".join(sorted(row.name for row in MODEL_KINDS.rows if row.needs_jail))
+        _log.warning(
+            "models cannot be locked in here: %s. Models of the kinds %s are refused.\nHint: --trusted serves"
+            " them if you trust everybody who can write to the store; --isolation none serves them in the"
+            " server's own process.",
+            lacking,
+            kinds,
+        )
+    return lacking
 
 
 def _say_what_is_wrong(app: FastAPI) -> None:

@@ -7,8 +7,9 @@ never meets. All but the call itself happens on the event loop, so there are no 
 Requests share a call only if the model is known to compute each row by itself (see `row_independence.py`).
 Until that is known they go alone, and the first rows that wait together and differ are a trial.
 
-A model whose calls were short is called on the event loop too: going to a thread and back would take longer
-than the call.
+A model in the server's own process is called in a thread, or on the event loop too if its calls were short:
+going to a thread and back would take longer than the call. A model in processes of its own (`model_pool.py`)
+is sent a batch as one message, and its end is heard on the event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -27,9 +28,13 @@ from kindler.errors import DataError
 from kindler.models.row_independence import tried
 from kindler.models.signature import Arrays
 from kindler.serve.http_errors import Problem
+from kindler.serve.model_messages import ModelFailure
+from kindler.serve.model_pool import problem_of
+from kindler.serve.model_process import Answered, Done, ProcessLost
 from kindler.serve.settings import ServeSettings
+from kindler.serve.tensor_area import Parts
 
-__all__ = ["MOST_LOST", "Batcher", "Call", "Measured", "Observer", "Ticket"]
+__all__ = ["MOST_LOST", "Batcher", "Call", "Measured", "Observer", "Remote", "Ticket"]
 
 Call: TypeAlias = Callable[[Arrays, str], Arrays]
 _FORGETS = 0.2  # how fast the estimate of a row's time follows the newest call
@@ -37,6 +42,31 @@ _SHORT_S = 0.002  # a call that may hold up everybody else
 _REMEMBERED = (1 << 16) - 1  # of the last 16 calls, which were not short: a bit each
 MOST_LOST = 2  # calls of a model that did not come back, and are replaced by others
 _MOST_TRIALS = 8  # that may leave it open whether requests can share a call
+_PATIENCE_S = 0.01  # that rows wait before another process is asked for
+
+
+class Remote(Protocol):
+    """A model in processes of its own; `ModelPool` is one."""
+
+    when_free: Callable[[], None]
+
+    @property
+    def free(self) -> int:
+        """How many calls could begin now."""
+
+    @property
+    def slots(self) -> int:
+        """How many calls run at a time."""
+
+    @property
+    def is_down(self) -> bool:
+        """Whether no call can be begun, and none will soon."""
+
+    def call(self, parts: Parts, method: str, first: int | None, done: Done) -> None:
+        """Begin a call; `done` is told of its end on the event loop."""
+
+    def grow(self) -> None:
+        """Rows have waited for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +165,9 @@ class Batcher:
     """The queue in front of one version of a model.
 
     Args:
-        call: The model.
+        call: The model, if it is in this process.
         executor: Where it is called; should have `MOST_LOST` threads beside those of `settings.batches`.
+        remote: The model, if it is in processes of its own; `call` and `executor` are not used then.
         settings: How much may wait and go together.
         joins: For each method, whether requests may share a call; None, or no entry, if that is to be tried.
         observe: Is told of every call.
@@ -146,9 +177,10 @@ class Batcher:
 
     def __init__(
         self,
-        call: Call,
+        call: Call | None = None,
         *,
-        executor: Executor,
+        executor: Executor | None = None,
+        remote: Remote | None = None,
         settings: ServeSettings,
         joins: Mapping[str, bool | None] | None = None,
         observe: Observer | None = None,
@@ -157,6 +189,8 @@ class Batcher:
     ) -> None:
         self._call = call
         self._executor = executor
+        self._remote = remote
+        self._asked_for_more = False
         self._settings = settings
         self._observe = observe
         self._steady = steady
@@ -193,8 +227,10 @@ class Batcher:
             Problem: 413, 429 or 503: it is too large, too much waits already, or it would not be in time.
         """
         settings = self._settings
-        if not self._free or self._trial is not None:
+        if self._remote is None and (not self._free or self._trial is not None):
             self._replace_lost()
+        if self.is_stuck and self._remote is not None:
+            raise Problem(503, "the model's process does not start.", {"retry-after": "5"})
         if self.is_stuck:
             raise Problem(
                 503,
@@ -212,7 +248,7 @@ class Batcher:
                 f"too many rows are queued for this model: {self.rows_waiting}.",
                 {"retry-after": self._retry()},
             )
-        if self.rows_waiting * self._row_s / settings.batches > timeout_s:
+        if self.rows_waiting * self._row_s / self._slots > timeout_s:
             raise Problem(
                 503,
                 f"{self.rows_waiting} rows are queued for this model, too many to answer within"
@@ -223,13 +259,42 @@ class Batcher:
         self.rows_waiting += rows
         self.bytes_waiting += size
         self._queues.setdefault(ticket.key, deque()).append(ticket)
-        if self._free:
+        if self._room:
             self._pump_soon()  # at the next turn of the loop: requests that arrived together go together
+        elif self._remote is not None and not self._asked_for_more:
+            self._asked_for_more = True
+            asyncio.get_running_loop().call_later(_PATIENCE_S, self._ask_for_more)
         return ticket
+
+    @property
+    def _room(self) -> int:
+        """How many calls could begin now."""
+        return self._free if self._remote is None else self._remote.free
+
+    @property
+    def _slots(self) -> int:
+        return self._settings.batches if self._remote is None else self._remote.slots
+
+    def pump(self) -> None:
+        """Begin what waits, as far as there is room; a process has become free, or is not going to."""
+        if self.is_stuck:
+            problem = Problem(503, "the model's process does not start.", {"retry-after": "5"})
+            for ticket in [ticket for queue in self._queues.values() for ticket in queue]:
+                ticket.leave(problem)
+        self._pump()
+
+    def _ask_for_more(self) -> None:
+        self._asked_for_more = False
+        if self._remote is None or self._remote.free or not self._queues:
+            return
+        if self.clock() - min(queue[0].arrived for queue in self._queues.values()) > _PATIENCE_S:
+            self._remote.grow()
 
     @property
     def is_stuck(self) -> bool:
         """Whether so many calls did not come back that no others are begun."""
+        if self._remote is not None:
+            return self._remote.is_down
         return not self._free and len(self._lost) >= MOST_LOST + self._settings.batches
 
     def _replace_lost(self) -> None:
@@ -266,7 +331,7 @@ class Batcher:
 
     def _pump(self) -> None:
         self._scheduled = False
-        while self._free and self._trial is None and (self._again or self._queues):
+        while self._room and self._trial is None and (self._again or self._queues):
             pieces = self._again.popleft() if self._again else self._take()
             pieces = [piece for piece in pieces if not piece.ticket.future.done()]
             if not pieces:
@@ -288,7 +353,7 @@ class Batcher:
 
     def _is_short(self, pieces: Sequence[_Piece]) -> bool:
         # One long call of many is the machine's doing and not the model's.
-        if not self._steady or self._long.bit_count() > 1:
+        if self._remote is not None or not self._steady or self._long.bit_count() > 1:
             return False
         return sum(piece.stop - piece.start for piece in pieces) <= 2 * self._most_rows
 
@@ -348,13 +413,28 @@ class Batcher:
         return piece
 
     def _start(self, pieces: list[_Piece]) -> None:
-        """Call the model in a thread."""
+        """Call the model, in a process or in a thread."""
+        if self._remote is not None:
+            self._start_remote(self._remote, pieces)
+            return
         self._free -= 1
         self._number += 1
         number, loop = self._number, asyncio.get_running_loop()
         self._running[number] = self.clock()
         running = loop.run_in_executor(self._executor, self._run, pieces)
         running.add_done_callback(lambda done: self._finished(pieces, done, number))
+
+    def _start_remote(self, remote: Remote, pieces: list[_Piece]) -> None:
+        started = self.clock()
+        method = pieces[0].ticket.method
+        first = pieces[0].stop - pieces[0].start if pieces is self._trial else None
+
+        def done(answered: Answered) -> None:
+            ran = _Ran(self.clock() - started, answered.outputs, answered.error, answered.per_row)
+            self._ended(pieces, ran, started)
+            self._pump()
+
+        remote.call(_parts(pieces), method, first, done)
 
     def _finished(self, pieces: list[_Piece], done: asyncio.Future[_Ran], number: int) -> None:
         started = self._running.pop(number)
@@ -389,7 +469,8 @@ class Batcher:
 
     def _measure(self, pieces: Sequence[_Piece], rows: int, ran: _Ran, started: float) -> None:
         each = ran.seconds / rows
-        self._row_s = each if not self._row_s else self._row_s + _FORGETS * (each - self._row_s)
+        if not isinstance(ran.error, ProcessLost):  # which says nothing of the calls to come
+            self._row_s = each if not self._row_s else self._row_s + _FORGETS * (each - self._row_s)
         self._long = (self._long << 1 | (ran.seconds > _SHORT_S)) & _REMEMBERED
         self._most_rows = max(self._most_rows, rows)
         if self._observe is not None:
@@ -397,6 +478,14 @@ class Batcher:
             self._observe(Measured(rows, len(pieces), ran.seconds, waited, ran.error is not None))
 
     def _failed(self, pieces: list[_Piece], error: BaseException) -> None:
+        if isinstance(error, ProcessLost):
+            if error.hung or len(pieces) == 1:
+                for piece in pieces:
+                    self._fail(piece.ticket, error)
+            else:
+                # Each alone: a process costs more than a call, and only one of these rows costs it another.
+                self._again.extend([piece] for piece in pieces)
+            return
         if len(pieces) > 1:
             # Someone's rows did it: the halves are tried apart, until it is alone.
             middle = len(pieces) // 2
@@ -415,6 +504,8 @@ class Batcher:
         if self._joins.get(method) is None:
             self._trials[method] = self._trials.get(method, 0) + 1
             per_row = None if ran.error is not None else ran.per_row
+            if isinstance(ran.error, ProcessLost):
+                self._trials[method] = _MOST_TRIALS
             self._joins[method] = (
                 False if per_row is None and self._trials[method] >= _MOST_TRIALS else per_row
             )
@@ -457,15 +548,16 @@ class Batcher:
 
     def _run(self, pieces: Sequence[_Piece]) -> _Ran:
         """Call the model: in a thread, or where it is known to be short."""
-        started = self.clock()
+        assert self._call is not None
+        call, started = self._call, self.clock()
         method = pieces[0].ticket.method
         try:
             if pieces is self._trial:
                 rows = _joined(pieces)
-                trial = tried(lambda part: self._call(part, method), rows, pieces[0].stop - pieces[0].start)
+                trial = tried(lambda part: call(part, method), rows, pieces[0].stop - pieces[0].start)
                 outputs = _appended(trial.first, trial.second) if trial.per_row else {}
                 return _Ran(self.clock() - started, outputs, None, trial.per_row)
-            outputs = self._call(_joined(pieces), method)
+            outputs = call(_joined(pieces), method)
         except Exception as exc:  # noqa: BLE001 - whatever a model raises is told to whoever sent its rows
             return _Ran(self.clock() - started, {}, exc)
         return _Ran(self.clock() - started, outputs, None)
@@ -496,6 +588,13 @@ def _joined(pieces: Sequence[_Piece]) -> Arrays:
     }
 
 
+def _parts(pieces: Sequence[_Piece]) -> Parts:
+    return {
+        name: [piece.ticket.inputs[name][piece.start : piece.stop] for piece in pieces]
+        for name in pieces[0].ticket.inputs
+    }
+
+
 def _appended(*parts: Arrays) -> Arrays:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -511,6 +610,8 @@ def _key(inputs: Arrays, method: str) -> Hashable:
 def _as_problem(error: BaseException) -> Problem:
     if isinstance(error, Problem):
         return error
+    if isinstance(error, ProcessLost):
+        return problem_of(error)
     if isinstance(error, DataError):
         return Problem(400, str(error))
     if isinstance(error, MemoryError):
@@ -518,4 +619,5 @@ def _as_problem(error: BaseException) -> Problem:
     if isinstance(error, RuntimeError) and "cannot schedule new futures" in str(error):
         return Problem(503, "the server is stopping.", {"retry-after": "1"})
     first = next(iter(str(error).splitlines()), "")
-    return Problem(400, f"the model failed on these inputs: {type(error).__name__}: {first[:500]}")
+    name = error.name if isinstance(error, ModelFailure) else type(error).__name__
+    return Problem(400, f"the model failed on these inputs: {name}: {first[:500]}")

@@ -5,6 +5,8 @@ an answer only if nobody asked for a while. When another version has taken its p
 called once before it serves; until then the old one does. A version that cannot be loaded changes nothing,
 and is tried again after a while that doubles each time.
 What was taken out of memory answers the requests it has, and is gone when the last of them is.
+
+A model is loaded and called by processes of its own (`model_pool.py`), or, without isolation, here.
 """
 
 from __future__ import annotations
@@ -12,24 +14,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import weakref
 from collections import OrderedDict
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from kindler.errors import KindlerError, MissingExtraError, NotFoundError, UntrustedError
 from kindler.models.loaded import load
 from kindler.models.predictor import Predictor
-from kindler.models.row_independence import tried
-from kindler.models.signature import Arrays, example
 from kindler.omega import Omega
 from kindler.serve.batching import MOST_LOST, Batcher
 from kindler.serve.http_errors import Problem, as_problem
+from kindler.serve.model_messages import DescribedModel, ModelFailure
+from kindler.serve.model_pool import Lost, ModelPool
+from kindler.serve.model_process import ModelProcess, ProcessLost
+from kindler.serve.model_start import limits_of, start_of
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats, VersionStats
 from kindler.serve.threads import Threads
+from kindler.serve.warm_up import warmed
 from kindler.store import Version
 
 __all__ = ["Resident", "Residents", "shown_name"]
@@ -38,10 +46,12 @@ _log = logging.getLogger("kindler.serve")
 _LONGEST_STALE = 4  # times `refresh_s`: older than that is not served without a look
 _MOST_KNOWN = 4096
 _LOADS = 2
+_MOVES = 4
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 2.0, 300.0  # before a version that could not be loaded is tried again
 
 Name: TypeAlias = tuple[str, str, str | None]  # bucket, name, version: as the client wrote them
 Key: TypeAlias = tuple[str, str, int]
+_Found = TypeVar("_Found")
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +64,7 @@ class Resident:
         batcher: The queue in front of it.
         stats: Its counters.
         size: What it takes of the memory for models.
+        pool: Its processes; None if it is in the server's own.
         used: When it was last asked.
     """
 
@@ -62,6 +73,7 @@ class Resident:
     batcher: Batcher
     stats: VersionStats
     size: int
+    pool: ModelPool | None = None
     used: float = field(default_factory=time.monotonic)
 
 
@@ -91,6 +103,7 @@ class Residents:
         asks: Where other names are looked up, which may be many that there are not.
         loads: Where models are read. Only a few at a time are; one that takes too long is not waited for.
         stats: The counters.
+        lacking: Why processes cannot be locked in here; None if they can.
     """
 
     def __init__(
@@ -102,6 +115,7 @@ class Residents:
         asks: Executor,
         loads: Executor,
         stats: Stats,
+        lacking: str | None = None,
     ) -> None:
         self._omega = omega
         self._settings = settings
@@ -113,6 +127,9 @@ class Residents:
         self._loaded: OrderedDict[Key, Resident] = OrderedDict()
         self._loading: dict[Key, asyncio.Task[Resident]] = {}
         self._threads: WeakSet[Threads] = WeakSet()
+        self._pools: WeakSet[ModelPool] = WeakSet()
+        self._moves = Threads(_MOVES, "kindler-move")
+        self._lacking = lacking
         self._room = asyncio.Semaphore(_LOADS)
         self._failed: OrderedDict[Key, _Failed] = OrderedDict()
         self._missing: OrderedDict[Name, tuple[float, NotFoundError]] = OrderedDict()
@@ -218,7 +235,9 @@ class Residents:
         """Forget everything."""
         for task in [*self._loading.values(), *(k.looking for k in self._known.values() if k.looking)]:
             task.cancel()
-        for threads in list(self._threads):
+        for pool in list(self._pools):
+            pool.close()
+        for threads in [*self._threads, self._moves]:
             threads.shutdown(cancel_futures=True)
         self._known.clear()
         self._loaded.clear()
@@ -269,7 +288,10 @@ class Residents:
     async def _loaded_now(self, version: Version) -> Resident:
         key = _key(version)
         try:
-            servable, joins = await self._read_in_turn(version)
+            if self._settings.isolation == "none":
+                resident = self._here(version, *await self._in_turn(self._read_in_thread(version)))
+            else:
+                resident = await self._apart(version)
         except Exception as exc:
             self._stats.loads.labels("failed").inc()
             problem = _not_loaded(version, exc)
@@ -279,6 +301,12 @@ class Residents:
             raise problem from exc
         self._failed.pop(key, None)
         self._stats.loads.labels("loaded").inc()
+        self._loaded[key] = resident
+        self._make_room(resident)
+        return resident
+
+    def _here(self, version: Version, servable: Predictor, joins: dict[str, bool | None]) -> Resident:
+        """A model in this process."""
         stats = self._stats.version(shown_name(version), version.number)
         threads = Threads(self._settings.batches + MOST_LOST, f"kindler-call-{version.name}")
         self._threads.add(threads)
@@ -291,14 +319,50 @@ class Residents:
             observe=stats.measured,
             steady=servable.steady,
         )
-        resident = Resident(version, servable, batcher, stats, max(version.size, servable.size))
-        self._loaded[key] = resident
-        self._make_room(resident)
-        return resident
+        return Resident(version, servable, batcher, stats, max(version.size, servable.size))
 
-    async def _read_in_turn(self, version: Version) -> tuple[Predictor, dict[str, bool | None]]:
+    async def _apart(self, version: Version) -> Resident:
+        """A model in processes of its own."""
+        limits = limits_of(version, self._settings)
+        pool = ModelPool(
+            str(version),
+            partial(self._process, version),
+            most=limits.processes,
+            memory_bytes=limits.memory_bytes,
+        )
+        self._pools.add(pool)
+        started = time.perf_counter()
+        model: DescribedModel = await self._in_turn(pool.open())
+        _log.info("loaded %s in %.2f s", version, time.perf_counter() - started)
+        stats = self._stats.version(shown_name(version), version.number)
+        batcher = Batcher(remote=pool, settings=self._settings, joins=model.joins, observe=stats.measured)
+        # Whoever still has the batcher has requests in it; the pool must not be what keeps it.
+        pump = weakref.WeakMethod(batcher.pump)
+        pool.when_free = partial(_call_if_there, pump)
+        weakref.finalize(batcher, pool.close).atexit = False
+        size = max(version.size, model.predictor.size, pool.own_bytes)
+        return Resident(version, model.predictor, batcher, stats, size, pool)
+
+    async def _process(self, version: Version, lost: Lost) -> tuple[ModelProcess, DescribedModel]:
+        """Start a process that has loaded a version; its files are there as long as that takes."""
         loop = asyncio.get_running_loop()
-        await self._room.acquire()
+        with ExitStack() as later:
+            held = ExitStack()
+            later.callback(self._loads.submit, held.close)
+            folder = await loop.run_in_executor(
+                self._loads, held.enter_context, self._omega.store.files(version)
+            )
+            start = start_of(version, folder, self._settings, lacking=self._lacking)
+            return await ModelProcess.started(start, loads=self._loads, moves=self._moves, lost=lost)
+
+    async def _in_turn(self, loading: Coroutine[Any, Any, _Found]) -> _Found:
+        """Wait for what loads a model, once it is its turn."""
+        loop = asyncio.get_running_loop()
+        try:
+            await self._room.acquire()
+        except BaseException:
+            loading.close()
+            raise
         held = [True]
 
         def let_go() -> None:
@@ -307,16 +371,19 @@ class Residents:
 
         timer = loop.call_later(self._settings.timeout_s, let_go)  # it may never end
         try:
-            return await loop.run_in_executor(self._loads, self._read, version)
+            return await loading
         finally:
             timer.cancel()
             let_go()
+
+    async def _read_in_thread(self, version: Version) -> tuple[Predictor, dict[str, bool | None]]:
+        return await asyncio.get_running_loop().run_in_executor(self._loads, self._read, version)
 
     def _read(self, version: Version) -> tuple[Predictor, dict[str, bool | None]]:
         started = time.perf_counter()
         servable = load(self._omega.store, version, trusted=self._settings.trusted).predictor
         alone = version.name in self._settings.alone or version.attributes.get("batching") is False
-        joins = _warmed(servable, alone=alone)
+        joins = warmed(servable, alone=alone)
         _log.info("loaded %s in %.2f s", version, time.perf_counter() - started)
         return servable, joins
 
@@ -361,6 +428,10 @@ def _not_loaded(version: Version, error: Exception) -> Problem:
         return Problem(403, f"{version} is not served: {reason}")
     if isinstance(error, MissingExtraError):
         return Problem(501, f"{version} cannot be loaded here: {error}")
+    if isinstance(error, ModelFailure | ProcessLost):
+        reason = str(error) if isinstance(error, ProcessLost) else f"{error.name}: {error}"
+        _log.error("loading %s failed: %s", version, reason)
+        return Problem(503, f"{version} cannot be loaded: {reason[:500]}", {"retry-after": "5"})
     if not isinstance(error, KindlerError):
         _log.exception("loading %s failed", version, exc_info=error)
     known = as_problem(error)
@@ -368,28 +439,7 @@ def _not_loaded(version: Version, error: Exception) -> Problem:
     return Problem(503, f"{version} cannot be loaded: {shown}", {"retry-after": "5"})
 
 
-def _called(servable: Predictor, method: str, rows: Arrays) -> Arrays:
-    return servable.call(rows, method)
-
-
-def _warmed(servable: Predictor, *, alone: bool) -> dict[str, bool | None]:
-    """Call it, so that what happens at a first call does not happen at a client's.
-
-    Returns:
-        For each method, whether requests may share a call; None if that is not known yet.
-    """
-    joins = False if alone else servable.joins
-    given = example(servable.signature, rows=3)
-    found: dict[str, bool | None] = {}
-    for method in servable.methods:
-        found[method] = joins
-        if given is None or (joins is not None and found.keys() != {servable.methods[0]}):
-            continue
-        try:
-            if joins is None:
-                found[method] = tried(partial(_called, servable, method), given, 1).per_row
-            else:
-                servable.call({name: array[:1] for name, array in given.items()}, method)
-        except Exception as exc:  # noqa: BLE001 - made-up values may be nothing that it can take
-            _log.info("a call with made-up values failed: %s", exc)
-    return found
+def _call_if_there(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    call = method()
+    if call is not None:
+        call()

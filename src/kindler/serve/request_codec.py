@@ -17,11 +17,24 @@ import pyarrow as pa
 from kindler.models.signature import Array, Signature, TensorSpec
 from kindler.serve.requests import InferRequest
 
-__all__ = ["Frame", "packed_request", "read_frame", "signature_from", "unpacked_request", "write_frame"]
+__all__ = [
+    "Frame",
+    "array_of",
+    "packed_objects",
+    "packed_request",
+    "read_frame",
+    "signature_from",
+    "signature_told",
+    "unpacked_objects",
+    "unpacked_request",
+    "write_frame",
+]
 
 Frame: TypeAlias = tuple[dict[str, Any], list[bytes]]
 _LENGTH = struct.Struct("<I")
 _PLAIN = frozenset((str, int, float, bool, type(None)))
+_BYTES = frozenset((bytes, type(None)))
+_OBJECTS = ("json", "bytes", "arrow")
 
 
 def write_frame(file: BinaryIO, header: Mapping[str, Any], buffers: Sequence[Any] = ()) -> None:
@@ -103,23 +116,96 @@ def signature_told(signature: Signature) -> dict[str, Any]:
     return asdict(signature)
 
 
-def _packed(array: Array) -> tuple[str, Any]:
-    if array.dtype.kind != "O":
-        return array.dtype.str, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    items = array.ravel().tolist()
-    if set(map(type, items)) <= _PLAIN:
+def packed_objects(items: list[Any], *, arrow: bool = True) -> tuple[str, bytes]:
+    """Objects as bytes, and in which form.
+
+    Args:
+        items: The objects.
+        arrow: Whether Arrow's form may be used; without it, dates and times become text as in JSON.
+
+    Raises:
+        TypeError: Some cannot be sent.
+    """
+    kinds = set(map(type, items))
+    if kinds <= _PLAIN:
         return "json", orjson.dumps(items)
-    batch = pa.record_batch([pa.array(items)], names=["x"])  # bytes, dates and times
+    if kinds <= _BYTES:
+        sizes = np.array([len(items), *(-1 if item is None else len(item) for item in items)], "<i8")
+        return "bytes", b"".join([sizes.tobytes(), *(item for item in items if item is not None)])
+    try:
+        batch = pa.record_batch([pa.array(items)], names=["x"]) if arrow else None  # dates and times
+    except pa.ArrowException:
+        batch = None
+    if batch is None:
+        options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+        return "json", orjson.dumps(items, option=options, default=_plain)  # lists and dicts of unlike things
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return "arrow", sink.getvalue()
+    return "arrow", sink.getvalue().to_pybytes()
+
+
+def unpacked_objects(form: str, content: bytes, *, trusted: bool = True) -> list[Any]:
+    """The objects again.
+
+    Args:
+        form: The form they are in.
+        content: The bytes.
+        trusted: Whether they were packed by Kindler. Arrow's bytes of others are not read.
+
+    Raises:
+        ValueError: They are not of that form.
+    """
+    if form == "json":
+        items = orjson.loads(content)
+    elif form == "bytes":
+        items = _sliced(content)
+    elif form == "arrow" and trusted:
+        items = pa.ipc.open_stream(content).read_all()[0].to_pylist()
+    else:
+        raise ValueError(f"no form of objects: {form[:80]!r}")
+    if not isinstance(items, list):
+        raise ValueError("no list of objects")
+    return items
+
+
+def array_of(items: list[Any]) -> Array:
+    """An array of objects, of which none is taken apart."""
+    array: Array = np.empty(len(items), dtype=object)
+    for i, item in enumerate(items):
+        array[i] = item
+    return array
+
+
+def _sliced(content: bytes) -> list[bytes | None]:
+    """Sizes, of which the first says where they end, and then the bytes."""
+    count, at = int(np.frombuffer(content, "<i8", 1)[0]), 8
+    sizes = np.frombuffer(content, "<i8", count, 8).tolist()
+    at += 8 * count
+    items: list[bytes | None] = []
+    for size in sizes:
+        items.append(None if size < 0 else content[at : at + size])
+        at += max(size, 0)
+    if at != len(content):
+        raise ValueError("sizes that do not fit")
+    return items
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, bytes):
+        return value.decode()
+    raise TypeError(f"a {type(value).__qualname__} cannot be sent to another process")
+
+
+def _packed(array: Array) -> tuple[str, Any]:
+    if array.dtype.kind != "O":
+        return array.dtype.str, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return packed_objects(array.ravel().tolist())
 
 
 def _unpacked(form: str, buffer: bytes) -> Array:
-    if form not in ("json", "arrow"):
+    if form not in _OBJECTS:
         return np.frombuffer(buffer, np.dtype(form))
-    items = orjson.loads(buffer) if form == "json" else pa.ipc.open_stream(buffer).read_all()[0].to_pylist()
-    array = np.empty(len(items), dtype=object)
-    array[:] = items
-    return array
+    return array_of(unpacked_objects(form, buffer))

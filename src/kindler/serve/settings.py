@@ -13,6 +13,7 @@ __all__ = ["ServeSettings"]
 
 
 _LEVELS = ("debug", "info", "warning", "error")
+_LEAST = {"refresh_s": 0, "drain_s": 0, "timeout_s": 1e-3, "load_s": 1e-3}
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 
@@ -58,6 +59,11 @@ class ServeSettings:
         audit_log: The same for changes, and for requests that were refused for their key.
         log_level: The least level of lines in the access log: "info", "warning" (4xx) or "error" (5xx).
         cors_origins: Web origins whose pages may use the server; "*" is all.
+        isolation: "process": models run in processes of their own, locked in unless `trusted`. "none": in the
+            server's own, where one that crashes or takes all memory takes the others with it.
+        processes: Most processes of one model; None chooses by the cores and the kind of model.
+        model_memory_bytes: What one process of a model may take; as much as all models together if not given.
+        load_s: Seconds that loading a model into a process may take.
     """
 
     model: str | None = None
@@ -77,8 +83,14 @@ class ServeSettings:
     audit_log: str | None = None
     log_level: str = "info"
     cors_origins: tuple[str, ...] = ()
+    isolation: str = "process"
+    processes: int | None = None
+    model_memory_bytes: int | None = None
+    load_s: float = 300.0
 
     def __post_init__(self) -> None:
+        if self.isolation not in ("process", "none"):
+            raise ConfigError(f"ServeSettings(isolation={self.isolation!r}): must be 'process' or 'none'.")
         if not self.memory_bytes:
             object.__setattr__(self, "memory_bytes", half_of_memory())
         if self.log_level not in _LEVELS:
@@ -87,6 +99,6 @@ class ServeSettings:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            least = 0 if field.name in ("refresh_s", "drain_s") else 1e-3 if field.name == "timeout_s" else 1
+            least = _LEAST.get(field.name, 1)
             if not value >= least:
                 raise ConfigError(f"ServeSettings({field.name}={value!r}): must be at least {least}.")

@@ -1,0 +1,200 @@
+"""A process that can compute, and do nothing else: for models of people one does not trust.
+
+`enter` takes from this process the network, all files but a few to read, all others' processes, its
+privileges, its environment and its open files. Nothing gives them back. It stands on three parts of Linux:
+Landlock for files, seccomp for everything else, and limits of resources. `lacking` says what is missing on
+other systems.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import site
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from kindler.jail import landlock, seccomp
+
+__all__ = ["ENVIRONMENT", "NOWHERE", "enter", "lacking", "libraries", "limit"]
+
+# Variables that say how to compute, and nothing of who runs the server.
+ENVIRONMENT = (
+    *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE"),
+    *("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
+    *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
+    *("KERAS_BACKEND", "TF_USE_LEGACY_KERAS", "TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS"),
+    *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "TF_FORCE_GPU_ALLOW_GROWTH", "JAX_PLATFORMS"),
+)
+
+NOWHERE = "/dev/null"  # a home in which libraries can make no folders, and find none
+
+# Where the system keeps libraries, and what they ask of the machine; nothing here is anybody's own.
+_SYSTEM = (
+    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64", "/etc/ld.so.cache"),
+    *("/usr/share/zoneinfo", "/etc/localtime", "/dev/zero", "/dev/random", "/dev/urandom"),
+    *("/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu", "/sys/devices/system/node"),
+)
+_OWN = ("/proc/self/cmdline", "/proc/self/maps")  # of this process: TensorFlow ends without the first
+_GPU = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps")
+_GPU_READ = ("/proc/driver/nvidia", "/usr/local/cuda", "/sys/bus/pci/devices")
+_OPEN_FILES = 512
+_TRY_S = 30.0
+
+
+def enter(readable: Iterable[Path], *, keep: Collection[int] = ()) -> None:
+    """Lock this process in, for good. It must have one thread.
+
+    Args:
+        readable: Files and folders that it may read, besides the interpreter's and the system's libraries.
+        keep: Descriptors that stay open, besides 0, 1 and 2.
+
+    Raises:
+        OSError: The system does not have what it takes, or there are other threads, which would stay free.
+    """
+    if missing := _missing():
+        raise OSError(errno.ENOSYS, missing)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise OSError(errno.EBUSY, f"the process has {threads} threads, of which only one would be locked in")
+    _close_others({0, 1, 2, *keep})
+    for name in [name for name in os.environ if name not in ENVIRONMENT]:
+        del os.environ[name]
+    os.environ["HOME"] = NOWHERE
+    for kind, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+    ):
+        resource.setrlimit(kind, (value, value))
+    gpu = [Path(path) for path in _GPU] + sorted(Path("/dev").glob("nvidia[0-9]*"))
+    paths = [*map(Path, (*_SYSTEM, *_GPU_READ)), *libraries(), *readable]
+    _forget_privileges()
+    _no_new_privileges()
+    # They stay open: the kernel may forget a file of /proc that nobody has open, and the rule with it.
+    own = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _OWN]
+    paths += [Path(f"/proc/self/fd/{fd}") for fd in own]
+    landlock.confine(paths, writable=[Path("/dev/null")], devices=gpu)
+    seccomp.refuse_other_calls()
+    sys.path[:] = [path for path in sys.path if _can_list(path)]
+
+
+def limit(memory_bytes: int) -> None:
+    """Let this process, jailed or not, take so many bytes of memory of its own; more is a `MemoryError`."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    value = memory_bytes if most == resource.RLIM_INFINITY else min(memory_bytes, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (value, value))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def lacking() -> str | None:
+    """Why processes cannot be locked in here; None if they can. Really tries it, in a process of its own."""
+    if missing := _missing():
+        return missing
+    source = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", "import kindler.jail; kindler.jail._try_it()"],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=_TRY_S,
+            text=True,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return f"a try failed: {exc}"
+    if tried.returncode == 0:
+        return None
+    return next(iter(reversed(tried.stderr.strip().splitlines())), f"a try ended with {tried.returncode}")
+
+
+def libraries() -> list[Path]:
+    """The folders that this interpreter imports from: its own, those of its packages, `PYTHONPATH`.
+
+    The folder that a program was started in is none of them, though Python would import from there.
+    """
+    found = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += [Path(sys.base_prefix) / "lib", Path(sys.base_exec_prefix) / "lib", Path(__file__).parents[1]]
+    folders = [Path(path) for path in [*site.getsitepackages(), *_user_site()]]
+    found += [*folders, *(path for folder in folders for path in _named_by_pth(folder))]
+    here = Path.cwd()
+    for variable in ("PYTHONPATH", "LD_LIBRARY_PATH"):
+        named = [Path(text) for text in os.environ.get(variable, "").split(os.pathsep) if os.path.isabs(text)]
+        found += [path for path in named if path != here]
+    return list(dict.fromkeys(path for path in found if path.exists()))
+
+
+def _user_site() -> Sequence[str]:
+    return [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+
+
+def _named_by_pth(folder: Path) -> Iterator[Path]:
+    """Folders that packages under development are imported from."""
+    for file in sorted(folder.glob("*.pth")):
+        for line in file.read_text(errors="replace").splitlines():
+            if os.path.isabs(line.strip()) and os.path.isdir(line.strip()):
+                yield Path(line.strip())
+
+
+def _missing() -> str | None:
+    if sys.platform != "linux":
+        return f"{sys.platform} has neither Landlock nor seccomp"
+    if not seccomp.is_known_machine():
+        return f"the system calls of {os.uname().machine} are not known"
+    return None if landlock.version() else "the kernel has no Landlock, or keeps this process from using it"
+
+
+def _try_it() -> None:
+    """Go to jail, and look whether it holds."""
+    enter(())
+    for attempt in (lambda: os.listdir("/"), socket.socket, os.fork):
+        try:
+            attempt()
+        except PermissionError:
+            continue
+        raise SystemExit("a process that was locked in could still open files or sockets, or start others")
+    if os.listdir(Path(__file__).parent):
+        os._exit(0)
+
+
+def _close_others(keep: Collection[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the one that listed them
+
+
+def _can_list(path: str) -> bool:
+    try:
+        return os.path.isfile(path) or bool(os.listdir(path))
+    except OSError:
+        return False
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+def _forget_privileges() -> None:
+    """What root may do beyond its own files."""
+    header = _CapabilityHeader(0x20080522, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    ctypes.CDLL(None, use_errno=True).capset(ctypes.byref(header), ctypes.byref(nothing))
+
+
+def _no_new_privileges() -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(38, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no_new_privs was refused")
