@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +77,15 @@ def _normalised(x: Any) -> Any:
 
 
 def test_updates_run_with_every_step_and_are_those_of_all_workers() -> None:
-    half = rows(ROWS // 2)
-    # Both workers have rows with the same statistics: what a worker normalises by is its own rows.
-    parts = [half["x"].reshape(-1, BATCH // 2, 4), half["y"].reshape(-1, BATCH // 2)]
-    x, y = (np.repeat(part[:, None], 2, axis=1).reshape(-1, *part.shape[2:]) for part in parts)
-    data = {"x": x, "y": y}
+    # A worker normalises by its own rows. They come in pairs here, of which each worker has one.
+    data = {name: np.repeat(column, 2, axis=0) for name, column in rows(ROWS // 2).items()}
     theirs, ours = Classifier(middle=_normalised), Classifier(middle=_normalised)
-    with theirs.graph.as_default():
-        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
-            train_op = tf.train.AdamOptimizer(0.05).minimize(theirs.loss)
+    updates = theirs.graph.get_collection(tf.GraphKeys.UPDATE_OPS)
+    with theirs.graph.as_default(), tf.control_dependencies(updates):
+        train_op = tf.train.MomentumOptimizer(0.1, 0.9).minimize(theirs.loss)
     expected = values(plain(theirs, train_op, _batches(data)))
-    est = _fitted(ours, tf.train.AdamOptimizer(0.05), data)
+    dataset = tf.data.Dataset.from_tensor_slices((data["x"], data["y"])).batch(BATCH)
+    est = _fitted(ours, tf.train.MomentumOptimizer(0.1, 0.9), dataset)
 
     _assert_same(values(est.get_model()), expected)
     assert expected["norm/moving_mean:0"].any()
@@ -95,10 +93,10 @@ def test_updates_run_with_every_step_and_are_those_of_all_workers() -> None:
 
 def test_a_train_op_tied_to_its_updates_trains_as_it_does_in_a_session() -> None:
     def tied(made: Classifier) -> Any:
-        with made.graph.as_default():
-            with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
-                step = tf.train.get_or_create_global_step()
-                return tf.train.AdamOptimizer(0.05).minimize(made.loss, global_step=step)
+        updates = made.graph.get_collection(tf.GraphKeys.UPDATE_OPS)
+        with made.graph.as_default(), tf.control_dependencies(updates):
+            step = tf.train.get_or_create_global_step()
+            return tf.train.MomentumOptimizer(0.1, 0.9).minimize(made.loss, global_step=step)
 
     data = rows(ROWS)
     theirs, ours = Classifier(middle=_normalised), Classifier(middle=_normalised)
@@ -176,7 +174,7 @@ class Ends(Callback):
 
 
 @pytest.fixture
-def dropped() -> Iterator[Callable[[], Estimator]]:
+def dropped() -> Callable[..., Estimator]:
     """Makes estimators whose graph drops a share of the hidden values that is fed."""
 
     def make(**options: Any) -> Estimator:
@@ -188,7 +186,7 @@ def dropped() -> Iterator[Callable[[], Estimator]]:
             **made.arguments, optimizer=tf.train.AdamOptimizer(0.05), tensor_with_value=given, **options
         )
 
-    yield make
+    return make
 
 
 def test_a_run_goes_on_from_its_checkpoint_bit_by_bit_though_it_draws_random_numbers(
