@@ -10,6 +10,7 @@ import itertools
 import math
 import pickle
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -47,9 +48,7 @@ def pack_dataset(dataset: Any) -> Callable[[], Any]:
     import tensorflow as tf
 
     try:
-        graph = tf.raw_ops.DatasetToGraphV2(
-            input_dataset=dataset._variant_tensor, external_state_policy=1, strip_device_assignment=True
-        ).numpy()
+        graph = _graph_of(tf, dataset._variant_tensor)
         spec = pickle.dumps(dataset.element_spec)
     except (tf.errors.OpError, pickle.PicklingError, TypeError, AttributeError) as exc:
         raise ConfigError(cannot_travel(dataset, str(exc).partition("\n")[0])) from exc
@@ -60,6 +59,19 @@ def pack_dataset(dataset: Any) -> Callable[[], Any]:
     policy = int(dataset.options().experimental_distribute.auto_shard_policy)
     _seed_shuffles(tf, parsed)
     return partial(unpack_dataset, parsed.SerializeToString(), spec, policy)
+
+
+def _graph_of(tf: Any, variant: Any) -> bytes:
+    """A dataset as bytes; in a program of TensorFlow 1 it is a tensor of a graph, which a session evaluates."""
+    in_graph = isinstance(getattr(variant, "graph", None), tf.Graph) and not hasattr(variant, "numpy")
+    with variant.graph.as_default() if in_graph else nullcontext():
+        packed = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=variant, external_state_policy=1, strip_device_assignment=True
+        )
+        if not in_graph:
+            return bytes(packed.numpy())
+        with tf.compat.v1.Session(graph=variant.graph) as session:
+            return bytes(session.run(packed))
 
 
 def unpack_dataset(graph: bytes, spec: bytes, policy: int) -> Any:
