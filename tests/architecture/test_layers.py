@@ -32,7 +32,7 @@ HOMES = {
     "torchmetrics": ("frameworks.torch",),
     "keras": ("frameworks.keras", "models"),
     "tf_keras": ("frameworks.keras", "models"),
-    "tensorflow": ("frameworks.keras", "models", "shelves.datasets"),
+    "tensorflow": ("frameworks.keras", "frameworks.tf_graph", "models", "shelves.datasets"),
     "jax": ("frameworks.keras", "models"),
     "mxnet": ("frameworks.mxnet",),
     "openvino": ("models",),
