@@ -48,12 +48,10 @@ class _Contrib:
 
 
 def _estimator() -> Any:
-    from kindler.frameworks.tf_graph import model_fn
+    from kindler.compat.zoo.tfpark.estimator import Estimator
+    from kindler.compat.zoo.tfpark.specs import EstimatorSpec, ModeKeys
 
-    return SimpleNamespace(
-        EstimatorSpec=model_fn.EstimatorSpec,
-        ModeKeys=model_fn.ModeKeys,
-    )
+    return SimpleNamespace(Estimator=Estimator, EstimatorSpec=EstimatorSpec, ModeKeys=ModeKeys)
 
 
 _OWN = {

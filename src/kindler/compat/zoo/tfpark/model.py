@@ -11,6 +11,7 @@ import numpy as np
 from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.validation import Scores, tag_of
 from kindler.compat.zoo.tfpark.keras_graph import KerasGraph, is_graph_model
+from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.compat.zoo.tfpark.structures import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
 from kindler.compat.zoo.tfpark.training import TFParkEstimator, engine, predicted_rdd
@@ -36,12 +37,15 @@ class KerasModel:
         self.model_dir = model_dir
         self.optimizer = optimizer
         self._estimator: TFParkEstimator | None = None
+        self._compiled: Any = None
 
     @property
     def estimator(self) -> TFParkEstimator:
-        """The estimator behind it."""
-        if self._estimator is None:
+        """The estimator behind it; a new one if the model was compiled again."""
+        compiled = getattr(self.model, "optimizer", None)
+        if self._estimator is None or compiled is not self._compiled:
             self._estimator = keras_estimator(self.model, model_dir=self.model_dir, optimizer=self.optimizer)
+            self._compiled = getattr(self.model, "optimizer", None)
         return self._estimator
 
     @property
@@ -116,7 +120,7 @@ class KerasModel:
             dataset = TFDataset.from_ndarrays(
                 (x, y), batch_size=batch_size or 32, val_tensors=None if checked is None else tuple(checked)
             )
-        fit_keras(self.estimator, dataset, epochs, **kwargs)
+        fit_keras(self.model, self.estimator, dataset, epochs, **kwargs)
         return self
 
     def evaluate(
@@ -132,11 +136,12 @@ class KerasModel:
         """
         if isinstance(x, TFDataset):
             x.require_batch("used in KerasModel evaluate")
-            return evaluate_keras(self.estimator, x)
+            return evaluate_keras(self.model, self.estimator, x)
         if not distributed:
             values = self.model.evaluate(x, y, batch_size=batch_per_thread, verbose=0)
             return Scores(zip(self.metrics_names, map(float, np.atleast_1d(values)), strict=True))
-        return evaluate_keras(self.estimator, TFDataset.from_ndarrays((x, y), batch_per_thread=batch_per_thread or 32))
+        dataset = TFDataset.from_ndarrays((x, y), batch_per_thread=batch_per_thread or 32)
+        return evaluate_keras(self.model, self.estimator, dataset)
 
     def predict(self, x: Any, batch_per_thread: int | None = None, distributed: bool = False) -> Any:
         """The model's outputs: an RDD for a `TFDataset`, arrays for arrays.
@@ -186,19 +191,18 @@ def keras_estimator(model: Any, *, model_dir: str | None = None, optimizer: Any 
     return made
 
 
-def fit_keras(estimator: TFParkEstimator, dataset: TFDataset, epochs: int = 1, **options: Any) -> Any:
+def fit_keras(model: Any, estimator: TFParkEstimator, dataset: TFDataset, epochs: int = 1, **options: Any) -> Any:
     """Train over a dataset, and leave the trained weights in the user's model."""
     dataset.require_training("used in KerasModel fit")
     if not dataset.labels:
         raise ConfigError("the dataset has no labels to train a Keras model with.\nHint: from_rdd(..., labels=...).")
-    session_config = options.pop("session_config", None)
-    del session_config  # threads of workers are Kindler's to choose
-    columns, checked = dataset.columns(), dataset.validation_columns()
+    options.pop("session_config", None)  # threads of workers are Kindler's to choose
+    columns, checked = _arranged(model, dataset.columns()), dataset.validation_columns()
     history = estimator.fit(
         columns.data,
         epochs=epochs,
         batch_size=dataset.batch_size,
-        validation_data=None if checked is None else checked.data,
+        validation_data=None if checked is None else _arranged(model, checked).data,
         shuffle=dataset.shuffle,
         **columns.options(),
         **options,
@@ -207,9 +211,11 @@ def fit_keras(estimator: TFParkEstimator, dataset: TFDataset, epochs: int = 1, *
     return history
 
 
-def evaluate_keras(estimator: TFParkEstimator, dataset: TFDataset) -> Scores:
+def evaluate_keras(model: Any, estimator: TFParkEstimator, dataset: TFDataset) -> Scores:
     """The loss and the metrics under TFPark's names."""
-    columns = dataset.columns()
+    if not dataset.labels:
+        raise ConfigError("the dataset has no labels to evaluate with.\nHint: from_rdd(..., labels=...).")
+    columns = _arranged(model, dataset.columns())
     rows = dataset.rows_per_call * dataset.total_core_num
     found = estimator.evaluate(columns.data, batch_size=rows, verbose=0, **columns.options())
     return renamed(found)
@@ -228,6 +234,11 @@ def predict_keras(estimator: TFParkEstimator, dataset: TFDataset) -> Any:
     rdd = predicted_rdd(estimator, dataset.columns(), dataset.rows_per_call)
     source = getattr(dataset, "source", None)
     return source.with_predictions(rdd) if hasattr(source, "with_predictions") else rdd
+
+
+def _arranged(model: Any, columns: Columns) -> Columns:
+    """The columns, with labels as the targets of a model in a graph take them."""
+    return KerasGraph(model).columns(columns) if is_graph_model(model) else columns
 
 
 def _shown(name: str) -> str:

@@ -29,12 +29,12 @@ def enter_graph_mode() -> None:
         tf.disable_eager_execution()
 
 
-def make(meta: TensorMeta, batch: int | None) -> tuple[Any, Any]:
+def make(meta: TensorMeta) -> tuple[Any, Any]:
     """A placeholder for a tensor of a dataset, and the tensor itself, which differs for strings."""
     if meta.dtype == tf.string:
-        fed = tf.placeholder(tf.uint8, [batch, None], name=f"{meta.name}_bytes")
+        fed = tf.placeholder(tf.uint8, [None, None], name=f"{meta.name}_bytes")
         return fed, decoded(fed, meta.name)
-    fed = tf.placeholder(meta.dtype, [batch, *meta.shape], name=meta.name)
+    fed = tf.placeholder(meta.dtype, [None, *meta.shape], name=meta.name)
     return fed, fed
 
 

@@ -75,6 +75,7 @@ class TFDataset:
         self.batch_size, self.batch_per_thread, self.has_batch = _batches(
             batch_size, batch_per_thread, self.total_core_num
         )
+        self.source: Any = None
         self._tensors: Any = None
         self._fed: list[Any] = []
 
@@ -104,10 +105,10 @@ class TFDataset:
         """The tensors that elements are fed to, made in the default graph on first use."""
         if self._tensors is None:
             placeholders.enter_graph_mode()
-            made = [placeholders.make(meta, self._rows_of_tensor) for meta in flatten(self.tensor_structure)]
+            made = [placeholders.make(meta) for meta in flatten(self.tensor_structure)]
             self._fed = [fed for fed, _ in made]
             placeholders.remember(self, self._fed)
-            shown = [tensor if self.has_batch else tensor[0] for _, tensor in made]
+            shown = [self._shown(tensor) for _, tensor in made]
             self._tensors = pack(self.tensor_structure, shown)
         return self._tensors
 
@@ -152,6 +153,20 @@ class TFDataset:
         """The rows to validate with, if any."""
         return None if self.validation_rows is None else self.validation_rows.columns(self.features, self.labels)
 
+    def label_arrays(self) -> np.ndarray[Any, Any]:
+        """The labels of all rows, on the driver."""
+        if len(self.labels) != 1:
+            raise ConfigError("validation methods need a dataset with one label.")
+        columns = self.columns()
+        name = columns.labels[0]
+        if isinstance(columns.data, dict):
+            return np.asarray(columns.data[name])
+        values = [row[0] for row in columns.data.select(name).collect()]
+        if values and isinstance(values[0], bytes | bytearray):
+            shape, dtype = columns.shapes.get(name, ()), columns.dtypes[name]
+            return np.stack([np.frombuffer(value, dtype).reshape(shape) for value in values])
+        return np.asarray(values)
+
     @property
     def rows_per_call(self) -> int:
         """Rows of one call of the model where it is not trained."""
@@ -171,6 +186,15 @@ class TFDataset:
         """How many tasks can work on it at a time."""
         return self.total_core_num
 
+    def _shown(self, tensor: Any) -> Any:
+        """The tensor that programs see: all rows, or a single element."""
+        if not self.has_batch:
+            return tensor[0]
+        if self.hard_code_batch_size:
+            tensor = tf.identity(tensor)
+            tensor.set_shape([self.rows_per_call, *tensor.shape[1:]])
+        return tensor
+
     @property
     def _pair(self) -> tuple[Any, Any]:
         structure = self.tensor_structure
@@ -180,9 +204,7 @@ class TFDataset:
 
     @property
     def _rows_of_tensor(self) -> int | None:
-        if not self.has_batch:
-            return 1
-        return self.rows_per_call if self.hard_code_batch_size else None
+        return self.rows_per_call if self.hard_code_batch_size and self.has_batch else None
 
     @staticmethod
     def from_rdd(
