@@ -1,14 +1,15 @@
 """TensorFlow 1 as its programs know it: `from kindler.compat import tensorflow as tf`.
 
 `tensorflow.compat.v1`, with what TensorFlow 2 took out of it: `tf.layers` and `tf.keras` (of `tf_keras`),
-`tf.contrib.slim` (of `tf_slim`), `tf.estimator.ModeKeys` and `EstimatorSpec`. Importing this module turns the behaviour of
-TensorFlow 2 off for the whole process, eager execution included.
+`tf.contrib.slim` (of `tf_slim`), `tf.estimator.ModeKeys` and `EstimatorSpec`. Importing this module turns
+the behaviour of TensorFlow 2 off for the whole process, eager execution included.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,9 @@ def _keras() -> Any:
     try:
         return importlib.import_module("tf_keras.api._v1.keras")
     except ModuleNotFoundError as exc:
-        raise MissingExtraError(what="tf.keras and tf.layers", package="tf_keras", extra="tensorflow1") from exc
+        raise MissingExtraError(
+            what="tf.keras and tf.layers", package="tf_keras", extra="tensorflow1"
+        ) from exc
 
 
 class _Contrib:
@@ -54,7 +57,7 @@ def _estimator() -> Any:
     return SimpleNamespace(Estimator=Estimator, EstimatorSpec=EstimatorSpec, ModeKeys=ModeKeys)
 
 
-_OWN = {
+_OWN: dict[str, Callable[[], Any]] = {
     "contrib": _Contrib,
     "estimator": _estimator,
     "keras": _keras,

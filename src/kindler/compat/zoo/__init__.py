@@ -1,4 +1,7 @@
-"""Analytics Zoo's module paths: `from zoo.tfpark import ...` becomes `from kindler.compat.zoo.tfpark import ...`."""
+"""Analytics Zoo's module paths.
+
+`from zoo.tfpark import ...` becomes `from kindler.compat.zoo.tfpark import ...`.
+"""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ def pack_dataset(dataset: Any) -> Callable[[], Any]:
     import tensorflow as tf
 
     try:
-        graph = tf.raw_ops.DatasetToGraphV2(
-            input_dataset=dataset._variant_tensor, external_state_policy=1, strip_device_assignment=True
-        ).numpy()
+        graph = _serialized(tf, dataset)
         spec = pickle.dumps(dataset.element_spec)
     except (tf.errors.OpError, pickle.PicklingError, TypeError, AttributeError) as exc:
         raise ConfigError(cannot_travel(dataset, str(exc).partition("\n")[0])) from exc
@@ -60,6 +58,16 @@ def pack_dataset(dataset: Any) -> Callable[[], Any]:
     policy = int(dataset.options().experimental_distribute.auto_shard_policy)
     _seed_shuffles(tf, parsed)
     return partial(unpack_dataset, parsed.SerializeToString(), spec, policy)
+
+
+def _serialized(tf: Any, dataset: Any) -> bytes:
+    variant = dataset._variant_tensor
+    options: dict[str, Any] = {"external_state_policy": 1, "strip_device_assignment": True}
+    if hasattr(variant, "numpy"):
+        return bytes(tf.raw_ops.DatasetToGraphV2(input_dataset=variant, **options).numpy())
+    # Made in a graph of TensorFlow 1.
+    with variant.graph.as_default(), tf.compat.v1.Session(graph=variant.graph) as session:
+        return bytes(session.run(tf.raw_ops.DatasetToGraphV2(input_dataset=variant, **options)))
 
 
 def unpack_dataset(graph: bytes, spec: bytes, policy: int) -> Any:

@@ -1,8 +1,8 @@
 """BigDL's optimizers: what they are called with, and how they change a parameter.
 
 A method is a description. `rules_tf.py` turns it into an optimizer of TensorFlow for graphs, and
-`keras_optimizer` into one of Keras. Its counters are BigDL's: they go on from one run to the next, and triggers
-such as `MaxEpoch` compare with them.
+`keras_optimizer` into one of Keras. Its counters are BigDL's: they go on from one run to the next, and
+triggers such as `MaxEpoch` compare with them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class OptimMethod:
                 f" Step(100, 0.1); received {schedule!r}."
             )
         if not learningrate > 0:
-            raise ConfigError(f"{type(self).__name__}: learningrate must be above 0; received {learningrate!r}.")
+            raise ConfigError(
+                f"{type(self).__name__}: learningrate must be above 0; received {learningrate!r}."
+            )
         self.learningrate = float(learningrate)
         self.learningrate_decay = float(learningrate_decay)
         self.schedule: Schedule = schedule or Default()
@@ -97,7 +99,8 @@ class OptimMethod:
         if type(self.schedule) is not Default or self.learningrate_decay:
             raise ConfigError(
                 f"{self!r} has a learning-rate schedule, which is applied in TensorFlow 1 graphs only.\n"
-                "Hint: compile the model with a schedule of Keras, or build it after tf.disable_v2_behavior()."
+                "Hint: compile the model with a schedule of Keras, or build it after"
+                " tf.disable_v2_behavior()."
             )
         name, options = self.keras_options()
         return getattr(keras.optimizers, name)(**options)
@@ -302,7 +305,9 @@ class Ftrl(OptimMethod):
     ) -> None:
         super().__init__(learningrate)
         if learningrate_power > 0:
-            raise ConfigError(f"Ftrl: learningrate_power must not be above 0; received {learningrate_power!r}.")
+            raise ConfigError(
+                f"Ftrl: learningrate_power must not be above 0; received {learningrate_power!r}."
+            )
         self.power, self.initial = float(learningrate_power), float(initial_accumulator_value)
         self.l1, self.l2 = float(l1_regularization_strength), float(l2_regularization_strength)
         self.shrinkage = float(l2_shrinkage_regularization_strength)

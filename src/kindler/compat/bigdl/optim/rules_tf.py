@@ -57,7 +57,9 @@ class RuleOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         """Create the counter; returns the number of the step, counted from 1, as a float."""
         if self.iterations is None:
             with tf.variable_scope(tf.get_variable_scope(), reuse=False):
-                self.iterations = tf.Variable(0, trainable=False, dtype=tf.int64, name=f"{self._name}/iterations")
+                self.iterations = tf.Variable(
+                    0, trainable=False, dtype=tf.int64, name=f"{self._name}/iterations"
+                )
         made = tf.cast(self.iterations, tf.float32)
         method = self.method
         rate = method.schedule.rate(tf, method.learningrate, method.learningrate_decay, made)
@@ -106,7 +108,9 @@ class _LbfgsOptimizer(RuleOptimizer):
         y, s = flat - kept["gradient"], tf.convert_to_tensor(kept["move"])
         ys = tf.reduce_sum(y * s)
         useful = tf.logical_and(step > 1.0, ys > 1e-10)
-        moves, changes, inverse, scale = (tf.convert_to_tensor(kept[n]) for n in ("moves", "changes", "inverse", "scale"))
+        moves, changes, inverse, scale = (
+            tf.convert_to_tensor(kept[n]) for n in ("moves", "changes", "inverse", "scale")
+        )
         moves = tf.where(useful, tf.concat([moves[1:], s[None]], 0), moves)
         changes = tf.where(useful, tf.concat([changes[1:], y[None]], 0), changes)
         inverse = tf.where(useful, tf.concat([inverse[1:], 1.0 / ys[None]], 0), inverse)
@@ -121,11 +125,24 @@ class _LbfgsOptimizer(RuleOptimizer):
             (variable, tf.convert_to_tensor(variable) + tf.reshape(part, variable.shape))
             for (_, variable), part in zip(pairs, new, strict=True)
         ]
-        state = {"gradient": flat, "move": move, "moves": moves, "changes": changes, "inverse": inverse, "scale": scale}
+        state = {
+            "gradient": flat,
+            "move": move,
+            "moves": moves,
+            "changes": changes,
+            "inverse": inverse,
+            "scale": scale,
+        }
         return [*values, *((kept[name], value) for name, value in state.items())]
 
     def _keep(self, size: int, depth: int) -> dict[str, Any]:
-        shapes = {"gradient": [size], "move": [size], "moves": [depth, size], "changes": [depth, size], "inverse": [depth]}
+        shapes = {
+            "gradient": [size],
+            "move": [size],
+            "moves": [depth, size],
+            "changes": [depth, size],
+            "inverse": [depth],
+        }
         if not self._kept:
             for name, shape in shapes.items():
                 self._kept[name] = tf.Variable(tf.zeros(shape), trainable=False, name=f"LBFGS/{name}")

@@ -58,7 +58,9 @@ class Poly(Schedule):
 
     def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
         left = 1.0 - step / self.max_iteration
-        return base * ops.where(left > 0.0, ops.where(left > 0.0, left, left * 0.0 + 1.0) ** self.power, left * 0.0)
+        return base * ops.where(
+            left > 0.0, ops.where(left > 0.0, left, left * 0.0 + 1.0) ** self.power, left * 0.0
+        )
 
 
 class Exponential(Schedule):
@@ -129,9 +131,7 @@ class SequentialSchedule(Schedule):
         self.iteration_per_epoch = _positive("SequentialSchedule", "iteration_per_epoch", iteration_per_epoch)
         self._parts: list[tuple[Schedule, int]] = []
 
-    def add(
-        self, scheduler: Schedule, max_iteration: int, bigdl_type: str = "float"
-    ) -> SequentialSchedule:
+    def add(self, scheduler: Schedule, max_iteration: int, bigdl_type: str = "float") -> SequentialSchedule:
         """Append a schedule that is used for `max_iteration` steps."""
         if not isinstance(scheduler, Schedule):
             raise ConfigError(f"SequentialSchedule.add takes a schedule; received {scheduler!r}.")
@@ -140,7 +140,9 @@ class SequentialSchedule(Schedule):
 
     def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
         if not self._parts:
-            raise ConfigError("SequentialSchedule has no schedules.\nHint: SequentialSchedule(...).add(Step(...), 100).")
+            raise ConfigError(
+                "SequentialSchedule has no schedules.\nHint: SequentialSchedule(...).add(Step(...), 100)."
+            )
         rate: Any = None
         for schedule, iterations in self._parts:
             current = schedule.rate(ops, base, decay, step, start)

@@ -1,7 +1,7 @@
 """BigDL's summaries: event files for TensorBoard, and their values as arrays.
 
-`TrainSummary` writes to `<log_dir>/<app_name>/train`, `ValidationSummary` to `<log_dir>/<app_name>/validation`.
-`Recorder` translates the reports of a run to BigDL's tags.
+`TrainSummary` writes to `<log_dir>/<app_name>/train`, `ValidationSummary` to
+`<log_dir>/<app_name>/validation`. `Recorder` translates the reports of a run to BigDL's tags.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class TrainSummary(Summary):
             trigger: Such as `SeveralIteration(10)`.
         """
         if name not in _TRAIN_TAGS:
-            raise ConfigError(f"set_summary_trigger: there is no tag {name!r}; there are {', '.join(_TRAIN_TAGS)}.")
+            raise ConfigError(
+                f"set_summary_trigger: there is no tag {name!r}; there are {', '.join(_TRAIN_TAGS)}."
+            )
         if not isinstance(trigger, Trigger):
             raise ConfigError(f"set_summary_trigger({name!r}, ...) takes a trigger; received {trigger!r}.")
         self.triggers[name] = trigger

@@ -1,7 +1,7 @@
 """BigDL's triggers: Kindler's own, with BigDL's names of arguments.
 
-They fire after iteration k, 2k and so on, and after every epoch; `MaxEpoch` and `MaxIteration` count from when
-the model was new, through checkpoints and earlier runs.
+They fire after iteration k, 2k and so on, and after every epoch; `MaxEpoch` and `MaxIteration` count from
+when the model was new, through checkpoints and earlier runs.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ __all__ = [
     "AUC",
     "MAE",
     "MSE",
+    "NDCG",
     "HitRatio",
     "Loss",
-    "NDCG",
     "Scores",
     "Top1Accuracy",
     "Top5Accuracy",
@@ -189,7 +189,8 @@ class _Ranking(ValidationMethod):
         scores, truth = output.reshape(-1), label.reshape(-1)
         if len(scores) % size or (truth.reshape(-1, size).sum(axis=1) != 1).any():
             raise ConfigError(
-                f"{self!r} needs groups of {size} rows, of which one is positive; received {len(scores)} rows."
+                f"{self!r} needs groups of {size} rows, of which one is positive; received {len(scores)}"
+                " rows."
             )
         groups = scores.reshape(-1, size)
         best = groups[truth.reshape(-1, size) == 1][:, None]
@@ -277,7 +278,7 @@ class Scores(dict[str, float]):
         return True
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401 - this is get
 
 
 def named_all(methods: Any) -> list[ValidationMethod]:

@@ -19,7 +19,8 @@ def init_nncontext(
         conf: A `SparkConf`, a dict of Spark's settings, or the name of the application.
         spark_log_level: Spark's log level.
         redirect_spark_log: Without effect.
-        options: `cluster_mode` ("local" only here; other clusters are started by spark-submit), `cores`, `memory`.
+        options: `cluster_mode` ("local" only here; other clusters are started by spark-submit), `cores`,
+            `memory`.
 
     Returns:
         The `SparkContext`. With Spark Connect, which has none, the session: use the DataFrame factories of
@@ -70,4 +71,6 @@ def _settings(conf: Any) -> dict[str, Any] | None:
         return dict(conf.getAll())
     if isinstance(conf, dict):
         return conf
-    raise ConfigError(f"init_nncontext takes a SparkConf, a dict or a name; received {type(conf).__qualname__}.")
+    raise ConfigError(
+        f"init_nncontext takes a SparkConf, a dict or a name; received {type(conf).__qualname__}."
+    )

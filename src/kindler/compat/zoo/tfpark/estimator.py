@@ -15,12 +15,12 @@ import tensorflow.compat.v1 as tf
 from kindler.compat.bigdl.optim.summaries import Summary
 from kindler.compat.bigdl.optim.validation import Scores, named_all
 from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
+from kindler.compat.zoo.tfpark.specs import EstimatorSpec, ModeKeys
 from kindler.compat.zoo.tfpark.structures import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
 from kindler.compat.zoo.tfpark.tf_predictor import predict_graph
 from kindler.compat.zoo.tfpark.training import TFParkEstimator, engine
 from kindler.errors import ConfigError
-from kindler.compat.zoo.tfpark.specs import EstimatorSpec, ModeKeys
 
 __all__ = ["Estimator", "EstimatorSpec", "ModeKeys", "TFEstimator", "TFEstimatorSpec"]
 
@@ -109,7 +109,7 @@ class TFEstimator:
         params: Any = None,
         warm_start_from: str | None = None,
     ) -> TFEstimator:
-        """An estimator of a model function that makes its own `train_op`, with `ZooOptimizer(...).minimize(loss)`."""
+        """An estimator of a model function whose specs have a `train_op`, made with `ZooOptimizer`."""
         return cls(model_fn, None, model_dir, config, params, warm_start_from)
 
     @property
@@ -146,7 +146,9 @@ class TFEstimator:
         found: str | None = tf.train.latest_checkpoint(self.model_dir)
         return found
 
-    def train(self, input_fn: Callable[..., Any], steps: int | None = None, session_config: Any = None) -> TFEstimator:
+    def train(
+        self, input_fn: Callable[..., Any], steps: int | None = None, session_config: Any = None
+    ) -> TFEstimator:
         """Train on, from the newest checkpoint in `model_dir`, and write a new one.
 
         Args:
@@ -180,7 +182,7 @@ class TFEstimator:
                 self._restore(sess, self.latest_checkpoint(), partial=True)
                 before = int(sess.run(counter))
                 columns, checked = dataset.columns(), dataset.validation_columns()
-                limits = {"epochs": 1} if steps is None else {"max_steps": steps}
+                limits: dict[str, Any] = {"epochs": 1} if steps is None else {"max_steps": steps}
                 made.fit(
                     columns.data,
                     batch_size=dataset.batch_size,
@@ -227,13 +229,19 @@ class TFEstimator:
             output, label = flatten(spec.predictions)[0], (flatten(dataset.label_tensors) or [None])[0]
             with tf.Session(graph=graph) as sess:
                 self._open(sess, checkpoint_path)
-                tensors = {} if not dataset.has_batch else {m.tag: m.tensor(tf, output, label) for m in methods}
+                tensors = (
+                    {} if not dataset.has_batch else {m.tag: m.tensor(tf, output, label) for m in methods}
+                )
                 tensors = {tag: tensor for tag, tensor in tensors.items() if tensor is not None}
                 inside = self._inside(sess, dataset, spec, tensors) if tensors or _wants_loss(methods) else {}
                 rest = [m for m in methods if m.tag not in inside and m.tag != "Loss"]
                 if rest:
                     outputs = _stacked(predict_graph(sess, dataset, [output]))
-                    outputs = outputs.reshape(len(outputs), *outputs.shape[2:]) if not dataset.has_batch else outputs
+                    outputs = (
+                        outputs.reshape(len(outputs), *outputs.shape[2:])
+                        if not dataset.has_batch
+                        else outputs
+                    )
                     labels = dataset.label_arrays()
                     inside |= {m.tag: m.score(outputs, labels) for m in rest}
         return Scores({_short(m.tag): inside[m.tag] for m in methods})
@@ -241,7 +249,7 @@ class TFEstimator:
     def predict(
         self, input_fn: Callable[..., Any], predict_keys: Any = None, checkpoint_path: str | None = None
     ) -> Any:
-        """The predictions for every element, as an RDD: arrays, or dicts of arrays if `model_fn` returns a dict.
+        """The predictions for every element, as an RDD of arrays, or of dicts if `model_fn` returns one.
 
         Args:
             input_fn: A function of the mode, or of nothing, that returns a `TFDataset`.
@@ -288,7 +296,8 @@ class TFEstimator:
         )
         if not hasattr(spec, "predictions") or not hasattr(spec, "loss"):
             raise ConfigError(
-                f"model_fn must return a TFEstimatorSpec or an EstimatorSpec; it returned {type(spec).__qualname__}."
+                "model_fn must return a TFEstimatorSpec or an EstimatorSpec; it returned"
+                f" {type(spec).__qualname__}."
             )
         return spec
 
@@ -298,12 +307,16 @@ class TFEstimator:
             return {"optimizer": graph_optimizers(self.optimizer), **options}
         if getattr(spec, "train_op", None) is None:
             raise ConfigError(
-                "there is nothing to train with: TFEstimator has no optimizer, and model_fn returned no train_op.\n"
+                "there is nothing to train with: TFEstimator has no optimizer, and model_fn returned no"
+                " train_op.\n"
                 "Hint: TFEstimator(model_fn, tf.train.AdamOptimizer()), or"
-                " EstimatorSpec(mode, loss=loss, train_op=ZooOptimizer(tf.train.AdamOptimizer()).minimize(loss))."
+                " EstimatorSpec(mode, loss=loss,"
+                " train_op=ZooOptimizer(tf.train.AdamOptimizer()).minimize(loss))."
             )
         if self._clip_norm is not None or self._clip_value is not None:
-            raise ConfigError("gradients of a train_op that model_fn makes are clipped there, not by TFEstimator.")
+            raise ConfigError(
+                "gradients of a train_op that model_fn makes are clipped there, not by TFEstimator."
+            )
         return {"train_op": spec.train_op}
 
     def _inside(self, sess: Any, dataset: TFDataset, spec: Any, tensors: dict[str, Any]) -> dict[str, float]:
@@ -390,4 +403,3 @@ def _wants_loss(methods: Any) -> bool:
 
 def _short(tag: str) -> str:
     return {"Top1Accuracy": "acc Top1Accuracy", "Loss": "loss"}.get(tag, tag)
-

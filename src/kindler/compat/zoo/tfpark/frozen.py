@@ -33,7 +33,9 @@ class FrozenGraph:
     def run(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
         """The outputs for these inputs."""
         if len(arrays) != len(self.inputs):
-            raise ConfigError(f"the graph takes {len(self.inputs)} inputs ({self.inputs}); received {len(arrays)}.")
+            raise ConfigError(
+                f"the graph takes {len(self.inputs)} inputs ({self.inputs}); received {len(arrays)}."
+            )
         session, graph = self._session()
         tensors = [graph.get_tensor_by_name(name) for name in self.inputs]
         fed = {t.name: np.asarray(a, t.dtype.as_numpy_dtype) for t, a in zip(tensors, arrays, strict=True)}
@@ -109,6 +111,8 @@ def element_wise(frozen: FrozenGraph, metas: Sequence[Any]) -> tuple[list[Any], 
 
     def one(row: Any) -> list[Any]:
         given = {name: part[None] for name, part in zip(frozen.inputs, row, strict=True)}
-        return list(tf.import_graph_def(graph_def, input_map=given, return_elements=list(frozen.outputs), name=""))
+        return list(
+            tf.import_graph_def(graph_def, input_map=given, return_elements=list(frozen.outputs), name="")
+        )
 
     return fed, list(tf.map_fn(one, fed, dtype=dtypes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -33,14 +34,18 @@ class KerasGraph:
     @property
     def compiled(self) -> bool:
         """Whether it has a loss and an optimizer."""
-        return getattr(self.model, "optimizer", None) is not None and bool(getattr(self.model, "_is_compiled", False))
+        return getattr(self.model, "optimizer", None) is not None and bool(
+            getattr(self.model, "_is_compiled", False)
+        )
 
     @property
     def session(self) -> Any:
         """Keras's session, with the model's variables initialized."""
         return self._backend.get_session(self.model.inputs)
 
-    def estimator(self, *, model_dir: str | None = None, metrics: Any = None, **options: Any) -> TFParkEstimator:
+    def estimator(
+        self, *, model_dir: str | None = None, metrics: Any = None, **options: Any
+    ) -> TFParkEstimator:
         """An estimator of the graph."""
         from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
 
@@ -98,9 +103,7 @@ class KerasGraph:
 
     @property
     def _backend(self) -> Any:
-        import tf_keras
-
-        return tf_keras.backend
+        return importlib.import_module("tf_keras.api._v1.keras").backend
 
     def _phase(self) -> dict[Any, tuple[bool, bool]] | None:
         """Keras's switch between training and inference, where the model has one."""
@@ -126,5 +129,7 @@ class KerasGraph:
                     )
                     continue
                 with output.graph.as_default():
-                    found[name] = tf.reduce_mean(function(target, output, **(getattr(metric, "_fn_kwargs", None) or {})))
+                    found[name] = tf.reduce_mean(
+                        function(target, output, **(getattr(metric, "_fn_kwargs", None) or {}))
+                    )
         return found

@@ -26,7 +26,9 @@ def layer(frozen: FrozenGraph, keras: Any = None) -> Any:
     library = keras if keras is not None else importlib.import_module("keras")
     name = library.__name__.partition(".")[0]
     if name == "keras" and library.backend.backend() != "tensorflow":
-        raise ConfigError(f"a TFNet can be a layer of Keras on TensorFlow; this one is on {library.backend.backend()}.")
+        raise ConfigError(
+            f"a TFNet can be a layer of Keras on TensorFlow; this one is on {library.backend.backend()}."
+        )
     return layer_class(name)(frozen)
 
 
@@ -42,14 +44,18 @@ def _define(keras: Any) -> Any:
     class TFNetLayer(keras.layers.Layer):  # type: ignore[misc]
         """Runs a frozen graph."""
 
-        def __init__(self, frozen: Any = None, *, graph: str = "", inputs: Any = (), outputs: Any = (), **options: Any):
+        def __init__(
+            self, frozen: Any = None, *, graph: str = "", inputs: Any = (), outputs: Any = (), **options: Any
+        ):
             super().__init__(trainable=False, **{k: v for k, v in options.items() if k != "trainable"})
             data = base64.b64decode(graph) if frozen is None else frozen.graph_def
             self.frozen = frozen or FrozenGraph(data, tuple(inputs), tuple(outputs))
 
         def call(self, inputs: Any) -> Any:
             several = inputs if isinstance(inputs, list | tuple) else [inputs]
-            found = _eagerly(self.frozen, several) if tf.executing_eagerly() else _in_graph(self.frozen, several)
+            found = (
+                _eagerly(self.frozen, several) if tf.executing_eagerly() else _in_graph(self.frozen, several)
+            )
             return found[0] if len(found) == 1 else list(found)
 
         def get_config(self) -> dict[str, Any]:
@@ -66,7 +72,9 @@ def _define(keras: Any) -> Any:
 def _in_graph(frozen: FrozenGraph, inputs: Any) -> list[Any]:
     named = dict(zip(frozen.inputs, inputs, strict=True))
     graph_def = tf.GraphDef.FromString(frozen.graph_def)
-    return list(tf.import_graph_def(graph_def, input_map=named, return_elements=list(frozen.outputs), name="tfnet"))
+    return list(
+        tf.import_graph_def(graph_def, input_map=named, return_elements=list(frozen.outputs), name="tfnet")
+    )
 
 
 def _eagerly(frozen: FrozenGraph, inputs: Any) -> list[Any]:

@@ -35,4 +35,4 @@ class TFNetModule(torch.nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """The graph's outputs."""
-        return _Run.apply(self.frozen, *inputs)
+        return _Run.apply(self.frozen, *inputs)  # type: ignore[no-untyped-call]

@@ -156,7 +156,9 @@ class KerasModel:
             return predict_keras(self.estimator, x)
         if not distributed:
             return self.model.predict(x, batch_size=batch_per_thread, verbose=0)
-        rows = predict_keras(self.estimator, TFDataset.from_ndarrays((x, None), batch_per_thread=batch_per_thread or 32))
+        rows = predict_keras(
+            self.estimator, TFDataset.from_ndarrays((x, None), batch_per_thread=batch_per_thread or 32)
+        )
         found = rows if isinstance(rows, list) else rows.collect()
         if found and isinstance(found[0], list):
             return [np.stack(parts) for parts in zip(*found, strict=True)]
@@ -167,7 +169,9 @@ class KerasModel:
         """One step of Keras, here."""
         return self.model.train_on_batch(x, y, sample_weight=sample_weight, class_weight=class_weight)
 
-    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, reset_metrics: bool = True) -> Any:
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, reset_metrics: bool = True
+    ) -> Any:
         """Keras's figures for one batch, here."""
         return self.model.test_on_batch(x, y, sample_weight=sample_weight)
 
@@ -176,7 +180,9 @@ class KerasModel:
         return self.model.predict_on_batch(x)
 
 
-def keras_estimator(model: Any, *, model_dir: str | None = None, optimizer: Any = None, **options: Any) -> TFParkEstimator:
+def keras_estimator(
+    model: Any, *, model_dir: str | None = None, optimizer: Any = None, **options: Any
+) -> TFParkEstimator:
     """An estimator of a Keras model: of its graph, where it was made in one."""
     if is_graph_model(model):
         return KerasGraph(model, optimizer).estimator(model_dir=model_dir, **options)
@@ -185,17 +191,23 @@ def keras_estimator(model: Any, *, model_dir: str | None = None, optimizer: Any 
         keras: Any = importlib.import_module(flavour_of(model) or "keras")
         model.compile(optimizer=optimizer.keras_optimizer(keras), loss=model.loss, metrics=_metrics_of(model))
     elif optimizer is not None:
-        raise ConfigError(f"optimizer must be one of bigdl.optim.optimizer; received {type(optimizer).__qualname__}.")
+        raise ConfigError(
+            f"optimizer must be one of bigdl.optim.optimizer; received {type(optimizer).__qualname__}."
+        )
     made = TFParkEstimator.from_keras(model, model_dir=model_dir, engine=engine(), **options)
     assert isinstance(made, TFParkEstimator)
     return made
 
 
-def fit_keras(model: Any, estimator: TFParkEstimator, dataset: TFDataset, epochs: int = 1, **options: Any) -> Any:
+def fit_keras(
+    model: Any, estimator: TFParkEstimator, dataset: TFDataset, epochs: int = 1, **options: Any
+) -> Any:
     """Train over a dataset, and leave the trained weights in the user's model."""
     dataset.require_training("used in KerasModel fit")
     if not dataset.labels:
-        raise ConfigError("the dataset has no labels to train a Keras model with.\nHint: from_rdd(..., labels=...).")
+        raise ConfigError(
+            "the dataset has no labels to train a Keras model with.\nHint: from_rdd(..., labels=...)."
+        )
     options.pop("session_config", None)  # threads of workers are Kindler's to choose
     columns, checked = _arranged(model, dataset.columns()), dataset.validation_columns()
     history = estimator.fit(
@@ -230,9 +242,11 @@ def renamed(figures: dict[str, Any]) -> Scores:
 def predict_keras(estimator: TFParkEstimator, dataset: TFDataset) -> Any:
     """The outputs for a dataset."""
     if dataset.rows is None or not dataset.rows.predicts:
-        raise ConfigError("a tf.data.Dataset cannot be predicted.\nHint: use from_rdd, from_ndarrays or from_dataframe.")
+        raise ConfigError(
+            "a tf.data.Dataset cannot be predicted.\nHint: use from_rdd, from_ndarrays or from_dataframe."
+        )
     rdd = predicted_rdd(estimator, dataset.columns(), dataset.rows_per_call)
-    source = getattr(dataset, "source", None)
+    source: Any = dataset.source
     return source.with_predictions(rdd) if hasattr(source, "with_predictions") else rdd
 
 

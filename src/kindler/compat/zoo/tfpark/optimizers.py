@@ -34,7 +34,8 @@ def graph_optimizers(given: Any) -> Any:
     if hasattr(given, "apply_gradients") and hasattr(given, "get_config"):
         return _KerasOptimizer(given)
     raise ConfigError(
-        "the optimizer must be one of bigdl.optim.optimizer, such as Adam(1e-3), or a tf.train.Optimizer; received"
+        "the optimizer must be one of bigdl.optim.optimizer, such as Adam(1e-3), or a"
+        " tf.train.Optimizer; received"
         f" {type(given).__qualname__}."
     )
 
@@ -54,7 +55,7 @@ def counted(given: Any) -> tuple[int, int]:
 
 
 class _KerasOptimizer(tf.train.Optimizer):  # type: ignore[misc]
-    """An optimizer of Keras for graphs; it clips gradients as Keras does, after workers have agreed on them."""
+    """An optimizer of Keras for graphs; clipping comes after workers have agreed on gradients."""
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(use_locking=False, name=type(optimizer).__name__)

@@ -21,9 +21,11 @@ def enter_graph_mode() -> None:
     """Turn eager execution off, as the programs of TensorFlow 1 expect it, unless a graph is being built."""
     if tf.executing_eagerly():
         warnings.warn(
-            "TensorFlow executes eagerly, but TFDataset.tensors belong to a graph: eager execution is turned off"
+            "TensorFlow executes eagerly, but TFDataset.tensors belong to a graph: eager execution is"
+            " turned off"
             " for the rest of this program.\n"
-            "Hint: call tf.disable_v2_behavior() at the start, or build the graph in `with tf.Graph().as_default():`.",
+            "Hint: call tf.disable_v2_behavior() at the start, or build the graph in `with"
+            " tf.Graph().as_default():`.",
             stacklevel=4,
         )
         tf.disable_eager_execution()
@@ -87,7 +89,8 @@ def refuse_unfed(targets: Iterable[Any], fed: Iterable[Any], values: Mapping[Any
     if left:
         raise ConfigError(
             f"nobody feeds the placeholder {', '.join(map(repr, left))}.\n"
-            "Hint: tensor_with_value={placeholder: (value in training, value otherwise)} gives it constants, or"
+            "Hint: tensor_with_value={placeholder: (value in training, value otherwise)} gives it"
+            " constants, or"
             " make it with tf.placeholder_with_default."
         )
 

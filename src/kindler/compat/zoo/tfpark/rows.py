@@ -16,7 +16,17 @@ from kindler.compat.zoo.tfpark.structures import TensorMeta, Unpack
 from kindler.errors import ConfigError, DataError
 from kindler.spark.session import is_connect, running
 
-__all__ = ["ArrayRows", "Columns", "FrameRows", "LoaderRows", "RddRows", "Rows", "TextRows", "as_bytes", "require_rdd"]
+__all__ = [
+    "ArrayRows",
+    "Columns",
+    "FrameRows",
+    "LoaderRows",
+    "RddRows",
+    "Rows",
+    "TextRows",
+    "as_bytes",
+    "require_rdd",
+]
 
 _LENGTH = 4  # bytes before a string that say how long it is
 
@@ -96,7 +106,9 @@ class RddRows(Rows):
         shapes = [meta.shape for meta in metas]
         if any(None in shape for shape in shapes):
             shapes = self._seen_shapes(shapes)
-            leaves = tuple((leaf[0], shape, leaf[2]) for leaf, shape in zip(unpack.leaves, shapes, strict=True))
+            leaves = tuple(
+                (leaf[0], shape, leaf[2]) for leaf, shape in zip(unpack.leaves, shapes, strict=True)
+            )
             unpack = Unpack(unpack.structure, leaves, unpack.flat)
         frame = session.createDataFrame(
             self.rdd.map(unpack), ", ".join(f"{name} binary" for name in names), verifySchema=False
@@ -161,7 +173,10 @@ class LoaderRows(Rows):
 
 def column_names(features: int, labels: int) -> list[str]:
     """Names of the columns that rows without names of their own get."""
-    return [*(f"feature_{number}" for number in range(features)), *(f"label_{number}" for number in range(labels))]
+    return [
+        *(f"feature_{number}" for number in range(features)),
+        *(f"label_{number}" for number in range(labels)),
+    ]
 
 
 def as_bytes(item: Any) -> bytes:
@@ -185,7 +200,8 @@ def require_rdd(rdd: Any) -> Any:
         raise ConfigError(
             f"this factory takes an RDD; received {type(rdd).__qualname__}."
             + (" A Spark Connect session has no RDDs." if connect else "")
-            + "\nHint: TFDataset.from_dataframe(df, feature_cols=[...]) takes DataFrames of classic Spark and Connect."
+            + "\nHint: TFDataset.from_dataframe(df, feature_cols=[...]) takes DataFrames of classic Spark and"
+            " Connect."
         )
     return session
 

@@ -1,4 +1,4 @@
-"""What `tf.estimator` had, and TensorFlow no longer has: the modes of a model function, and what it returns."""
+"""What TensorFlow no longer has of `tf.estimator`: modes of a model function, and what it returns."""
 
 from __future__ import annotations
 

@@ -95,10 +95,14 @@ def metas_of(tf: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> list[TensorMeta
 
 def _meta(tf: Any, pair: Any, name: str, argument: str) -> TensorMeta:
     if not isinstance(pair, list | tuple) or len(pair) != 2:
-        raise ConfigError(f"{argument}: expected (dtype, shape), such as (tf.float32, [28, 28, 1]); received {pair!r}.")
+        raise ConfigError(
+            f"{argument}: expected (dtype, shape), such as (tf.float32, [28, 28, 1]); received {pair!r}."
+        )
     dtype, shape = pair
     sizes = [shape] if isinstance(shape, int) else list(shape)
-    return TensorMeta(tf.as_dtype(dtype), name, tuple(None if s is None or s == -1 else int(s) for s in sizes))
+    return TensorMeta(
+        tf.as_dtype(dtype), name, tuple(None if s is None or s == -1 else int(s) for s in sizes)
+    )
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,9 @@ class Unpack:
     def _values(self, element: Any) -> list[Any]:
         if self.flat:
             if not isinstance(element, list | tuple) or len(element) != len(self.leaves):
-                raise DataError(f"an element must be a list of {len(self.leaves)} arrays; received {_kind(element)}.")
+                raise DataError(
+                    f"an element must be a list of {len(self.leaves)} arrays; received {_kind(element)}."
+                )
             return list(element)
         features, labels = self.structure
         if labels is None:
@@ -145,7 +151,9 @@ def _features_of(structure: Any, element: Any) -> Any:
     if not isinstance(element, list | tuple):
         return element
     if isinstance(structure, list):
-        nested = len(element) != len(structure) and len(element) in (1, 2) and isinstance(element[0], list | tuple)
+        nested = (
+            len(element) != len(structure) and len(element) in (1, 2) and isinstance(element[0], list | tuple)
+        )
         return element[0] if nested else element
     return element[0] if len(element) in (1, 2) and not np.isscalar(element[0]) else element
 
@@ -170,9 +178,9 @@ def _array(value: Any, dtype: str, shape: tuple[int | None, ...], name: str) -> 
     if array.dtype.kind not in "biuf":
         raise DataError(f"is {_kind(value)}, not numbers.", column=name)
     fits = array.ndim == len(shape) and all(s in (None, n) for n, s in zip(array.shape, shape, strict=True))
-    if not fits and None not in shape and array.size == int(np.prod(shape, dtype=np.int64)) and 1 in (*shape, 1):
-        squeezed = tuple(n for n in array.shape if n != 1) == tuple(s for s in shape if s != 1)
-        array, fits = (array.reshape([s or 1 for s in shape]), True) if squeezed else (array, False)
+    wide = [s for s in shape if s != 1]
+    if not fits and None not in shape and [n for n in array.shape if n != 1] == wide:
+        array, fits = array.reshape([s or 0 for s in shape]), True  # (n, 1) for (n,), and back
     if not fits:
         raise DataError(f"has rows of shape {array.shape}; the dataset declares {list(shape)}.", column=name)
     if array.dtype == wanted:

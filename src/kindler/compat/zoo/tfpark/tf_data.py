@@ -23,7 +23,8 @@ def refuse_batched(dataset: Any) -> None:
         name = type(part).__name__.strip("_")
         if name in _BATCHING:
             raise ConfigError(
-                "the tf.data.Dataset is batched; TFDataset makes the batches, from batch_size or batch_per_thread.\n"
+                "the tf.data.Dataset is batched; TFDataset makes the batches, from batch_size or"
+                " batch_per_thread.\n"
                 "Hint: leave out .batch(...), or put .unbatch() behind it."
             )
         if name in _REPEATING:

@@ -33,7 +33,7 @@ _OTHER_SCALARS = {"smallint": tf.int16, "tinyint": tf.int8, "boolean": tf.bool}
 
 
 def total_cores() -> int:
-    """The number of tasks that the running Spark application can run at a time; without one, of this machine."""
+    """The tasks that the Spark application runs at a time; without Spark, the cores of this machine."""
     session = running()
     if session is None:
         return local.slots()
@@ -46,8 +46,8 @@ class TFDataset:
     """A collection of elements, each of one or more tensors, to feed to a TensorFlow graph.
 
     Create one with one of the factories. `batch_size` is for training: the rows of a step over all workers, a
-    multiple of the cores. `batch_per_thread` is for evaluation and prediction: the rows of one call of the model.
-    With neither, tensors are single elements, without a dimension for rows.
+    multiple of the cores. `batch_per_thread` is for evaluation and prediction: the rows of one call of the
+    model. With neither, tensors are single elements, without a dimension for rows.
 
     Attributes:
         tensor_structure: (features, labels), each a structure of `TensorMeta`; labels may be None.
@@ -151,7 +151,9 @@ class TFDataset:
 
     def validation_columns(self) -> Columns | None:
         """The rows to validate with, if any."""
-        return None if self.validation_rows is None else self.validation_rows.columns(self.features, self.labels)
+        return (
+            None if self.validation_rows is None else self.validation_rows.columns(self.features, self.labels)
+        )
 
     def label_arrays(self) -> np.ndarray[Any, Any]:
         """The labels of all rows, on the driver."""
@@ -170,7 +172,11 @@ class TFDataset:
     @property
     def rows_per_call(self) -> int:
         """Rows of one call of the model where it is not trained."""
-        return self.batch_per_thread if self.batch_per_thread > 0 else max(1, self.batch_size // self.total_core_num)
+        return (
+            self.batch_per_thread
+            if self.batch_per_thread > 0
+            else max(1, self.batch_size // self.total_core_num)
+        )
 
     def require_training(self, where: str = "used for training") -> None:
         """Complain if there is no `batch_size`."""
@@ -263,7 +269,7 @@ class TFDataset:
         sequential_order: bool = False,
         shuffle: bool = True,
     ) -> TFDataset:
-        """Make a dataset of arrays: one, or a structure such as (features, labels). float64 becomes float32."""
+        """Make a dataset of arrays, such as (features, labels). float64 becomes float32."""
         structure, arrays = _arrays(tensors, "tensors")
         checked = None
         if val_tensors is not None:
@@ -480,7 +486,14 @@ class TFDataset:
     ) -> TFDataset:
         """Make a dataset of a `FeatureSet`; `features` and `labels` are (dtype, shape)."""
         return _of_feature_rows(
-            dataset, validation_dataset, features, labels, batch_size, batch_per_thread, hard_code_batch_size, True
+            dataset,
+            validation_dataset,
+            features,
+            labels,
+            batch_size,
+            batch_per_thread,
+            hard_code_batch_size,
+            True,
         )
 
 
@@ -493,7 +506,8 @@ def _batches(batch_size: int, batch_per_thread: int, cores: int) -> tuple[int, i
     if batch_size > 0 and batch_size % cores:
         near = max(cores, batch_size // cores * cores)
         raise ConfigError(
-            f"batch_size should be a multiple of total core number, but got batch_size: {batch_size} where total"
+            f"batch_size should be a multiple of total core number, but got batch_size: {batch_size} where"
+            " total"
             f" core number is {cores}.\nHint: batch_size={near} works here."
         )
     if batch_size <= 0 and batch_per_thread <= 0:
@@ -503,11 +517,16 @@ def _batches(batch_size: int, batch_per_thread: int, cores: int) -> tuple[int, i
 
 def _declared(features: Any, labels: Any, names: Any, shapes: Any, types: Any) -> tuple[Any, bool]:
     if features is not None:
-        return (describe(tf, features, "features"), None if labels is None else describe(tf, labels, "labels")), False
+        return (
+            describe(tf, features, "features"),
+            None if labels is None else describe(tf, labels, "labels"),
+        ), False
     if names is None or shapes is None or types is None:
         raise ConfigError("from_rdd needs features=(dtype, shape) and, to train, labels=(dtype, shape).")
     if not len(names) == len(shapes) == len(types):
-        raise ConfigError(f"names, shapes and types differ in length: {len(names)}, {len(shapes)}, {len(types)}.")
+        raise ConfigError(
+            f"names, shapes and types differ in length: {len(names)}, {len(shapes)}, {len(types)}."
+        )
     metas = [
         TensorMeta(tf.as_dtype(dtype), name, tuple(shape))
         for name, shape, dtype in zip(names, shapes, types, strict=True)
@@ -518,7 +537,9 @@ def _declared(features: Any, labels: Any, names: Any, shapes: Any, types: Any) -
 def _unpack(structure: Any, flat: bool) -> Unpack:
     def leaf(meta: TensorMeta) -> tuple[str, tuple[int | None, ...], str]:
         if meta.dtype == tf.string:
-            raise ConfigError("from_rdd takes numbers.\nHint: from_string_rdd and from_bytes_rdd take strings.")
+            raise ConfigError(
+                "from_rdd takes numbers.\nHint: from_string_rdd and from_bytes_rdd take strings."
+            )
         return np.dtype(meta.dtype.as_numpy_dtype).name, meta.shape, meta.name
 
     leaves = [leaf(meta) for meta in flatten(structure)]
@@ -557,15 +578,17 @@ def _texts(items: Any, batch_size: int, per_thread: int, hard_code: bool, valida
 
 
 def _of_feature_rows(
-    given: Any, validation: Any, features: Any, labels: Any, batch_size: int, per_thread: int, hard_code: bool,
-    shuffle: bool,
+    given: Any, validation: Any, features: Any, labels: Any, batch_size: int, per_thread: int,
+    hard_code: bool, shuffle: bool,
 ) -> TFDataset:  # fmt: skip
     structure, flat = _declared(features, labels, None, None, None)
     unpack = _unpack(structure, flat)
 
     def rows(one: Any) -> Rows:
         if not hasattr(one, "sample_rows"):
-            raise ConfigError(f"expected an ImageSet, a TextSet or a FeatureSet; received {type(one).__qualname__}.")
+            raise ConfigError(
+                f"expected an ImageSet, a TextSet or a FeatureSet; received {type(one).__qualname__}."
+            )
         made: Rows = one.sample_rows(unpack, labelled=labels is not None)
         return made
 
@@ -579,14 +602,21 @@ def _of_feature_rows(
 
 def _element_structure(dataset: Any) -> tuple[Any, Any]:
     if not hasattr(dataset, "element_spec"):
-        raise ConfigError(f"from_tf_data_dataset takes a tf.data.Dataset; received {type(dataset).__qualname__}.")
+        raise ConfigError(
+            f"from_tf_data_dataset takes a tf.data.Dataset; received {type(dataset).__qualname__}."
+        )
     spec = dataset.element_spec
-    pair = spec if isinstance(spec, tuple) and len(spec) == 2 else (spec[0] if isinstance(spec, tuple) else spec, None)
+    pair = (
+        spec
+        if isinstance(spec, tuple) and len(spec) == 2
+        else (spec[0] if isinstance(spec, tuple) else spec, None)
+    )
     metas = [
         TensorMeta(part.dtype, f"input_{number}", tuple(part.shape.as_list()))
         for number, part in enumerate(flatten(pair))
     ]
-    return pack(pair, metas)
+    features, labels = pack(pair, metas)
+    return features, labels
 
 
 def _frame_meta(df: Any, name: str) -> TensorMeta:
@@ -599,7 +629,9 @@ def _frame_meta(df: Any, name: str) -> TensorMeta:
         return TensorMeta(scalar, name, ())
     if kind.startswith("array<") or kind == "vector":
         return TensorMeta(tf.float32, name, (None,))
-    raise ConfigError(f"from_dataframe: column {name!r} is of type {kind}; numbers, arrays and vectors can be used.")
+    raise ConfigError(
+        f"from_dataframe: column {name!r} is of type {kind}; numbers, arrays and vectors can be used."
+    )
 
 
 def _listed(names: str | Sequence[str] | None) -> list[str]:

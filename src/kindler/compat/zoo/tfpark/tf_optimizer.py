@@ -28,8 +28,8 @@ __all__ = ["TFOptimizer"]
 class TFOptimizer:
     """Trains the variables that a loss depends on.
 
-    After `optimize` the session `sess` holds the trained values, so that `tf.train.Saver().save(optimizer.sess, ...)`
-    and Keras's `save_weights` write them.
+    After `optimize` the session `sess` holds the trained values, so that
+    `tf.train.Saver().save(optimizer.sess, ...)` and Keras's `save_weights` write them.
 
     Args:
         loss: A scalar tensor: the mean over the rows of a batch.
@@ -40,7 +40,9 @@ class TFOptimizer:
         options: Those of `from_loss`.
     """
 
-    def __init__(self, loss: Any, optim_method: Any = None, sess: Any = None, dataset: Any = None, **options: Any) -> None:
+    def __init__(
+        self, loss: Any, optim_method: Any = None, sess: Any = None, dataset: Any = None, **options: Any
+    ) -> None:
         other = TFOptimizer.from_loss(loss, optim_method, session=sess, dataset=dataset, **options)
         self.__dict__.update(other.__dict__)
 
@@ -122,13 +124,18 @@ class TFOptimizer:
         """
         _require_scalar(loss)
         if val_split:
-            raise ConfigError("val_split is not supported.\nHint: from_rdd(..., val_rdd=...) has validation rows.")
+            raise ConfigError(
+                "val_split is not supported.\nHint: from_rdd(..., val_rdd=...) has validation rows."
+            )
         if optim_method is None:
             raise ConfigError("from_loss needs an optimizer, such as Adam(1e-3) of bigdl.optim.optimizer.")
         dataset, features, labels = _feeds([loss], dataset, inputs)
         dataset.require_training("used for training")
         judged = _validation(val_outputs, val_labels, val_method)
-        found = {**{str(name): tensor for name, tensor in (metrics or {}).items() if name != "loss"}, **judged}
+        found = {
+            **{str(name): tensor for name, tensor in (metrics or {}).items() if name != "loss"},
+            **judged,
+        }
         refuse_unfed([loss], [*features, *labels], tensor_with_value)
         return cls._new(
             dataset,
@@ -222,10 +229,14 @@ class TFOptimizer:
         from kindler.compat.zoo.tfpark.model import keras_estimator
 
         if val_spilt:
-            raise ConfigError("val_spilt is not supported.\nHint: from_rdd(..., val_rdd=...) has validation rows.")
+            raise ConfigError(
+                "val_spilt is not supported.\nHint: from_rdd(..., val_rdd=...) has validation rows."
+            )
         dataset.require_training("used in KerasModel fit")
         made = cls._new(dataset, None, model_dir=model_dir, methods=optimizer)
-        options = {"session_config": session_config, "metrics": metrics} if is_graph_model(keras_model) else {}
+        options = (
+            {"session_config": session_config, "metrics": metrics} if is_graph_model(keras_model) else {}
+        )
         made._keras = KerasGraph(keras_model, optimizer) if is_graph_model(keras_model) else keras_model
         directory = None if model_dir is None else str(model_dir)
         made._made = keras_estimator(keras_model, model_dir=directory, optimizer=optimizer, **options)
@@ -289,11 +300,13 @@ class TFOptimizer:
         self._base = (0, 0)
         return self
 
-    def optimize(self, end_trigger: Trigger | None = None, checkpoint_trigger: Trigger | None = None) -> TFOptimizer:
+    def optimize(
+        self, end_trigger: Trigger | None = None, checkpoint_trigger: Trigger | None = None
+    ) -> TFOptimizer:
         """Train until a trigger fires.
 
-        `MaxEpoch(5)` and `MaxIteration(100)` count from when the model and its BigDL optimizer were new: after a
-        checkpoint of epoch 5, `MaxEpoch(5)` trains nothing.
+        `MaxEpoch(5)` and `MaxIteration(100)` count from when the model and its BigDL optimizer were new:
+        after a checkpoint of epoch 5, `MaxEpoch(5)` trains nothing.
 
         Args:
             end_trigger: When to stop; None is `MaxEpoch(1)`.
@@ -337,10 +350,14 @@ class TFOptimizer:
 
     def _refuse_late(self, method: str) -> None:
         if self._made is not None:
-            raise ConfigError(f"{method} must be called before optimize, and not for Keras models, whose optimizer clips.")
+            raise ConfigError(
+                f"{method} must be called before optimize, and not for Keras models, whose optimizer clips."
+            )
 
 
-def _feeds(targets: Sequence[Any], dataset: TFDataset | None, inputs: Any) -> tuple[TFDataset, list[Any], list[Any]]:
+def _feeds(
+    targets: Sequence[Any], dataset: TFDataset | None, inputs: Any
+) -> tuple[TFDataset, list[Any], list[Any]]:
     """The dataset, and the placeholders that its features and labels are fed to."""
     if dataset is None:
         dataset = dataset_of(*targets)
@@ -350,7 +367,8 @@ def _feeds(targets: Sequence[Any], dataset: TFDataset | None, inputs: Any) -> tu
     features, labels = len(dataset.features), len(dataset.labels)
     if len(own) not in (features, features + labels):
         raise ConfigError(
-            f"inputs has {len(own)} tensors, and the dataset {features} features and {labels} labels; it needs one"
+            f"inputs has {len(own)} tensors, and the dataset {features} features and {labels} labels; it"
+            " needs one"
             " for each."
         )
     return dataset, own[:features], own[features:]
@@ -361,7 +379,9 @@ def _validation(outputs: Any, labels: Any, methods: Any) -> dict[str, Any]:
     if not judged:
         return {}
     if not outputs or not labels:
-        raise ConfigError("val_method needs val_outputs and val_labels: what to judge, and what to compare it with.")
+        raise ConfigError(
+            "val_method needs val_outputs and val_labels: what to judge, and what to compare it with."
+        )
     output, label = flatten(outputs)[0], flatten(labels)[0]
     found = {}
     with output.graph.as_default():
@@ -370,14 +390,19 @@ def _validation(outputs: Any, labels: Any, methods: Any) -> dict[str, Any]:
             if tensor is not None:
                 found[method.tag] = tensor
             elif method.tag != "Loss":
-                raise ConfigError(f"{method!r} cannot be computed while training.\nHint: evaluate it on predictions.")
+                raise ConfigError(
+                    f"{method!r} cannot be computed while training.\nHint: evaluate it on predictions."
+                )
     return found
 
 
 def _require_scalar(loss: Any) -> None:
     if not hasattr(loss, "op"):
-        raise ConfigError(f"the loss must be a tensor of a TensorFlow graph; received {type(loss).__qualname__}.")
+        raise ConfigError(
+            f"the loss must be a tensor of a TensorFlow graph; received {type(loss).__qualname__}."
+        )
     if loss.shape.rank not in (None, 0):
         raise ConfigError(
-            f"the loss must be a scalar; {loss.name!r} has the shape {loss.shape}.\nHint: tf.reduce_mean(loss)."
+            f"the loss must be a scalar; {loss.name!r} has the shape {loss.shape}.\nHint:"
+            " tf.reduce_mean(loss)."
         )

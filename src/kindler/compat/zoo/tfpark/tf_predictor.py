@@ -64,7 +64,9 @@ class TFPredictor:
 def predict_graph(sess: Any, dataset: TFDataset, outputs: list[Any], inputs: list[Any] | None = None) -> Any:
     """An RDD with these outputs for each element of a dataset."""
     if dataset.rows is None or not dataset.rows.predicts:
-        raise ConfigError("a tf.data.Dataset cannot be predicted.\nHint: use from_rdd, from_ndarrays or from_dataframe.")
+        raise ConfigError(
+            "a tf.data.Dataset cannot be predicted.\nHint: use from_rdd, from_ndarrays or from_dataframe."
+        )
     fed = dataset.fed_features if inputs is None else inputs
     refuse_unfed(outputs, fed)
     if not dataset.has_batch or any(tensor.dtype == tf.string for tensor in fed):
@@ -79,11 +81,17 @@ def _predict_frozen(sess: Any, dataset: TFDataset, outputs: list[Any], fed: list
     frozen = freeze(sess, fed, outputs)
     with tf.Graph().as_default():
         if dataset.has_batch:
-            given = [tf.placeholder(tf.uint8, [None, None]) if t.dtype == tf.string else _like(t) for t in fed]
-            mapped = [decoded(new) if t.dtype == tf.string else new for new, t in zip(given, fed, strict=True)]
+            given = [
+                tf.placeholder(tf.uint8, [None, None]) if t.dtype == tf.string else _like(t) for t in fed
+            ]
+            mapped = [
+                decoded(new) if t.dtype == tf.string else new for new, t in zip(given, fed, strict=True)
+            ]
             names = dict(zip(frozen.inputs, mapped, strict=True))
             graph_def = tf.GraphDef.FromString(frozen.graph_def)
-            found = tf.import_graph_def(graph_def, input_map=names, return_elements=list(frozen.outputs), name="")
+            found = tf.import_graph_def(
+                graph_def, input_map=names, return_elements=list(frozen.outputs), name=""
+            )
         else:
             given, found = element_wise(frozen, dataset.features)
         with tf.Session() as own:
@@ -99,5 +107,6 @@ def _like(tensor: Any) -> Any:
 def _require_batch(dataset: TFDataset) -> None:
     if dataset.has_batch and dataset.batch_per_thread <= 0:
         raise ConfigError(
-            "The batch_per_thread of TFDataset must be specified when used for prediction; this one has batch_size."
+            "The batch_per_thread of TFDataset must be specified when used for prediction; this one has"
+            " batch_size."
         )

@@ -124,7 +124,8 @@ class TFNet:
         """The outputs for many rows.
 
         Args:
-            x: A `TFDataset` (gives an RDD), a Spark DataFrame (gives one with a column `prediction`), or arrays.
+            x: A `TFDataset` (gives an RDD), a Spark DataFrame (gives one with a column `prediction`), or
+                arrays.
             batch_per_thread: Rows of one call, for arrays and DataFrames.
             distributed: Whether arrays are scored by all workers.
             mini_batch: Accepted without effect.
@@ -164,7 +165,9 @@ class TFNet:
         with graph.as_default():
             inputs = [graph.get_tensor_by_name(name) for name in self.frozen.inputs]
             outputs = [graph.get_tensor_by_name(name) for name in self.frozen.outputs]
-            return Estimator.from_graph(inputs=inputs, outputs=outputs, sess=tf.Session(graph=graph), **options)
+            return Estimator.from_graph(
+                inputs=inputs, outputs=outputs, sess=tf.Session(graph=graph), **options
+            )
 
     def as_torch(self) -> Any:
         """The net as a `torch.nn.Module` without parameters; gradients flow through it to its inputs."""

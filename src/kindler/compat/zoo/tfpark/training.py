@@ -122,6 +122,10 @@ def _outputs(scored: Any, data: Mapping[str, Any]) -> list[Any]:
 
 def _numpy_dtype(kind: str) -> str:
     inner = kind.replace("array<", "").rstrip(">")
-    return {"float": "float32", "double": "float64", "int": "int32", "bigint": "int64", "boolean": "bool"}.get(
-        inner, {"tinyint": "int8", "smallint": "int16"}.get(inner, "float32")
-    )
+    return {
+        "float": "float32",
+        "double": "float64",
+        "int": "int32",
+        "bigint": "int64",
+        "boolean": "bool",
+    }.get(inner, {"tinyint": "int8", "smallint": "int16"}.get(inner, "float32"))

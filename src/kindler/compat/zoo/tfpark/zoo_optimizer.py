@@ -23,7 +23,9 @@ class ZooOptimizer(tf.train.Optimizer):  # type: ignore[misc]
 
     def __init__(self, optimizer: Any, name: str | None = None) -> None:
         if not isinstance(optimizer, tf.train.Optimizer):
-            raise ConfigError(f"ZooOptimizer takes a tf.train.Optimizer; received {type(optimizer).__qualname__}.")
+            raise ConfigError(
+                f"ZooOptimizer takes a tf.train.Optimizer; received {type(optimizer).__qualname__}."
+            )
         super().__init__(use_locking=False, name=name or f"Zoo{type(optimizer).__name__}")
         self._optimizer = optimizer
 

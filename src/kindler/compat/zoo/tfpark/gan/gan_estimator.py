@@ -24,14 +24,16 @@ _GENERATOR, _DISCRIMINATOR = "Generator", "Discriminator"
 class GANEstimator:
     """Trains two networks against each other.
 
-    Of every `discriminator_steps + generator_steps` steps, the first ones train the discriminator, the others the
-    generator; the network whose turn it is not, and its optimizer, do not change.
+    Of every `discriminator_steps + generator_steps` steps, the first ones train the discriminator, the
+    others the generator; the network whose turn it is not, and its optimizer, do not change.
 
     Args:
         generator_fn: A function of the generator's inputs that returns data.
-        discriminator_fn: A function of (data, generator's inputs), or of data alone, that returns its judgement.
+        discriminator_fn: A function of (data, generator's inputs), or of data alone, that returns its
+            judgement.
         generator_loss_fn: A function of the judgement of generated data that returns a scalar.
-        discriminator_loss_fn: A function of the judgements of (real data, generated data) that returns a scalar.
+        discriminator_loss_fn: A function of the judgements of (real data, generated data) that returns a
+            scalar.
         generator_optimizer: A `tf.train.Optimizer`, wrapped in `ZooOptimizer` or not.
         discriminator_optimizer: Another one.
         generator_steps: Steps of the generator in a turn.
@@ -58,7 +60,9 @@ class GANEstimator:
             ("discriminator_optimizer", discriminator_optimizer),
         ):
             if not isinstance(optimizer, tf.train.Optimizer):
-                raise ConfigError(f"{name} must be a tf.train.Optimizer; received {type(optimizer).__qualname__}.")
+                raise ConfigError(
+                    f"{name} must be a tf.train.Optimizer; received {type(optimizer).__qualname__}."
+                )
         if generator_steps < 1 or discriminator_steps < 1:
             raise ConfigError("generator_steps and discriminator_steps must be at least 1.")
         self._functions = generator_fn, discriminator_fn, generator_loss_fn, discriminator_loss_fn
@@ -78,12 +82,16 @@ class GANEstimator:
             end_trigger: Such as `MaxIteration(1000)`.
         """
         if not isinstance(end_trigger, Trigger):
-            raise ConfigError(f"end_trigger must be a trigger such as MaxIteration(1000); received {end_trigger!r}.")
+            raise ConfigError(
+                f"end_trigger must be a trigger such as MaxIteration(1000); received {end_trigger!r}."
+            )
         with tf.Graph().as_default() as graph:
             counter = tf.train.get_or_create_global_step(graph)
             dataset = input_fn()
             if not isinstance(dataset, TFDataset) or not dataset.labels:
-                raise ConfigError("input_fn must return a TFDataset of pairs: the generator's inputs, and real data.")
+                raise ConfigError(
+                    "input_fn must return a TFDataset of pairs: the generator's inputs, and real data."
+                )
             dataset.require_training("used for training")
             turns = self._built(dataset, counter)
             with tf.Session(graph=graph) as sess:
@@ -141,7 +149,11 @@ class GANEstimator:
         with tf.name_scope("Discriminator_loss"):
             loss_of_discriminator = call(discriminator_loss, of_real, of_made)
         return _Turns(
-            counter, self._steps, self._optimizers, (loss_of_generator, loss_of_discriminator), flatten([made])[0]
+            counter,
+            self._steps,
+            self._optimizers,
+            (loss_of_generator, loss_of_discriminator),
+            flatten([made])[0],
         )
 
 
