@@ -28,7 +28,7 @@ from kindler.spark.session_settings import SessionPlan, requested_settings, same
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LOOPBACK", "init", "is_connect", "is_on_this_machine", "running", "stop"]
+__all__ = ["LOOPBACK", "init", "is_connect", "is_on_this_machine", "running", "spark_conf", "stop"]
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
@@ -127,6 +127,14 @@ def running() -> SparkSession | None:
     """The session that runs, whoever started it; None where there is none."""
     with _lock:
         return _running_session()
+
+
+def spark_conf(settings: Mapping[str, str]) -> Any:
+    """A `SparkConf` with these settings, for programs that build one before they start Spark."""
+    _require_pyspark()
+    from pyspark import SparkConf
+
+    return SparkConf(loadDefaults=False).setAll(list(settings.items()))
 
 
 def is_connect(session: SparkSession) -> bool:

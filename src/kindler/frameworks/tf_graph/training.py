@@ -78,7 +78,7 @@ def trained_by(
         parameters=parameters,
         apply=tuple(op.name for op in apply),
         updates=tuple(op_of(update).name for update in updates),
-        rate=_rate(needed(apply, fed=_fed(parameters)).values()),
+        rate=_rate(needed(apply, fed=_fed(parameters)).values()) or _stated_rate(pairs),
         epoch=counters.epoch_name,
     )
 
@@ -307,6 +307,12 @@ def _changed(op: Any) -> str | None:
     while held.type in ("Identity", "Enter", "RefIdentity") and held.inputs:
         held = held.inputs[0].op
     return str(held.name) if held.type in VARIABLES else None
+
+
+def _stated_rate(pairs: Sequence[tuple[Any, Any, Any]]) -> str:
+    """The learning rate of an optimizer that applies gradients with operations of its own making."""
+    rates = [getattr(maker, "_lr_t", None) for maker, _, _ in pairs]
+    return next((str(rate.name) for rate in rates if isinstance(rate, tf.Tensor)), "")
 
 
 def _rate(ops: Any) -> str:

@@ -1,0 +1,1 @@
+"""BigDL's module paths: `bigdl.optim.optimizer` is `kindler.compat.bigdl.optim.optimizer`."""

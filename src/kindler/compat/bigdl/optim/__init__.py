@@ -1,0 +1,1 @@
+"""BigDL's optimizers, schedules, triggers, summaries and validation methods."""

@@ -1,0 +1,363 @@
+"""BigDL's optimizers: what they are called with, and how they change a parameter.
+
+A method is a description. `rules_tf.py` turns it into an optimizer of TensorFlow for graphs, and
+`keras_optimizer` into one of Keras. Its counters are BigDL's: they go on from one run to the next, and
+triggers such as `MaxEpoch` compare with them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from kindler.compat.bigdl.optim.schedules import Default, Schedule
+from kindler.errors import ConfigError
+
+__all__ = [
+    "LBFGS",
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "Adamax",
+    "Ftrl",
+    "OptimMethod",
+    "ParallelAdam",
+    "RMSprop",
+]
+
+DOUBLEMAX = sys.float_info.max
+
+
+class OptimMethod:
+    """Base class of BigDL's optimizers.
+
+    Attributes:
+        learningrate: The learning rate before any schedule.
+        learningrate_decay: The decay of `Default`.
+        schedule: The schedule.
+        state: `epoch`, counted from 1, and `neval`, the number of the next step, counted from 1.
+        slots: The names of what is kept beside each parameter, and their initial values.
+    """
+
+    slots: dict[str, float] = {}  # noqa: RUF012 - each class has its own
+
+    def __init__(self, learningrate: float, learningrate_decay: float = 0.0, schedule: Any = None) -> None:
+        if schedule is not None and not isinstance(schedule, Schedule):
+            raise ConfigError(
+                f"{type(self).__name__}: the schedule must be one of bigdl.optim.optimizer, such as"
+                f" Step(100, 0.1); received {schedule!r}."
+            )
+        if not learningrate > 0:
+            raise ConfigError(
+                f"{type(self).__name__}: learningrate must be above 0; received {learningrate!r}."
+            )
+        self.learningrate = float(learningrate)
+        self.learningrate_decay = float(learningrate_decay)
+        self.schedule: Schedule = schedule or Default()
+        self.state: dict[str, int] = {"epoch": 1, "neval": 1}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(learningrate={self.learningrate})"
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        rate = self.schedule.rate(np, self.learningrate, self.learningrate_decay, np.float64(step))
+        return float(rate)
+
+    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+        """The parameter and its slots after a step, in operations of TensorFlow.
+
+        Args:
+            tf: `tensorflow.compat.v1`.
+            value: The parameter.
+            gradient: Its gradient.
+            slots: What is kept beside it, by name.
+            lr: The rate of this step.
+            step: The number of the step, counted from 1, as a float.
+
+        Returns:
+            The parameter's new value, and those of the slots by name.
+        """
+        raise NotImplementedError
+
+    def keras_options(self) -> tuple[str, dict[str, Any]]:
+        """The name of the Keras optimizer that makes the same steps, and its arguments.
+
+        Raises:
+            ConfigError: Keras has none.
+        """
+        raise ConfigError(
+            f"{self!r} has no equal among the optimizers of Keras.\n"
+            "Hint: compile the model with an optimizer of Keras, or build it in a TensorFlow 1 graph."
+        )
+
+    def keras_optimizer(self, keras: Any) -> Any:
+        """An optimizer of this Keras that makes the same steps."""
+        if type(self.schedule) is not Default or self.learningrate_decay:
+            raise ConfigError(
+                f"{self!r} has a learning-rate schedule, which is applied in TensorFlow 1 graphs only.\n"
+                "Hint: compile the model with a schedule of Keras, or build it after"
+                " tf.disable_v2_behavior()."
+            )
+        name, options = self.keras_options()
+        return getattr(keras.optimizers, name)(**options)
+
+
+class SGD(OptimMethod):
+    """Stochastic gradient descent, with momentum, weight decay and a schedule.
+
+    As in BigDL, `dampening` is the momentum unless it is given, so that the velocity is a moving mean.
+    """
+
+    def __init__(
+        self,
+        learningrate: float = 1e-3,
+        learningrate_decay: float = 0.0,
+        weightdecay: float = 0.0,
+        momentum: float = 0.0,
+        dampening: float = DOUBLEMAX,
+        nesterov: bool = False,
+        leaningrate_schedule: Schedule | None = None,
+        learningrates: Any = None,
+        weightdecays: Any = None,
+        bigdl_type: str = "float",
+        *,
+        learningrate_schedule: Schedule | None = None,
+    ) -> None:
+        super().__init__(learningrate, learningrate_decay, leaningrate_schedule or learningrate_schedule)
+        self.weightdecay, self.momentum, self.nesterov = float(weightdecay), float(momentum), nesterov
+        self.dampening = self.momentum if dampening == DOUBLEMAX else float(dampening)
+        if nesterov and (self.momentum <= 0 or self.dampening != 0):
+            raise ConfigError("SGD: nesterov=True requires a momentum above 0 and dampening=0.")
+        if learningrates is not None or weightdecays is not None:
+            raise ConfigError(
+                "SGD: learningrates and weightdecays per parameter are not supported.\n"
+                "Hint: pass a dict of optimizers by the prefix of variable names to TFOptimizer.from_loss."
+            )
+
+    @property
+    def slots(self) -> dict[str, float]:  # type: ignore[override]
+        return {"velocity": 0.0} if self.momentum else {}
+
+    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+        if self.weightdecay:
+            gradient = gradient + self.weightdecay * value
+        if not self.momentum:
+            return value - lr * gradient, {}
+        one = tf.ones_like(step)
+        share = tf.where(step <= 1.0, one, one * (1.0 - self.dampening))
+        velocity = self.momentum * slots["velocity"] + tf.cast(share, gradient.dtype) * gradient
+        move = gradient + self.momentum * velocity if self.nesterov else velocity
+        return value - lr * move, {"velocity": velocity}
+
+    def keras_options(self) -> tuple[str, dict[str, Any]]:
+        if self.weightdecay or (self.momentum and self.dampening):
+            return super().keras_options()
+        options = {"momentum": self.momentum, "nesterov": self.nesterov}
+        return "SGD", {"learning_rate": self.learningrate, **options}
+
+
+class Adam(OptimMethod):
+    """Adam."""
+
+    slots = {"m": 0.0, "v": 0.0}  # noqa: RUF012
+
+    def __init__(
+        self,
+        learningrate: float = 1e-3,
+        learningrate_decay: float = 0.0,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        bigdl_type: str = "float",
+    ) -> None:
+        super().__init__(learningrate, learningrate_decay)
+        self.beta1, self.beta2, self.epsilon = float(beta1), float(beta2), float(epsilon)
+
+    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+        m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
+        v = self.beta2 * slots["v"] + (1 - self.beta2) * gradient * gradient
+        unbiased = tf.cast(tf.sqrt(1.0 - self.beta2**step) / (1.0 - self.beta1**step), gradient.dtype)
+        return value - lr * unbiased * m / (tf.sqrt(v) + self.epsilon), {"m": m, "v": v}
+
+    def keras_options(self) -> tuple[str, dict[str, Any]]:
+        options = {"beta_1": self.beta1, "beta_2": self.beta2, "epsilon": self.epsilon}
+        return "Adam", {"learning_rate": self.learningrate, **options}
+
+
+class ParallelAdam(Adam):
+    """Adam; the number of threads that BigDL's applied it with has no effect."""
+
+    def __init__(
+        self,
+        learningrate: float = 1e-3,
+        learningrate_decay: float = 0.0,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        parallel_num: int = -1,
+        bigdl_type: str = "float",
+    ) -> None:
+        super().__init__(learningrate, learningrate_decay, beta1, beta2, epsilon)
+
+
+class Adagrad(OptimMethod):
+    """Adagrad, whose sums start from 0."""
+
+    slots = {"sum": 0.0}  # noqa: RUF012
+
+    def __init__(
+        self,
+        learningrate: float = 1e-3,
+        learningrate_decay: float = 0.0,
+        weightdecay: float = 0.0,
+        bigdl_type: str = "float",
+    ) -> None:
+        super().__init__(learningrate, learningrate_decay)
+        self.weightdecay = float(weightdecay)
+
+    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+        if self.weightdecay:
+            gradient = gradient + self.weightdecay * value
+        squares = slots["sum"] + gradient * gradient
+        return value - lr * gradient / (tf.sqrt(squares) + 1e-10), {"sum": squares}
+
+
+class Adadelta(OptimMethod):
+    """Adadelta; it has no learning rate."""
+
+    slots = {"squares": 0.0, "moves": 0.0}  # noqa: RUF012
+
+    def __init__(self, decayrate: float = 0.9, epsilon: float = 1e-10, bigdl_type: str = "float") -> None:
+        super().__init__(1.0)
+        self.decayrate, self.epsilon = float(decayrate), float(epsilon)
+
+    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+        rho, epsilon = self.decayrate, self.epsilon
+        squares = rho * slots["squares"] + (1 - rho) * gradient * gradient
+        move = gradient * tf.sqrt(slots["moves"] + epsilon) / tf.sqrt(squares + epsilon)
+        moves = rho * slots["moves"] + (1 - rho) * move * move
+        return value - lr * move, {"squares": squares, "moves": moves}
+
+    def keras_options(self) -> tuple[str, dict[str, Any]]:
+        return "Adadelta", {"learning_rate": 1.0, "rho": self.decayrate, "epsilon": self.epsilon}
+
+
+class Adamax(OptimMethod):
+    """Adamax."""
+
+    slots = {"m": 0.0, "u": 0.0}  # noqa: RUF012
+
+    def __init__(
+        self,
+        learningrate: float = 0.002,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-38,
+        bigdl_type: str = "float",
+    ) -> None:
+        super().__init__(learningrate)
+        self.beta1, self.beta2, self.epsilon = float(beta1), float(beta2), float(epsilon)
+
+    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+        m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
+        u = tf.maximum(self.beta2 * slots["u"], tf.abs(gradient) + self.epsilon)
+        unbiased = tf.cast(1.0 - self.beta1**step, gradient.dtype)
+        return value - lr / unbiased * tf.math.divide_no_nan(m, u), {"m": m, "u": u}
+
+
+class RMSprop(OptimMethod):
+    """RMSprop, whose means start from 0."""
+
+    slots = {"squares": 0.0}  # noqa: RUF012
+
+    def __init__(
+        self,
+        learningrate: float = 1e-2,
+        learningrate_decay: float = 0.0,
+        decayrate: float = 0.99,
+        epsilon: float = 1e-8,
+        bigdl_type: str = "float",
+    ) -> None:
+        super().__init__(learningrate, learningrate_decay)
+        self.decayrate, self.epsilon = float(decayrate), float(epsilon)
+
+    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+        squares = self.decayrate * slots["squares"] + (1 - self.decayrate) * gradient * gradient
+        return value - lr * gradient / (tf.sqrt(squares) + self.epsilon), {"squares": squares}
+
+
+class Ftrl(OptimMethod):
+    """Follow the regularized leader."""
+
+    def __init__(
+        self,
+        learningrate: float = 1e-3,
+        learningrate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        l2_shrinkage_regularization_strength: float = 0.0,
+        bigdl_type: str = "float",
+    ) -> None:
+        super().__init__(learningrate)
+        if learningrate_power > 0:
+            raise ConfigError(
+                f"Ftrl: learningrate_power must not be above 0; received {learningrate_power!r}."
+            )
+        self.power, self.initial = float(learningrate_power), float(initial_accumulator_value)
+        self.l1, self.l2 = float(l1_regularization_strength), float(l2_regularization_strength)
+        self.shrinkage = float(l2_shrinkage_regularization_strength)
+
+    @property
+    def slots(self) -> dict[str, float]:  # type: ignore[override]
+        return {"accumulator": self.initial, "linear": 0.0}
+
+    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+        before = slots["accumulator"]
+        after = before + gradient * gradient
+        shrunk = gradient + 2 * self.shrinkage * value
+        change = after**-self.power - before**-self.power
+        linear = slots["linear"] + shrunk - change / lr * value
+        curvature = after**-self.power / lr + 2 * self.l2
+        moved = (tf.sign(linear) * self.l1 - linear) / curvature
+        new = tf.where(tf.abs(linear) > self.l1, moved, tf.zeros_like(moved))
+        return new, {"accumulator": after, "linear": linear}
+
+
+class LBFGS(OptimMethod):
+    """L-BFGS with steps of fixed size: one gradient per step, over all parameters together.
+
+    Args:
+        max_iter: Without effect: an optimizer step evaluates the model once.
+        max_eval: Without effect.
+        tolfun: Where the gradient's absolute sum is not above this, nothing moves.
+        tolx: Without effect.
+        ncorrection: How many earlier steps are remembered.
+        learningrate: The size of a step.
+        verbose: Without effect.
+        linesearch: Must be None.
+        linesearch_options: Must be None.
+        bigdl_type: Without effect.
+    """
+
+    def __init__(
+        self,
+        max_iter: int = 20,
+        max_eval: float = DOUBLEMAX,
+        tolfun: float = 1e-5,
+        tolx: float = 1e-9,
+        ncorrection: int = 100,
+        learningrate: float = 1.0,
+        verbose: bool = False,
+        linesearch: Any = None,
+        linesearch_options: Any = None,
+        bigdl_type: str = "float",
+    ) -> None:
+        if linesearch or linesearch_options:
+            raise ConfigError("LBFGS: linesearch and linesearch_options must be None.")
+        super().__init__(learningrate)
+        self.tolfun, self.ncorrection = float(tolfun), int(ncorrection)

@@ -1,0 +1,306 @@
+"""BigDL's validation methods, and the names by which results are known.
+
+Means over rows are tensors of the graph. What is not a mean over rows (AUC) is computed on the driver from
+outputs and labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from kindler.errors import ConfigError
+
+__all__ = [
+    "AUC",
+    "MAE",
+    "MSE",
+    "NDCG",
+    "HitRatio",
+    "Loss",
+    "Scores",
+    "Top1Accuracy",
+    "Top5Accuracy",
+    "TreeNNAccuracy",
+    "ValidationMethod",
+    "named",
+    "tag_of",
+]
+
+Array = Any
+
+_ALIASES = {
+    "accuracy": "Top1Accuracy",
+    "acc": "Top1Accuracy",
+    "sparse_categorical_accuracy": "Top1Accuracy",
+    "categorical_accuracy": "Top1Accuracy",
+    "binary_accuracy": "Top1Accuracy",
+    "top1accuracy": "Top1Accuracy",
+    "top5acc": "Top5Accuracy",
+    "top5accuracy": "Top5Accuracy",
+    "top_k_categorical_accuracy": "Top5Accuracy",
+    "sparse_top_k_categorical_accuracy": "Top5Accuracy",
+    "loss": "Loss",
+    "mae": "MAE",
+    "mean_absolute_error": "MAE",
+    "mse": "MSE",
+    "mean_squared_error": "MSE",
+    "auc": "AucScore",
+    "aucscore": "AucScore",
+    "treennaccuracy": "TreeNNAccuracy()",
+    "treennaccuracy()": "TreeNNAccuracy()",
+}
+
+
+def tag_of(name: str) -> str:
+    """BigDL's name of a metric: "Top1Accuracy" for "acc"; names it does not have stay as they are."""
+    return _ALIASES.get(name.lower(), name)
+
+
+class ValidationMethod:
+    """Base class.
+
+    Attributes:
+        tag: The name of its result.
+    """
+
+    tag: str
+
+    def __init__(self, bigdl_type: str = "float") -> None: ...
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def tensor(self, tf: Any, output: Any, label: Any) -> Any:
+        """The mean over rows as a scalar tensor; None where it is not a mean over rows."""
+        return None
+
+    def score(self, output: Array, label: Array) -> float:
+        """The result for these outputs and labels."""
+        raise NotImplementedError
+
+
+class Top1Accuracy(ValidationMethod):
+    """The share of rows whose largest output is the label's.
+
+    An output of width 1 is compared with 0.5. Labels may be one-hot.
+    """
+
+    tag = "Top1Accuracy"
+
+    def tensor(self, tf: Any, output: Any, label: Any) -> Any:
+        width = output.shape[-1] if output.shape.rank is not None and output.shape.rank > 1 else 1
+        if width == 1:
+            predicted = tf.cast(tf.reshape(output, [-1]) >= 0.5, tf.int64)
+            truth = tf.cast(tf.reshape(label, [-1]), tf.int64)
+        else:
+            predicted = tf.reshape(tf.argmax(output, -1, output_type=tf.int64), [-1])
+            truth = _classes_tf(tf, output, label)
+        return tf.reduce_mean(tf.cast(tf.equal(predicted, truth), tf.float32))
+
+    def score(self, output: Array, label: Array) -> float:
+        if output.ndim < 2 or output.shape[-1] == 1:
+            return float(np.mean((output.reshape(-1) >= 0.5).astype(np.int64) == label.reshape(-1)))
+        return float(np.mean(output.argmax(-1).reshape(-1) == _classes(output, label)))
+
+
+class Top5Accuracy(ValidationMethod):
+    """The share of rows whose label is among the five largest outputs."""
+
+    tag = "Top5Accuracy"
+
+    def tensor(self, tf: Any, output: Any, label: Any) -> Any:
+        width = output.shape[-1]
+        count = 5 if width is None else min(5, int(width))
+        best = tf.math.top_k(output, k=count).indices
+        truth = tf.cast(_classes_tf(tf, output, label), tf.int32)
+        return tf.reduce_mean(tf.cast(tf.reduce_any(tf.equal(best, truth[:, None]), axis=-1), tf.float32))
+
+    def score(self, output: Array, label: Array) -> float:
+        best = np.argsort(-output, axis=-1, kind="stable")[:, :5]
+        return float(np.mean((best == _classes(output, label)[:, None]).any(axis=-1)))
+
+
+class Loss(ValidationMethod):
+    """The mean of the model's own loss; `cri` is accepted without effect."""
+
+    tag = "Loss"
+
+    def __init__(self, cri: Any = None, bigdl_type: str = "float") -> None: ...
+
+
+class MAE(ValidationMethod):
+    """The mean absolute error."""
+
+    tag = "MAE"
+
+    def tensor(self, tf: Any, output: Any, label: Any) -> Any:
+        return tf.reduce_mean(tf.abs(output - _like_tf(tf, output, label)))
+
+    def score(self, output: Array, label: Array) -> float:
+        return float(np.mean(np.abs(output - label.reshape(output.shape))))
+
+
+class MSE(ValidationMethod):
+    """The mean squared error."""
+
+    tag = "MSE"
+
+    def tensor(self, tf: Any, output: Any, label: Any) -> Any:
+        return tf.reduce_mean(tf.square(output - _like_tf(tf, output, label)))
+
+    def score(self, output: Array, label: Array) -> float:
+        return float(np.mean(np.square(output - label.reshape(output.shape))))
+
+
+class AUC(ValidationMethod):
+    """The area under the ROC curve, exactly: the number of thresholds has no effect."""
+
+    tag = "AucScore"
+
+    def __init__(self, threshold_num: int = 200, bigdl_type: str = "float") -> None: ...
+
+    def score(self, output: Array, label: Array) -> float:
+        scores, truth = output.reshape(-1), label.reshape(-1) > 0.5
+        positives, negatives = int(truth.sum()), int((~truth).sum())
+        if not positives or not negatives:
+            raise ConfigError("AUC needs labels of both classes, 0 and 1.")
+        order = np.argsort(scores, kind="stable")
+        ranks = np.empty(len(scores))
+        ranks[order] = np.arange(1, len(scores) + 1)
+        _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+        ranks = (np.bincount(inverse, ranks) / counts)[inverse]  # ties have their mean rank
+        return float((ranks[truth].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+class _Ranking(ValidationMethod):
+    """Judges groups of one positive row and `neg_num` negative ones, in the order of rows."""
+
+    name: str
+
+    def __init__(self, k: int = 10, neg_num: int = 100, bigdl_type: str = "float") -> None:
+        self.k, self.neg_num = k, neg_num
+        self.tag = f"{self.name}@{k}"
+
+    def _places(self, output: Array, label: Array) -> Array:
+        size = self.neg_num + 1
+        scores, truth = output.reshape(-1), label.reshape(-1)
+        if len(scores) % size or (truth.reshape(-1, size).sum(axis=1) != 1).any():
+            raise ConfigError(
+                f"{self!r} needs groups of {size} rows, of which one is positive; received {len(scores)}"
+                " rows."
+            )
+        groups = scores.reshape(-1, size)
+        best = groups[truth.reshape(-1, size) == 1][:, None]
+        return (groups > best).sum(axis=1)
+
+
+class HitRatio(_Ranking):
+    """The share of groups whose positive row is among the `k` best."""
+
+    name = "HitRate"
+
+    def score(self, output: Array, label: Array) -> float:
+        return float(np.mean(self._places(output, label) < self.k))
+
+
+class NDCG(_Ranking):
+    """Normalized discounted cumulative gain of the positive row among the `k` best."""
+
+    name = "NDCG"
+
+    def score(self, output: Array, label: Array) -> float:
+        places = self._places(output, label)
+        return float(np.mean(np.where(places < self.k, np.log(2) / np.log(places + 2), 0.0)))
+
+
+class TreeNNAccuracy(ValidationMethod):
+    """The accuracy of the first node of a tree's outputs."""
+
+    tag = "TreeNNAccuracy()"
+
+    def score(self, output: Array, label: Array) -> float:
+        output = output[:, 0] if output.ndim == 3 else output
+        truth = label[:, 0] if label.ndim == 2 else label
+        return Top1Accuracy().score(output, truth)
+
+
+_METHODS: dict[str, type[ValidationMethod]] = {
+    "Top1Accuracy": Top1Accuracy,
+    "Top5Accuracy": Top5Accuracy,
+    "Loss": Loss,
+    "MAE": MAE,
+    "MSE": MSE,
+    "AucScore": AUC,
+    "TreeNNAccuracy()": TreeNNAccuracy,
+}
+
+
+def named(method: Any) -> ValidationMethod:
+    """A validation method by its name, as "acc" or "top5acc"; methods themselves are returned.
+
+    Raises:
+        ConfigError: There is no such method.
+    """
+    if isinstance(method, ValidationMethod):
+        return method
+    if not isinstance(method, str):
+        raise ConfigError(f"a validation method is a name such as 'acc', or an object; received {method!r}.")
+    found = _METHODS.get(tag_of(method))
+    if found is None:
+        known = "'acc', 'top5acc', 'loss', 'mae', 'mse', 'auc', 'treennaccuracy'"
+        raise ConfigError(f"unknown validation method {method!r}; there are {known}.")
+    return found()
+
+
+class Scores(dict[str, float]):
+    """Results of an evaluation, under TFPark's names; other usual names of the same metric find them, too.
+
+    >>> scores = Scores({"loss": 0.5, "acc Top1Accuracy": 0.9})
+    >>> scores["acc"], scores["accuracy"], scores["Top1Accuracy"], scores["loss"]
+    (0.9, 0.9, 0.9, 0.5)
+    """
+
+    def __missing__(self, key: Any) -> float:
+        wanted = tag_of(key) if isinstance(key, str) else None
+        for name, value in self.items():
+            if wanted is not None and wanted in {tag_of(part) for part in (name, *name.split())}:
+                return value
+        raise KeyError(key)
+
+    def __contains__(self, key: Any) -> bool:
+        try:
+            self[key]
+        except KeyError:
+            return False
+        return True
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401 - this is get
+
+
+def named_all(methods: Any) -> list[ValidationMethod]:
+    """Several methods: one, or a list of them."""
+    if methods is None:
+        return []
+    several: Iterable[Any] = methods if isinstance(methods, list | tuple) else [methods]
+    return [named(method) for method in several]
+
+
+def _classes(output: Array, label: Array) -> Array:
+    if label.ndim == output.ndim and label.shape[-1] == output.shape[-1] > 1:
+        return label.argmax(-1).reshape(-1)
+    return label.reshape(-1).astype(np.int64)
+
+
+def _classes_tf(tf: Any, output: Any, label: Any) -> Any:
+    same = label.shape.rank is not None and label.shape.rank == output.shape.rank
+    if same and label.shape[-1] == output.shape[-1] and label.shape[-1] is not None:
+        return tf.reshape(tf.argmax(label, -1, output_type=tf.int64), [-1])
+    return tf.cast(tf.reshape(label, [-1]), tf.int64)
+
+
+def _like_tf(tf: Any, output: Any, label: Any) -> Any:
+    return tf.reshape(tf.cast(label, output.dtype), tf.shape(output))

@@ -1,0 +1,15 @@
+"""Analytics Zoo's module paths.
+
+`from zoo.tfpark import ...` becomes `from kindler.compat.zoo.tfpark import ...`.
+"""
+
+from __future__ import annotations
+
+from kindler.compat.zoo.common.nncontext import (
+    getOrCreateSparkContext,
+    init_nncontext,
+    init_spark_conf,
+    init_spark_on_local,
+)
+
+__all__ = ["getOrCreateSparkContext", "init_nncontext", "init_spark_conf", "init_spark_on_local"]

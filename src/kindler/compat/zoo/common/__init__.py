@@ -1,0 +1,1 @@
+"""Analytics Zoo's `zoo.common`."""

@@ -1,0 +1,103 @@
+"""Steps of preprocessing, and `FeatureSet`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kindler.compat.zoo.tfpark.rows import RddRows, Rows, require_rdd
+from kindler.compat.zoo.tfpark.structures import Unpack
+from kindler.errors import ConfigError
+
+__all__ = ["ChainedPreprocessing", "FeatureSet", "Preprocessing", "Sample"]
+
+
+class Preprocessing:
+    """A step of preprocessing: called with an item, it returns the item to go on with."""
+
+    def __call__(self, item: Any) -> Any:
+        """The item after this step."""
+        raise NotImplementedError
+
+
+class ChainedPreprocessing(Preprocessing):
+    """Several steps, one after the other."""
+
+    def __init__(self, transformers: Sequence[Callable[[Any], Any]], bigdl_type: str = "float") -> None:
+        wrong = [step for step in transformers if not callable(step)]
+        if wrong:
+            raise ConfigError(f"ChainedPreprocessing takes steps of preprocessing; received {wrong[0]!r}.")
+        self.transformers = list(transformers)
+
+    def __call__(self, item: Any) -> Any:
+        """The item after all steps."""
+        for step in self.transformers:
+            item = step(item)
+        return item
+
+
+class Sample:
+    """Features and labels of one element, as arrays."""
+
+    def __init__(self, features: Any, labels: Any = None) -> None:
+        self.features, self.labels = features, labels
+
+    @classmethod
+    def from_ndarray(cls, features: Any, labels: Any = None, bigdl_type: str = "float") -> Sample:
+        """A sample of arrays."""
+        return cls(features, labels)
+
+
+class FeatureSet:
+    """Elements of an RDD with their preprocessing, to train on.
+
+    Create one with `FeatureSet.rdd`, `FeatureSet.sample_rdd` or `FeatureSet.image_frame`.
+    """
+
+    def __init__(self, rdd: Any, steps: Sequence[Callable[[Any], Any]] = ()) -> None:
+        require_rdd(rdd)
+        self._rdd, self._steps = rdd, tuple(steps)
+
+    @classmethod
+    def rdd(
+        cls, rdd: Any, memory_type: str = "DRAM", sequential_order: bool = False, shuffle: bool = True
+    ) -> FeatureSet:
+        """A set of the elements of an RDD: pairs of features and labels, once they are preprocessed."""
+        return cls(rdd)
+
+    sample_rdd = rdd
+
+    @classmethod
+    def image_frame(
+        cls, image_frame: Any, memory_type: str = "DRAM", sequential_order: bool = False, shuffle: bool = True
+    ) -> FeatureSet:
+        """A set of the images of an `ImageSet`."""
+        return cls(image_frame.rdd, image_frame.steps)
+
+    image_set = image_frame
+
+    def transform(self, transformer: Callable[[Any], Any]) -> FeatureSet:
+        """The set after a step of preprocessing."""
+        return FeatureSet(self._rdd, (*self._steps, transformer))
+
+    def to_dataset(self) -> FeatureSet:
+        """The set itself, as `TFDataset.from_feature_set` takes it."""
+        return self
+
+    def sample_rows(self, unpack: Unpack, *, labelled: bool) -> Rows:
+        """The elements, as rows of a `TFDataset`."""
+        return RddRows(self._rdd.map(ToPair(ChainedPreprocessing(self._steps), labelled)), unpack)
+
+
+class ToPair:
+    """Preprocesses an item and takes its features and labels; runs on the executors."""
+
+    def __init__(self, steps: Callable[[Any], Any], labelled: bool) -> None:
+        self.steps, self.labelled = steps, labelled
+
+    def __call__(self, item: Any) -> Any:
+        made = self.steps(item)
+        sample = made.get("sample", made) if isinstance(made, dict) else made
+        if isinstance(sample, Sample):
+            return (sample.features, sample.labels) if self.labelled else sample.features
+        return sample

@@ -1,0 +1,1 @@
+"""`zoo.orca.learn.tf`: Orca's estimator for TensorFlow 1."""

@@ -1,0 +1,213 @@
+"""Where the rows of a `TFDataset` come from, as data that an `Estimator` takes.
+
+RDDs become DataFrames with one binary column a tensor, which costs Spark far less than lists of numbers.
+Strings become rows of bytes of equal length, because columns hold numbers; the graph makes strings of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kindler.compat.zoo.tfpark.structures import TensorMeta, Unpack
+from kindler.errors import ConfigError, DataError
+from kindler.spark.session import is_connect, running
+
+__all__ = [
+    "ArrayRows",
+    "Columns",
+    "FrameRows",
+    "LoaderRows",
+    "RddRows",
+    "Rows",
+    "TextRows",
+    "as_bytes",
+    "require_rdd",
+]
+
+_LENGTH = 4  # bytes before a string that say how long it is
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Data, and the options that say how `fit`, `evaluate` and `predict` read it.
+
+    Attributes:
+        data: What an `Estimator` takes.
+        features: Names of the feature columns.
+        labels: Names of the label columns.
+        dtypes: By column.
+        shapes: By column.
+        engine: Where workers run.
+    """
+
+    data: Any
+    features: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    has_columns: bool = True
+
+    def options(self, *, labels: bool = True) -> dict[str, Any]:
+        """Keywords of `fit`, `evaluate` or `predict`."""
+        if not self.has_columns:
+            return {}
+        names = {*self.features, *(self.labels if labels else ())}
+        chosen: dict[str, Any] = {
+            "feature_cols": self.features,
+            "dtypes": {name: dtype for name, dtype in self.dtypes.items() if name in names},
+            "shapes": {name: shape for name, shape in self.shapes.items() if name in names},
+        }
+        return chosen | ({"label_cols": self.labels} if labels else {})
+
+
+class Rows:
+    """Rows of one dataset."""
+
+    predicts = True
+
+    def columns(self, features: Sequence[TensorMeta], labels: Sequence[TensorMeta]) -> Columns:
+        """The rows as data; called for every run."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ArrayRows(Rows):
+    """Arrays in this process, one a tensor."""
+
+    arrays: Sequence[np.ndarray[Any, Any]]
+
+    def columns(self, features: Sequence[TensorMeta], labels: Sequence[TensorMeta]) -> Columns:
+        names = column_names(len(features), len(labels))
+        by_name = dict(zip(names, self.arrays, strict=True))
+        return Columns(
+            by_name,
+            names[: len(features)],
+            names[len(features) :],
+            {name: array.dtype.name for name, array in by_name.items()},
+        )
+
+
+@dataclass(frozen=True)
+class RddRows(Rows):
+    """An RDD whose elements `unpack` takes apart."""
+
+    rdd: Any
+    unpack: Unpack
+
+    def columns(self, features: Sequence[TensorMeta], labels: Sequence[TensorMeta]) -> Columns:
+        session = require_rdd(self.rdd)
+        names = column_names(len(features), len(labels))
+        unpack = self.unpack
+        metas = [*features, *labels]
+        shapes = [meta.shape for meta in metas]
+        if any(None in shape for shape in shapes):
+            shapes = self._seen_shapes(shapes)
+            leaves = tuple(
+                (leaf[0], shape, leaf[2]) for leaf, shape in zip(unpack.leaves, shapes, strict=True)
+            )
+            unpack = Unpack(unpack.structure, leaves, unpack.flat)
+        frame = session.createDataFrame(
+            self.rdd.map(unpack), ", ".join(f"{name} binary" for name in names), verifySchema=False
+        )
+        dtypes = {name: leaf[0] for name, leaf in zip(names, unpack.leaves, strict=True)}
+        known = {name: tuple(s or 0 for s in shape) for name, shape in zip(names, shapes, strict=True)}
+        return Columns(frame, names[: len(features)], names[len(features) :], dtypes, known)
+
+    def _seen_shapes(self, shapes: Sequence[Any]) -> list[Any]:
+        first = self.rdd.take(1)
+        if not first:
+            raise DataError("the RDD has no elements, so the sizes that the dataset leaves open are unknown.")
+        seen = [array.shape for array in self.unpack.arrays(first[0])]
+        return [given if None not in given else found for given, found in zip(shapes, seen, strict=True)]
+
+
+@dataclass(frozen=True)
+class TextRows(Rows):
+    """Strings or bytes: an RDD of them, or a list."""
+
+    items: Any
+
+    def columns(self, features: Sequence[TensorMeta], labels: Sequence[TensorMeta]) -> Columns:
+        name = column_names(1, 0)[0]
+        if isinstance(self.items, list):
+            rows = [as_bytes(item) for item in self.items]
+            width = max((len(row) for row in rows), default=0)
+            data: Any = {name: np.stack([_padded(row, width) for row in rows])}
+        else:
+            session = require_rdd(self.items)
+            width = self.items.map(lambda item: len(as_bytes(item))).fold(0, max)
+            packed = self.items.map(lambda item: (_padded(as_bytes(item), width).tobytes(),))
+            data = session.createDataFrame(packed, f"{name} binary", verifySchema=False)
+        return Columns(data, [name], [], {name: "uint8"}, {name: (width + _LENGTH,)})
+
+
+@dataclass(frozen=True)
+class FrameRows(Rows):
+    """Columns of a Spark DataFrame, classic or Connect."""
+
+    frame: Any
+    features: list[str]
+    labels: list[str]
+    dtypes: Mapping[str, str]
+
+    def columns(self, features: Sequence[TensorMeta], labels: Sequence[TensorMeta]) -> Columns:
+        return Columns(self.frame, self.features, self.labels, dict(self.dtypes))
+
+
+@dataclass(frozen=True)
+class LoaderRows(Rows):
+    """Batches that a function or a `tf.data.Dataset` makes on the workers."""
+
+    data: Callable[[int], Any]
+    batch_size: int
+
+    predicts = False
+
+    def columns(self, features: Sequence[TensorMeta], labels: Sequence[TensorMeta]) -> Columns:
+        return Columns(self.data(self.batch_size), has_columns=False)
+
+
+def column_names(features: int, labels: int) -> list[str]:
+    """Names of the columns that rows without names of their own get."""
+    return [
+        *(f"feature_{number}" for number in range(features)),
+        *(f"label_{number}" for number in range(labels)),
+    ]
+
+
+def as_bytes(item: Any) -> bytes:
+    """A string as bytes."""
+    if isinstance(item, str):
+        return item.encode()
+    if isinstance(item, bytes | bytearray | memoryview):
+        return bytes(item)
+    raise DataError(f"expected strings or bytes; received {item!r:.60} of type {type(item).__qualname__}.")
+
+
+def require_rdd(rdd: Any) -> Any:
+    """The session of an RDD.
+
+    Raises:
+        ConfigError: It is not an RDD, or the session has none.
+    """
+    session = running()
+    if session is None or is_connect(session) or not hasattr(rdd, "mapPartitions"):
+        connect = session is not None and is_connect(session)
+        raise ConfigError(
+            f"this factory takes an RDD; received {type(rdd).__qualname__}."
+            + (" A Spark Connect session has no RDDs." if connect else "")
+            + "\nHint: TFDataset.from_dataframe(df, feature_cols=[...]) takes DataFrames of classic Spark and"
+            " Connect."
+        )
+    return session
+
+
+def _padded(item: bytes, width: int) -> np.ndarray[Any, Any]:
+    row = np.zeros(_LENGTH + width, np.uint8)
+    row[:_LENGTH] = np.frombuffer(np.uint32(len(item)).tobytes(), np.uint8)
+    row[_LENGTH : _LENGTH + len(item)] = np.frombuffer(item, np.uint8)
+    return row

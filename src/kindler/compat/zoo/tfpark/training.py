@@ -1,0 +1,131 @@
+"""An `Estimator` as TFPark's classes use it: with BigDL's summaries, counters and triggers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kindler.compat.bigdl.optim.summaries import Recorder, Summary
+from kindler.compat.zoo.tfpark.rows import Columns
+from kindler.estimator.estimator import Estimator
+from kindler.estimator.fit import RunResults
+from kindler.estimator.inputs.contract import Input
+from kindler.spark.session import running
+from kindler.train.options import EvaluateOptions, FitOptions
+from kindler.train.triggers import Progress, Trigger
+
+__all__ = ["Since", "TFParkEstimator", "engine", "predicted_rdd"]
+
+Hear = Callable[[Mapping[str, Any]], None]
+
+
+class TFParkEstimator(Estimator):
+    """An estimator that writes `TrainSummary` and `ValidationSummary` while it trains."""
+
+    train_summary: Summary | None = None
+    val_summary: Summary | None = None
+
+    @property
+    def counters(self) -> tuple[int, int]:
+        """Epochs and steps since the model was new."""
+        replica = self._live.replica
+        return int(replica.epoch), int(replica.step)
+
+    def _run(
+        self,
+        data: Input,
+        options: FitOptions | EvaluateOptions,
+        *,
+        validation: Input | None = None,
+        model_dir: str | None = None,
+        log_steps: bool = False,
+        hear: Hear,
+    ) -> RunResults:
+        recorder = Recorder(self.train_summary, self.val_summary)
+        if not recorder.active or isinstance(options, EvaluateOptions):
+            return super()._run(
+                data, options, validation=validation, model_dir=model_dir, log_steps=log_steps, hear=hear
+            )
+        with recorder.recording():
+
+            def both(fields: Mapping[str, Any]) -> None:
+                hear(fields)
+                recorder.report(fields)
+
+            results = super()._run(
+                data, options, validation=validation, model_dir=model_dir, log_steps=True, hear=both
+            )
+            recorder.finish(results.rows)
+            return results
+
+
+class Since(Trigger):
+    """A trigger whose counts go on from those of an optimizer that was used before.
+
+    Args:
+        trigger: BigDL's trigger.
+        epochs: Epochs that the optimizer has made before this model was new.
+        steps: Its steps.
+    """
+
+    def __init__(self, trigger: Trigger, epochs: int, steps: int) -> None:
+        self.trigger, self.epochs, self.steps = trigger, epochs, steps
+
+    def __call__(self, progress: Progress) -> bool:
+        """Whether it fires."""
+        return self.trigger(
+            Progress(
+                epoch=progress.epoch + self.epochs,
+                step=progress.step + self.steps,
+                epoch_ended=progress.epoch_ended,
+                loss=progress.loss,
+                score=progress.score,
+            )
+        )
+
+
+def engine() -> Any:
+    """Spark where it runs, otherwise processes of this machine."""
+    return "local" if running() is None else "spark"
+
+
+def predicted_rdd(estimator: Estimator, columns: Columns, batch_size: int, verbose: int = 0) -> Any:
+    """The predictions for rows, as an RDD of arrays; of lists of arrays where there are several outputs.
+
+    Without Spark, a list.
+    """
+    import numpy as np
+
+    options = columns.options(labels=False)
+    scored = estimator.predict(columns.data, batch_size=batch_size, verbose=verbose, **options)
+    if isinstance(columns.data, dict):
+        outputs = _outputs(scored, columns.data)
+        single = len(outputs) == 1
+        rows = [parts[0] if single else list(parts) for parts in zip(*outputs, strict=True)]
+        session = running()
+        return rows if session is None else session.sparkContext.parallelize(rows)
+    names = [name for name in scored.columns if name not in columns.data.columns]
+    dtypes = [_numpy_dtype(scored.schema[name].dataType.simpleString()) for name in names]
+
+    def arrays(row: Any) -> Any:
+        found = [np.array(value, dtype) for value, dtype in zip(row, dtypes, strict=True)]
+        return found[0] if len(found) == 1 else found
+
+    return scored.select(*[f"`{name}`" for name in names]).rdd.map(arrays)
+
+
+def _outputs(scored: Any, data: Mapping[str, Any]) -> list[Any]:
+    if isinstance(scored, Mapping):
+        return [value for name, value in scored.items() if name not in data]
+    return list(scored) if isinstance(scored, list | tuple) else [scored]
+
+
+def _numpy_dtype(kind: str) -> str:
+    inner = kind.replace("array<", "").rstrip(">")
+    return {
+        "float": "float32",
+        "double": "float64",
+        "int": "int32",
+        "bigint": "int64",
+        "boolean": "bool",
+    }.get(inner, {"tinyint": "int8", "smallint": "int16"}.get(inner, "float32"))

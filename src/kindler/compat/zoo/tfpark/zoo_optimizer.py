@@ -1,0 +1,50 @@
+"""`ZooOptimizer`: marks the optimizer of a program whose `train_op` TFPark is to distribute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from kindler.errors import ConfigError
+
+__all__ = ["ZooOptimizer"]
+
+
+class ZooOptimizer(tf.train.Optimizer):  # type: ignore[misc]
+    """An optimizer of `tf.train` that makes its usual steps, with the gradients of all workers.
+
+    Kindler finds the gradients in any `train_op`, so this only passes calls on.
+
+    Args:
+        optimizer: An optimizer of `tf.train`.
+        name: A name for its operations.
+    """
+
+    def __init__(self, optimizer: Any, name: str | None = None) -> None:
+        if not isinstance(optimizer, tf.train.Optimizer):
+            raise ConfigError(
+                f"ZooOptimizer takes a tf.train.Optimizer; received {type(optimizer).__qualname__}."
+            )
+        super().__init__(use_locking=False, name=name or f"Zoo{type(optimizer).__name__}")
+        self._optimizer = optimizer
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """The gradients, each with its variable."""
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """The operation that applies gradients."""
+        return self._optimizer.apply_gradients(*args, **kwargs)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """A slot of the wrapped optimizer."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """The names of its slots."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """Its variables."""
+        return self._optimizer.variables(*args, **kwargs)
