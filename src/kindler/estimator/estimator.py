@@ -264,6 +264,108 @@ class Estimator:
 
     @classmethod
     @leaves_no_trace
+    def from_graph(
+        cls,
+        *,
+        inputs: Any,
+        outputs: Any = None,
+        labels: Any = None,
+        loss: Any = None,
+        optimizer: Any = None,
+        metrics: Any = None,
+        clip_norm: float | None = None,
+        clip_value: Any = None,
+        updates: Any = None,
+        sess: Any = None,
+        model_dir: str | PathLike[str] | None = None,
+        train_op: Any = None,
+        tensor_with_value: Any = None,
+        global_step: Any = None,
+        session_config: Any = None,
+        config: Mapping[str, Any] | None = None,
+        workers: int | None = None,
+        engine: Engine = "auto",
+        device: str = "auto",
+        seed: int = 0,
+        log_dir: str | PathLike[str] | None = None,
+        settings: RunSettings | None = None,
+        backend: str | None = None,
+    ) -> Estimator:
+        """Create an estimator from a TensorFlow graph, as programs of TensorFlow 1 build them.
+
+        Training starts from the values that the session holds, and the session gets the trained ones, so that
+        `tf.train.Saver().save(sess, ...)` saves them. `get_model()` returns the session. `tf` is
+        `tensorflow.compat.v1` throughout.
+
+        Args:
+            inputs: The tensor that the feature column is fed to, usually a placeholder; or a list of them in
+                the order of the columns, or a dict by the columns' names. The shape begins with None.
+            outputs: What `predict` returns: a tensor, a list, or a dict whose keys name the output columns.
+            labels: What label columns are fed to, like `inputs`. None for a loss that needs no labels.
+            loss: A scalar tensor: the mean over the rows that are fed.
+            optimizer: A `tf.train.Optimizer`, whose slots become part of the graph; a name, such as "adam";
+                a dict from prefixes of variables' names to optimizers; or a function that is called with
+                counters, whose tensors `step` and `epoch` a learning rate may depend on, and returns an
+                optimizer.
+            metrics: A dict from names to tensors that are means over the rows that are fed, or to pairs of
+                `tf.metrics`.
+            clip_norm: Clip the gradient of all variables together to this norm.
+            clip_value: Clip each element of the gradient to this absolute value, or between a pair.
+            updates: Operations that run with every step. None takes those of the graph's collection
+                `UPDATE_OPS`, such as those of BatchNorm; `[]` is none.
+            sess: The session with the variables' values. None takes the default session, or makes one and
+                initializes every variable.
+            model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
+                several machines must share it.
+            train_op: Instead of `optimizer`: what `minimize` of a `tf.train.Optimizer` returned. Its gradients
+                are found in the graph.
+            tensor_with_value: A dict from tensors that no column is fed to, such as a rate of dropout, to a
+                pair: the value in training, and the value otherwise. One value serves for both.
+            global_step: The variable that counts steps. None takes the graph's own, if it has one.
+            session_config: A `tf.ConfigProto` for the sessions of the workers.
+            config: The argument of functions that make data.
+            workers: Number of workers. None is one per slot of the Spark application, or one per core.
+            engine: "spark", "local", or "auto": Spark if the data is in Spark.
+            device: "auto", "cpu", "cuda" or "cuda:N".
+            seed: Decides the order of rows, and what random operations of the graph draw.
+            log_dir: The folder that the driver writes event files for TensorBoard to.
+            settings: Time limits, threads, shared memory.
+            backend: Accepted for programs written for Orca ("bigdl"), without effect.
+
+        Raises:
+            ConfigError: The graph cannot be trained or scored as the arguments say.
+        """
+        refuse(*engine_complaints(workers, engine), *seed_complaints(seed), *backend_complaints(backend))
+        spec = FRAMEWORKS.load("tf_graph").make_spec(
+            inputs=inputs,
+            outputs=outputs,
+            labels=labels,
+            loss=loss,
+            optimizer=optimizer,
+            metrics=metrics,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            updates=updates,
+            sess=sess,
+            train_op=train_op,
+            tensor_with_value=tensor_with_value,
+            global_step=global_step,
+            session_config=session_config,
+            config=config,
+        )
+        return cls(
+            FrameworkModel(framework="tf_graph", spec=spec),
+            workers=workers,
+            engine=engine,
+            device=device,
+            model_dir=model_dir,
+            seed=seed,
+            settings=settings or RunSettings(),
+            log_dir=log_dir,
+        )
+
+    @classmethod
+    @leaves_no_trace
     def from_framework(
         cls,
         framework: str,
@@ -399,6 +501,7 @@ class Estimator:
                 dtypes=dtypes,
                 stack_features=stack_features,
                 allow_nan=allow_nan,
+                need_labels=self._model.needs_labels,
             ),
             ingest=ingest,
             verbose=verbose,
@@ -511,6 +614,7 @@ class Estimator:
             dtypes=dtypes,
             stack_features=stack_features,
             allow_nan=allow_nan,
+            need_labels=self._model.needs_labels,
         )
         options = EvaluateOptions(batch_size=batch_size, columns=columns, ingest=ingest, verbose=verbose)
         refuse(

@@ -67,6 +67,12 @@ class FrameworkModel:
         complaints: list[str] = self.replica_type.lacking(self.spec, *names)
         return complaints
 
+    @property
+    def needs_labels(self) -> bool:
+        """Whether training and judging it takes labels."""
+        needed: bool = self.replica_type.needs_labels(self.spec)
+        return needed
+
     def against_several(self) -> list[str]:
         """Complaints about training it with several workers."""
         complaints: list[str] = self.replica_type.against_several(self.spec)

@@ -102,6 +102,11 @@ class BaseReplica:
         return []
 
     @classmethod
+    def needs_labels(cls, spec: Any) -> bool:
+        """Labels are looked for where no columns are named."""
+        return True
+
+    @classmethod
     def against_several(cls, spec: Any) -> list[str]:
         """Several workers can train it."""
         return []

@@ -143,6 +143,10 @@ class DriverModel(Protocol):
         """What the spec lacks of "optimizer" and "loss", as complaints."""
 
     @classmethod
+    def needs_labels(cls, spec: Any) -> bool:
+        """Whether training and judging it takes labels."""
+
+    @classmethod
     def against_several(cls, spec: Any) -> list[str]:
         """What speaks against training by several workers, as far as it is known on the driver."""
 

@@ -54,6 +54,14 @@ FRAMEWORKS = Registry(
             row_weights=True,
             live=True,
         ),
+        FrameworkSpec(
+            name="tf_graph",
+            target="kindler.frameworks.tf_graph.replica:GraphReplica",
+            package="tensorflow",
+            extra="tensorflow",
+            preload="kindler.frameworks.tf_graph.replica:preload",
+            live=True,
+        ),
     ],
     group="kindler.frameworks",
 )

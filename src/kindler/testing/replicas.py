@@ -146,7 +146,8 @@ class ReplicaContract:
     def prepared(self, case: ReplicaCase) -> _Setup:
         """The case, as ranks get it."""
         spec = FRAMEWORKS.load(self.framework).dumps(case.spec)
-        return _Setup(self.framework, spec, case, self.sync)
+        # A spec may hold what only this process has, such as a session.
+        return _Setup(self.framework, spec, replace(case, spec=None), self.sync)
 
     @pytest.mark.parametrize(
         "cuts", [((5, 7), (12, 0)), ((4, 0, 8),)], ids=["two-ranks", "three-ranks-one-empty"]

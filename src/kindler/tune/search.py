@@ -6,6 +6,7 @@ says which trials to cut short; `storage.py` keeps the study, `subjects.py` trai
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import sys
@@ -32,6 +33,7 @@ __all__ = ["search"]
 
 _log = logging.getLogger(__name__)
 
+_LOOK_S = 0.2
 _SAMPLERS = ("tpe", "random", "grid")
 _PRUNERS = ("median", "halving", "hyperband")
 
@@ -75,7 +77,7 @@ def search(
         validation_data: What it is validated on after each epoch.
         metric: The figure of the history that counts, at the end of a trial: "val_loss", "max:val_gain". None
             is "val_loss", or "loss" without `validation_data`.
-        trials: How many trials the study is to have.
+        trials: How many trials the study is to have; with the sampler "grid", no more than it has points.
         slots: How many trials run side by side. None is one for each core of this machine, or slot of Spark.
         fit: Other arguments of `Estimator.fit`; they may be searched, too: `fit={"batch_size":
             tune.choice([32, 64])}`.
@@ -126,6 +128,8 @@ def search(
         _check_direction(study, subject, name)
         best = Best(subject, chosen, place)
         best.go_on_from(study)
+        if sampler == "grid":
+            trials = _enqueue(study, chosen, trials)
         runner = _Runner(study, subject, chosen, best, verbose=verbose)
         runner.run(trials, slots, timeout_s)
     result = Study(study, best)
@@ -174,7 +178,8 @@ class _Runner:
             thread.start()
         try:
             for thread in threads:
-                thread.join()
+                while thread.is_alive():  # a signal that another thread receives does not end a wait
+                    thread.join(_LOOK_S)
         except BaseException:
             self._stop.set()  # running trials end at what their workers report next
             for thread in threads:
@@ -276,16 +281,25 @@ def _check_direction(study: optuna.Study, subject: Subject, name: str) -> None:
 def _sampler(given: Any, space: Space, seed: int) -> Any:
     if not isinstance(given, str):
         return given
-    if given == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
     if given == "grid":
-        return optuna.samplers.GridSampler(_grid(space), seed=seed)
+        _grid(space)  # complains where there is none
+    if given in ("random", "grid"):
+        return optuna.samplers.RandomSampler(seed=seed)
     if given != "tpe":
         raise ConfigError(f"sampler={given!r}: expected {', '.join(map(repr, _SAMPLERS))} or one of Optuna.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         # Trials that run side by side are told apart: what still runs counts as a bad value.
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def _enqueue(study: optuna.Study, space: Space, trials: int) -> int:
+    """Queue the points of the grid, the last parameter changing first; returns how many trials that makes."""
+    grid = _grid(space)
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    for point in points[:trials]:
+        study.enqueue_trial(point, skip_if_exists=True)
+    return min(trials, len(points))
 
 
 def _grid(space: Space) -> dict[str, list[Any]]:
