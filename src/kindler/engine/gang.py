@@ -20,7 +20,7 @@ from kindler.engine.hub import Event, Hub
 from kindler.engine.job import Job
 from kindler.engine.members import GangMember
 from kindler.engine.monitor import Listener, verdict, watch
-from kindler.engine.outcome import Outcome
+from kindler.engine.outcome import Outcome, lost_error
 from kindler.errors import ConfigError, TrainingError
 
 __all__ = ["Gang", "Launch", "follow"]
@@ -242,9 +242,12 @@ class Gang:
 
     def _judged(self, heard: list[Outcome]) -> list[Outcome]:
         outcomes = verdict(heard, self._launch.outcomes(self._hub))
-        ready = {o.rank for o in outcomes if o.kind == "result"} | self.job.services
-        if len(ready) == self.job.size:
+        results = {o.rank for o in outcomes if o.kind == "result"}
+        left = {o.rank: o for o in [*heard, *outcomes] if o.kind == "left"}
+        if results and len(results | left.keys() | self.job.services) == self.job.size:
             return outcomes  # whatever became of the engine's own job
+        if left and not results and self._reason is None:
+            raise lost_error(left[min(left)])
         if self._reason is not None:
             raise TrainingError(f"the gang was aborted: {self._reason}.")
         started = self._hub is not None and self._hub.joined > 0

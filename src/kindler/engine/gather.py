@@ -5,7 +5,7 @@ Equal bytes travel once, since most of what ranks tell each other is the same fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ _INT64 = np.dtype("<i8")
 
 
 class Gathering:
-    """Collects what `size` ranks bring; `answers` once all have come."""
+    """Collects what `size` ranks bring; `answers` once all have come that are not lost."""
 
     def __init__(self, turn: int, size: int) -> None:
         self._turn = turn
@@ -34,24 +34,30 @@ class Gathering:
         self._brought[rank] = data
         self._wants[rank] = wants if isinstance(wants, str) else tuple(wants)
 
-    @property
-    def complete(self) -> bool:
-        return len(self._brought) == self._size
+    def complete(self, lost: Collection[int] = ()) -> bool:
+        """Whether all have come but those that are lost."""
+        return len(self._brought.keys() | set(lost)) == self._size
 
-    def answers(self) -> list[list[Piece]]:
-        """For each rank the pieces to send; those who want the same get the same."""
+    def answers(self, lost: Collection[int] = ()) -> dict[int, list[Piece]]:
+        """For each rank that is left the pieces to send; those who want the same get the same.
+
+        A rank that is lost counts for nothing, also if it came before: its part is empty.
+        """
+        for rank in lost:
+            self._brought.pop(rank, None)
         made: dict[Wants, list[Piece]] = {}
-        for wants in set(self._wants.values()):
-            frames = encode("gathered", pack_parts(self._parts(wants)), {"turn": self._turn})
+        fields = {"turn": self._turn, **({"lost": sorted(lost)} if lost else {})}
+        for wants in {self._wants[rank] for rank in self._brought}:
+            frames = encode("gathered", pack_parts(self._parts(wants)), fields)
             made[wants] = [piece for frame in frames for piece in frame]
-        return [made[self._wants[rank]] for rank in range(self._size)]
+        return {rank: made[self._wants[rank]] for rank in sorted(self._brought)}
 
     def _parts(self, wants: Wants) -> list[bytes]:
         if wants == "sum":
-            arrays = [np.frombuffer(self._brought[rank], _INT64) for rank in range(self._size)]
+            arrays = [np.frombuffer(data, _INT64) for _, data in sorted(self._brought.items())]
             return [np.sum(arrays, axis=0, dtype=_INT64).tobytes()]
         ranks = range(self._size) if wants == "all" else wants
-        return [self._brought[int(rank)] for rank in ranks]
+        return [self._brought.get(int(rank), b"") for rank in ranks]
 
 
 def pack_parts(parts: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:

@@ -33,12 +33,12 @@ __all__ = ["Event", "Hub"]
 
 _ROOT_CAUSE_GRACE_S = 1.0  # a broken exchange is news from the neighbour of the one that failed
 _SPARE_FILES = 1024
-_LAST_WORDS = ("done", "error", "lost", "aborted")
+_LAST_WORDS = ("done", "error", "lost", "left", "aborted")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something a rank said: `log`, `report`, `error`, `lost`, `done`."""
+    """Something a rank said: `log`, `report`, `error`, `lost`, `left`, `done`."""
 
     rank: int
     kind: str
@@ -54,6 +54,7 @@ class _JoinedRank:
     ports: Sequence[int]
     cargo: Sequence[Any] | None
     has_job: bool = False
+    optional: bool = False
     finished: bool = False
 
 
@@ -66,6 +67,7 @@ class Hub:
         settings: Time limits, and the ports that may be taken.
         roles: The role of every rank; by default all are workers.
         services: The ranks that are stopped as soon as all others are done.
+        crew: How many ranks take part in gathers: the first ones; None is all.
         at_driver: Whether it is the driver's, which feeds workers and takes what they put out.
         host: The address to listen on.
         advertised: The address under which others reach it, where that is another one.
@@ -80,6 +82,7 @@ class Hub:
         settings: RunSettings,
         roles: Sequence[str] = (),
         services: Collection[int] = (),
+        crew: int | None = None,
         at_driver: bool = True,
         host: str = "127.0.0.1",
         advertised: str | None = None,
@@ -90,6 +93,8 @@ class Hub:
         self._settings = settings
         self._roles = tuple(roles) or ("worker",) * size
         self._services = frozenset(services)
+        self._crew = size if crew is None else crew
+        self._left: set[int] = set()
         self._at_driver = at_driver
         self._host = host
         self._advertised = advertised
@@ -291,10 +296,25 @@ class Hub:
             return  # a stranger, or a worker that died while greeting; its supervisor tells of the latter
         if member.finished or self._aborted.is_set():
             return
-        member.finished = True
         reason = f"the connection to its machine broke ({why})"
+        if self.let_go(rank, reason):
+            return
+        member.finished = True
         self._ended(rank, Event(rank, "lost", {"host": member.host, "reason": reason}))
         self.abort(self._over[rank])
+
+    def let_go(self, rank: int, reason: str) -> bool:
+        """Go on without a rank, if the others can; whether they do."""
+        with self._lock:
+            member = self._members[rank]
+            if not member.optional or member.finished:
+                return member.finished
+            member.finished = True
+            self._motion.ended(rank)
+        member.peer.send("abort")  # should it come back
+        self._ended(rank, Event(rank, "left", {"host": member.host, "reason": reason}))
+        self._after(rank)
+        return True
 
     def _handle(self, rank: int, frame: Frame) -> None:
         member = self._members[rank]
@@ -310,6 +330,9 @@ class Hub:
             return
         if frame.kind == "gather":
             self._gather(rank, frame)
+            return
+        if frame.kind == "optional":
+            member.optional = True
             return
         if frame.kind == "result":
             with self._lock:
@@ -327,11 +350,21 @@ class Hub:
         self._ended(rank, event)
         if frame.kind in ("error", "lost"):
             self._stop_the_others(at_once=not frame.fields.get("sync", False), why=self._over[rank])
-        elif self._services and all(self._members[r].finished for r in self._members.keys() - self._services):
+        else:
+            self._after(rank)
+
+    def _after(self, rank: int) -> None:
+        """A rank is over, and the others go on: those who wait for it, and services, may be done."""
+        with self._lock:
+            for turn, gathering in list(self._gatherings.items()) if rank in self._left else ():
+                self._answer(turn, gathering)
+        if self._services and all(self._members[r].finished for r in self._members.keys() - self._services):
             self.abort()
 
     def _ended(self, rank: int, event: Event) -> None:
         """A rank is over: say so to those who feed it, and to the driver."""
+        if event.kind == "left":
+            self._left.add(rank)
         self._close_feeds(rank, _problem(event, rank_name(rank, self._roles[rank])))
         self._events.put(event)
 
@@ -357,7 +390,7 @@ class Hub:
             elif frame.kind == "done":
                 self._motion.moved(now)
                 self._motion.ended(rank)
-            elif frame.kind in ("error", "lost", "aborted"):
+            elif frame.kind in ("error", "lost", "left", "aborted"):
                 self._motion.ended(rank)
         return frame.kind == "pulse"
 
@@ -373,11 +406,15 @@ class Hub:
 
     def _gather(self, rank: int, frame: Frame) -> None:
         turn = frame.fields["turn"]
-        gathering = self._gatherings.setdefault(turn, Gathering(turn, self._size))
-        gathering.bring(rank, frame.buffers[0], frame.fields["wants"])
-        if gathering.complete:
+        with self._lock:
+            gathering = self._gatherings.setdefault(turn, Gathering(turn, self._crew))
+            gathering.bring(rank, frame.buffers[0], frame.fields["wants"])
+            self._answer(turn, gathering)
+
+    def _answer(self, turn: int, gathering: Gathering) -> None:
+        if gathering.complete(self._left):
             del self._gatherings[turn]
-            for other, pieces in enumerate(gathering.answers()):
+            for other, pieces in gathering.answers(self._left).items():
                 self._members[other].peer.put(pieces)
 
 
@@ -387,7 +424,7 @@ def _problem(event: Event, name: str) -> str | None:
         return None
     if event.kind == "aborted":
         return "the gang was stopped"
-    if event.kind == "lost":
+    if event.kind in ("lost", "left"):
         return f"{name} was lost: {event.fields.get('reason', '')}"
     kind = str((event.fields.get("types") or ["an error"])[0]).partition("@")[0].rpartition(":")[2]
     return f"{name} failed with {kind}: {str(event.fields.get('message', '')).partition(chr(10))[0]}"

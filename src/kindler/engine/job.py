@@ -36,6 +36,9 @@ class RankSpec:
         ports: How many TCP ports to hold for the program that runs there.
         service: Whether it serves the others and has no end of its own: it is stopped as soon as every other
             rank has a result, and needs none itself.
+        beside: Whether it runs beside the others: it takes no slot of the cluster (it runs where ranks meet:
+            at the driver, or with the first rank where that is out of reach) and no part in gathers, and
+            `worker.size` does not count it. Such ranks are services and come last.
     """
 
     target: str
@@ -43,6 +46,7 @@ class RankSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     ports: int = 0
     service: bool = False
+    beside: bool = False
 
 
 def equal_ranks(target: str, count: int) -> tuple[RankSpec, ...]:
@@ -87,11 +91,20 @@ class Job:
             raise ConfigError(
                 "a job needs at least one rank that is not a service: services run until it ends."
             )
+        if any(not spec.service for spec in self.ranks if spec.beside):
+            raise ConfigError("a rank that runs beside the others is a service: pass service=True, too.")
+        if any(spec.beside for spec in self.ranks[: self.crew]):
+            raise ConfigError("ranks that run beside the others come last.")
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
         return len(self.ranks)
+
+    @property
+    def crew(self) -> int:
+        """How many ranks there are without those beside."""
+        return sum(not spec.beside for spec in self.ranks)
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -34,8 +34,8 @@ def watch(
 ) -> list[Outcome]:
     """Follow the run until `running()` is false; return the bad ends that were heard of.
 
-    The listener gets what workers print and report and which have a result, and a report "gang" of the gang
-    itself once all ranks have come.
+    The listener gets what workers print and report and which have a result, a report "gang" of the gang
+    itself once all ranks have come, and a report "left" of a rank that died while the others go on.
 
     With `after_first` the time for all to come up counts from when the first one did: before that,
     Spark is computing the data, for as long as it takes.
@@ -65,6 +65,9 @@ def watch(
             if event.kind in ("error", "lost"):
                 bad.append(Outcome(event.rank, event.kind, event.fields))
                 gave_up = gave_up or _waited_in_vain(event)
+            elif event.kind == "left":
+                bad.append(Outcome(event.rank, event.kind, event.fields))
+                listener(Event(event.rank, "report", {"name": "left", "worker": event.rank, **event.fields}))
             elif event.kind in ("log", "report", "done"):
                 listener(event)
         # Those who wait may lose patience just before the stall is noticed: it is one all the same.
@@ -74,6 +77,8 @@ def watch(
             return bad
         for rank, host in hub.silent():
             reason = f"nothing was heard from its machine for {settings.heartbeat_timeout_s:g} s"
+            if hub.let_go(rank, reason):
+                continue
             bad.append(Outcome(rank, "lost", {"host": host, "reason": reason}))
             hub.abort()
             return bad

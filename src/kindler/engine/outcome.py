@@ -17,7 +17,7 @@ from kindler.errors import (
     worker_error,
 )
 
-__all__ = ["Outcome", "failure", "pack", "unpack"]
+__all__ = ["Outcome", "failure", "lost_error", "pack", "unpack"]
 
 CHUNK_BYTES = 4 << 20
 _SYNC_TIMEOUT = f"{SyncTimeoutError.__module__}:{SyncTimeoutError.__qualname__}"
@@ -27,8 +27,8 @@ _SYNC_TIMEOUT = f"{SyncTimeoutError.__module__}:{SyncTimeoutError.__qualname__}"
 class Outcome:
     """How a rank ended, or, for `stalled`, the whole gang.
 
-    `result`, `error` (user code raised), `lost` (the process went away), `stalled` (all live, none moves) or
-    `aborted` (others failed).
+    `result`, `error` (user code raised), `lost` (the process went away), `left` (it went away, and the others
+    go on), `stalled` (all live, none moves) or `aborted` (others failed).
     """
 
     rank: int
@@ -52,7 +52,7 @@ def failure(outcomes: Iterable[Outcome]) -> KindlerError | None:
     if stalled:
         return _stalled(stalled[0])
     if lost:
-        return _lost(lost[0])
+        return lost_error(lost[0])
     return _timed_out(bad) or (_raised(bad[0]) if bad else None)
 
 
@@ -84,7 +84,8 @@ def _raised(outcome: Outcome) -> KindlerError:
     )
 
 
-def _lost(outcome: Outcome) -> WorkerLost:
+def lost_error(outcome: Outcome) -> WorkerLost:
+    """The error to raise for a rank that died."""
     said = outcome.fields
     return WorkerLost(
         said["reason"],

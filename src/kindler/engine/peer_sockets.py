@@ -9,18 +9,22 @@ from __future__ import annotations
 import json
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
 from kindler.engine.channel import Address, Channel, ChannelClosed, connect
 from kindler.engine.listener import Door, listen
-from kindler.errors import SyncError, SyncTimeoutError
+from kindler.engine.members import GangMember
+from kindler.errors import SyncError, SyncTimeoutError, rank_name
 
-__all__ = ["LinkableWorker", "answer", "connect_links"]
+__all__ = ["LinkableWorker", "answer", "answer_calls", "call", "connect_links"]
 
 _GREETING_TIMEOUT_S = 5.0  # a stranger who says nothing holds up the others no longer than this
 _TURN_S = 1.0
+_CALL_TURN_S = 0.25
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 _OP = "connecting workers"
 
 
@@ -165,6 +169,86 @@ def answer(
         finally:
             door.close()
     return made
+
+
+def call(member: GangMember, rank: int, secret: bytes, *, timeout_s: float) -> socket.socket:
+    """A connection to a member that answers calls on its first held port.
+
+    Its process may not listen yet, which nobody says: it is called again until it does.
+
+    Args:
+        member: Whom to call.
+        rank: Who calls.
+        secret: What members of the run prove themselves with.
+        timeout_s: The longest time to try, and the socket's timeout afterwards.
+
+    Raises:
+        SyncError: It did not answer.
+    """
+    deadline, pause = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    while True:
+        try:
+            channel = connect((member.address, member.ports[0]), secret, timeout_s=_left(deadline))
+            channel.send("call", rank=rank)
+        except ChannelClosed as exc:
+            refused = isinstance(exc.__cause__, ConnectionRefusedError)
+            if not refused or time.monotonic() + pause > deadline:
+                name = rank_name(member.rank, member.role)
+                raise SyncError(f"worker {rank} cannot reach {name}: {exc}") from exc
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            continue
+        sock = channel.detach()
+        sock.settimeout(timeout_s)
+        return sock
+
+
+def answer_calls(
+    port: int,
+    address: str,
+    secret: bytes,
+    take: Callable[[int, socket.socket], None],
+    check: Callable[[], None],
+    *,
+    expected: int,
+) -> None:
+    """Let in whoever knows the secret, until `check` raises; nobody waits for a stranger.
+
+    Args:
+        port: A held port of this rank.
+        address: The address to listen on.
+        secret: What members of the run prove themselves with.
+        take: Gets the rank and the connection of each that came in, on a thread of its own.
+        check: Called several times a second; raises to end it.
+        expected: How many may come at the same time.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, port), family=family, backlog=expected + 16)
+    with selectors.DefaultSelector() as selector:
+
+        def let_in(sock: socket.socket) -> None:
+            threading.Thread(target=_introduce, args=(sock, take), name="kindler-call", daemon=True).start()
+
+        door = Door(listener, secret, selector, let_in, expected=expected, timeout_s=_GREETING_TIMEOUT_S)
+        try:
+            while True:
+                for key, _ in selector.select(_CALL_TURN_S):
+                    key.data()
+                door.expire(time.monotonic())
+                check()
+        finally:
+            door.close()
+
+
+def _introduce(sock: socket.socket, take: Callable[[int, socket.socket], None]) -> None:
+    sock.setblocking(True)
+    channel = Channel(sock)
+    rank = _who(channel, _GREETING_TIMEOUT_S)
+    if rank < 0:
+        channel.close()
+        return
+    sock.settimeout(None)
+    take(rank, channel.detach())
 
 
 def _who(channel: Channel, timeout_s: float) -> int:

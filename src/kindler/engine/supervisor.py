@@ -57,6 +57,7 @@ def worker_fields(
         "target": job.ranks[rank].target,
         "rank": rank,
         "roles": job.roles,
+        "crew": job.crew,
         "hosts": met.get("hosts", [socket.gethostname()]),
         "addresses": met.get("addresses", [address]),
         "ports": met.get("ports", []),
@@ -120,6 +121,7 @@ class Supervisor:
         self._host = socket.gethostname()
         self._aborted = threading.Event()
         self._frozen = False
+        self._optional = False
         self._welcome = threading.Event()
         self._met: dict[str, Any] = {}
         self._held: HeldPorts | None = None
@@ -203,7 +205,7 @@ class Supervisor:
     def _listen_for_others(self) -> None:
         job, ports = self._job, self._job.settings.port_range
         if self._cargo:
-            self._carrier = Carrier(self._rank, job.size, job.secret, host=self._address, ports=ports)
+            self._carrier = Carrier(self._rank, job.crew, job.secret, host=self._address, ports=ports)
         if self._spec.ports:
             self._held = HeldPorts(self._spec.ports, address=self._address, ports=ports)
 
@@ -292,6 +294,9 @@ class Supervisor:
                 frame = self._next(child)
                 if frame.kind in ("gather", "report", "bulk", "part") or is_feed(frame.kind):
                     self._pass_up(frame)
+                elif frame.kind == "optional":
+                    self._optional = True
+                    self._up.send("optional")
                 elif frame.kind == "release":
                     if self._held is not None:
                         self._held.release()
@@ -354,7 +359,8 @@ class Supervisor:
         for thread in self._threads:
             if thread.name == "kindler-pump-log":
                 thread.join(1.0)  # its last words
-        return self._ended("lost", reason=reason, exit_code=code, log_tail="\n".join(self._tail))
+        kind = "left" if self._optional else "lost"
+        return self._ended(kind, reason=reason, exit_code=code, log_tail="\n".join(self._tail))
 
     def _ended(self, kind: str, *buffers: bytes, **fields: Any) -> Outcome:
         if kind != "aborted":

@@ -24,7 +24,7 @@ from kindler.engine.cores import usable_cores
 from kindler.engine.feeds import WINDOW_BYTES, FeedReader, Feeds, FeedWriter, is_feed
 from kindler.engine.gather import Wants, read_numbers, unpack_parts, write_numbers
 from kindler.engine.members import GangMember, cluster_spec, members_of
-from kindler.engine.peer_sockets import connect_links
+from kindler.engine.peer_sockets import answer_calls, call, connect_links
 from kindler.errors import ConfigError, KindlerError, SyncError, SyncTimeoutError, plain_fields
 
 __all__ = ["STACKS", "Worker", "run_child"]
@@ -40,7 +40,9 @@ class Worker:
 
     Attributes:
         rank: Its number, from 0.
-        size: How many there are.
+        size: How many there are, without those that run beside them.
+        lost: The ranks that have gone while the others went on, as the last gather found it.
+        outlives: Whether ranks go on without each other (`become_optional`).
         role: What it is to the others, such as "worker", "chief" or "ps".
         index: Its number among those of its role.
         members: The role, machine, address and held ports of every rank.
@@ -58,16 +60,19 @@ class Worker:
 
     def __init__(self, channel: Channel, fields: dict[str, Any]) -> None:
         self.rank: int = fields["rank"]
-        self.hosts: tuple[str, ...] = tuple(fields["hosts"])
+        hosts: tuple[str, ...] = tuple(fields["hosts"])
+        self.hosts = hosts[: fields.get("crew")]
         self.size = len(self.hosts)
-        self.host: str = self.hosts[self.rank]
+        self.lost: frozenset[int] = frozenset()
+        self.outlives = False
+        self.host: str = hosts[self.rank]
         self.members: tuple[GangMember, ...] = members_of(
-            fields["roles"], self.hosts, fields["addresses"], fields["ports"]
+            fields["roles"], hosts, fields["addresses"], fields["ports"]
         )
         me = self.members[self.rank]
         self.role, self.index, self.address, self.ports = me.role, me.index, me.address, me.ports
-        self.local_rank = self.hosts[: self.rank].count(self.host)
-        self.local_size = self.hosts.count(self.host)
+        self.local_rank = hosts[: self.rank].count(self.host)
+        self.local_size = hosts.count(self.host)
         self.scratch = Path(fields["scratch"])
         self.run_id: str = fields["run_id"]
         self.secret = bytes.fromhex(fields["secret"])
@@ -79,7 +84,7 @@ class Worker:
         self._is_fed: bool = fields["fed"]
         self._feeds = Feeds("the driver", channel.send, waiting=self.tick)
         self._released = threading.Event()
-        self._gathered: queue.Queue[list[bytes]] = queue.Queue()
+        self._gathered: queue.Queue[tuple[list[bytes], frozenset[int]]] = queue.Queue()
         self._turn = 0
         self._ticks = 0
         self._waiting = False
@@ -124,7 +129,7 @@ class Worker:
         self._channel.send("gather", data, turn=turn, wants=wants)
         self.waiting = True
         try:
-            gathered = self._gathered.get(timeout=self._sync_timeout_s)
+            gathered, self.lost = self._gathered.get(timeout=self._sync_timeout_s)
         except queue.Empty:
             others = [rank for rank in range(self.size) if rank != self.rank]
             raise SyncTimeoutError(
@@ -162,6 +167,33 @@ class Worker:
             SyncError: Some peer did not come, or cannot be reached.
         """
         return connect_links(self, peers, timeout_s=timeout_s)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first of the ranks that are left, as the last gather found it."""
+        return self.rank == min(set(range(self.size)) - self.lost, default=0)
+
+    def become_optional(self) -> None:
+        """From now on the others go on when this rank's process dies; gathers have no bytes of it then."""
+        self.outlives = True
+        self._channel.send("optional")
+
+    def call(self, rank: int, timeout_s: float) -> socket.socket:
+        """An authenticated connection to a rank that answers calls on its held port; the caller closes it.
+
+        Raises:
+            SyncError: It does not answer, or not as a member of this run.
+        """
+        return call(self.members[rank], self.rank, self.secret, timeout_s=timeout_s)
+
+    def answer_calls(self, take: Callable[[int, socket.socket], None], check: Callable[[], None]) -> None:
+        """Let in members of this run on the held port, until `check`, called several times a second, raises.
+
+        Args:
+            take: Gets the caller's rank and the connection, on a thread of its own.
+            check: Raises to end it.
+        """
+        answer_calls(self.ports[0], self.address, self.secret, take, check, expected=self.size)
 
     @property
     def cluster_spec(self) -> dict[str, list[str]]:
@@ -287,7 +319,8 @@ def _listen(channel: Channel, worker: Worker) -> None:
         while True:
             frame = channel.receive()
             if frame.kind == "gathered":
-                worker._gathered.put(unpack_parts(*frame.buffers))
+                lost = frozenset(frame.fields.get("lost", ()))
+                worker._gathered.put((unpack_parts(*frame.buffers), lost))
             elif is_feed(frame.kind):
                 worker._feeds.heard(frame)
             elif frame.kind == "released":

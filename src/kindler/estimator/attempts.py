@@ -12,7 +12,7 @@ from kindler.engine.outcome import Outcome
 from kindler.errors import ConfigError, KindlerError
 from kindler.train.checkpoint_dir import Checkpoints, StoredCheckpoint
 from kindler.train.checkpoint_file import Header
-from kindler.train.failure import Raise, decide, explained
+from kindler.train.failure import Raise, decide, explained, is_lost_server
 from kindler.train.task import Task
 
 if TYPE_CHECKING:
@@ -82,7 +82,14 @@ class Attempts:
         writes = self._folder is not None
         decision = decide(error, self._failures, self._task.settings, has_checkpoints=writes)
         if isinstance(decision, Raise):
-            raise explained(error, self._failures, trains=self._task.trains, has_checkpoints=writes)
+            mine = self._found(()) if is_lost_server(error) else []
+            raise explained(
+                error,
+                self._failures,
+                trains=self._task.trains,
+                has_checkpoints=writes,
+                newest=str(mine[0].path) if mine else None,
+            )
         self._failures += 1
         return decision.wait_s
 

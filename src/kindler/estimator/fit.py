@@ -16,7 +16,7 @@ from kindler.config import RunSettings
 from kindler.data.row_order import Dealing
 from kindler.engine import local
 from kindler.engine.hub import Event
-from kindler.engine.job import Job, equal_ranks, new_run_id
+from kindler.engine.job import Job, RankSpec, equal_ranks, new_run_id
 from kindler.engine.outcome import Outcome
 from kindler.errors import ConfigError
 from kindler.estimator.attempts import Attempts, Crew, ReturningExecutors
@@ -25,9 +25,11 @@ from kindler.estimator.inputs.recognise import Engine, choose_engine, session_fo
 from kindler.estimator.model import FrameworkModel
 from kindler.files import folder_at
 from kindler.frameworks.pickling import travelling
+from kindler.sync.registry import servers_of
 from kindler.temporary import Folder
 from kindler.train.checkpoint_dir import StoredCheckpoint
 from kindler.train.checkpoint_file import Header
+from kindler.train.joining import SERVER
 from kindler.train.options import EvaluateOptions, FitOptions
 from kindler.train.progress import ProgressBar
 from kindler.train.task import Task
@@ -127,7 +129,7 @@ def run(plan: RunPlan) -> RunResults:
         with ProgressBar(verbose=options.verbose, what=what) as progress:
             crew = Crew(plan.workers, plan.settings, spark, _teller(plan, progress))
             returning = ReturningExecutors(crew, task)
-            hear = _listener(progress, plan.hear, returning.heard)
+            hear = _listener(progress, plan.hear, returning.heard, _mourner(crew.say))
 
             def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
                 crew.gather()
@@ -143,8 +145,9 @@ def run(plan: RunPlan) -> RunResults:
                 return _launch(plan, buffers, spark, feeds, hear, crew.size, dealing)
 
             outcomes = Attempts(task, launch, crew.say).run()
-    report = json.loads(outcomes[0].buffers[0])
-    return RunResults(report["rows"], report["layout"], outcomes[0].buffers[1])
+    told, state = next(outcome.buffers for outcome in outcomes if outcome.buffers and outcome.buffers[0])
+    report = json.loads(told)
+    return RunResults(report["rows"], report["layout"], state)
 
 
 def _prepared(plan: RunPlan, item: Input, name: str, spark: SparkSession | None, folder: Path) -> Prepared:
@@ -183,10 +186,12 @@ def job_of(
     buffers: tuple[bytes, ...],
     workers: int,
     cores: int | None = None,
+    servers: int = 0,
 ) -> Job:
-    """A gang of `workers` that call `target`."""
+    """A gang of `workers` that call `target`, with parameter servers beside them."""
+    server = RankSpec(target=SERVER, role="ps", ports=1, service=True, beside=True)
     return Job(
-        ranks=equal_ranks(target, workers),
+        ranks=(*equal_ranks(target, workers), *((server,) * servers)),
         buffers=buffers,
         preload=model.preload,
         environment=model.environment,
@@ -204,6 +209,19 @@ def _teller(plan: RunPlan, progress: ProgressBar) -> Callable[[str], None]:
         progress.note(line)
 
     return say
+
+
+def _mourner(say: Callable[[str], None]) -> Callable[[Mapping[str, Any]], None]:
+    """Says which worker died where the others go on."""
+
+    def hear(fields: Mapping[str, Any]) -> None:
+        if fields["name"] == "left":
+            say(
+                f"worker {fields['worker']} on {fields['host']} died ({fields['reason']}); the others go on"
+                " without it and without its rows."
+            )
+
+    return hear
 
 
 def _refuse_several(model: FrameworkModel) -> None:
@@ -236,15 +254,26 @@ def _launch(
     workers: int,
     dealing: Dealing,
 ) -> list[Outcome]:
-    target = plan.model.entry
+    target, options = plan.model.entry, plan.options
+    servers = servers_of(options.sync) if isinstance(options, FitOptions) else 0
     if spark is None:
-        job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers)
+        job = job_of(
+            plan.model, plan.settings, target=target, buffers=buffers, workers=workers, servers=servers
+        )
         return local.run(job, listener=listener)
     from kindler.spark import engine
     from kindler.spark.slots import cores_per_host
 
     cores = cores_per_host(spark)
-    job = job_of(plan.model, plan.settings, target=target, buffers=buffers, workers=workers, cores=cores)
+    job = job_of(
+        plan.model,
+        plan.settings,
+        target=target,
+        buffers=buffers,
+        workers=workers,
+        cores=cores,
+        servers=servers,
+    )
     shared = None if plan.model_dir is None else folder_at(plan.model_dir)
     return engine.run(job, spark=spark, feeds=feeds, dealing=dealing, listener=listener, folder=shared)
 

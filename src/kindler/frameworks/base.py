@@ -132,9 +132,21 @@ class BaseReplica:
         """Needed to train."""
         raise NotImplementedError
 
-    def apply(self, gradients: Sequence[Array]) -> None:
+    def read_into(self, arrays: Sequence[Array]) -> None:
+        """Copies of copies."""
+        for into, array in zip(arrays, self.read(), strict=True):
+            np.copyto(into, array)
+
+    def apply(self, gradients: Sequence[Array | None]) -> None:
         """Needed to train; counts `step`."""
         raise NotImplementedError
+
+    def rates(self) -> list[float]:
+        """None can be set."""
+        return []
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """There are none."""
 
     def trained_model(self) -> Any:
         """What callbacks see."""

@@ -277,8 +277,17 @@ class Stepper(Scorer, Tallies, Keeps, Protocol):
     def gradients(self, batch: Batch) -> Gradients:
         """What this rank's rows say; counts them, and moves no parameter."""
 
-    def apply(self, gradients: Sequence[Array]) -> None:
-        """One step of the optimizer with these gradients."""
+    def read_into(self, arrays: Sequence[Array]) -> None:
+        """Copy the trained parameters into these arrays, of their shapes and dtypes."""
+
+    def apply(self, gradients: Sequence[Array | None]) -> None:
+        """One step of the optimizer with these gradients; a parameter that has None is left alone."""
+
+    def rates(self) -> list[float]:
+        """The optimizer's learning rates that may be set, one a group of parameters; empty where none may."""
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Set them."""
 
     def merge_buffers(self) -> None:
         """Make what training changed besides parameters the same on all ranks, before it is judged."""
@@ -328,9 +337,11 @@ class Fitter(Stepper, Protocol):
 
     Attributes:
         epoch_rows: This rank's rows of the epoch so far; counted by whoever knows them.
+        may_idle: Whether steps of this rank may have no rows, as `build` was told.
     """
 
     epoch_rows: int
+    may_idle: bool
 
     @property
     def stopping(self) -> bool:
@@ -344,6 +355,16 @@ class Fitter(Stepper, Protocol):
 
     def share_steps(self, collective: Collective) -> None:
         """After `join`: in its own loop, apply the mean of all ranks' gradients."""
+
+    def send_steps(self, learn: Callable[[Sequence[Array], float], list[Array]]) -> None:
+        """After `join`: in its own loop, let `learn` have the gradients and set the parameters it returns.
+
+        `learn(gradients, weight)` gets the gradient of the mean over this rank's rows, one array a trained
+        parameter, and how many rows those are; 0 rows teach nothing.
+
+        Raises:
+            ConfigError: The model's steps cannot be divided like that.
+        """
 
     def own_callbacks(self, callbacks: Sequence[Any]) -> list[Any]:
         """Those of the user's callbacks that run on this rank."""

@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,7 @@ from kindler.data.row_order import Dealing
 from kindler.data.spool import SpoolWriter
 from kindler.engine import fork_server
 from kindler.engine.address import address_towards
+from kindler.engine.beside import BesideRanks
 from kindler.engine.channel import Address
 from kindler.engine.gang import Gang, Launch, follow
 from kindler.engine.hub import Hub
@@ -105,9 +106,9 @@ def _launch(
     folder: SharedFolder | None,
 ) -> Launch:
     if not feeds:
-        frame = spark.range(0, job.size, 1, job.size)
+        frame = spark.range(0, job.crew, 1, job.crew)
     elif dealing is not None:
-        frame = feed_frame(feeds, job.size, dealing)
+        frame = feed_frame(feeds, job.crew, dealing)
     else:
         raise ConfigError("feeds without a dealing: nothing says which rows belong to which rank.")
     if meets_at_driver(spark, job.settings):
@@ -169,6 +170,7 @@ class _LaunchAtDriver(_SparkLaunch):
                 settings=job.settings,
                 roles=job.roles,
                 services=job.services,
+                crew=job.crew,
                 host=bind,
                 advertised=advertised,
                 cargo=job.buffers if large else (),
@@ -176,12 +178,15 @@ class _LaunchAtDriver(_SparkLaunch):
         )
         lean = replace(job, buffers=()) if large else job
         self._start(_SupervisorTask(job=lean, feeds=self._columns(), hub=hub.address, cargo=large), stack)
+        # They come to an end when the hub says so: before the stack closes it.
+        self._beside = stack.enter_context(BesideRanks(job, hub.address, far=True))
         return hub
 
     def outcomes(self, hub: Hub | None) -> list[Outcome]:
         assert hub is not None
         results = [Outcome(rank, "result", {}, buffers) for rank, buffers in hub.results.items()]
-        return [o for o in self._call.outcomes if o.kind != "result"] + results
+        ends = [*self._call.outcomes, *self._beside.outcomes]
+        return [o for o in ends if o.kind != "result"] + results
 
 
 class _LaunchAmongWorkers(_SparkLaunch):
@@ -263,22 +268,28 @@ class _SupervisorTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = BarrierTaskContext.get()
-        outcome = self._supervise(context, batches)
-        for part, payload in enumerate(pack(outcome)):
-            yield pa.RecordBatch.from_arrays(
-                [
-                    pa.array([outcome.rank], pa.int32()),
-                    pa.array([part], pa.int32()),
-                    pa.array([payload], pa.binary()),
-                ],
-                ["rank", "part", "payload"],
-            )
+        for outcome in self._supervise(context, batches):
+            for part, payload in enumerate(pack(outcome)):
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        pa.array([outcome.rank], pa.int32()),
+                        pa.array([part], pa.int32()),
+                        pa.array([payload], pa.binary()),
+                    ],
+                    ["rank", "part", "payload"],
+                )
 
-    def _supervise(self, context: Any, batches: Iterator[pa.RecordBatch]) -> Outcome:
+    def _supervise(self, context: Any, batches: Iterator[pa.RecordBatch]) -> list[Outcome]:
         rank, owner = context.partitionId(), os.getppid()
+        beside: BesideRanks | None = None
         try:
-            with self._meeting(context, rank) as (hub, watcher):
+            with (
+                self._meeting(context, rank) as (hub, watcher),
+                self._beside_first(rank, owner, hub) as beside,
+            ):
                 outcome = self._work(rank, owner, hub, batches)
+                if watcher is not None:
+                    watcher.join()  # the ranks beside serve until the last of the others is done
             outcome = watcher.verdict(outcome) if watcher is not None else outcome
         except Aborted:
             outcome = Outcome(rank, "aborted")
@@ -286,7 +297,17 @@ class _SupervisorTask:
             outcome = Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
         if outcome.kind != "result":
             fork_server.retire(owner)
-        return outcome if self.files is None else self.files.sent(outcome)
+        own = outcome if self.files is None else self.files.sent(outcome)
+        return [own, *(beside.outcomes if beside is not None else ())]
+
+    def _beside_first(
+        self, rank: int, owner: int, hub: Address
+    ) -> AbstractContextManager[BesideRanks | None]:
+        """The ranks beside the others, with the first rank, where they do not run at the driver."""
+        if self.files is None or rank != 0 or self.job.crew == self.job.size:
+            return nullcontext()
+        job = self.files.received(self.job)
+        return BesideRanks(job, hub, base=_local_folder(rank), owner=owner)
 
     def _work(self, rank: int, owner: int, hub: Address, batches: Iterator[pa.RecordBatch]) -> Outcome:
         job = self.job if self.files is None else self.files.received(self.job)
@@ -296,7 +317,7 @@ class _SupervisorTask:
         ) as supervisor:
             supervisor.start()
             try:
-                _spool(supervisor, self.feeds, batches, rank=rank, size=self.job.size)
+                _spool(supervisor, self.feeds, batches, rank=rank, size=self.job.crew)
             except KindlerError as exc:
                 return supervisor.failed(exc)
             return supervisor.run()
@@ -314,6 +335,7 @@ class _SupervisorTask:
             settings=self.job.settings,
             roles=self.job.roles,
             services=self.job.services,
+            crew=self.job.crew,
             at_driver=False,
             host=address,
         )

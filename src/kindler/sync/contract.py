@@ -6,7 +6,7 @@ with every framework. What travels, and through what, is in `kindler/collective.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -75,6 +75,9 @@ class Replica(Protocol):
     def apply(self, gradients: Sequence[Array]) -> None:
         """One step of the optimizer with these gradients."""
 
+    def state(self) -> bytes:
+        """All that training continues from."""
+
 
 class Sync(Protocol):
     """How the replicas of one run agree. Made with the run's settings and the options of its `SyncConfig`.
@@ -86,9 +89,11 @@ class Sync(Protocol):
             epochs only, and a callback's request for one waits until then.
         collective: What ranks meet through between steps; there after `attach`.
         waited_s: Seconds that this rank has waited for others so far.
+        ends_at: Optimizer steps after which the run ends; set before `attach`. None where steps end nothing.
     """
 
     in_step: bool
+    ends_at: int | None
 
     @property
     def collective(self) -> Collective: ...
@@ -98,11 +103,32 @@ class Sync(Protocol):
     def attach(self, replica: Any, worker: Any) -> None:
         """Join the other ranks; all of them call it, once, before their first step."""
 
+    def share_steps(self, replica: Any) -> None:
+        """After `attach`, for a framework with a loop of its own (`Fitter`): make it step like this."""
+
+    def begin_epoch(self, replica: Any) -> None:
+        """Before the first step of an epoch."""
+
     def step(self, replica: Any, batch: Any) -> None:
         """One step on this rank's rows, of which there may be none."""
 
+    def stepped(self, replica: Any, rows: int) -> None:
+        """After each step that a framework's own loop has made on so many rows of this rank."""
+
     def catch_up(self, replica: Any) -> None:
         """At the end of an epoch: leave all ranks with the same parameters."""
+
+    def figures(self) -> dict[str, Any]:
+        """After `catch_up`: what the history says of the sync in this epoch; the same on all ranks."""
+
+    def next_epoch(self, replica: Any, logs: Mapping[str, Any]) -> None:
+        """After the callbacks of an epoch, with its row of the history; all ranks call it."""
+
+    def whole(self, replica: Any) -> Any:
+        """What checkpoints and the result are made of: has `epoch`, `step`, `state`, `freeze`.
+
+        The replica itself, unless the state of the run is elsewhere.
+        """
 
     def close(self) -> None:
         """Leave the others. Idempotent."""
@@ -116,6 +142,7 @@ class Lockstep:
     """
 
     in_step = True
+    ends_at: int | None = None
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
@@ -141,14 +168,36 @@ class Lockstep:
         self._collective = self.connect(worker)
         replica.join(self._collective)
 
+    def share_steps(self, replica: Any) -> None:
+        """Where ranks meet at every step, they exchange gradients in the framework's own loop, too."""
+        if self.in_step:
+            replica.share_steps(self.collective)
+
+    def begin_epoch(self, replica: Any) -> None:
+        """Nothing is to be prepared."""
+
     def step(self, replica: Replica, batch: Any) -> None:
         """One step with the mean over the rows of all ranks."""
         if batch.global_rows:
             mine = replica.gradients(batch)
             replica.apply(self.collective.mean(mine.arrays, mine.weight))
 
+    def stepped(self, replica: Any, rows: int) -> None:
+        """The step was that of all ranks."""
+
     def catch_up(self, replica: Replica) -> None:
         """All ranks have made the same steps: nothing is left to do."""
+
+    def figures(self) -> dict[str, Any]:
+        """There is nothing to say."""
+        return {}
+
+    def next_epoch(self, replica: Any, logs: Mapping[str, Any]) -> None:
+        """All ranks are the same."""
+
+    def whole(self, replica: Any) -> Any:
+        """Every replica has the state of the run."""
+        return replica
 
     def close(self) -> None:
         """Leave the others. Idempotent."""

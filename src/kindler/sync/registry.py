@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kindler.registry import Registry, Spec
+from kindler.sync.contract import SyncConfig
 
-__all__ = ["SYNCS"]
+__all__ = ["SYNCS", "SyncSpec", "servers_of"]
 
-SYNCS = Registry(
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncSpec(Spec):
+    """A sync, and what it needs besides workers.
+
+    Attributes:
+        server: Whether its workers need parameter servers: ranks of the role "ps" that run beside them.
+    """
+
+    server: bool = False
+
+
+SYNCS: Registry[Spec] = Registry(
     "sync",
-    [Spec(name="allreduce", target="kindler.sync.allreduce:AllReduce")],
+    [
+        SyncSpec(name="allreduce", target="kindler.sync.allreduce:AllReduce"),
+        SyncSpec(name="async", target="kindler.sync.asynchronous:Asynchronous", server=True),
+        SyncSpec(name="rounds", target="kindler.sync.rounds:Rounds"),
+    ],
     group="kindler.syncs",
 )
+
+
+def servers_of(config: SyncConfig) -> int:
+    """How many parameter servers a run with this sync has beside its workers."""
+    row = SYNCS.spec(config.name)
+    return int(config.options.get("shards", 1)) if isinstance(row, SyncSpec) and row.server else 0

@@ -46,6 +46,12 @@ class GangWorker:
     port_range: tuple[int, int] | None = None
     waiting: bool = False
     reports: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    lost: frozenset[int] = frozenset()
+    outlives: bool = False
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
 
     @property
     def host(self) -> str:

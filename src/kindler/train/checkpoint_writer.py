@@ -65,7 +65,7 @@ class CheckpointWriter:
         self.active = task.model_dir is not None
         self._folder = (
             Checkpoints(task.model_dir, keep=options.keep_checkpoints, best=options.best_metric)
-            if task.model_dir is not None and worker.rank == 0
+            if task.model_dir is not None and (worker.rank == 0 or worker.outlives)
             else None
         )
         self._header = Header(
@@ -144,7 +144,7 @@ class CheckpointWriter:
             self._folder.wait()
 
     def _save(self, replica: FreezableReplica, local_states: Sequence[bytes], **fields: Any) -> None:
-        if self._folder is None:
+        if self._folder is None or not self._worker.leads:
             return
         states = callback_states(self._callbacks)
         header = replace(self._header, epoch=replica.epoch, step=replica.step, callbacks=states, **fields)

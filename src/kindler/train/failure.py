@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kindler.config import RunSettings
 from kindler.errors import KindlerError, StartTimeoutError, SyncError, SyncTimeoutError, WorkerLost
 
-__all__ = ["Raise", "Retry", "decide", "explained", "extended"]
+__all__ = ["Raise", "Retry", "decide", "explained", "extended", "is_lost_server"]
 
 _LONGEST_WAIT_S = 30.0
 
@@ -50,16 +50,44 @@ def decide(
     return Retry(min(settings.retry_backoff_s * 2.0**failures, _LONGEST_WAIT_S))
 
 
-def explained(error: KindlerError, failures: int, *, trains: bool, has_checkpoints: bool) -> KindlerError:
-    """The error to raise, with the number of attempts or a hint about checkpoints added."""
+def explained(
+    error: KindlerError, failures: int, *, trains: bool, has_checkpoints: bool, newest: str | None = None
+) -> KindlerError:
+    """The error to raise, with the number of attempts or a hint about checkpoints added.
+
+    Args:
+        error: The error that ended the run.
+        failures: How often the run had failed before.
+        trains: Whether the run trains.
+        has_checkpoints: Whether it writes checkpoints.
+        newest: The newest checkpoint that it has written.
+    """
+    if is_lost_server(error):
+        extended(error, _server_advice(newest, has_checkpoints=has_checkpoints))
     if failures:
         return extended(error, f"The run failed {failures + 1} times; this is the last failure.")
-    if isinstance(error, WorkerLost) and trains and not has_checkpoints:
+    if isinstance(error, WorkerLost) and trains and not has_checkpoints and not is_lost_server(error):
         return extended(
             error,
             "Hint: with model_dir=..., fit writes checkpoints and resumes by itself when a worker is lost.",
         )
     return error
+
+
+def is_lost_server(error: KindlerError) -> bool:
+    """Whether the parameter server of an asynchronous run died."""
+    return isinstance(error, WorkerLost) and error.role == "ps"
+
+
+def _server_advice(newest: str | None, *, has_checkpoints: bool) -> str:
+    lost = "It was the parameter server, which held the weights and the optimizer"
+    if newest is not None:
+        return f"{lost}. The newest checkpoint is {newest}.\nHint: fit(resume=True) continues from it."
+    if has_checkpoints:
+        return f"{lost}; there is no checkpoint yet."
+    return (
+        f"{lost}.\nHint: with model_dir=..., checkpoints of it are written, and fit(resume=True) continues."
+    )
 
 
 def extended(error: KindlerError, more: str) -> KindlerError:
@@ -70,6 +98,8 @@ def extended(error: KindlerError, more: str) -> KindlerError:
 
 def _may_pass(error: KindlerError, failures: int) -> bool:
     """Whether another attempt may succeed."""
+    if is_lost_server(error):
+        return False  # its updates since the checkpoint are gone: whoever started the run decides
     if isinstance(error, SyncTimeoutError):
         return False  # nobody is gone: the workers wait for each other
     if isinstance(error, StartTimeoutError):

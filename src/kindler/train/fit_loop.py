@@ -16,7 +16,6 @@ from typing import Any
 
 import cloudpickle
 
-from kindler.errors import ConfigError
 from kindler.frameworks.contract import Fitter
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.sync.contract import Sync
@@ -29,6 +28,7 @@ from kindler.train.run_start import (
     Start,
     Worker,
     begin,
+    last_step,
     load_local_states,
     open_indexed_batches,
 )
@@ -54,22 +54,22 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     # Not before the replica: making data may compute, and then it is too late to settle threads and devices.
     data = open_indexed_batches(worker, task, task.data, "data", trains=task.trains)
     with closing(data):
-        rows = _run(worker, task, replica, data, states)
-    if worker.rank != 0:
+        rows, state = _run(worker, task, replica, data, states)
+    if not worker.leads:
         return [b"", b""]
-    told = json.dumps({"rows": rows, "layout": data.layout}).encode()
-    return [told, replica.state() if task.trains else b""]
+    return [json.dumps({"rows": rows, "layout": data.layout}).encode(), state]
 
 
 def _run(
     worker: Worker, task: Task, replica: Fitter, data: IndexedBatches, states: Sequence[bytes]
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], bytes]:
+    """The history's rows, and on the first worker the state."""
     replica.arrange(data.features, data.labels, by_name=data.by_name)
     sample = data.sample()
     replica.build(sample.features, sample.labels, may_idle=data.may_idle)
     start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
     if not task.trains:
-        return [_judged(worker, replica, data)]
+        return [_judged(worker, replica, data)], b""
     if task.validation is None:
         return _fit(worker, task, replica, data, None, start)
     validation = open_indexed_batches(worker, task, task.validation, "validation_data", trains=False)
@@ -84,25 +84,21 @@ def _fit(
     train: IndexedBatches,
     validation: IndexedBatches | None,
     start: Start,
-) -> list[dict[str, Any]]:
-    with joined(worker, task, replica) as sync:
-        if not sync.in_step:
-            raise ConfigError(
-                f"sync={task.training.sync.name!r} lets workers step without waiting for each other, but"
-                f" models of {task.framework!r} step in a loop of their own.\nHint: use sync='allreduce'."
-            )
-        replica.share_steps(sync.collective)
+) -> tuple[list[dict[str, Any]], bytes]:
+    with joined(worker, task, replica, ends_at=last_step(task, start)) as sync:
+        sync.share_steps(replica)
         follower = _Follower(worker, task, replica, train, validation, start, sync)
         with closing(follower):
             follower.follow()
-        return follower.rows
+        return follower.rows, sync.whole(replica).state() if worker.leads else b""
 
 
 def _judged(worker: Worker, replica: Fitter, data: IndexedBatches, hooks: Any = None) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     replica.evaluate(_Picked(worker, data, data.own_steps()), hooks)
     figures = _merged(worker, replica)
-    return {**figures, "num_samples": data.rows_of_all(0, data.steps or 0)}
+    rows = worker.total([data.rows_of(0, data.steps or 0)[0]])[0] if worker.lost else None
+    return {**figures, "num_samples": data.rows_of_all(0, data.steps or 0) if rows is None else rows}
 
 
 class _Picked:
@@ -154,12 +150,12 @@ class _Follower:
         sync: Sync,
     ) -> None:
         options = self._options = task.training
-        self._worker, self._replica = worker, replica
+        self._worker, self._replica, self._sync = worker, replica, sync
         self._validation, self._start = validation, start
         self._train = train
         self._steps: int = options.steps_per_epoch or train.steps or 0
         self._last = start.first_epoch + options.epochs_to_train
-        self._end_step = None if options.max_steps is None else start.first_step + options.max_steps
+        self._end_step = sync.ends_at
         self._remembering = [replica.remembering(callback) for callback in options.callbacks]
         self._keeper = CheckpointWriter(
             worker,
@@ -172,7 +168,8 @@ class _Follower:
         self._reporter = ProgressReporter(worker, show=task.show, waited_s=lambda: sync.waited_s)
         self._logged = StepReporter(worker, active=task.log_steps)
         self._stretch = _Stretch(worker, train, self._reporter)
-        self._done = self._base = 0
+        self._done = self._base = self._first_step = 0
+        self._opening = False
         self._mean = self._seconds_before = self._began = self._took = 0.0
         self.rows: list[dict[str, Any]] = [dict(row) for row in start.rows]
 
@@ -224,12 +221,17 @@ class _Follower:
         self._replica.epoch_rows = self._rows_of(0, self._done)[0]
         if goes_on:
             load_local_states(self._replica, start.local_states, self._worker)
+        self._first_step = self._replica.step - self._done
+        self._opening = True
         self._mean = self._replica.figures().get("loss", 0.0) if goes_on else 0.0
         epochs = None if self._options.endless else self._last
         self._reporter.begin(epoch=epoch + 1, epochs=epochs, steps=self._steps, step=self._done)
 
     def step_begins(self) -> None:
         """Once the batch is there."""
+        if self._opening:  # not earlier: the callbacks of the epoch's beginning may have changed the rate
+            self._sync.begin_epoch(self._replica)
+            self._opening = False
         self._replica.begin_step()
 
     def step_ends(self, steps: int, logs: Any) -> bool:
@@ -237,6 +239,7 @@ class _Follower:
         steps = min(steps, self._steps)  # Keras rounds up to whole executions
         own, everybody = self._rows_of(self._done, steps)
         self._replica.step += steps - self._done
+        self._sync.stepped(self._replica, own)
         self._done = steps
         self._worker.tick()
         self._reporter.step(steps, everybody, lambda: _running(logs))
@@ -244,13 +247,14 @@ class _Follower:
             self._log_step(logs, own)
         self._replica.epoch_rows += own
         ends = self._is_last_step()
-        if steps < self._steps and not ends:
+        if steps < self._steps and not ends and self._sync.in_step:
             self._keeper.after_step(self._replica, step_in_epoch=steps, seconds=self._seconds())
         return ends
 
     def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
         """Before the user's callbacks: figures of all ranks, validation included."""
         replica, worker = self._replica, self._worker
+        self._sync.catch_up(replica)
         self._took = self._seconds()
         replica.merge_buffers()
         if worker.size > 1:
@@ -265,14 +269,15 @@ class _Follower:
     def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
         """After the user's callbacks."""
         worker, replica, options = self._worker, self._replica, self._options
-        seconds, rows = self._took, self._train.rows_of_all(self._base, self._base + self._done)
+        seconds, rows = self._took, self._rows_of_epoch()
         row = {
             "epoch": epoch + 1,
-            "steps": self._done,
+            "steps": replica.step - self._first_step,
             "num_samples": rows,
             **logs,
             "seconds": seconds,
             "rows_per_s": rows / seconds if seconds else 0.0,
+            **self._sync.figures(),
         }
         progress = Progress(
             epoch=epoch + 1, step=replica.step, epoch_ended=True, loss=row.get("loss"), score=score_of(row)
@@ -281,11 +286,18 @@ class _Follower:
             asked_to_stop = worker.total([int(asked_to_stop)]) != [0]
         ended = options.end_trigger is not None and options.end_trigger(progress)
         reason = "a callback asked for it" if asked_to_stop else "its end trigger fired" if ended else None
-        self._keeper.after_epoch(replica, progress, row, stopped=reason)
+        self._keeper.after_epoch(self._sync.whole(replica), progress, row, stopped=reason)
+        self._sync.next_epoch(replica, row)
         self.rows.append(row)
-        if worker.rank == 0:
+        if worker.leads:
             worker.report("epoch", row=row, step=replica.step)
         return reason is not None
+
+    def _rows_of_epoch(self) -> int:
+        """Rows that all workers have used; where they do not step together, each has made its own steps."""
+        if not self._sync.in_step and self._worker.size > 1:
+            return self._worker.total([self._replica.epoch_rows])[0]
+        return self._train.rows_of_all(self._base, self._base + self._done)
 
     def _rows_of(self, first: int, last: int) -> tuple[int, int]:
         """Rows of this worker and of all in the steps [first, last) of this epoch."""
@@ -331,6 +343,9 @@ def _agreed(worker: Worker, figures: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(worker: Worker, replica: Fitter) -> dict[str, float]:
     """The metrics over all ranks, whose variables hold the merged state afterwards."""
+    if worker.outlives:  # the first one may die: everybody merges what came
+        came = [part for part in worker.all_gather(replica.metric_states()) if part]
+        return replica.load_metric_states(replica.join_metric_states(came))
     states = to_first(worker, replica.metric_states())
     joined_states = replica.join_metric_states(states) if worker.rank == 0 else b""
     return replica.load_metric_states(from_first(worker, joined_states))

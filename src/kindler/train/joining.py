@@ -7,21 +7,33 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from kindler.sync.contract import Sync
-from kindler.sync.registry import SYNCS
+from kindler.sync.registry import SYNCS, servers_of
 from kindler.train.run_start import Worker
 from kindler.train.task import Task
 
-__all__ = ["LOOPS", "joined"]
+__all__ = ["LOOPS", "SERVER", "joined"]
 
 LOOPS = {"step": "kindler.train.loop:run", "fit": "kindler.train.fit_loop:run"}
 """What workers run, by `FrameworkSpec.loop`."""
 
+SERVER = "kindler.train.server:run"
+"""What parameter servers run."""
+
 
 @contextmanager
-def joined(worker: Worker, task: Task, replica: Any) -> Iterator[Sync]:
-    """Join the replicas of all workers while the block runs; one alone needs no sync but the default."""
+def joined(worker: Worker, task: Task, replica: Any, *, ends_at: int | None) -> Iterator[Sync]:
+    """Join the replicas of all workers while the block runs; one alone needs no sync but the default.
+
+    Args:
+        worker: This worker.
+        task: The run.
+        replica: Its replica.
+        ends_at: The step after which the run ends.
+    """
     config = task.training.sync
-    name, options = (config.name, config.options) if worker.size > 1 else ("allreduce", {})
+    alone = worker.size == 1 and not servers_of(config)
+    name, options = ("allreduce", {}) if alone else (config.name, config.options)
     with closing(SYNCS.load(name)(task.settings, **options)) as sync:
+        sync.ends_at = ends_at
         sync.attach(replica, worker)
         yield sync

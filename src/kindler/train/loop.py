@@ -26,7 +26,15 @@ from kindler.train.callbacks import Callback, Run
 from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
 from kindler.train.joining import joined
 from kindler.train.reporting import ProgressReporter, StepReporter
-from kindler.train.run_start import BatchStream, Start, Worker, begin, load_local_states, open_batch_stream
+from kindler.train.run_start import (
+    BatchStream,
+    Start,
+    Worker,
+    begin,
+    last_step,
+    load_local_states,
+    open_batch_stream,
+)
 from kindler.train.task import Task
 from kindler.train.triggers import Progress, score_of
 
@@ -58,14 +66,14 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     del states  # as large as the model
     with closing(data):
         if task.trains:
-            with joined(worker, task, replica) as sync:
+            with joined(worker, task, replica, ends_at=last_step(task, start)) as sync:
                 rows = _Fit(worker, task, replica, data, start, sync).run()
+                state = sync.whole(replica).state() if worker.leads else b""
         else:
-            rows = [_judged(worker, replica, data, show=task.show)]
-    if worker.rank != 0:
+            rows, state = [_judged(worker, replica, data, show=task.show)], b""
+    if not worker.leads:
         return [b"", b""]
-    told = json.dumps({"rows": rows, "layout": data.layout}).encode()
-    return [told, replica.state() if task.trains else b""]
+    return [json.dumps({"rows": rows, "layout": data.layout}).encode(), state]
 
 
 def _varying_shapes(data: BatchStream) -> list[Sequence[int]] | None:
@@ -90,7 +98,7 @@ class _Fit:
         self._steps = options.steps_per_epoch or train.steps
         self._expected = options.steps_per_epoch or train.expected
         self._last_epoch = start.first_epoch + options.epochs_to_train
-        self._last_step = math.inf if options.max_steps is None else start.first_step + options.max_steps
+        self._last_step = math.inf if sync.ends_at is None else sync.ends_at
         self._hooks: Sequence[Callback] = options.callbacks
         self._view = Run(
             rank=worker.rank,
@@ -110,7 +118,8 @@ class _Fit:
         )
         # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask. They
         # agree where they exchange gradients: the driver is not in the way of a step.
-        self._agree_each_step = self._keeper.active and worker.size > 1 and _look_at_steps(self._hooks)
+        several = worker.size > 1 and sync.in_step
+        self._agree_each_step = self._keeper.active and several and _look_at_steps(self._hooks)
         self._progress = ProgressReporter(worker, show=task.show, waited_s=lambda: sync.waited_s)
         self._step_log = StepReporter(worker, active=task.log_steps)
 
@@ -142,6 +151,7 @@ class _Fit:
         self._each("on_epoch_begin")
         epochs = None if self._options.endless else self._last_epoch
         self._progress.begin(epoch=epoch, epochs=epochs, steps=self._expected, step=done)
+        self._sync.begin_epoch(replica)
         stretch = self._train.stretch(epoch, done=done, steps=self._options.steps_per_epoch)
         with closing(stretch) as batches:
             while (batch := self._next(batches)) is not None:
@@ -168,6 +178,7 @@ class _Fit:
             **logs,
             "seconds": seconds,
             "rows_per_s": rows / seconds if seconds else 0.0,
+            **self._sync.figures(),
         }
         if self._validation is not None and self._options.validates(epoch):
             row |= self._validated(self._validation)
@@ -216,9 +227,11 @@ class _Fit:
         self._each("on_epoch_end", row)
         asked = self._agree()
         progress = _after_epoch(replica.epoch, replica.step, row)
-        self._keeper.after_epoch(replica, progress, row, stopped=view.stopping, asked=asked)
+        whole = self._sync.whole(replica)
+        self._keeper.after_epoch(whole, progress, row, stopped=view.stopping, asked=asked)
         replica.settle()
-        if self._worker.rank == 0:
+        self._sync.next_epoch(replica, row)
+        if self._worker.leads:
             self._worker.report("epoch", row=row, step=replica.step)
         return view.stopping is not None or self._triggered(progress)
 
@@ -227,7 +240,7 @@ class _Fit:
         if not self._hooks:
             return False
         mine = {"stop": self._view.stopping, "save": self._view.take_save_request()}
-        told = [json.loads(part) for part in self._worker.all_gather(json.dumps(mine).encode())]
+        told = [json.loads(part) for part in self._worker.all_gather(json.dumps(mine).encode()) if part]
         if reason := next(filter(None, (part["stop"] for part in told)), None):
             self._view.stop(reason)
         return any(part["save"] for part in told)

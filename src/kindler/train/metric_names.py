@@ -13,7 +13,14 @@ __all__ = ["BOOKKEEPING", "Direction", "direction", "improves", "parse"]
 Direction = Literal["min", "max"]
 
 # What a row of the history has besides loss and metrics.
-BOOKKEEPING = frozenset({"epoch", "steps", "num_samples", "seconds", "rows_per_s", "val_num_samples"})
+BOOKKEEPING = frozenset({"epoch", "steps", "num_samples", "seconds", "rows_per_s", "val_num_samples"}) | {
+    "updates",
+    "staleness_median",
+    "staleness_max",
+    "sync_bytes",
+    "lost_workers",
+    "rounds",
+}
 
 _SMALLER = frozenset(
     {

@@ -30,6 +30,7 @@ __all__ = [
     "Start",
     "Worker",
     "begin",
+    "last_step",
     "load_local_states",
     "open_batch_stream",
     "open_batches",
@@ -47,7 +48,11 @@ class Worker(Protocol):
     local_rank: int
     threads: int
     scratch: Path
+    lost: frozenset[int]
+    outlives: bool
 
+    @property
+    def leads(self) -> bool: ...
     def all_gather(self, data: bytes) -> list[bytes]: ...
     def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
     def total(self, numbers: Sequence[int]) -> list[int]: ...
@@ -290,6 +295,12 @@ def begin(
         stopped=header.stopped,
         callbacks=header.callbacks,
     )
+
+
+def last_step(task: Task, start: Start) -> int | None:
+    """The optimizer step after which the run ends; None where steps do not end it."""
+    most = task.training.max_steps
+    return None if most is None else start.first_step + most
 
 
 def load_local_states(replica: LoadsLocal, states: Sequence[bytes], worker: Worker) -> None:

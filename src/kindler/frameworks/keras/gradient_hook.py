@@ -20,6 +20,7 @@ __all__ = [
     "Rows",
     "count",
     "install",
+    "install_remote",
     "optimizers",
     "refuse_own_step",
     "replaced",
@@ -42,15 +43,15 @@ class Rows:
 
 
 class Exchange(HostCode):
-    """The mean over ranks, called from within a backend."""
+    """The mean over ranks, or what another function makes of gradients, called from within a backend."""
 
-    def __init__(self, collective: Collective) -> None:
+    def __init__(self, means: Means) -> None:
         super().__init__()
-        self._collective = collective
+        self._means = means
 
     def __call__(self, arrays: Sequence[Array], weight: float) -> list[Array]:
         with self.kept():
-            return self._collective.mean(arrays, weight)
+            return self._means(arrays, weight)
 
 
 def install(model: Any, collective: Collective, backend: str, *, may_idle: bool) -> Exchange:
@@ -68,15 +69,37 @@ def install(model: Any, collective: Collective, backend: str, *, may_idle: bool)
     _refuse_sums(model)
     _refuse_masks(model)
     on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
+    rows = _counted(model, on, may_idle=may_idle)
+    exchange = Exchange(collective.mean)
+    for optimizer in optimizers(model):
+        on.share_gradients(optimizer, exchange, rows)
+    return exchange
+
+
+def install_remote(model: Any, learn: Means, backend: str, *, may_idle: bool) -> Exchange:
+    """Let `learn` move the model's weights, in the place of its optimizer.
+
+    Args:
+        model: A built, compiled model; its next `fit` is the first to notice.
+        learn: Gets the gradients of all trained variables and the rows they are of; returns new weights.
+        backend: What Keras computes with.
+        may_idle: Whether this rank has steps without a row.
+    """
+    on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
+    rows = _counted(model, on, may_idle=may_idle)
+    exchange = Exchange(learn)
+    on.send_gradients(model.optimizer, exchange, rows, model)
+    return exchange
+
+
+def _counted(model: Any, on: Any, *, may_idle: bool) -> Rows:
+    """Let the model's steps tell how many rows they have."""
     rows = Rows()
     if may_idle:
         replaced(model, "train_step", lambda step: on.idle_step(step, rows, model))
     else:
         replaced(model, "train_step", lambda step: on.weigh(step, rows))
-    exchange = Exchange(collective)
-    for optimizer in optimizers(model):
-        on.share_gradients(optimizer, exchange, rows)
-    return exchange
+    return rows
 
 
 def refuse_own_step(model: Any, keras: Any) -> None:

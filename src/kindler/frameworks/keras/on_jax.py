@@ -20,7 +20,7 @@ from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced
 jax: Any = importlib.import_module("jax")
 jnp: Any = jax.numpy
 
-__all__ = ["apply", "gradients", "idle_step", "settle", "share_gradients", "weigh"]
+__all__ = ["apply", "gradients", "idle_step", "send_gradients", "settle", "share_gradients", "weigh"]
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
@@ -56,12 +56,26 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 
 def apply(model: Any, gradients: Sequence[Array]) -> None:
     """One step of the optimizer."""
-    model.optimizer.apply([jnp.asarray(array) for array in gradients], model.trainable_variables)
+    grads = [None if array is None else jnp.asarray(array) for array in gradients]
+    model.optimizer.apply(grads, model.trainable_variables)
 
 
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:
     """Let the optimizer apply the mean over the rows of all ranks."""
     replaced(optimizer, "stateless_apply", lambda apply: _apply(apply, means, rows))
+
+
+def send_gradients(optimizer: Any, learn: Means, rows: Rows, model: Any) -> None:
+    """Let `learn` move the trained variables in the place of the optimizer, which only counts steps."""
+    place = next(n for n, variable in enumerate(optimizer.variables) if variable is optimizer.iterations)
+
+    def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        values = _exchanged(list(grads), learn, rows)
+        counted = list(optimizer_variables)
+        counted[place] = counted[place] + 1
+        return values, counted
+
+    replaced(optimizer, "stateless_apply", lambda _: stateless_apply)
 
 
 def weigh(step: Any, rows: Rows) -> Any:

@@ -15,7 +15,19 @@ import tensorflow as tf
 from kindler.collective import Array
 from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced, scaled_loss
 
-__all__ = ["apply", "gradients", "idle_step", "judge_once", "settle", "share_gradients", "weigh"]
+__all__ = [
+    "apply",
+    "gradients",
+    "idle_step",
+    "judge_once",
+    "send_gradients",
+    "settle",
+    "share_gradients",
+    "weigh",
+]
+
+
+_COMPILED = "_kindler_apply"  # what `apply` keeps on an optimizer
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
@@ -69,8 +81,21 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 
 def apply(model: Any, gradients: Sequence[Array]) -> None:
     """One step of the optimizer."""
-    tensors = [tf.convert_to_tensor(array) for array in gradients]
-    model.optimizer.apply_gradients(list(zip(tensors, model.trainable_variables, strict=True)))
+    optimizer, variables = model.optimizer, model.trainable_variables
+    tensors = [None if array is None else tf.convert_to_tensor(array) for array in gradients]
+    if any(tensor is None for tensor in tensors) or tf.config.functions_run_eagerly():
+        optimizer.apply_gradients(list(zip(tensors, variables, strict=True)))
+        return
+    compiled = vars(optimizer).get(_COMPILED)
+    if compiled is None or compiled[0] != [id(variable) for variable in variables]:
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def apply_all(*grads: Any) -> None:
+            optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
+
+        compiled = [id(variable) for variable in variables], apply_all
+        object.__setattr__(optimizer, _COMPILED, compiled)
+    compiled[1](*tensors)
 
 
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:
@@ -79,6 +104,34 @@ def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:
         replaced(optimizer, "apply", lambda apply: _apply(apply, means, rows))
     else:
         replaced(optimizer, "apply_gradients", lambda apply: _apply_gradients(apply, means, rows))
+
+
+def send_gradients(optimizer: Any, learn: Means, rows: Rows, model: Any) -> None:
+    """Let `learn` move the trained variables in the place of the optimizer, which only counts steps."""
+
+    def assign(grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        found = {id(v): grad for v, grad in zip(variables, grads, strict=True)}
+        trained = model.trainable_variables
+        whole = [_dense(found.get(id(v)), v) for v in trained]
+        for variable, value in zip(trained, _exchanged(whole, learn, rows), strict=True):
+            variable.assign(value)
+        optimizer.iterations.assign_add(1)
+
+    def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        assign(list(grads), list(trainable_variables or model.trainable_variables))
+
+    def apply_gradients(grads_and_vars: Any, *args: Any, **options: Any) -> None:
+        pairs = list(grads_and_vars)
+        assign([grad for grad, _ in pairs], [variable for _, variable in pairs])
+
+    if hasattr(optimizer, "apply"):
+        replaced(optimizer, "apply", lambda _: apply)
+    else:
+        replaced(optimizer, "apply_gradients", lambda _: apply_gradients)
+
+
+def _dense(grad: Any, variable: Any) -> Any:
+    return tf.zeros(variable.shape, variable.dtype) if grad is None else tf.convert_to_tensor(grad)
 
 
 def weigh(step: Any, rows: Rows) -> Any:

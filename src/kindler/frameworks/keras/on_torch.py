@@ -20,6 +20,7 @@ __all__ = [
     "idle_step",
     "randomness",
     "restore_randomness",
+    "send_gradients",
     "settle",
     "share_gradients",
     "weigh",
@@ -85,7 +86,8 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 def apply(model: Any, gradients: Sequence[Array]) -> None:
     """One step of the optimizer."""
     variables = model.trainable_variables
-    grads = [torch.from_numpy(a).to(v.value) for a, v in zip(gradients, variables, strict=True)]
+    pairs = zip(gradients, variables, strict=True)
+    grads = [None if a is None else torch.from_numpy(a).to(v.value) for a, v in pairs]
     with torch.no_grad():
         model.optimizer.apply(grads, variables)
 
@@ -93,6 +95,21 @@ def apply(model: Any, gradients: Sequence[Array]) -> None:
 def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:
     """Let the optimizer apply the mean over the rows of all ranks."""
     replaced(optimizer, "apply", lambda apply: _apply(apply, means, rows))
+
+
+def send_gradients(optimizer: Any, learn: Means, rows: Rows, model: Any) -> None:
+    """Let `learn` move the trained variables in the place of the optimizer, which only counts steps."""
+
+    def apply(grads: Any, trainable_variables: Any = None) -> None:
+        variables = list(trainable_variables or model.trainable_variables)
+        found = {id(v): grad for v, grad in zip(variables, grads, strict=True)}
+        trained = model.trainable_variables
+        whole = [torch.zeros_like(v.value) if found.get(id(v)) is None else found[id(v)] for v in trained]
+        for variable, value in zip(trained, _exchanged(whole, learn, rows.now), strict=True):
+            variable.assign(value)
+        optimizer.iterations.assign(optimizer.iterations + 1)
+
+    replaced(optimizer, "apply", lambda _: apply)
 
 
 def weigh(step: Any, rows: Rows) -> Any:

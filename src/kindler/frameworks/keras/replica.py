@@ -23,7 +23,7 @@ from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Batch, Feed, Watch
 from kindler.frameworks.keras import backends, callbacks, files
 from kindler.frameworks.keras.dataset import Arranged, Remembering, dataset
-from kindler.frameworks.keras.gradient_hook import Exchange, install, refuse_own_step
+from kindler.frameworks.keras.gradient_hook import Exchange, install, install_remote, refuse_own_step
 from kindler.frameworks.keras.metrics import Tallies
 from kindler.frameworks.keras.spec import (
     KerasSpec,
@@ -93,7 +93,7 @@ class KerasReplica(BaseReplica):
         self.output_names: tuple[str, ...] | None = None
         self.arrange(feature_names, label_names)
         self.epoch_rows = 0
-        self._may_idle = False
+        self.may_idle = False
         self._collective: Collective | None = None
         self._exchange: Exchange | None = None
         self._signature: list[tuple[str, tuple[int, ...]]] = []
@@ -162,7 +162,7 @@ class KerasReplica(BaseReplica):
 
     def build(self, features: Sequence[Array], labels: Sequence[Array], *, may_idle: bool = False) -> None:
         """Make every variable of the model, its metrics and its optimizer, from the shapes of a batch."""
-        self._may_idle = may_idle
+        self.may_idle = may_idle
         sample = [np.zeros((1, *array.shape[1:]), array.dtype) for array in features]
         self._signature = [(str(array.dtype), tuple(array.shape[1:])) for array in features]
         if not self._compiled:
@@ -196,7 +196,14 @@ class KerasReplica(BaseReplica):
             return
         if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
             self.model.jit_compile = False  # XLA cannot leave the graph for the exchange
-        self._exchange = install(self.model, collective, self.spec.backend, may_idle=self._may_idle)
+        self._exchange = install(self.model, collective, self.spec.backend, may_idle=self.may_idle)
+
+    def send_steps(self, learn: Callable[[Sequence[Array], float], list[Array]]) -> None:
+        """Let `learn` move the parameters in the place of the optimizer, in `fit` too."""
+        refuse_own_step(self.model, self.keras)
+        if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
+            self.model.jit_compile = False  # XLA cannot leave the graph
+        self._exchange = install_remote(self.model, learn, self.spec.backend, may_idle=self.may_idle)
 
     def own_callbacks(self, callbacks_given: Sequence[Any]) -> list[Any]:
         """All of them on the first rank, and on the others those that do more than write."""
@@ -275,11 +282,23 @@ class KerasReplica(BaseReplica):
         found = [np.zeros_like(b) if a is None else np.asarray(a) for a, b in zip(arrays, like, strict=True)]
         return Gradients(found, float(batch.rows))
 
-    def apply(self, gradients: Sequence[Array]) -> None:
+    def apply(self, gradients: Sequence[Array | None]) -> None:
         """One step of the optimizer that the model was compiled with."""
         self._settle()
         self._on_backend.apply(self.model, gradients)
         self.step += 1
+
+    def rates(self) -> list[float]:
+        """The optimizer's rate, unless a schedule decides it."""
+        optimizer = self.model.optimizer
+        own = vars(optimizer).get("_learning_rate", optimizer.learning_rate)
+        scheduled = callable(own) and not hasattr(own, "assign")
+        return [] if scheduled else [float(np.asarray(optimizer.learning_rate))]
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Set it."""
+        if rates:
+            self.model.optimizer.learning_rate = rates[0]
 
     def _count(self, batch: Batch) -> None:
         self.epoch_rows += batch.rows

@@ -288,11 +288,31 @@ class TorchReplica(BaseReplica):
         self._count_rows(batch)
         return Gradients([_gradient(parameter, scale) for parameter in trained], float(weight))
 
-    def apply(self, gradients: Sequence[Array]) -> None:
+    def read_into(self, arrays: Sequence[Array]) -> None:
+        """Copy the trained parameters."""
+        with torch.no_grad():
+            for parameter, array in zip(self.parameters.trained, arrays, strict=True):
+                torch.from_numpy(array).copy_(parameter)
+
+    def apply(self, gradients: Sequence[Array | None]) -> None:
         """One step of the optimizer, with clipping, and of a schedule that moves by steps."""
         for parameter, array in zip(self.parameters.trained, gradients, strict=True):
-            parameter.grad = torch.from_numpy(np.ascontiguousarray(array)).to(parameter)
+            parameter.grad = (
+                None if array is None else torch.from_numpy(np.ascontiguousarray(array)).to(parameter)
+            )
         self._move()
+
+    def rates(self) -> list[float]:
+        """The rate of each group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Set the rate of each group."""
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def _begin_step(self) -> list[torch.nn.Parameter]:
         """Ready for backward; the parameters that are trained from this step on."""

@@ -1,0 +1,334 @@
+"""The server of asynchronous training: a replica that computes nothing and applies what workers send.
+
+A thread for each connection reads gradients straight into their place and answers with the weights. Updates
+are applied one after the other, whatever the options: the optimizer of a framework is not made for two at a
+time, and an update that got lost between two would be lost silently. `lock` decides whether workers may read
+weights while an update is being applied. Who may connect is decided before (`engine/peer_sockets.py`); what
+is said is in `server_wire.py`, the workers' side in `asynchronous.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import statistics
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from kindler.collective import Array
+from kindler.sync.flat_buffer import FlatLayout
+from kindler.sync.server_wire import (
+    Header,
+    Op,
+    ProtocolError,
+    read_header,
+    read_into,
+    read_json,
+    read_payload,
+    send,
+    send_json,
+)
+from kindler.sync.shared_memory import Segment
+from kindler.sync.staleness import Outstanding
+
+__all__ = ["ParameterServer", "ServedReplica"]
+
+_log = logging.getLogger(__name__)
+
+
+class ServedReplica(Protocol):
+    """What the server needs of a replica."""
+
+    epoch: int
+    step: int
+
+    def read(self) -> list[Array]: ...
+    def read_into(self, arrays: Sequence[Array]) -> None: ...
+    def write(self, arrays: Sequence[Array]) -> None: ...
+    def apply(self, gradients: Sequence[Array | None]) -> None: ...
+    def rates(self) -> list[float]: ...
+    def set_rates(self, rates: Sequence[float]) -> None: ...
+    def end_epoch(self, logs: Any = None) -> None: ...
+    def state(self) -> bytes: ...
+    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None: ...
+
+
+class _Connection:
+    """One worker's."""
+
+    def __init__(self, rank: int, sock: socket.socket) -> None:
+        self.rank, self.sock = rank, sock
+        self.segment: Segment | None = None
+        self.incoming: Array = np.empty(0, np.uint8)
+        self.outgoing: Array = np.empty(0, np.uint8)
+        self.gradients: list[Array] = []
+
+    def make_room(self, layout: FlatLayout) -> None:
+        """Buffers for gradients and weights: in the memory that both ends map, or here."""
+        nbytes = layout.nbytes
+        if self.segment is not None:
+            whole = np.frombuffer(self.segment.mapping, np.uint8)
+            self.incoming, self.outgoing = whole[:nbytes], whole[nbytes : 2 * nbytes]
+        else:
+            self.incoming, self.outgoing = np.empty(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+        self.gradients = layout.views(self.incoming)
+
+
+class ParameterServer:
+    """Serves one run; `serve` is called for each connection, on a thread of its own.
+
+    Args:
+        replica: Is loaded with the first worker's state, and belongs to the server from then on.
+        lock: Whether weights are read between updates only.
+        max_staleness: The most updates between the weights of a gradient and its own update.
+    """
+
+    def __init__(self, replica: ServedReplica, *, lock: bool, max_staleness: int | None) -> None:
+        self._replica = replica
+        self._lock_reads = lock
+        self._outstanding = Outstanding(max_staleness)
+        self._changed = threading.Condition()
+        self._pulls: deque[_Connection] = deque()
+        self._ready = False
+        self._failure: BaseException | None = None
+        self._ends_at: int | None = None
+        self._owned: list[int] | None = None
+        self._count = 0
+        self._layout = FlatLayout([])
+        self._weights: Array = np.empty(0, np.uint8)
+        self._views: list[Array] = []
+        self._staleness: list[int] = []
+        self._bytes = 0
+        self._figures: dict[int, dict[str, Any]] = {}
+        self._rates: dict[int, list[float]] = {}
+
+    def check(self) -> None:
+        """Raise what went wrong on any connection's thread: an update that failed fails the run."""
+        if self._failure is not None:
+            raise self._failure
+
+    def serve(self, rank: int, sock: socket.socket) -> None:
+        """Answer one worker until it hangs up."""
+        connection = _Connection(rank, sock)
+        try:
+            while True:
+                self._answer(connection, read_header(sock))
+        except OSError:
+            pass  # it has ended, well or badly, which the engine knows
+        except ProtocolError as exc:
+            _log.warning("the parameter server hangs up on worker %s: %s", rank, exc)
+        except BaseException as exc:  # noqa: BLE001 - the edge of the thread: `check` raises it
+            with self._changed:
+                self._failure = self._failure or exc
+        finally:
+            with self._changed:
+                self._outstanding.drop(connection)
+                if connection in self._pulls:
+                    self._pulls.remove(connection)
+                self._changed.notify_all()
+            sock.close()
+
+    def _answer(self, connection: _Connection, header: Header) -> None:
+        sock, op = connection.sock, header.op
+        if op == Op.PUSH:
+            self._push(connection, header)
+        elif op == Op.PULL:
+            self._pull(connection)
+        elif op == Op.LOOK:
+            self._await_ready(connection)
+            self._send_weights(connection, self._copy_weights(connection))
+        elif op == Op.RELEASE:
+            with self._changed:
+                self._outstanding.drop(connection)
+                self._changed.notify_all()
+        elif op == Op.HELLO:
+            self._hello(connection, read_json(sock, header))
+        elif op == Op.STATE:
+            self._start_from(bytes(read_payload(sock, header)))
+            send(sock, Op.OK)
+        elif op == Op.EPOCH:
+            send_json(sock, Op.OK, self._epoch(int(read_json(sock, header)["epoch"])))
+        elif op == Op.ENDED_EPOCH:
+            fields = read_json(sock, header)
+            send_json(sock, Op.OK, {"rates": self._end_epoch(int(fields["epoch"]), fields["logs"])})
+        elif op == Op.RATES:
+            rates = [float(rate) for rate in read_json(sock, header)]
+            with self._changed:
+                self._replica.set_rates(rates)
+            send(sock, Op.OK)
+        elif op == Op.WRITE:
+            self._write(connection, header)
+        elif op == Op.MERGE:
+            send(sock, Op.OK, self._merge(bytes(read_payload(sock, header)), epoch=header.version))
+        else:
+            raise ProtocolError(f"{op.name} is no request")
+
+    def _hello(self, connection: _Connection, fields: dict[str, Any]) -> None:
+        with self._changed:
+            self._ends_at, self._owned = fields["ends_at"], fields["owned"]
+        path, mapped = fields["memory"], False
+        if path is not None:
+            try:
+                connection.segment = Segment(str(path), nbytes=int(fields["nbytes"]), create=False)
+                mapped = True
+            except OSError:
+                pass  # the same name, and another machine or container
+        send_json(connection.sock, Op.OK, {"memory": mapped})
+
+    def _start_from(self, state: bytes) -> None:
+        with self._changed:
+            self._replica.load_state(state)
+            arrays = self._replica.read()
+            self._count = len(arrays)
+            self._layout = FlatLayout(self._own(arrays))
+            self._weights = np.zeros(self._layout.nbytes, np.uint8)
+            self._views = self._layout.views(self._weights)
+            self._publish()
+            self._ready = True
+            self._changed.notify_all()
+
+    def _own(self, arrays: Sequence[Any]) -> list[Any]:
+        return list(arrays) if self._owned is None else [arrays[place] for place in self._owned]
+
+    def _publish(self) -> None:
+        """Put the replica's weights where they are read from."""
+        if self._owned is None:
+            self._replica.read_into(self._views)
+        else:
+            for view, array in zip(self._views, self._own(self._replica.read()), strict=True):
+                np.copyto(view, array)
+
+    def _await_ready(self, connection: _Connection) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._failure is not None)
+            self._raise_failure()
+        if not connection.gradients:
+            connection.make_room(self._layout)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise ConnectionError("the server has failed")  # `check` says how
+
+    def _pull(self, connection: _Connection) -> None:
+        self._await_ready(connection)
+        with self._changed:
+            self._pulls.append(connection)
+            # In turn: one that has just pushed would be faster than all who wait.
+            self._changed.wait_for(
+                lambda: (self._pulls[0] is connection and self._outstanding.may_take()) or self._failure
+            )
+            self._raise_failure()
+            self._pulls.popleft()
+            self._outstanding.take(connection, self._replica.step)
+            version = self._copy_weights(connection) if self._lock_reads else self._replica.step
+            self._changed.notify_all()
+        if not self._lock_reads:
+            version = self._copy_weights(connection)
+        self._send_weights(connection, version)
+
+    def _copy_weights(self, connection: _Connection) -> int:
+        """Copy the weights for a worker, and return how many updates they have seen at least."""
+        if self._lock_reads:
+            with self._changed:
+                np.copyto(connection.outgoing, self._weights)
+                return self._replica.step
+        version = self._replica.step
+        np.copyto(connection.outgoing, self._weights)
+        return version
+
+    def _send_weights(self, connection: _Connection, version: int, op: Op = Op.OK) -> None:
+        shared = connection.segment is not None
+        send(connection.sock, op, connection.outgoing, version=version, shared=shared)
+        self._bytes += connection.outgoing.nbytes
+
+    def _push(self, connection: _Connection, header: Header) -> None:
+        self._receive(connection, header)
+        applied = self._applied(connection, header.version)
+        if applied:
+            self._pull(connection)
+        else:
+            self._send_weights(connection, self._copy_weights(connection), Op.ENDED)
+
+    def _receive(self, connection: _Connection, header: Header) -> None:
+        self._await_ready(connection)
+        if header.nbytes != self._layout.nbytes or (header.shared and connection.segment is None):
+            raise ProtocolError(f"{header.nbytes:,} bytes came, the weights have {self._layout.nbytes:,}")
+        if not header.shared:
+            read_into(connection.sock, memoryview(connection.incoming))
+        self._bytes += header.nbytes
+
+    def _applied(self, connection: _Connection, version: int) -> bool:
+        """Apply what the worker has sent, when its turn has come; False if the run had all its steps."""
+        replica = self._replica
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._outstanding.may_apply(connection, replica.step) or self._failure
+            )
+            self._raise_failure()
+            if not 0 <= version <= replica.step:
+                raise ProtocolError(f"gradients of version {version} came at version {replica.step}")
+            self._outstanding.drop(connection)
+            ended = self._ends_at is not None and replica.step >= self._ends_at
+            if not ended:
+                stale = replica.step - version
+                replica.apply(self._spread(connection.gradients))
+                self._publish()
+                self._staleness.append(stale)
+            self._changed.notify_all()
+        return not ended
+
+    def _spread(self, gradients: list[Array]) -> Sequence[Array | None]:
+        """The gradients of all parameters; None for those that another server looks after."""
+        if self._owned is None:
+            return gradients
+        whole: list[Array | None] = [None] * self._count
+        for place, gradient in zip(self._owned, gradients, strict=True):
+            whole[place] = gradient
+        return whole
+
+    def _write(self, connection: _Connection, header: Header) -> None:
+        self._receive(connection, header)
+        with self._changed:
+            arrays = self._replica.read()
+            owned = range(len(arrays)) if self._owned is None else self._owned
+            for place, array in zip(owned, connection.gradients, strict=True):
+                arrays[place] = array.copy()
+            self._replica.write(arrays)
+            self._publish()
+        send(connection.sock, Op.OK)
+
+    def _epoch(self, epoch: int) -> dict[str, Any]:
+        """What happened in an epoch: the first to ask ends the count, and all are told the same."""
+        with self._changed:
+            if epoch not in self._figures:
+                stale = self._staleness
+                self._figures = {
+                    epoch: {
+                        "updates": len(stale),
+                        "staleness_median": float(statistics.median(stale)) if stale else 0.0,
+                        "staleness_max": max(stale, default=0),
+                        "sync_bytes": self._bytes,
+                        "rates": self._replica.rates(),
+                    }
+                }
+                self._staleness, self._bytes = [], 0
+            return self._figures[epoch]
+
+    def _end_epoch(self, epoch: int, logs: dict[str, Any]) -> list[float]:
+        with self._changed:
+            if epoch not in self._rates:
+                self._replica.epoch = epoch
+                self._replica.end_epoch(logs)
+                self._rates = {epoch: self._replica.rates()}
+            return self._rates[epoch]
+
+    def _merge(self, state: bytes, *, epoch: int) -> bytes:
+        with self._changed:
+            self._replica.load_state(state, weights_only_model=True)
+            self._replica.epoch = epoch
+            self._publish()
+            return self._replica.state()

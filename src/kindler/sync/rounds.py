@@ -1,0 +1,104 @@
+"""Rounds: each worker trains by itself for a while, then all go on from the mean of their weights.
+
+Workers exchange weights seldom, through what all-reduce exchanges gradients with. Each keeps the momentum of
+its own optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kindler.collective import Array, Collective
+from kindler.config import RunSettings
+from kindler.errors import ConfigError
+from kindler.sync.allreduce_host import HostGroup
+from kindler.sync.contract import Lockstep, Replica, Worker
+
+__all__ = ["Rounds"]
+
+
+class Rounds(Lockstep):
+    """The sync "rounds".
+
+    Args:
+        settings: Time limits, and whether workers of one machine exchange through shared memory.
+        every_steps: Steps of a round. None ends a round with the epoch.
+    """
+
+    in_step = False
+
+    def __init__(self, settings: RunSettings, *, every_steps: int | None = None) -> None:
+        super().__init__(settings)
+        if every_steps is not None and (
+            isinstance(every_steps, bool) or not isinstance(every_steps, int) or every_steps < 1
+        ):
+            raise ConfigError(
+                "sync='rounds': every_steps is a whole number of at least 1, or None for one round an"
+                f" epoch; received {every_steps!r}."
+            )
+        self._every = every_steps
+        self._steps = self._rows = self._rounds = 0
+        self._step = 0
+
+    def connect(self, worker: Any) -> Collective:
+        """Shared memory between ranks of one host, a ring between hosts."""
+        settings = self.settings
+        return HostGroup(worker, timeout_s=settings.sync_timeout_s, shared_memory=settings.shared_memory)
+
+    def attach(self, replica: Replica, worker: Worker) -> None:
+        """Join the other ranks, from rank 0's state on."""
+        super().attach(replica, worker)
+        self._step = int(getattr(replica, "step", 0))
+
+    def share_steps(self, replica: Any) -> None:
+        """The framework's own loop steps by itself, and only needs to know what a step without rows is."""
+        if replica.may_idle:
+            replica.share_steps(_OwnRows())
+
+    def begin_epoch(self, replica: Any) -> None:
+        """Count the rounds of this epoch."""
+        self._rounds = 0
+
+    def step(self, replica: Any, batch: Any) -> None:
+        """One step on this rank's rows alone."""
+        if batch.rows:
+            replica.apply(replica.gradients(batch).arrays)
+        self._step += 1
+        replica.step = self._step  # all ranks are as far, also those that had no rows
+        self._stepped(replica, batch.rows)
+
+    def stepped(self, replica: Any, rows: int) -> None:
+        """After a step of the framework's own."""
+        self._step = replica.step
+        self._stepped(replica, rows)
+
+    def catch_up(self, replica: Any) -> None:
+        """End the round."""
+        if self._steps:
+            self._meet(replica)
+
+    def figures(self) -> dict[str, Any]:
+        """How many rounds the epoch had."""
+        return {"rounds": self._rounds}
+
+    def _stepped(self, replica: Any, rows: int) -> None:
+        self._steps, self._rows = self._steps + 1, self._rows + rows
+        if self._steps == self._every:
+            self._meet(replica)
+
+    def _meet(self, replica: Any) -> None:
+        replica.write(self.collective.mean(replica.read(), float(self._rows)))
+        self._steps = self._rows = 0
+        self._rounds += 1
+
+
+class _OwnRows:
+    """What a framework's loop exchanges gradients with when it steps by itself: no rows teach nothing."""
+
+    rank, size, waited_s = 0, 2, 0.0
+
+    def mean(self, arrays: Sequence[Array], weight: float) -> list[Array]:
+        return [array if weight else np.zeros_like(array) for array in arrays]
