@@ -26,21 +26,31 @@ FLOOR = {part: len(LAYERS) - number for number, layer in enumerate(LAYERS) for p
 
 # The only parts that may load a framework, by whatever means.
 HOMES = {
-    "pyspark": ("spark",),
+    "pyspark": ("spark", "ml", "tune", "compat.sparkflow"),
     "py4j": ("spark",),
     "torch": ("frameworks.torch", "frameworks.keras", "sync", "models"),
     "torchmetrics": ("frameworks.torch",),
     "keras": ("frameworks.keras", "models"),
     "tf_keras": ("frameworks.keras", "models"),
-    "tensorflow": ("frameworks.keras", "frameworks.tf_graph", "models", "shelves.datasets"),
+    "tensorflow": (
+        "frameworks.keras",
+        "frameworks.tf_graph",
+        "models",
+        "shelves.datasets",
+        "compat.sparkflow",
+    ),
     "jax": ("frameworks.keras", "models"),
     "mxnet": ("frameworks.mxnet",),
     "openvino": ("models",),
     "onnxruntime": ("models",),
     "mlflow": ("tracking",),
+    "optuna": ("tune",),
 }
-# Names that have moved up are found where they were, with a warning.
-ALIASES = {("kindler.data.tfrecord", "kindler.tfrecord")}
+# Names that have moved up are found where they were, with a warning; and `est.as_stage()` is a door upward.
+ALIASES = {
+    ("kindler.data.tfrecord", "kindler.tfrecord"),
+    ("kindler.estimator.estimator", "kindler.ml"),
+}
 _NAME = re.compile(r"kindler(\.\w+)+(:\w+)?")
 
 

@@ -38,7 +38,7 @@ def last_line(printed: str) -> Any:
 @pytest.fixture(scope="session")
 def through_connect(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     folder = tmp_path_factory.mktemp("connect")
-    for name in ("frames", "records"):
+    for name in ("frames", "records", "stages"):
         (folder / name).mkdir()
     return run_programs(
         folder,
@@ -46,6 +46,7 @@ def through_connect(tmp_path_factory: pytest.TempPathFactory) -> Printed:
         ("tfrecord_connect.py", folder / "records"),
         ("shards.py", "connect"),
         ("shards_estimator.py", "connect"),
+        ("ml_connect.py", folder / "stages"),
         SPARK_TESTING="1",  # a free port for the server instead of Connect's fixed one
     )
 

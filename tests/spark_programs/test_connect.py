@@ -50,3 +50,11 @@ def test_shards_are_trained_on_and_scored(through_connect: Printed) -> None:
     assert seen["rows"] == [0, 15, 25]
     assert seen["off by"] < 1e-6
     assert seen["weights"] == pytest.approx(seen["expected"], abs=1e-5)
+
+
+def test_stages_are_fitted_validated_saved_and_loaded(through_connect: Printed) -> None:
+    seen = last_line(through_connect("ml_connect.py"))
+
+    assert (seen["remote"], seen["same"], seen["learned"]) == (True, True, True)
+    assert seen["alone"] == "prediction"
+    assert seen["metrics"][1] < seen["metrics"][0]

@@ -6,11 +6,12 @@ starts the workers, `train` runs on them, `inference` scores.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -50,6 +51,9 @@ from kindler.train.run_params import run_params
 from kindler.train.summaries import Summaries
 from kindler.train.tensorboard import board, log_folder
 from kindler.train.triggers import Trigger
+
+if TYPE_CHECKING:
+    from kindler.ml.estimator import KindlerEstimator
 
 __all__ = ["Estimator"]
 
@@ -563,6 +567,7 @@ class Estimator:
                 validation=validation,
                 model_dir=self._model_dir,
                 log_steps=sink is not None,
+                watched=on_driver.wants_progress,
                 hear=_both(self._summaries.report, on_driver.report),
             )
             self._summaries.finish(results.rows)
@@ -681,6 +686,9 @@ class Estimator:
             output_cols=(output_cols,) if isinstance(output_cols, str) else tuple(output_cols or ()) or None,
             output_path=output_path,
         )
+        return self._predict(given, options)
+
+    def _predict(self, given: Input, options: PredictOptions) -> Any:
         refuse(*given.score_complaints(options), *options.complaints())
         columns = replace(given.complete(options.columns, self._columns), label_cols=None, need_labels=False)
         request = ScoreRequest(
@@ -700,6 +708,91 @@ class Estimator:
             ),
         )
         return given.score(request)
+
+    @leaves_no_trace
+    def predict_with(self, data: Any, options: PredictOptions) -> Any:
+        """`predict` with its options as one value; columns that they leave open are those of the last `fit`.
+
+        Args:
+            data: The rows to score.
+            options: The options; `finish`, which `predict` lacks, makes the columns of the model's outputs.
+        """
+        return self._predict(recognise(data), options)
+
+    @leaves_no_trace
+    def copy(
+        self,
+        *,
+        config: Mapping[str, Any] | None = None,
+        learning_rate: float | None = None,
+        workers: int | None = None,
+        seed: int | None = None,
+        model_dir: str | PathLike[str] | None = None,
+    ) -> Estimator:
+        """An independent estimator of the same model, with what it has learned so far.
+
+        Training the copy does not change this estimator, nor the model that it was made of.
+
+        Args:
+            config: Entries of `config` that are to be different; creators are called with them.
+            learning_rate: The optimizer's learning rate, instead of its own.
+            workers: Number of workers, instead of its own.
+            seed: The seed, instead of its own.
+            model_dir: The folder for the copy's checkpoints; None is none, so that the two do not mix.
+
+        Raises:
+            ConfigError: The framework, or how the model was given, has no place for the config or the rate.
+        """
+        own, state = self._model, self._live.state
+        seed = self._seed if seed is None else seed
+        refuse(*engine_complaints(workers, self._engine), *seed_complaints(seed))
+        if learning_rate is not None and state:
+            raise ConfigError(
+                f"learning_rate={learning_rate}: this estimator was trained already, and continues with the"
+                " rate of its optimizer's state.\nHint: copy it before its first fit."
+            )
+        model = FrameworkModel.unpacked(own.framework, own.packed, own.extra_preload)
+        if config or learning_rate is not None:
+            changed = model.replica_type.changed(
+                model.spec, config=dict(config or {}), learning_rate=learning_rate
+            )
+            model = replace(model, spec=changed)
+        made = type(self)(
+            model,
+            workers=self._workers if workers is None else workers,
+            engine=self._engine,
+            device=self._device,
+            model_dir=model_dir,
+            seed=seed,
+            settings=self._settings,
+        )
+        if state:
+            made._live.state = state
+        return made.restore_columns(self.signature, list(self.history))
+
+    def as_stage(
+        self,
+        *,
+        inputCol: str | None = None,
+        labelCol: str | None = None,
+        predictionCol: str | None = None,
+        **params: Any,
+    ) -> KindlerEstimator:
+        """This estimator as a stage of a Spark ML pipeline.
+
+        `fit` of the stage trains a copy: this estimator stays as it is, and is where each fit begins.
+
+        Args:
+            inputCol: The model's input column; `inputCols` for several.
+            labelCol: The target column.
+            predictionCol: The column that the trained model adds.
+            params: Any other parameter of `kindler.ml.KindlerEstimator`, such as `epochs` or `batchSize`.
+        """
+        stages: Any = importlib.import_module("kindler.ml")  # above this part, and loaded for this call alone
+        stage: KindlerEstimator = stages.KindlerEstimator(
+            estimator=self, inputCol=inputCol, labelCol=labelCol, predictionCol=predictionCol, **params
+        )
+        return stage
 
     def get_train_summary(self, tag: str = "loss") -> np.ndarray[Any, np.dtype[np.float64]]:
         """A training metric over all fits so far, as rows of (step, value, wall time).
@@ -721,6 +814,23 @@ class Estimator:
     def get_model(self) -> Any:
         """The model with its trained weights, ready to predict: your own instance if you passed one."""
         return self._live.replica.trained_model()
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What creators are called with."""
+        spec = self._model.spec
+        found = spec.get("config") if isinstance(spec, Mapping) else getattr(spec, "config", None)
+        return dict(found or {})
+
+    @property
+    def workers(self) -> int | None:
+        """Number of workers; None is one per slot of the Spark application, or one per core."""
+        return self._workers
+
+    @property
+    def model_dir(self) -> str | None:
+        """The folder of checkpoints."""
+        return self._model_dir
 
     @property
     def signature(self) -> dict[str, Any]:
@@ -886,6 +996,7 @@ class Estimator:
         validation: Input | None = None,
         model_dir: str | None = None,
         log_steps: bool = False,
+        watched: bool = False,
         hear: Hear,
     ) -> RunResults:
         plan = RunPlan(
@@ -901,6 +1012,7 @@ class Estimator:
             settings=self._settings,
             model_dir=model_dir,
             log_steps=log_steps,
+            watched=watched,
             hear=hear,
         )
         return run(plan)

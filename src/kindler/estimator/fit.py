@@ -61,6 +61,7 @@ class RunPlan:
         settings: Time limits, threads.
         model_dir: The folder of checkpoints.
         log_steps: Whether workers report the loss of every step.
+        watched: Whether `hear` follows the progress within an epoch, even if it is not shown.
         hear: Called with what workers report.
     """
 
@@ -76,6 +77,7 @@ class RunPlan:
     settings: RunSettings = field(default_factory=RunSettings)
     model_dir: str | None = None
     log_steps: bool = False
+    watched: bool = False
     hear: Callable[[Mapping[str, Any]], None] = lambda fields: None
 
     @property
@@ -119,6 +121,7 @@ def run(plan: RunPlan) -> RunResults:
             model_dir=plan.model_dir,
             run_id=new_run_id(),
             log_steps=plan.log_steps,
+            watched=plan.watched,
             settings=plan.settings,
         )
         spec = plan.model.packed

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from kindler.frameworks.pickling import travelling
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 
-__all__ = ["BaseReplica"]
+__all__ = ["BaseReplica", "with_config"]
 
 _EPOCH, _STEP = "kindler.epoch", "kindler.step"
 
@@ -76,6 +77,20 @@ class BaseReplica:
     def loads(cls, data: bytes) -> Any:
         """What `dumps` packed."""
         return cloudpickle.loads(data)
+
+    @classmethod
+    def changed(cls, spec: Any, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:
+        """The spec, which nobody else holds, with these entries of its config and this learning rate.
+
+        Raises:
+            ConfigError: It has no place for them.
+        """
+        if learning_rate is not None:
+            raise ConfigError(
+                "the learning rate of this model cannot be set from outside.\n"
+                "Hint: read it from the config in a creator, and give config={...}."
+            )
+        return with_config(spec, config)
 
     @classmethod
     def has_instance(cls, spec: Any) -> bool:
@@ -272,6 +287,21 @@ class BaseReplica:
     def load(self, path: str) -> None:
         """A file that `save` wrote."""
         self.load_weights(Path(path).read_bytes())
+
+
+def with_config(spec: Any, config: Mapping[str, Any]) -> Any:
+    """A spec with these entries of its config, which may be a field of it or one of its options.
+
+    Raises:
+        ConfigError: It has no config.
+    """
+    if not config:
+        return spec
+    if is_dataclass(spec) and not isinstance(spec, type) and hasattr(spec, "config"):
+        return replace(spec, config={**spec.config, **config})
+    if isinstance(spec, Mapping) and isinstance(spec.get("config"), Mapping):
+        return {**spec, "config": {**spec["config"], **config}}
+    raise ConfigError(f"config={dict(config)!r}: models of this framework have no config.")
 
 
 def _added(tallies: Sequence[tuple[float, dict[str, float]]]) -> tuple[float, dict[str, float]]:

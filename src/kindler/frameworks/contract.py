@@ -127,6 +127,14 @@ class DriverModel(Protocol):
         """The spec out of those bytes."""
 
     @classmethod
+    def changed(cls, spec: Any, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:
+        """A spec that `loads` returned, with these entries of its config and this rate, unless it is None.
+
+        Raises:
+            ConfigError: It has no place for them.
+        """
+
+    @classmethod
     def has_instance(cls, spec: Any) -> bool:
         """Whether the user holds something that training changes, rather than a way to make it."""
 

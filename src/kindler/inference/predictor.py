@@ -10,7 +10,7 @@ import hashlib
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -89,12 +89,14 @@ class Predictor:
         batch_size: Rows per call of the model.
         output_cols: Names of the outputs; None is the model's own where it returns a dict, else "prediction",
             or "prediction_0", ... for several.
+        finish: Makes the columns of the model's outputs; None takes the outputs as they are.
     """
 
     recipe: Recipe
     columns: Columns
     batch_size: int
     output_cols: tuple[str, ...] | None = None
+    finish: Callable[[list[np.ndarray[Any, Any]]], list[np.ndarray[Any, Any]]] | None = None
 
     def with_threads(self, threads: int | None) -> Predictor:
         """The same with this number of threads; None leaves the process as it is."""
@@ -125,7 +127,7 @@ class Predictor:
                     f" {replica.output_names} after {names}."
                 )
             names = replica.output_names
-            yield outputs
+            yield outputs if self.finish is None else self.finish(outputs)
 
     def names(self, outputs: int) -> tuple[str, ...]:
         """The names of the output columns; call it in a process that has scored a batch.

@@ -29,6 +29,12 @@ class DriverCallback:
     def on_workers_ready(self, workers: int) -> None:
         """Called when this many workers have started; again when lost workers were replaced."""
 
+    def on_progress(self, fields: Mapping[str, Any]) -> None:
+        """Called with what workers report in the middle of an epoch, several times a second.
+
+        It must be quick. An exception ends the run at once, as one of `on_epoch_end` does.
+        """
+
     def on_epoch_end(self, logs: Mapping[str, Any]) -> None:
         """Called once per epoch with its row of the history, even if a lost worker makes it run twice."""
 
@@ -55,6 +61,11 @@ class DriverCallbackList:
         self._callbacks = tuple(callbacks)
         self._epoch = 0
 
+    @property
+    def wants_progress(self) -> bool:
+        """Whether any of them follows what happens in the middle of an epoch."""
+        return any(type(one).on_progress is not DriverCallback.on_progress for one in self._callbacks)
+
     @contextmanager
     def running(self, estimator: Any, params: Mapping[str, Any]) -> Iterator[DriverCallbackList]:
         """Around the run: callbacks whose `on_run_begin` returned get their `on_run_end`, come what may."""
@@ -65,12 +76,15 @@ class DriverCallbackList:
             yield self
 
     def report(self, fields: Mapping[str, Any]) -> None:
-        """Handle a worker's report; other kinds than "gang" and "epoch" are ignored."""
+        """Handle a worker's report; others than "gang", "epoch" and "progress" are ignored."""
         if fields["name"] == "gang":
             for callback in self._callbacks:
                 callback.on_workers_ready(int(fields["workers"]))
         elif fields["name"] == "epoch":
             self.finish([fields["row"]])
+        elif fields["name"] == "progress":
+            for callback in self._callbacks:
+                callback.on_progress(fields)
 
     def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Call `on_epoch_end` for epochs that no report announced: some workers cannot reach the driver."""

@@ -7,7 +7,7 @@ folder) are in `kindler.estimator.checks`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal, TypeAlias, get_args
@@ -65,11 +65,13 @@ class PredictOptions(RunOptions):
         output_cols: Names of the output columns. None is "prediction" ("prediction_0", ... for several
             outputs), or the keys if the model returns a dict.
         output_path: The folder that the scored rows of Parquet files are written to.
+        finish: Makes the columns of the model's outputs, batch by batch; None takes the outputs as they are.
     """
 
     batch_size: int = 1024
     output_cols: tuple[str, ...] | None = None
     output_path: str | PathLike[str] | None = None
+    finish: Callable[[list[Any]], list[Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ class Task:
         model_dir: The folder of checkpoints.
         run_id: The run's name in its checkpoints.
         log_steps: Whether every worker reports the loss of every step.
+        watched: Whether the driver follows the progress within an epoch, even if it is not shown.
         settings: Time limits, threads.
     """
 
@@ -41,6 +42,7 @@ class Task:
     model_dir: str | None = None
     run_id: str = ""
     log_steps: bool = False
+    watched: bool = False
     settings: RunSettings = field(default_factory=RunSettings)
 
     @property
@@ -58,4 +60,4 @@ class Task:
     @property
     def show(self) -> bool:
         """Whether anybody watches the progress within an epoch."""
-        return self.options.verbose > 0
+        return self.watched or self.options.verbose > 0

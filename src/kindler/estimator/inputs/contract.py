@@ -94,6 +94,7 @@ class ScoreRequest:
             columns=Columns(features=columns.features, labels=(), stack_features=columns.stack_features),
             batch_size=self.options.batch_size,
             output_cols=self.options.output_cols,
+            finish=self.options.finish,
         )
 
 

@@ -10,7 +10,6 @@ import itertools
 import math
 import pickle
 from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from kindler.collective import Array, Collective, Gradients
 from kindler.errors import ConfigError
-from kindler.frameworks.base import BaseReplica
+from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Batch, Feed, Watch
 from kindler.frameworks.keras import backends, callbacks, files
 from kindler.frameworks.keras.dataset import Arranged, Remembering, dataset
@@ -36,6 +36,7 @@ from kindler.frameworks.keras.spec import (
     loads,
     revived,
     synchronized,
+    with_rate,
 )
 from kindler.frameworks.keras.state import Variables, fork_seeds, pack, seed_of, unpack, variances
 from kindler.frameworks.rng import own_states, restore_own, seed_own
@@ -121,6 +122,12 @@ class KerasReplica(BaseReplica):
         chosen = backends.backend_of(spec.model, keras_backend)
         backends.require(chosen)
         return replace(spec, backend=chosen)
+
+    @classmethod
+    def changed(cls, spec: KerasSpec, *, config: Mapping[str, Any], learning_rate: float | None) -> KerasSpec:
+        """The spec with these entries of its config; the rate is set in the compiled model."""
+        spec = with_config(spec, config)
+        return spec if learning_rate is None else with_rate(spec, learning_rate)
 
     dumps = staticmethod(dumps)
     loads = staticmethod(revived)

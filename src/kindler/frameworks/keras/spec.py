@@ -34,6 +34,7 @@ __all__ = [
     "loads",
     "revived",
     "synchronized",
+    "with_rate",
 ]
 
 
@@ -105,6 +106,44 @@ def lacking(spec: KerasSpec, *names: str) -> list[str]:
 def against_several(spec: KerasSpec) -> list[str]:
     """What speaks against training by several workers, as far as it is known without running a creator."""
     return [] if spec.model is None or isinstance(spec.model, Archive) else synchronized(spec.model)
+
+
+def with_rate(spec: KerasSpec, rate: float) -> KerasSpec:
+    """The spec with this learning rate; a model is changed in place.
+
+    Raises:
+        ConfigError: The model is compiled elsewhere, or has no optimizer.
+    """
+    if spec.compile_args_creator is not None:
+        raise ConfigError(
+            f"learning_rate={rate}: compile_args_creator decides the rate.\n"
+            "Hint: read it from the config there, and give config={...}."
+        )
+    if spec.model_creator is not None:
+        return replace(spec, model_creator=_Rated(spec.model_creator, rate))
+    return replace(spec, model=_rated(spec.model, rate))
+
+
+def _rated(model: Any, rate: float) -> Any:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        raise ConfigError(f"learning_rate={rate}: the model is not compiled.")
+    try:
+        optimizer.learning_rate = rate
+    except (TypeError, AttributeError) as exc:  # Keras says why: a schedule decides it
+        raise ConfigError(f"learning_rate={rate}: the optimizer's rate cannot be set: {exc}") from exc
+    return model
+
+
+@dataclass(frozen=True)
+class _Rated:
+    """A creator of compiled models whose learning rate is then set."""
+
+    creator: Callable[..., Any]
+    rate: float
+
+    def __call__(self, config: Mapping[str, Any]) -> Any:
+        return _rated(call(self.creator, config), self.rate)
 
 
 def synchronized(model: Any) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +21,14 @@ from kindler.frameworks.torch.spec import (
     needs_closure,
 )
 
-__all__ = ["build_optimizer", "build_scheduler", "refuse_several", "step_optimizer", "step_scheduler"]
+__all__ = [
+    "build_optimizer",
+    "build_scheduler",
+    "refuse_several",
+    "step_optimizer",
+    "step_scheduler",
+    "with_rate",
+]
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _FUSED_DTYPES = (torch.float32, torch.float64)
@@ -44,6 +53,36 @@ def build_optimizer(spec: TorchSpec, model: torch.nn.Module) -> torch.optim.Opti
     if optimizer.state:  # a used instance: its state follows the parameters to their device
         optimizer.load_state_dict(optimizer.state_dict())
     return optimizer
+
+
+def with_rate(given: Any, rate: float) -> Any:
+    """What the user gave as the optimizer, with this learning rate; an instance is changed in place.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if given is None:
+        raise ConfigError(f"learning_rate={rate}: the estimator has no optimizer.")
+    if isinstance(given, torch.optim.Optimizer):
+        return _rated(given, rate)
+    return functools.partial(given, lr=rate) if is_optimizer_class(given) else _Rated(given, rate)
+
+
+def _rated(optimizer: Any, rate: float) -> Any:
+    for group in getattr(optimizer, "param_groups", ()):
+        group["lr"] = rate
+    return optimizer
+
+
+@dataclass(frozen=True)
+class _Rated:
+    """A creator of optimizers whose learning rate is then set."""
+
+    creator: Any
+    rate: float
+
+    def __call__(self, model: Any, config: dict[str, Any]) -> Any:
+        return _rated(call(self.creator, model, config), self.rate)
 
 
 def build_scheduler(spec: TorchSpec, optimizer: torch.optim.Optimizer) -> Any:

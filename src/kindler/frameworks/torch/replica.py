@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 
 from kindler.collective import Array, Collective, Gradients, share_bytes
 from kindler.errors import ConfigError
-from kindler.frameworks.base import BaseReplica
+from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Batch
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
@@ -33,6 +34,7 @@ from kindler.frameworks.torch.optim import (
     refuse_several,
     step_optimizer,
     step_scheduler,
+    with_rate,
 )
 from kindler.frameworks.torch.parameters import (
     Parameters,
@@ -146,6 +148,14 @@ class TorchReplica(BaseReplica):
         if complaints := check(spec):
             raise ConfigError("\n".join(complaints))
         return spec
+
+    @classmethod
+    def changed(cls, spec: TorchSpec, *, config: Mapping[str, Any], learning_rate: float | None) -> TorchSpec:
+        """The spec with these entries of its config; the optimizer gets the rate, however it was given."""
+        spec = with_config(spec, config)
+        if learning_rate is None:
+            return spec
+        return replace(spec, optimizer=with_rate(spec.optimizer, learning_rate))
 
     dumps = staticmethod(dumps)
     loads = staticmethod(loads)

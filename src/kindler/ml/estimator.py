@@ -1,0 +1,135 @@
+"""Any Kindler estimator as a stage that trains."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.ml.base import Estimator as SparkEstimator
+from pyspark.ml.param import Param
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from kindler.errors import ConfigError, NotFittedError
+from kindler.estimator.estimator import Estimator
+from kindler.ml.model import KindlerModel
+from kindler.ml.params import FitParams
+from kindler.ml.persistence import SavedStage
+from kindler.ml.trust import is_trusted
+from kindler.models.registry import MODEL_KINDS
+from kindler.spark.frames import column
+
+__all__ = ["KindlerEstimator"]
+
+_KIND = "estimator"
+_log = logging.getLogger(__name__)
+
+
+class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
+    """A `kindler.Estimator` as a stage of Spark ML; `est.as_stage(...)` makes one.
+
+    Each `fit` trains a copy of the estimator, so that the folds and grid points of a CrossValidator all begin
+    from what the estimator has learned when the stage is made, and know nothing of one another. Each entry of
+    the estimator's `config` is a parameter of its own, by its name, unless the stage has one of that name.
+
+    Args:
+        estimator: The estimator.
+        callbacks: Callbacks of every fit. They are not saved with the stage.
+        params: The parameters; see `stage.explainParams()`.
+    """
+
+    _public = "kindler.ml.KindlerEstimator"
+
+    def __init__(
+        self, estimator: Estimator | None = None, *, callbacks: Sequence[Any] = (), **params: Any
+    ) -> None:
+        super().__init__()
+        self._estimator = estimator
+        self._callbacks = tuple(callbacks)
+        self._set_fit_defaults()
+        self._config_names = self._declare_config()
+        self.setParams(**params)
+
+    @property
+    def estimator(self) -> Estimator:
+        """The estimator that each fit begins from."""
+        if self._estimator is None:
+            raise NotFittedError("this stage has no estimator; est.as_stage(...) makes one that has.")
+        return self._estimator
+
+    def _declare_config(self) -> tuple[str, ...]:
+        """Make a parameter of each entry of the config."""
+        config = {} if self._estimator is None else self._estimator.config
+        names = [name for name in config if name.isidentifier() and not hasattr(self, name)]
+        for name in names:
+            setattr(self, name, Param(self, name, f"config[{name!r}], which creators are called with."))
+        self._params = None  # Spark looks for them once
+        return tuple(names)
+
+    def _fit(self, dataset: DataFrame) -> KindlerModel:
+        estimator = self._trained_on_a_copy(dataset)
+        model = KindlerModel(estimator)
+        model._resetUid(self.uid)
+        model._store_options = self._value("storeOptions") or {}
+        return self._copyValues(model)
+
+    def _trained_on_a_copy(self, dataset: DataFrame) -> Estimator:
+        base = self.estimator
+        folder = None if base.model_dir is None else f"{base.model_dir}/{self.uid}-{uuid.uuid4().hex[:8]}"
+        entries = {name: self._value(name) for name in self._config_names if self.isSet(name)}
+        estimator = base.copy(
+            config={**(self._value("config") or {}), **entries},
+            learning_rate=self._value("learningRate"),
+            workers=self._value("numWorkers"),
+            seed=self._value("seed"),
+            model_dir=folder,
+        )
+        training, validation = self._split(dataset)
+        estimator.fit(
+            training, validation_data=validation, callbacks=list(self._callbacks), **self._fit_options()
+        )
+        return estimator
+
+    def _split(self, dataset: DataFrame) -> tuple[DataFrame, DataFrame | None]:
+        name = self._value("validationIndicatorCol")
+        if name is None:
+            return dataset, None
+        if name not in dataset.columns:
+            raise ConfigError(
+                f"validationIndicatorCol: there is no column {name!r}; the data has {dataset.columns}."
+            )
+        marked = F.coalesce(column(name).cast("boolean"), F.lit(False))
+        return dataset.filter(~marked), dataset.filter(marked)
+
+    def _write_files(self, folder: Path) -> dict[str, Any]:
+        kind = MODEL_KINDS.model_kind(_KIND)
+        meta = kind.write(self.estimator, folder, trusted=False, **(self._value("storeOptions") or {}))
+        if meta["model_kind"] == "torch":
+            _log.warning(
+                "optimizer, loss and metrics of a PyTorch model are code and are not saved with %s: loaded"
+                " again, it cannot be fitted. Fitted models are saved whole.",
+                self.uid,
+            )
+        if self._callbacks:
+            _log.warning("the callbacks of %s are not saved with it.", self.uid)
+        return {"meta": meta, "config": self._json_config()}
+
+    def _json_config(self) -> dict[str, Any]:
+        """The entries of the config that JSON can have; the others come from the estimator's own code."""
+        kept = {}
+        for name in self._config_names:
+            try:
+                kept[name] = json.loads(json.dumps(self.estimator.config[name]))
+            except (TypeError, ValueError):
+                _log.warning("config[%r] of %s is not saved with it: JSON has no such value.", name, self.uid)
+        return kept
+
+    @classmethod
+    def _from_files(cls, folder: Path, facts: dict[str, Any]) -> KindlerEstimator:
+        kind = MODEL_KINDS.model_kind(_KIND)
+        config = facts.get("config") or {}
+        return cls(kind.read(folder, facts["meta"], trusted=is_trusted(), config=config))

@@ -1,0 +1,118 @@
+"""A model of any kind as a value that travels to executors, and scores rows there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kindler.data.columns import Columns
+from kindler.errors import ConfigError
+from kindler.inference.predictor import fixed_batches
+from kindler.ml.outputs import Finish
+from kindler.models.loaded import load_files
+from kindler.models.predictor import Predictor
+from kindler.models.signature import Arrays, fit, from_columns
+from kindler.temporary import Folder
+
+__all__ = ["ModelFiles", "Scorer"]
+
+Array = np.ndarray[Any, Any]
+
+_resident: OrderedDict[str, Predictor] = OrderedDict()
+_MOST_RESIDENT = 4
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model as its kind wrote it; travels to the executors, and is loaded once per process there.
+
+    Attributes:
+        kind: The name of its kind.
+        meta: What the kind must know to read it.
+        files: Its files, by their names.
+        trusted: Whether code in them may run.
+    """
+
+    kind: str
+    meta: Mapping[str, Any]
+    files: Mapping[str, bytes] = field(repr=False)
+    trusted: bool = False
+    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
+
+    @classmethod
+    def read(cls, kind: str, meta: Mapping[str, Any], folder: Path, *, trusted: bool) -> ModelFiles:
+        """The files of a folder."""
+        paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+        return cls(kind, dict(meta), files, trusted)
+
+    def write(self, folder: Path) -> None:
+        """Write them into an empty folder."""
+        for name, content in self.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+
+    @cached_property
+    def _key(self) -> str:
+        digest = hashlib.sha256(repr((self.kind, self.meta, self.trusted)).encode())
+        for name, content in self.files.items():
+            digest.update(f"{name}:{len(content)}:".encode())
+            digest.update(content)
+        return digest.hexdigest()
+
+    def predictor(self) -> Predictor:
+        """The model, ready to predict."""
+        if self._key not in _resident:
+            sys.path.extend(path for path in self.sys_path if path not in sys.path and os.path.exists(path))
+            with Folder("kindler-pretrained-") as folder:
+                self.write(folder)
+                loaded = load_files(self.kind, folder, self.meta, trusted=self.trusted)
+                _resident[self._key] = loaded.predictor
+            while len(_resident) > _MOST_RESIDENT:
+                _resident.popitem(last=False)
+        _resident.move_to_end(self._key)
+        return _resident[self._key]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """Scores batches of a frame's columns with such a model; travels to the executors."""
+
+    model: ModelFiles
+    columns: Columns
+    batch_size: int
+    method: str
+    chosen: tuple[str, ...]
+    finish: Finish
+
+    def score(self, chunks: Iterable[tuple[Array, ...]]) -> Iterator[list[Array]]:
+        """The columns for all rows of `chunks`, in batches of `batch_size`."""
+        predictor = self.model.predictor()
+        if self.method not in predictor.methods:
+            raise ConfigError(f"the model has no {self.method!r}; it has {', '.join(predictor.methods)}.")
+        names = [one.name for one in self.columns.features]
+        for batch in fixed_batches(chunks, self.batch_size):
+            given = fit(predictor.signature, self._given(predictor, dict(zip(names, batch, strict=True))))
+            yield self.finish(self._chosen(predictor.call(given, self.method)))
+
+    def _given(self, predictor: Predictor, columns: Arrays) -> Arrays:
+        """Columns by the names of the inputs: their own where they are the same, else in order."""
+        wanted = predictor.signature.names
+        if len(wanted) > 1 and len(wanted) == len(columns) and set(wanted) != set(columns):
+            return dict(zip(wanted, columns.values(), strict=True))
+        return from_columns(predictor.signature, columns)
+
+    def _chosen(self, outputs: Arrays) -> list[Array]:
+        missing = [name for name in self.chosen if name not in outputs]
+        if missing:
+            raise ConfigError(f"modelOutputs={missing}: the model has the outputs {sorted(outputs)}.")
+        return [outputs[name] for name in self.chosen] if self.chosen else list(outputs.values())

@@ -1,0 +1,191 @@
+"""Models that are trained already as stages: files, models in memory, and models of a store.
+
+What a model is, how its files are checked and how it is called is known by its kind, see `kindler.models`.
+Models of PyTorch and Keras become a `KindlerModel`, all others a `PretrainedModel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from pyspark.ml.base import Model
+from pyspark.ml.param import Param, TypeConverters
+from pyspark.sql import DataFrame
+
+from kindler.data.batches import inputs
+from kindler.data.columns import Columns
+from kindler.errors import ConfigError, NotFittedError
+from kindler.estimator.estimator import Estimator
+from kindler.estimator.inputs.samples import repeated_row, zeros
+from kindler.inference.outputs import arrow_type, refuse_taken, to_arrow
+from kindler.ml.model import KindlerModel
+from kindler.ml.model_files import ModelFiles, Scorer
+from kindler.ml.outputs import as_vectors
+from kindler.ml.params import PredictParams, declared
+from kindler.ml.persistence import SavedStage
+from kindler.ml.trust import is_trusted
+from kindler.models.framework import FrameworkKind
+from kindler.models.loaded import LoadedModel, load_files
+from kindler.models.registry import MODEL_KINDS
+from kindler.spark.frames import arrow_types, refuse_ambiguous
+from kindler.spark.predict import first_row, predict_frame
+from kindler.temporary import Folder
+
+__all__ = ["PretrainedModel", "pretrained"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Shelf(Protocol):
+    """`om.models`."""
+
+    store: Any
+
+    def metadata(self, name: str) -> Any: ...
+
+
+def pretrained(
+    model: Any, *, shelf: Shelf | None = None, trusted: bool = False, **params: Any
+) -> KindlerModel | PretrainedModel:
+    """Make a stage of a model that is trained already.
+
+    Args:
+        model: A model in memory (Keras, PyTorch, scikit-learn, ONNX), a trained `kindler.Estimator`, or the
+            path of a model: a `.keras` file, the folder of a SavedModel, an `.onnx` or OpenVINO `.xml` file,
+            a `.pt2` program. With `shelf`, a name on it, such as "digits@prod".
+        shelf: The models of a store: `om.models`.
+        trusted: Whether code that comes with the model may be run to read it.
+        params: Parameters of the stage: `inputCol`, `predictionCol` and so on.
+
+    Raises:
+        ConfigError: It is not a model that Kindler knows.
+        UntrustedError: It is code, and `trusted` was not passed.
+    """
+    if shelf is not None:
+        version = shelf.metadata(model)
+        with shelf.store.files(version) as folder:
+            return _of_files(version.kind, version.meta, folder, trusted=trusted, params=params)
+    if isinstance(model, Estimator):
+        return KindlerModel(model.copy(), **params)
+    if isinstance(model, str | PathLike):
+        model = Path(model)
+    kind = MODEL_KINDS.kind_of(model)
+    if isinstance(kind, FrameworkKind) and not isinstance(model, Path):
+        return KindlerModel(kind.estimator(model=model).copy(), **params)
+    with Folder("kindler-pretrained-") as folder:
+        meta = kind.write(model, folder, trusted=trusted)
+        return _of_files(kind.kind, meta, folder, trusted=trusted, params=params)
+
+
+def _of_files(
+    kind: str, meta: Mapping[str, Any], folder: Path, *, trusted: bool, params: Mapping[str, Any]
+) -> KindlerModel | PretrainedModel:
+    loaded = load_files(kind, folder, meta, trusted=trusted)  # what cannot be read is refused here
+    estimator = _as_estimator(loaded, meta)
+    if estimator is not None:
+        return KindlerModel(estimator, **params)
+    return PretrainedModel(ModelFiles.read(kind, meta, folder, trusted=trusted), **params)
+
+
+def _as_estimator(loaded: LoadedModel, meta: Mapping[str, Any]) -> Estimator | None:
+    if isinstance(loaded.model, Estimator):
+        return loaded.model
+    if isinstance(loaded.kind, FrameworkKind) and meta.get("form") != "program":
+        return loaded.kind.estimator(model=loaded.model)
+    return None
+
+
+class PretrainedModel(Model, PredictParams, SavedStage):
+    """A model that was trained elsewhere; `kindler.ml.pretrained(...)` makes one."""
+
+    _public = "kindler.ml.PretrainedModel"
+
+    modelOutputs: Param[list[str]] = declared(
+        "modelOutputs", "Which of the model's outputs are taken; by default all.", TypeConverters.toListString
+    )
+    modelMethod: Param[str] = declared(
+        "modelMethod",
+        "What is called: 'predict'; for some kinds also 'predict_proba' or 'transform'.",
+        TypeConverters.toString,
+    )
+
+    def __init__(self, model: ModelFiles | None = None, **params: Any) -> None:
+        super().__init__()
+        self._model = model
+        self._set_predict_defaults()
+        self._setDefault(modelMethod="predict")
+        self.setParams(**params)
+
+    @property
+    def model(self) -> ModelFiles:
+        """The model's files, and its kind."""
+        if self._model is None:
+            raise NotFittedError("this stage has no model; kindler.ml.pretrained(...) makes one that has.")
+        return self._model
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        options = self._predict_options(dataset)
+        types = arrow_types(dataset)
+        columns = replace(options.columns, need_labels=False, label_cols=[]).plan(types)
+        refuse_ambiguous(dataset, columns.names)
+        scorer = Scorer(
+            model=self.model,
+            columns=columns,
+            batch_size=options.batch_size,
+            method=self._value("modelMethod"),
+            chosen=tuple(self._value("modelOutputs") or ()),
+            finish=self._finish(),
+        )
+        sample = zeros(columns, self._layout(columns), types) or self._first_row(dataset, columns)
+        outputs = next(scorer.score([inputs(columns, sample)]))
+        names = self._outputs()
+        if len(names) != len(outputs):
+            raise ConfigError(
+                f"the model has {len(outputs)} outputs, and the stage names the columns {list(names)}.\n"
+                "Hint: name all of them with predictionCols, or choose with modelOutputs."
+            )
+        folded = {name.lower() for name in dataset.columns}  # Spark would replace one by the other
+        refuse_taken(names, [*dataset.columns, *(name for name in names if name.lower() in folded)])
+        kinds = [arrow_type(output.dtype, output.ndim) for output in outputs]
+        scored = predict_frame(dataset, scorer, names=names, types=kinds, convert=to_arrow, stored=None)
+        return as_vectors(scored, self._vector_columns())
+
+    def _layout(self, columns: Columns) -> dict[str, Any]:
+        """dtype and row shape of the columns, where the model's inputs say them."""
+        specs = self.model.predictor().signature.inputs
+        if len(specs) != len(columns.features):
+            return {}
+        by_name = {spec.name: spec for spec in specs}
+        named = all(one.name in by_name for one in columns.features)
+        pairs = [
+            (one.name, by_name[one.name] if named else spec)
+            for one, spec in zip(columns.features, specs, strict=True)
+        ]
+        return {
+            name: (spec.dtype, spec.shape[1:])
+            for name, spec in pairs
+            if spec.shape is not None and spec.dtype not in (None, "object") and None not in spec.shape[1:]
+        }
+
+    def _first_row(self, dataset: DataFrame, columns: Columns) -> list[Array]:
+        if dataset.isStreaming:
+            raise ConfigError(
+                "the width of a stream's columns is unknown until rows arrive.\n"
+                "Hint: give it with shapes={column: (width,)}."
+            )
+        return repeated_row(first_row(dataset, columns), columns)
+
+    def _write_files(self, folder: Path) -> dict[str, Any]:
+        self.model.write(folder)
+        return {"kind": self.model.kind, "meta": dict(self.model.meta)}
+
+    @classmethod
+    def _from_files(cls, folder: Path, facts: dict[str, Any]) -> PretrainedModel:
+        kind, meta, trusted = str(facts["kind"]), facts["meta"], is_trusted()
+        load_files(kind, folder, meta, trusted=trusted)  # refuses here, not on an executor
+        return cls(ModelFiles.read(kind, meta, folder, trusted=trusted))

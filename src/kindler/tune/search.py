@@ -1,0 +1,342 @@
+"""The search itself: trials run side by side in threads of the driver, each of them a normal run.
+
+A run's own workers are where it says: processes of this machine, or tasks of Spark. Optuna chooses values and
+says which trials to cut short; `storage.py` keeps the study, `subjects.py` trains.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import Trial, TrialState
+
+from kindler.engine import local
+from kindler.errors import ConfigError, TrainingError
+from kindler.tune.space import Space
+from kindler.tune.storage import LOST, claim, release, retake, storage_url
+from kindler.tune.study import Best, Study
+from kindler.tune.subjects import Subject, subject_of
+
+__all__ = ["search"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
+_SAMPLERS = ("tpe", "random", "grid")
+_PRUNERS = ("median", "halving", "hyperband")
+
+
+class _Stopped(BaseException):
+    """Ends the runs of a study that was interrupted; not an error of a trial's."""
+
+
+def search(
+    model: Any,
+    space: Mapping[Any, Any],
+    data: Any,
+    validation_data: Any = None,
+    *,
+    metric: str | None = None,
+    trials: int = 20,
+    slots: int | None = None,
+    fit: Mapping[str, Any] | None = None,
+    evaluator: Any = None,
+    sampler: Any = "tpe",
+    pruner: Any = "median",
+    seed: int = 0,
+    folder: str | PathLike[str] | None = None,
+    storage: str | None = None,
+    name: str = "study",
+    timeout_s: float | None = None,
+    verbose: int = 1,
+) -> Study:
+    """Search for the values with which a model does best.
+
+    A trial that fails is recorded and the search goes on. With `folder` or `storage`, a search that is called
+    again, after it was interrupted or its process died, goes on where it was, to `trials` in all.
+
+    Args:
+        model: A function that takes a dict of values and returns an `Estimator`; an `Estimator`, whose
+            `config` takes the values (and whose learning rate is "learning_rate"); or a stage or pipeline of
+            Spark ML.
+        space: What to search: names, or parameters of stages, with `tune.uniform`, `tune.loguniform`,
+            `tune.integer`, `tune.choice` or a distribution of Optuna. Other values are passed on as they are.
+        data: What each trial is trained on.
+        validation_data: What it is validated on after each epoch.
+        metric: The figure of the history that counts, at the end of a trial: "val_loss", "max:val_gain". None
+            is "val_loss", or "loss" without `validation_data`.
+        trials: How many trials the study is to have; with the sampler "grid", no more than it has points.
+        slots: How many trials run side by side. None is one for each core of this machine, or slot of Spark.
+        fit: Other arguments of `Estimator.fit`; they may be searched, too: `fit={"batch_size":
+            tune.choice([32, 64])}`.
+        evaluator: For stages: an evaluator of Spark ML, which judges the predictions for `validation_data`.
+        sampler: "tpe", "random", "grid", or a sampler of Optuna.
+        pruner: "median", "halving", "hyperband", a pruner of Optuna, or None to run all trials to their end.
+        seed: Decides what samplers draw.
+        folder: Where the study is kept: its database, and the weights of its best trial.
+        storage: Another database: "sqlite:///FILE" or "postgresql://USER@HOST/DATABASE".
+        name: The study's name in the database.
+        timeout_s: No trial begins after this time.
+        verbose: 0 does not report trials.
+
+    Raises:
+        ConfigError: The arguments cannot work.
+        TrainingError: Not one trial could be finished; the first error is its cause.
+    """
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise ConfigError(f"trials must be a whole number of at least 1; received {trials!r}.")
+    if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):
+        raise ConfigError(f"slots must be a whole number of at least 1; received {slots!r}.")
+    slots = min(slots or _slots(data), trials)
+    subject, named = subject_of(
+        model,
+        space,
+        data,
+        validation_data,
+        metric=metric,
+        fit=dict(fit or {}),
+        evaluator=evaluator,
+        alone=slots == 1,
+    )
+    chosen = Space(named)
+    if not chosen.searched:
+        raise ConfigError(f"space={dict(space)!r} has nothing to search, such as tune.uniform(0, 1).")
+    place = None if folder is None else Path(folder)
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+    with _quiet_optuna():
+        study = optuna.create_study(
+            storage=storage_url(storage, place),
+            study_name=name,
+            sampler=_sampler(sampler, chosen, seed),
+            pruner=_pruner(pruner),
+            direction="minimize" if subject.direction == "min" else "maximize",
+            load_if_exists=True,
+        )
+        _check_direction(study, subject, name)
+        best = Best(subject, chosen, place)
+        best.go_on_from(study)
+        if sampler == "grid":
+            trials = _enqueue(study, chosen, trials)
+        runner = _Runner(study, subject, chosen, best, verbose=verbose)
+        runner.run(trials, slots, timeout_s)
+    result = Study(study, best)
+    if not any(trial.state is not TrialState.FAIL for trial in study.get_trials(deepcopy=False)):
+        raise TrainingError(
+            f"all {len(result.trials)} trials failed; the first: {result.trials[0]['error']}"
+        ) from runner.first_error
+    return result
+
+
+class _Runner:
+    """Runs the trials of a study in threads, one for each slot."""
+
+    def __init__(
+        self, study: optuna.Study, subject: Subject, space: Space, best: Best, *, verbose: int
+    ) -> None:
+        self._study, self._subject, self._space, self._best = study, subject, space, best
+        self._verbose = verbose
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._left = 0
+        self._deadline = math.inf
+        self.first_error: BaseException | None = None
+        self._broken: BaseException | None = None
+
+    def run(self, trials: int, slots: int, timeout_s: float | None) -> None:
+        claim(self._study)
+        try:
+            lost = retake(self._study)
+            if lost:
+                _log.info("%d trials of a driver that died are run again.", lost)
+            self._left = trials - self._done()
+            self._deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+            threads = [
+                threading.Thread(target=self._work, name=f"kindler-tune-{i}")
+                for i in range(min(slots, max(self._left, 0)))
+            ]
+            self._follow(threads)
+        finally:
+            release(self._study)
+        if self._broken is not None:
+            raise self._broken
+
+    def _follow(self, threads: list[threading.Thread]) -> None:
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():  # a signal that another thread receives does not end a wait
+                    thread.join(_LOOK_S)
+        except BaseException:
+            self._stop.set()  # running trials end at what their workers report next
+            for thread in threads:
+                thread.join()
+            raise
+
+    def _done(self) -> int:
+        """Trials that need not be run again."""
+        finished = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        return sum(
+            not trial.user_attrs.get(LOST)
+            for trial in self._study.get_trials(deepcopy=False, states=finished)
+        )
+
+    def _work(self) -> None:
+        try:
+            while (begun := self._begin()) is not None:
+                self._one(*begun)
+        except BaseException as exc:  # noqa: BLE001 - the edge of the thread: `run` raises it
+            with self._lock:
+                self._broken = self._broken or exc
+            self._stop.set()
+
+    def _begin(self) -> tuple[Trial, dict[str, Any]] | None:
+        with self._lock:
+            if self._stop.is_set() or self._left < 1 or time.monotonic() > self._deadline:
+                return None
+            self._left -= 1
+            trial = self._study.ask()
+            return trial, self._space.draw(trial)
+
+    def _one(self, trial: Trial, values: dict[str, Any]) -> None:
+        began = time.monotonic()
+
+        def report(epoch: int, figure: float) -> None:
+            trial.report(figure, epoch)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+
+        def check() -> None:
+            if self._stop.is_set():
+                raise _Stopped
+
+        try:
+            figure, trained, facts = self._subject.run(values, report, check)
+            if math.isnan(figure):
+                raise TrainingError("the metric is not a number (NaN).")
+        except optuna.TrialPruned:
+            self._tell(trial, began, "was cut short", state=TrialState.PRUNED)
+        except _Stopped:
+            with self._lock:
+                trial.set_user_attr(LOST, True)
+                self._study.tell(trial, state=TrialState.FAIL)
+                self._study.enqueue_trial(trial.params)
+        except Exception as exc:  # noqa: BLE001 - a trial's own failure does not end the study
+            with self._lock:
+                self.first_error = self.first_error or exc
+            trial.set_user_attr("error", f"{type(exc).__name__}: {exc}")
+            _log.warning("trial %d failed: %s: %s", trial.number, type(exc).__name__, exc)
+            self._tell(trial, began, f"failed: {type(exc).__name__}", state=TrialState.FAIL)
+        else:
+            with self._lock:
+                trial.set_user_attr("facts", facts)
+                self._best.offer(trial.number, figure, trained)
+            self._tell(trial, began, f"{figure:.6g}", values=figure)
+
+    def _tell(self, trial: Trial, began: float, said: str, **outcome: Any) -> None:
+        seconds = time.monotonic() - began
+        with self._lock:
+            trial.set_user_attr("seconds", round(seconds, 3))
+            self._study.tell(trial, **outcome)
+        if self._verbose:
+            values = ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
+            sys.stderr.write(f"trial {trial.number} {said} ({values}; {seconds:.1f} s)\n")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _slots(data: Any) -> int:
+    session = getattr(data, "sparkSession", None)
+    if session is None:
+        return local.slots()
+    from kindler.spark.slots import slots
+
+    return slots(session)
+
+
+def _check_direction(study: optuna.Study, subject: Subject, name: str) -> None:
+    kept = "min" if study.direction == optuna.study.StudyDirection.MINIMIZE else "max"
+    if kept != subject.direction:
+        raise ConfigError(
+            f"the study {name!r} was begun with a metric whose {kept}imum is best, not its"
+            f" {subject.direction}imum.\nHint: choose another name= or folder=."
+        )
+
+
+def _sampler(given: Any, space: Space, seed: int) -> Any:
+    if not isinstance(given, str):
+        return given
+    if given == "grid":
+        _grid(space)  # complains where there is none
+    if given in ("random", "grid"):
+        return optuna.samplers.RandomSampler(seed=seed)
+    if given != "tpe":
+        raise ConfigError(f"sampler={given!r}: expected {', '.join(map(repr, _SAMPLERS))} or one of Optuna.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # Trials that run side by side are told apart: what still runs counts as a bad value.
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def _enqueue(study: optuna.Study, space: Space, trials: int) -> int:
+    """Queue the points of the grid, the last parameter changing first; returns how many trials that makes."""
+    grid = _grid(space)
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    for point in points[:trials]:
+        study.enqueue_trial(point, skip_if_exists=True)
+    return min(trials, len(points))
+
+
+def _grid(space: Space) -> dict[str, list[Any]]:
+    grid: dict[str, list[Any]] = {}
+    for name, dimension in space.searched.items():
+        distribution: Any = dimension.distribution
+        if hasattr(distribution, "choices"):
+            grid[name] = list(distribution.choices)
+        elif isinstance(distribution, optuna.distributions.IntDistribution) and not distribution.log:
+            grid[name] = list(range(distribution.low, distribution.high + 1, distribution.step))
+        else:
+            raise ConfigError(f"sampler='grid': {name!r} has no list of values; use tune.choice([...]).")
+    return grid
+
+
+def _pruner(given: Any) -> Any:
+    if given is None:
+        return optuna.pruners.NopPruner()
+    if not isinstance(given, str):
+        return given
+    made: dict[str, Any] = {
+        "median": optuna.pruners.MedianPruner,
+        "halving": optuna.pruners.SuccessiveHalvingPruner,
+        "hyperband": optuna.pruners.HyperbandPruner,
+    }
+    if given not in made:
+        known = ", ".join(map(repr, _PRUNERS))
+        raise ConfigError(f"pruner={given!r}: expected {known}, None or one of Optuna.")
+    return made[given]()
+
+
+@contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """Optuna reports each trial on its own; what is worth saying is said here."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(level)

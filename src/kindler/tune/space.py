@@ -1,0 +1,130 @@
+"""What a search chooses from: one dimension for each value that differs between trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import Trial
+
+from kindler.errors import ConfigError
+
+__all__ = ["Dimension", "Space", "choice", "integer", "loguniform", "uniform"]
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """The values that one parameter may take.
+
+    Attributes:
+        distribution: What Optuna draws from.
+        values: The values themselves, where Optuna draws only their numbers.
+    """
+
+    distribution: BaseDistribution
+    values: tuple[Any, ...] = ()
+
+    def draw(self, trial: Trial, name: str) -> Any:
+        """The value of a trial, which is the same each time it is asked."""
+        drawn = _suggest(trial, name, self.distribution)
+        return self.values[drawn] if self.values else drawn
+
+    def value(self, drawn: Any) -> Any:
+        """The value that Optuna has recorded as `drawn`."""
+        return self.values[int(drawn)] if self.values else drawn
+
+
+def uniform(low: float, high: float, *, step: float | None = None) -> Dimension:
+    """Any number from `low` to `high`, or every `step`-th."""
+    _check_range(low, high)
+    return Dimension(FloatDistribution(float(low), float(high), step=step))
+
+
+def loguniform(low: float, high: float) -> Dimension:
+    """Any number from `low` to `high`, each order of magnitude as likely as the next."""
+    _check_range(low, high, positive=True)
+    return Dimension(FloatDistribution(float(low), float(high), log=True))
+
+
+def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> Dimension:
+    """A whole number from `low` to `high`, both included; with `log`, small ones are more likely."""
+    _check_range(low, high, positive=log)
+    return Dimension(IntDistribution(int(low), int(high), step=step, log=log))
+
+
+def choice(values: Sequence[Any]) -> Dimension:
+    """One of some values, of any kind and in no order."""
+    kept = tuple(values)
+    if not kept:
+        raise ConfigError("choice([]): there is nothing to choose from.")
+    if all(isinstance(value, _PLAIN) for value in kept):
+        return Dimension(CategoricalDistribution(kept))
+    return Dimension(CategoricalDistribution(tuple(range(len(kept)))), kept)
+
+
+class Space:
+    """The values of a search by name: dimensions, and values that all trials share."""
+
+    def __init__(self, dimensions: Mapping[str, Any]) -> None:
+        self._dimensions = {name: _dimension(name, given) for name, given in dimensions.items()}
+
+    @property
+    def searched(self) -> dict[str, Dimension]:
+        """What differs between trials."""
+        return {name: one for name, one in self._dimensions.items() if isinstance(one, Dimension)}
+
+    def draw(self, trial: Trial) -> dict[str, Any]:
+        """The values of a trial."""
+        return {
+            name: one.draw(trial, name) if isinstance(one, Dimension) else one
+            for name, one in self._dimensions.items()
+        }
+
+    def recorded(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a trial of which Optuna has recorded these parameters."""
+        return {
+            name: one.value(params[name]) if isinstance(one, Dimension) else one
+            for name, one in self._dimensions.items()
+            if not isinstance(one, Dimension) or name in params
+        }
+
+
+def _dimension(name: str, given: Any) -> Any:
+    if isinstance(given, BaseDistribution):
+        return Dimension(given)
+    if isinstance(given, range | set | frozenset) or hasattr(given, "rvs"):
+        raise ConfigError(
+            f"space[{name!r}]={given!r} is not a dimension.\nHint: tune.choice([...]),"
+            " tune.integer(low, high), tune.uniform(low, high) or tune.loguniform(low, high)."
+        )
+    return given
+
+
+def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Any:
+    if isinstance(distribution, FloatDistribution):
+        return trial.suggest_float(
+            name, distribution.low, distribution.high, step=distribution.step, log=distribution.log
+        )
+    if isinstance(distribution, IntDistribution):
+        return trial.suggest_int(
+            name, distribution.low, distribution.high, step=distribution.step, log=distribution.log
+        )
+    if isinstance(distribution, CategoricalDistribution):
+        return trial.suggest_categorical(name, distribution.choices)
+    raise ConfigError(f"{type(distribution).__name__} is not a distribution that a search knows.")
+
+
+def _check_range(low: float, high: float, *, positive: bool = False) -> None:
+    if not low <= high:
+        raise ConfigError(f"a range from {low} to {high} is empty.")
+    if positive and low <= 0:
+        raise ConfigError(f"a logarithmic range must begin above 0; received {low}.")
