@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,8 @@ class Batch:
     """One worker's rows of one step.
 
     Attributes:
-        features: One array a feature column (or one for all, when they are stacked).
+        features: One array a feature column (or one for all, when they are stacked); what `held_by` gave, if
+            that was called.
         labels: One array a label column.
         rows: How many rows this worker has in this step; may be 0.
         global_rows: How many rows all workers together have in this step.
@@ -37,7 +39,7 @@ class Batch:
         where: Names a row of this worker's by where it stood in the data; None where that is not known.
     """
 
-    features: tuple[Array, ...]
+    features: tuple[Any, ...]
     labels: tuple[Array, ...]
     rows: int
     global_rows: int
@@ -113,9 +115,17 @@ class Batches:
         self._prefetch = _ahead_for(spool) if prefetch is None else prefetch
         self._features = [spool.arrays[column.name] for column in columns.features]
         self._labels = [(column, spool.arrays[column.name]) for column in columns.labels]
+        self._takers: tuple[Callable[[slice | Array], Any], ...] | None = None
         self._following: tuple[int, Generator[Batch, None, None]] | None = None
         if columns.stack_features:
             _check_stackable(columns.features, self._features)
+
+    def held_by(
+        self, hold: Callable[[Sequence[Array]], Sequence[Callable[[slice | Array], Any]] | None]
+    ) -> None:
+        """Let whoever computes keep the features, and take rows from there."""
+        if not self._columns.stack_features and (takers := hold(self._features)) is not None:
+            self._takers, self._prefetch = tuple(takers), 0
 
     def epoch(self, epoch: int) -> Generator[Batch, None, None]:
         """The steps of one pass. Close it (or use it up) to end its thread."""
@@ -183,12 +193,17 @@ class Batches:
             start, stop = int(self._own_before(low, epoch)), int(self._own_before(high, epoch))
             rows = slice(start, stop) if picked is None else picked[start:stop]
             yield Batch(
-                features=inputs(self._columns, [_taken(array, rows) for array in self._features]),
+                features=self._inputs(rows),
                 labels=tuple(_label(_taken(array, rows), column) for column, array in self._labels),
                 rows=stop - start,
                 global_rows=high - low,
                 where=self._where(epoch, start),
             )
+
+    def _inputs(self, rows: slice | Array) -> tuple[Any, ...]:
+        if self._takers is not None:
+            return tuple(take(rows) for take in self._takers)
+        return inputs(self._columns, [_taken(array, rows) for array in self._features])
 
     def _where(self, epoch: int, start: int) -> Callable[[int], int | str] | None:
         """Names the rows of a pass from `start` on, for complaints: looked up only when there is one."""

@@ -126,6 +126,8 @@ class Estimator:
         clip_value: float | None = None,
         accumulation_steps: int = 1,
         inputs: Literal["positional", "dict"] = "positional",
+        compile: Literal["auto", "default", "graphs", "reduce-overhead"] | None = None,  # noqa: A002
+        device_cache: Literal["auto"] | bool = "auto",
         settings: RunSettings | None = None,
         backend: str | None = None,
         log_dir: str | PathLike[str] | None = None,
@@ -155,6 +157,10 @@ class Estimator:
             accumulation_steps: Split each step into this many forward and backward passes: less memory, same
                 result.
             inputs: "positional" calls `model(*columns)`, "dict" calls `model({name: column})`.
+            compile: "default" or "reduce-overhead" compile the model with `torch.compile`. "graphs" runs each
+                training step as one CUDA graph, "auto" does so where it is possible; both need a GPU.
+            device_cache: Whether features stay on the GPU between epochs. "auto": if they take no more than a
+                third of its free memory. Results are the same.
             settings: Time limits, threads, shared memory.
             backend: Accepted for programs written for Orca ("bigdl", "torch_distributed", "horovod", "spark",
                 "ray"), without effect.
@@ -176,6 +182,8 @@ class Estimator:
             clip_value=clip_value,
             accumulation_steps=accumulation_steps,
             inputs=inputs,
+            compile=compile,
+            device_cache=device_cache,
         )
         refuse(
             *check(spec),

@@ -161,6 +161,10 @@ class BaseReplica:
     def as_given(self) -> None:
         """Nothing besides weights belongs to the user."""
 
+    def hold(self, columns: Sequence[Array]) -> Sequence[Callable[[slice | Array], Any]] | None:
+        """Rows stay where they are."""
+        return None
+
     def join(self, collective: Collective) -> None:
         """Start from rank 0's state."""
         if collective.size > 1:

@@ -260,6 +260,9 @@ class Stepper(Scorer, Tallies, Keeps, Protocol):
     def as_given(self) -> None:
         """Take from the user's own model what it says besides weights (what is frozen), not from a state."""
 
+    def hold(self, columns: Sequence[Array]) -> Sequence[Callable[[slice | Array], Any]] | None:
+        """Keep these columns where the model computes, if that pays; a function for each that takes rows."""
+
     def join(self, collective: Collective) -> None:
         """Start from rank 0's state; at most once. `merge_buffers` goes through this from now on."""
 

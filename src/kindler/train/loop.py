@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from kindler.data.batches import Batch
+from kindler.data.batches import Batch, Batches
 from kindler.frameworks.contract import Stepper
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.sync.contract import Sync
@@ -60,6 +60,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
         label_names=data.labels,
         label_shapes=_varying_shapes(data),
     )
+    _hold(replica, data)
     start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
     if len(states) == 1:  # a new run: what its user has frozen since the last one counts
         replica.as_given()
@@ -74,6 +75,12 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     if not worker.leads:
         return [b"", b""]
     return [json.dumps({"rows": rows, "layout": data.layout}).encode(), state]
+
+
+def _hold(replica: Stepper, data: BatchStream) -> None:
+    """Let the replica keep rows that are read in every epoch."""
+    if isinstance(data, Batches):
+        data.held_by(replica.hold)
 
 
 def _varying_shapes(data: BatchStream) -> list[Sequence[int]] | None:
@@ -94,6 +101,8 @@ class _Fit:
             if task.validation
             else None
         )
+        if self._validation is not None:
+            _hold(replica, self._validation)
         options = self._options = task.training
         self._steps = options.steps_per_epoch or train.steps
         self._expected = options.steps_per_epoch or train.expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,10 @@ import torch
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Array
 
-__all__ = ["arrays", "preload", "resolve_device", "tensors"]
+__all__ = ["arrays", "held", "preload", "resolve_device", "tensors"]
+
+_MOST_HELD = 3  # a third of the memory that is free, so that the rest is left for training
+_CHUNK_BYTES = 64 << 20
 
 
 def preload() -> None:
@@ -48,7 +51,7 @@ def resolve_device(device: str, local_rank: int = 0) -> torch.device:
     return wanted if wanted.index is not None else torch.device("cuda", local_rank % count)
 
 
-def tensors(columns: tuple[Array, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
+def tensors(columns: tuple[Any, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
     """The arrays on the device."""
     return tuple(_tensor(column, device) for column in columns)
 
@@ -68,12 +71,53 @@ def arrays(outputs: Any) -> list[Array]:
     return [_array(output) for output in several]
 
 
-def _tensor(array: Array, device: torch.device) -> torch.Tensor:
+def held(
+    columns: Sequence[Array], device: torch.device, wanted: bool | str
+) -> Sequence[Callable[[slice | Array], torch.Tensor]] | None:
+    """Copies of the columns on a GPU, as functions that take rows from them; None where they stay.
+
+    Args:
+        columns: Rows first.
+        device: Where the model is.
+        wanted: Whether to; "auto" where they take no more than a third of the memory that is free.
+    """
+    if device.type != "cuda" or not wanted or not columns:
+        return None
+    size = sum(column.nbytes for column in columns)
+    if wanted == "auto" and size > torch.cuda.mem_get_info(device)[0] // _MOST_HELD:
+        return None
+    return [_Held(column, device) for column in columns]
+
+
+class _Held:
+    """A column on a GPU."""
+
+    def __init__(self, column: Array, device: torch.device) -> None:
+        rows = max(1, _CHUNK_BYTES // max(1, column[:1].nbytes))
+        parts = [np.array(column[start : start + rows]) for start in range(0, len(column), rows)]
+        first = torch.from_numpy(parts[0] if parts else np.array(column))
+        self._rows = torch.empty(column.shape, dtype=first.dtype, device=device)
+        for number, part in enumerate(parts):
+            self._rows[number * rows : number * rows + len(part)].copy_(torch.from_numpy(part))
+
+    def __call__(self, rows: slice | Array) -> torch.Tensor:
+        if isinstance(rows, slice):
+            return self._rows[rows].clone()  # a model may write its input
+        places = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(
+            self._rows.device, non_blocking=True
+        )
+        return self._rows.index_select(0, places)
+
+
+def _tensor(array: Any, device: torch.device) -> torch.Tensor:
     """The array on the device; what may not be written is copied, since a model may write its input."""
+    if isinstance(array, torch.Tensor):
+        return array  # held there
     if not array.flags.writeable and device.type == "cpu":
         array = np.array(array)
     tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+    # Copied to pinned memory first: from any other, the copy to a GPU would be waited for.
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _array(output: torch.Tensor) -> Array:

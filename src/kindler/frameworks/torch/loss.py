@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,7 @@ class LossRule:
         binary: It is element-wise, and targets are probabilities.
         logits: Its outputs are scores around 0, not probabilities.
         ignored: The class number that stands for none.
+        look: Complains about labels whose values this loss cannot mean; known from the first batch on.
 
     Args:
         loss: A module or function of (outputs, targets).
@@ -83,6 +85,7 @@ class LossRule:
         self.binary = isinstance(loss, _BINARY_MODULES) or function in _BINARY_FUNCTIONS
         self.logits = isinstance(loss, nn.BCEWithLogitsLoss) or function is F.binary_cross_entropy_with_logits
         self.ignored: int = options.get("ignore_index", -100)
+        self.look: Callable[[LabelSource], None] | None = None
         # What a subclass with a forward of its own does with values and divisors is its own affair.
         self._plain = function is not None or _is_plain(loss, (*_CLASS_MODULES, *_ELEMENT_MODULES))
         reduction = options.get("reduction", "mean")
@@ -131,9 +134,13 @@ class LossRule:
 
     def _look_at(self, output: torch.Tensor, target: torch.Tensor, source: LabelSource) -> None:
         if self.by_class and not target.is_floating_point():
-            refuse_non_classes(source, 0, classes=output.shape[1], ignored=self.ignored)
+            self.look = functools.partial(
+                refuse_non_classes, place=0, classes=output.shape[1], ignored=self.ignored
+            )
         elif self._plain and (self.by_class or self.binary):
-            refuse_non_probabilities(source, 0)
+            self.look = functools.partial(refuse_non_probabilities, place=0)
+        if self.look is not None:
+            self.look(source)
 
     def _fitted_all(
         self, outputs: tuple[Any, ...] | list[Any], targets: tuple[torch.Tensor, ...]
@@ -164,7 +171,9 @@ class LossRule:
         if self._class_weight is None:
             count = kept.sum()
         else:
-            count = self._class_weight[target[kept]].sum()
+            # Not indexed with a mask: the number of rows that it keeps would have to come back from a GPU.
+            weights = self._class_weight[torch.where(kept, target, 0)]
+            count = torch.where(kept, weights, 0).sum()
         # On a GPU reading the number would wait for it.
         return count if count.is_cuda else float(count.item())
 

@@ -46,17 +46,31 @@ class Counter:
             else:
                 self._functions[name] = metric
         self._device = device
-        self._weight: float | torch.Tensor
-        self._clear()
+        self._rows = 0
+        with torch.inference_mode(False):  # training adds to what evaluation may have counted first
+            self._loss = torch.zeros((), dtype=torch.float64, device=device)
+            self._weight: float | torch.Tensor = self._zero()
+            self._means: dict[str, Any] = {name: self._zero() for name in self._functions}
+            self._counts: dict[str, Any] = {name: self._zero() for name in self._functions}
+        for metric in self._states.values():
+            metric.reset()
+
+    def _zero(self) -> float | torch.Tensor:
+        """Where a sum begins: on a GPU in a place of its own, which a recorded step adds to."""
+        return torch.zeros_like(self._loss) if self._loss.is_cuda else 0.0
 
     def add(self, judged: Judged, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
         """Count one batch."""
         self._loss += judged.total
-        self._weight += judged.weight
-        self._rows += rows
+        self._weight = _plus(self._weight, judged.weight)
+        self.count(rows)
         if self._states or self._functions:
             with torch.no_grad():
                 self._measure(outputs, targets, rows)
+
+    def count(self, rows: int) -> None:
+        """Count rows whose loss and metrics were added by a recorded step."""
+        self._rows += rows
 
     def running_loss(self) -> float:
         """Mean loss so far; NaN before the first row."""
@@ -89,22 +103,22 @@ class Counter:
         """The tallies just as they are, for `restore`; counting goes on."""
         return {
             "loss": self._loss.clone(),
-            "weight": self._weight,
+            "weight": _copied(self._weight),
             "rows": self._rows,
-            "means": dict(self._means),
-            "counts": dict(self._counts),
+            "means": {name: _copied(total) for name, total in self._means.items()},
+            "counts": {name: _copied(count) for name, count in self._counts.items()},
             "states": {name: _states_of(metric) for name, metric in self._states.items()},
         }
 
     def restore(self, tallies: Mapping[str, Any]) -> None:
         """Go on counting from what `keep` gave; metrics that were not counted then begin anew."""
         self._clear()
-        self._loss = tallies["loss"].to(self._device)
-        self._weight = _moved(tallies["weight"], self._device)
+        self._loss += tallies["loss"].to(self._device)
+        self._weight = _plus(self._weight, _moved(tallies["weight"], self._device))
         self._rows = tallies["rows"]
         for name in self._means.keys() & tallies["means"].keys():
-            self._means[name] = _moved(tallies["means"][name], self._device)
-            self._counts[name] = _moved(tallies["counts"][name], self._device)
+            for kept, key in ((self._means, "means"), (self._counts, "counts")):
+                kept[name] = _plus(kept[name], _moved(tallies[key][name], self._device))
         for name in self._states.keys() & tallies["states"].keys():
             for path, part in _parts(self._states[name]):
                 kept = tallies["states"][name][path]
@@ -145,11 +159,11 @@ class Counter:
         return merged
 
     def _clear(self) -> None:
-        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._weight = 0.0
+        self._loss.zero_()
+        self._weight = _nothing(self._weight)
         self._rows = 0
-        self._means: dict[str, Any] = dict.fromkeys(self._functions, 0.0)
-        self._counts: dict[str, Any] = dict.fromkeys(self._functions, 0.0)
+        for name in self._functions:
+            self._means[name], self._counts[name] = _nothing(self._means[name]), _nothing(self._counts[name])
         for metric in self._states.values():
             metric.reset()
 
@@ -165,10 +179,23 @@ class Counter:
                 value = function(outputs, target)
                 value = value.detach().double().mean() if isinstance(value, torch.Tensor) else float(value)
                 total, count = value * rows, rows
-            self._means[name] = self._means[name] + total
-            self._counts[name] = self._counts[name] + count
+            self._means[name] = _plus(self._means[name], total)
+            self._counts[name] = _plus(self._counts[name], count)
         for metric in self._states.values():
             metric.update(*_metric_arguments(metric, outputs, targets))
+
+
+def _plus(total: Any, more: Any) -> Any:
+    """The sum; on a GPU in the place where it was."""
+    return total.add_(more) if isinstance(total, torch.Tensor) and total.is_cuda else total + more
+
+
+def _nothing(total: Any) -> Any:
+    return total.zero_() if isinstance(total, torch.Tensor) and total.is_cuda else 0.0
+
+
+def _copied(total: Any) -> Any:
+    return total.clone() if isinstance(total, torch.Tensor) else total
 
 
 def named_metrics(given: Any, config: Mapping[str, Any], loss: LossRule | None = None) -> dict[str, Any]:

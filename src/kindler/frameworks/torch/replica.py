@@ -8,6 +8,7 @@ the training loop.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -23,7 +24,8 @@ from kindler.frameworks.contract import Batch
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
-from kindler.frameworks.torch.device import arrays, preload, resolve_device, tensors
+from kindler.frameworks.torch.device import arrays, held, preload, resolve_device, tensors
+from kindler.frameworks.torch.graphs import GraphedStep, facts_of, make_capturable, why_not
 from kindler.frameworks.torch.labels import LabelSource
 from kindler.frameworks.torch.loss import Judged, LossRule
 from kindler.frameworks.torch.metrics import Counter, named_metrics
@@ -92,6 +94,9 @@ class TorchReplica(BaseReplica):
         label_names: Names of the labels, for complaints.
         label_shapes: Where rows of one batch may have another shape than those of another: the shape of a
             row of each label, in the first batch of all. Otherwise None.
+
+    Attributes:
+        mode: How steps are run, and why not as graphs, where the spec asks for that.
     """
 
     fuses = "torch"
@@ -140,6 +145,10 @@ class TorchReplica(BaseReplica):
         self._changed: list[bool] = []
         self._epoch_rows = 0
         self._freezer = Freezer()
+        self._graphs: GraphedStep | None = None
+        self._chosen = False
+        self._now: Batch
+        self.mode: str | None = None
 
     @classmethod
     def make_spec(cls, **options: Any) -> TorchSpec:
@@ -181,6 +190,8 @@ class TorchReplica(BaseReplica):
             if self.spec.loss is not None:
                 _ = self.loss  # on its device before an optimizer takes its parameters
             self._optimizer = build_optimizer(self.spec, self.model)
+            if self.spec.compile in ("auto", "graphs") and self.device.type == "cuda":
+                make_capturable(self._optimizer)
             self._scheduler = build_scheduler(self.spec, self._optimizer)
         return self._optimizer
 
@@ -215,6 +226,10 @@ class TorchReplica(BaseReplica):
         if self._tracked is None:
             self._tracked = Tracked(*self._modules().values())
         return self._tracked
+
+    def hold(self, columns: Sequence[Array]) -> Sequence[Callable[[slice | Array], Any]] | None:
+        """Keep these columns on the GPU, if there is one and the spec lets it."""
+        return held(columns, self.device, self.spec.device_cache)
 
     def join(self, collective: Collective) -> None:
         """Start from rank 0's state; what ranks share besides gradients goes through `collective`."""
@@ -257,14 +272,52 @@ class TorchReplica(BaseReplica):
         if not batch.global_rows:
             return
         fresh = self._begin_step()
+        if (graphs := self._graphed()) is not None:
+            self._replayed(graphs, batch)
+            return
         if batch.rows:
-            self._backward(batch)
+            self._backward(batch, self._tensors(batch.features), self._tensors(batch.labels))
         elif self._exchange is not None:
             self._exchange.idle(weighted=self.loss.weighted)
         if fresh:
             self._take_in(fresh)
         self._move()
         self._count_rows(batch)
+
+    def _graphed(self) -> GraphedStep | None:
+        """What runs steps as graphs, if that was asked for and can be."""
+        if not self._chosen and self.spec.compile in ("auto", "graphs"):
+            reason = why_not(self.spec, self.optimizer, self.device, several=self._exchange is not None)
+            if reason is None:
+                self._graphs = GraphedStep(self._whole_step, self._facts)
+            elif self.spec.compile == "graphs":
+                raise ConfigError(
+                    f"compile='graphs': {reason}, so a step cannot be recorded as a CUDA graph.\n"
+                    "Hint: compile='auto' records steps where that is possible."
+                )
+            self.mode = "graphs" if reason is None else f"eager: {reason}"
+        self._chosen = True
+        return self._graphs
+
+    def _replayed(self, graphs: GraphedStep, batch: Batch) -> None:
+        if self.loss.look is not None:
+            self.loss.look(self._label_source(batch))
+        self._freezer.settle()
+        self._now = batch
+        if graphs.run(self._tensors(batch.features), self._tensors(batch.labels)):
+            self.counter.count(batch.rows)  # the rest of what `add` does is in the graph
+        self.step += 1
+        self._count_rows(batch)
+
+    def _whole_step(self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]) -> None:
+        for parameter in self.parameters.held:
+            parameter.grad = None
+        self._backward(self._now, features, labels)
+        self._clip()
+        step_optimizer(self.optimizer)
+
+    def _facts(self) -> Any:
+        return facts_of(self.optimizer, self.parameters.held)
 
     def names(self) -> list[str]:
         """What the trained parameters are called; those of nobody's module by their number."""
@@ -288,7 +341,7 @@ class TorchReplica(BaseReplica):
         trained = self.parameters.trained
         if not batch.rows:
             return Gradients([np.zeros_like(to_array(parameter)) for parameter in trained], 0.0)
-        weight = self._backward(batch)
+        weight = self._backward(batch, self._tensors(batch.features), self._tensors(batch.labels))
         # Where no weights divide it, the sum of all ranks' gradients is the mean over the rows of all.
         scale = 1.0 if self.loss.weighted else batch.global_rows / batch.rows
         self._count_rows(batch)
@@ -587,12 +640,13 @@ class TorchReplica(BaseReplica):
         if rng["cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(rng["cuda"], self.device)
 
-    def _backward(self, batch: Batch) -> float | torch.Tensor:
+    def _backward(
+        self, batch: Batch, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]
+    ) -> float | torch.Tensor:
         """All micro-batches of one step; fused, `grad` holds the mean over all ranks afterwards.
 
         Returns what this rank's own mean weighs.
         """
-        features, labels = self._tensors(batch.features), self._tensors(batch.labels)
         source = self._label_source(batch)
         passes = min(self.spec.accumulation_steps, batch.rows)
         weight: float | torch.Tensor = 0.0
@@ -668,8 +722,16 @@ class TorchReplica(BaseReplica):
 
     def _forward(self, features: tuple[torch.Tensor, ...]) -> Any:
         if self.spec.inputs == "dict":
-            return self.model(dict(zip(self._names, features, strict=True)))
-        return self.model(*features)
+            return self._compiled(dict(zip(self._names, features, strict=True)))
+        return self._compiled(*features)
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        """The model, compiled by torch if that was asked for."""
+        if self.spec.compile not in ("default", "reduce-overhead"):
+            return self.model
+        compiled: Callable[..., Any] = torch.compile(self.model, mode=self.spec.compile)
+        return compiled
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.spec.precision is None:

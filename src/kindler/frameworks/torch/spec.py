@@ -52,6 +52,7 @@ PLATEAU_STEP = (
     "ReduceLROnPlateau waits for a figure of each epoch, so it cannot move with scheduler_step='step'.\n"
     "Hint: scheduler_step='epoch' shows it the training loss of each epoch."
 )
+_COMPILE = ("auto", "default", "graphs", "reduce-overhead")
 _LAZY = (
     "the model has lazy layers whose sizes are not known yet.\n"
     "Hint: call the model once on a sample in its creator, or give the layers their sizes."
@@ -78,6 +79,9 @@ class TorchSpec:
         clip_value: Largest absolute value of a gradient's element.
         accumulation_steps: Forward and backward passes that one step is cut into, to save memory.
         inputs: "positional" calls `model(*features)`, "dict" calls `model({name: feature})`.
+        compile: "default" or "reduce-overhead" for `torch.compile`; "graphs" to run whole steps as CUDA graphs,
+            "auto" to do so where it is possible.
+        device_cache: Whether features are kept on a GPU from the first epoch on; "auto" where they fit easily.
     """
 
     model: Any
@@ -92,6 +96,8 @@ class TorchSpec:
     clip_value: float | None = None
     accumulation_steps: int = 1
     inputs: Literal["positional", "dict"] = "positional"
+    compile: Literal["auto", "default", "graphs", "reduce-overhead"] | None = None
+    device_cache: Literal["auto"] | bool = "auto"
 
 
 def dumps(spec: TorchSpec) -> bytes:
@@ -289,6 +295,10 @@ def _other_complaints(spec: TorchSpec) -> Iterator[str]:
         yield f"config must be a dict; received {spec.config!r}."
     if spec.precision not in (None, "bf16"):
         yield f"precision must be None or 'bf16'; received {spec.precision!r}."
+    if spec.device_cache not in ("auto", True, False):
+        yield f"device_cache must be 'auto', True or False; received {spec.device_cache!r}."
+    if spec.compile not in (None, *_COMPILE):
+        yield f"compile must be None or one of {', '.join(map(repr, _COMPILE))}; received {spec.compile!r}."
     if not isinstance(spec.accumulation_steps, int) or spec.accumulation_steps < 1:
         yield f"accumulation_steps must be a whole number from 1; received {spec.accumulation_steps!r}."
     for name in ("clip_norm", "clip_value"):
