@@ -13,6 +13,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,95 @@ def test_a_driver_that_has_used_the_gpu_can_train_on_it() -> None:
 
     torch.zeros(1, device="cuda")
     trained(device="cuda")
+
+
+def classifier(**options: Any) -> tuple[Any, Any, list[np.ndarray]]:
+    """A fit of a small classifier with dropout, an uneven last step and a rate that falls; what it says."""
+    import torch
+    from torch import nn
+
+    from kindler import Estimator
+
+    labels = (X[:, 0] > 0).astype("int64")
+    labels[200:230] = options.pop("label", 1)
+    extra = options.pop("layer", nn.Identity)
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), extra(), nn.Linear(16, 2)
+        )
+
+    est = Estimator.from_torch(
+        model=model,
+        optimizer=options.pop("optimizer", torch.optim.AdamW),
+        loss=nn.CrossEntropyLoss(weight=options.pop("weight", None)),
+        metrics="accuracy",
+        scheduler_creator=lambda optimizer, config: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+        workers=1,
+        device="cuda",
+        **options,
+    )
+    history = est.fit((X, labels), epochs=4, batch_size=40, verbose=0)
+    return est, history, [value.cpu().numpy() for value in est.get_model().state_dict().values()]
+
+
+def _assert_same_training(**options: Any) -> None:
+    _, eager, expected = classifier(device_cache=False, **options)
+    _, graphs, found = classifier(compile="graphs", **options)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for name in ("loss", "accuracy", "num_samples", "steps"):
+        np.testing.assert_allclose(list(graphs[name]), list(eager[name]), rtol=1e-6)
+
+
+def test_steps_as_graphs_end_with_the_weights_of_eager_steps() -> None:
+    import torch
+
+    _assert_same_training()
+    _assert_same_training(label=-100)  # some steps have labels that do not count
+    _assert_same_training(clip_norm=0.1, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    _assert_same_training(weight=torch.tensor([0.2, 0.8]))
+
+
+def test_a_layer_that_draws_in_python_is_not_recorded() -> None:
+    import random
+
+    from torch import nn
+
+    class Skips(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x if random.random() < 0.5 else x * 2
+
+    _, eager, expected = classifier(layer=Skips)
+    _, auto, found = classifier(layer=Skips, compile="auto")
+    _assert_close(found, expected)
+    assert list(auto["num_samples"]) == list(eager["num_samples"])
+    _assert_refused(lambda: classifier(layer=Skips, compile="graphs"), "random numbers in Python")
+
+
+def test_a_layer_that_reads_a_value_back_is_not_recorded() -> None:
+    from torch import nn
+
+    class Looks(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x if x.sum().item() > 0 else x * 2
+
+    _, eager, expected = classifier(layer=Looks)
+    _, auto, found = classifier(layer=Looks, compile="auto")
+    _assert_close(found, expected)
+    assert list(auto["num_samples"]) == list(eager["num_samples"])
+    _assert_refused(lambda: classifier(layer=Looks, compile="graphs"), "reads a value back")
+
+
+def _assert_refused(fit: Callable[[], Any], message: str) -> None:
+    from kindler.errors import ConfigError
+
+    said = ""
+    try:
+        fit()
+    except ConfigError as exc:
+        said = str(exc)
+    assert message in said
 
 
 def test_a_gpu_that_is_not_there_is_named() -> None:

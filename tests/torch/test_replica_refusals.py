@@ -241,3 +241,18 @@ def test_what_a_callback_puts_to_rest_before_the_first_step_rests() -> None:
         model.train()
 
     assert model.seen == ["tete", "tete"]
+
+
+def test_graphs_without_a_gpu_are_refused_and_auto_trains_eagerly() -> None:
+    options = {"model": nn.Linear(4, 1), "optimizer": SGD, "loss": nn.MSELoss()}
+    wanting = TorchReplica(TorchSpec(**options, compile="graphs"), device="cpu")
+    taking = TorchReplica(TorchSpec(**options, compile="auto"), device="cpu")
+
+    with pytest.raises(ConfigError, match="cannot be recorded as a CUDA graph: the device is cpu"):
+        wanting.train_step(batch(X, Y))
+    taking.train_step(batch(X, Y))
+
+    assert taking.mode == "eager: the device is cpu"
+    assert _complaints(compile="fast") == [
+        "compile must be None or one of 'auto', 'default', 'graphs', 'reduce-overhead'; received 'fast'."
+    ]

@@ -1,21 +1,21 @@
-"""A whole training step as one CUDA graph: forward, loss, backward, clipping and optimizer in a single launch.
+"""A whole training step as one CUDA graph: forward, loss, backward, clipping and optimizer in one launch.
 
 Small models spend most of a step launching kernels one by one from Python. A graph records the kernels of one
 step and replays them on other rows, which are copied to where the recorded ones lay. What Python decides in a
-step (shapes, learning rates, which parameters are trained) is recorded too, so a graph is thrown away when one
-of these changes, and steps of another shape run one kernel at a time.
+step (shapes, learning rates, which parameters are trained) is recorded too. So a graph is thrown away when
+one of these changes, and steps of another shape run one kernel at a time.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import numpy as np
 import torch
 
-from kindler.errors import ConfigError
-
-__all__ = ["GraphedStep", "facts_of", "make_capturable", "why_not"]
+__all__ = ["GraphedStep", "facts_of", "make_capturable", "numbers_in_python", "why_not"]
 
 _WARM_UP_STEPS = 3  # libraries choose their kernels, and optimizers make their state
 _MOST_CAPTURES = 20
@@ -30,10 +30,21 @@ class GraphedStep:
     Args:
         compute: Computes a whole step on these features and labels, and moves the weights.
         facts: All that Python decides in a step, other than shapes; a graph is good while they are the same.
+        in_python: A picture of what steps might change in Python alone, which a graph would leave as it is.
+
+    Attributes:
+        problem: Why there is no graph, once one was tried.
     """
 
-    def __init__(self, compute: Callable[[Tensors, Tensors], None], facts: Callable[[], Hashable]) -> None:
-        self._compute, self._facts = compute, facts
+    problem: str | None = None
+
+    def __init__(
+        self,
+        compute: Callable[[Tensors, Tensors], None],
+        facts: Callable[[], Hashable],
+        in_python: Callable[[], Any],
+    ) -> None:
+        self._compute, self._facts, self._in_python = compute, facts, in_python
         self._graph: torch.cuda.CUDAGraph | None = None
         self._features: Tensors = ()
         self._labels: Tensors = ()
@@ -42,23 +53,39 @@ class GraphedStep:
         self._steps = self._captures = 0
 
     def run(self, features: Tensors, labels: Tensors) -> bool:
-        """One step; whether a graph ran alone, without `compute`."""
+        """One step; whether a graph ran."""
         shapes = _shapes(features, labels)
         if self._shapes is None:
             self._shapes = shapes  # of the first step; only the last of an epoch has others
-        if shapes != self._shapes or self._steps < _WARM_UP_STEPS or self._captures >= _MOST_CAPTURES:
-            self._steps += shapes == self._shapes
+        usual = shapes == self._shapes
+        if usual and self._steps < _WARM_UP_STEPS:
+            self._warm_up(features, labels)
+            return False
+        if not usual or self.problem is not None or self._captures >= _MOST_CAPTURES:
             self._alone(features, labels)
             return False
         facts = self._facts()
         if self._graph is None or facts != self._known:
-            self._capture(features, labels).replay()
             self._known = facts
-            return False
+            graph = self._captured(features, labels)
+            if graph is None:
+                self._alone(features, labels)
+                return False
+            graph.replay()
+            return True
         for place, rows in zip((*self._features, *self._labels), (*features, *labels), strict=True):
             place.copy_(rows, non_blocking=True)
         self._graph.replay()
         return True
+
+    def _warm_up(self, features: Tensors, labels: Tensors) -> None:
+        before = self._in_python()
+        self._alone(features, labels)
+        self._steps += 1
+        if self._in_python() != before:
+            self.problem = (
+                "the model draws random numbers in Python, or changes numbers of its own with each step"
+            )
 
     def _alone(self, features: Tensors, labels: Tensors) -> None:
         """One step kernel by kernel, on a stream of its own as a recording needs it."""
@@ -68,20 +95,24 @@ class GraphedStep:
             self._compute(features, labels)
         current.wait_stream(side)
 
-    def _capture(self, features: Tensors, labels: Tensors) -> torch.cuda.CUDAGraph:
+    def _captured(self, features: Tensors, labels: Tensors) -> torch.cuda.CUDAGraph | None:
+        """A recording of this step, which has not run then; None where it cannot be recorded."""
         self._graph = None
         self._features, self._labels = (tuple(t.clone() for t in part) for part in (features, labels))
         graph = torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        drawn = generator.clone_state()
         try:
             # Other threads (those that make batches) may go on meanwhile.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._compute(self._features, self._labels)
         except RuntimeError as exc:
-            raise ConfigError(
-                f"a step of this model cannot be recorded as a CUDA graph: {str(exc).partition(chr(10))[0]}\n"
-                "Hint: something in the model, its loss or its metrics reads a value back from the GPU (.item(),"
-                " an if on a tensor, indexing with a mask). Use compile='default', or leave compile out."
-            ) from exc
+            generator.graphsafe_set_state(drawn)  # it would go on as if it were recorded
+            self.problem = (
+                "something in the model, its loss or its metrics reads a value back from the GPU (.item(), an"
+                f" if on a tensor, indexing with a mask): {str(exc).partition(chr(10))[0]}"
+            )
+            return None
         self._graph = graph
         self._captures += 1
         return graph
@@ -121,6 +152,16 @@ def facts_of(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Paramet
         for group in optimizer.param_groups
     )
     return weights, numbers
+
+
+def numbers_in_python(model: torch.nn.Module) -> Any:
+    """Python's and numpy's random states, and the plain numbers that modules keep."""
+    kept = [
+        {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
+        for module in model.modules()
+    ]
+    drawn: Any = np.random.get_state()
+    return kept, random.getstate(), drawn[1].tobytes(), drawn[2]
 
 
 def _shapes(features: Tensors, labels: Tensors) -> Hashable:

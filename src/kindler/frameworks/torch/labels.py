@@ -39,8 +39,8 @@ class LabelSource:
         return LabelSource(arrays, self.names, lambda row: self.where(start + row))
 
 
-def refuse_non_classes(source: LabelSource, place: int, *, classes: int, ignored: int) -> None:
-    """Complain about the first label that is no class number.
+def refuse_non_classes(source: LabelSource, place: int, *, classes: int, ignored: int) -> bool:
+    """Complain about the first label that is no class number; whether all of them are one.
 
     Args:
         source: The labels.
@@ -50,16 +50,17 @@ def refuse_non_classes(source: LabelSource, place: int, *, classes: int, ignored
     """
     values = source.arrays[place]
     if not values.size:
-        return
+        return True
     low, high = values.min(), values.max()
     whole = values.dtype.kind != "f" or bool((values == np.floor(values)).all())
     if whole and low >= 0 and high < classes:
-        return
+        return not 0 <= ignored < classes or not bool((values == ignored).any())
     with np.errstate(invalid="ignore"):
         fits = (values >= 0) & (values < classes) & (values == np.floor(values))
     _complain(
         source, place, ~(fits | (values == ignored)), lambda value: _class_complaint(value, classes, ignored)
     )
+    return False
 
 
 def refuse_non_probabilities(source: LabelSource, place: int) -> None:

@@ -70,7 +70,8 @@ class LossRule:
         binary: It is element-wise, and targets are probabilities.
         logits: Its outputs are scores around 0, not probabilities.
         ignored: The class number that stands for none.
-        look: Complains about labels whose values this loss cannot mean; known from the first batch on.
+        all_count: Whether every label of the batch that was last looked at is known to be a class, and none
+            to be ignored.
 
     Args:
         loss: A module or function of (outputs, targets).
@@ -85,7 +86,8 @@ class LossRule:
         self.binary = isinstance(loss, _BINARY_MODULES) or function in _BINARY_FUNCTIONS
         self.logits = isinstance(loss, nn.BCEWithLogitsLoss) or function is F.binary_cross_entropy_with_logits
         self.ignored: int = options.get("ignore_index", -100)
-        self.look: Callable[[LabelSource], None] | None = None
+        self.all_count = False
+        self._check: Callable[[LabelSource], bool | None] | None = None
         # What a subclass with a forward of its own does with values and divisors is its own affair.
         self._plain = function is not None or _is_plain(loss, (*_CLASS_MODULES, *_ELEMENT_MODULES))
         reduction = options.get("reduction", "mean")
@@ -109,6 +111,7 @@ class LossRule:
             if len(targets) == 1 and isinstance(outputs, torch.Tensor):
                 targets = (self._fitted(outputs, targets[0]),)
             arguments = (outputs, *targets)
+        self.all_count = False
         if source is not None and len(targets) == 1 and isinstance(arguments[0], torch.Tensor):
             self._look_at(arguments[0], targets[0], source)
         loss = self._loss(*arguments)
@@ -134,13 +137,16 @@ class LossRule:
 
     def _look_at(self, output: torch.Tensor, target: torch.Tensor, source: LabelSource) -> None:
         if self.by_class and not target.is_floating_point():
-            self.look = functools.partial(
+            self._check = functools.partial(
                 refuse_non_classes, place=0, classes=output.shape[1], ignored=self.ignored
             )
         elif self._plain and (self.by_class or self.binary):
-            self.look = functools.partial(refuse_non_probabilities, place=0)
-        if self.look is not None:
-            self.look(source)
+            self._check = functools.partial(refuse_non_probabilities, place=0)
+        self.look(source)
+
+    def look(self, source: LabelSource) -> None:
+        """Complain about labels whose values this loss cannot mean, once a batch has shown what those are."""
+        self.all_count = self._check is not None and bool(self._check(source))
 
     def _fitted_all(
         self, outputs: tuple[Any, ...] | list[Any], targets: tuple[torch.Tensor, ...]
@@ -167,6 +173,8 @@ class LossRule:
         return Judged(loss, 1.0, self._divisor(target), per_row=target.numel() / rows)
 
     def _divisor(self, target: torch.Tensor) -> float | torch.Tensor:
+        if self._class_weight is None and self.all_count:
+            return float(target.numel())
         kept = target != self.ignored
         if self._class_weight is None:
             count = kept.sum()

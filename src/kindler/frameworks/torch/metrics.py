@@ -63,7 +63,8 @@ class Counter:
         """Count one batch."""
         self._loss += judged.total
         self._weight = _plus(self._weight, judged.weight)
-        self.count(rows)
+        if not (self._loss.is_cuda and torch.cuda.is_current_stream_capturing()):  # recorded, not computed
+            self.count(rows)
         if self._states or self._functions:
             with torch.no_grad():
                 self._measure(outputs, targets, rows)

@@ -49,7 +49,7 @@ def counted(name: str, loss: LossRule | None = None) -> Counted:
 
 def _accuracy_for(loss: LossRule | None) -> Callable[[torch.Tensor, torch.Tensor], Sums]:
     if loss is not None and loss.by_class:
-        return lambda outputs, target: _by_class(outputs, target, loss.ignored)
+        return lambda outputs, target: _by_class(outputs, target, None if loss.all_count else loss.ignored)
     if loss is not None and loss.binary:
         cut = 0.0 if loss.logits else 0.5
         return lambda outputs, target: _binary(outputs, target, cut)
@@ -57,12 +57,14 @@ def _accuracy_for(loss: LossRule | None) -> Callable[[torch.Tensor, torch.Tensor
     return lambda outputs, target: _by_form(outputs, target, scores=scores)
 
 
-def _by_class(outputs: torch.Tensor, target: torch.Tensor, ignored: int) -> Sums:
+def _by_class(outputs: torch.Tensor, target: torch.Tensor, ignored: int | None) -> Sums:
     """The share of targets whose class has the highest score; ignored ones do not count."""
     target = as_classes(outputs, target)
     guess = outputs.argmax(dim=1)
     if target.is_floating_point():
         return (guess == target.argmax(dim=1)).double().sum(), guess.numel()
+    if ignored is None:
+        return (guess == target).sum(), guess.numel()
     kept = target != ignored
     return ((guess == target) & kept).double().sum(), kept.sum()
 

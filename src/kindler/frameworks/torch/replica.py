@@ -8,10 +8,10 @@ the training loop.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,13 @@ from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
 from kindler.frameworks.torch.device import arrays, held, preload, resolve_device, tensors
-from kindler.frameworks.torch.graphs import GraphedStep, facts_of, make_capturable, why_not
+from kindler.frameworks.torch.graphs import (
+    GraphedStep,
+    facts_of,
+    make_capturable,
+    numbers_in_python,
+    why_not,
+)
 from kindler.frameworks.torch.labels import LabelSource
 from kindler.frameworks.torch.loss import Judged, LossRule
 from kindler.frameworks.torch.metrics import Counter, named_metrics
@@ -288,24 +294,31 @@ class TorchReplica(BaseReplica):
         """What runs steps as graphs, if that was asked for and can be."""
         if not self._chosen and self.spec.compile in ("auto", "graphs"):
             reason = why_not(self.spec, self.optimizer, self.device, several=self._exchange is not None)
+            self._note_mode(reason)
             if reason is None:
-                self._graphs = GraphedStep(self._whole_step, self._facts)
-            elif self.spec.compile == "graphs":
-                raise ConfigError(
-                    f"compile='graphs': {reason}, so a step cannot be recorded as a CUDA graph.\n"
-                    "Hint: compile='auto' records steps where that is possible."
+                self._graphs = GraphedStep(
+                    self._whole_step, self._facts, partial(numbers_in_python, self.model)
                 )
-            self.mode = "graphs" if reason is None else f"eager: {reason}"
         self._chosen = True
         return self._graphs
 
+    def _note_mode(self, problem: str | None) -> None:
+        if problem is not None and self.spec.compile == "graphs":
+            raise ConfigError(
+                f"compile='graphs': a step cannot be recorded as a CUDA graph: {problem}.\n"
+                "Hint: compile='auto' records steps where that is possible; compile='default' uses"
+                " torch.compile."
+            )
+        self.mode = "graphs" if problem is None else f"eager: {problem}"
+
     def _replayed(self, graphs: GraphedStep, batch: Batch) -> None:
-        if self.loss.look is not None:
-            self.loss.look(self._label_source(batch))
+        self.loss.look(self._label_source(batch))
         self._freezer.settle()
         self._now = batch
         if graphs.run(self._tensors(batch.features), self._tensors(batch.labels)):
             self.counter.count(batch.rows)  # the rest of what `add` does is in the graph
+        elif graphs.problem is not None:
+            self._note_mode(graphs.problem)
         self.step += 1
         self._count_rows(batch)
 
@@ -317,7 +330,7 @@ class TorchReplica(BaseReplica):
         step_optimizer(self.optimizer)
 
     def _facts(self) -> Any:
-        return facts_of(self.optimizer, self.parameters.held)
+        return facts_of(self.optimizer, self.parameters.held), self.loss.all_count
 
     def names(self) -> list[str]:
         """What the trained parameters are called; those of nobody's module by their number."""
@@ -725,7 +738,7 @@ class TorchReplica(BaseReplica):
             return self._compiled(dict(zip(self._names, features, strict=True)))
         return self._compiled(*features)
 
-    @functools.cached_property
+    @cached_property
     def _compiled(self) -> Callable[..., Any]:
         """The model, compiled by torch if that was asked for."""
         if self.spec.compile not in ("default", "reduce-overhead"):

@@ -79,9 +79,10 @@ class TorchSpec:
         clip_value: Largest absolute value of a gradient's element.
         accumulation_steps: Forward and backward passes that one step is cut into, to save memory.
         inputs: "positional" calls `model(*features)`, "dict" calls `model({name: feature})`.
-        compile: "default" or "reduce-overhead" for `torch.compile`; "graphs" to run whole steps as CUDA graphs,
-            "auto" to do so where it is possible.
-        device_cache: Whether features are kept on a GPU from the first epoch on; "auto" where they fit easily.
+        compile: "default" or "reduce-overhead" for `torch.compile`; "graphs" to run whole steps as CUDA
+            graphs, "auto" to do so where it is possible.
+        device_cache: Whether features are kept on a GPU from the first epoch on; "auto" where they fit
+            easily.
     """
 
     model: Any
