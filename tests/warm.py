@@ -20,10 +20,15 @@ def _as_if_it_had_not_failed(launch: Any, *, failed: bool) -> None:
     _clean_up(launch, failed=False)
 
 
+def keep_warm(patch: pytest.MonkeyPatch) -> None:
+    """From now on a failed run leaves the warm process as it is."""
+    patch.setattr(local._LocalLaunch, "clean_up", _as_if_it_had_not_failed)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _warm() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local._LocalLaunch, "clean_up", _as_if_it_had_not_failed)
+        keep_warm(patch)
         yield
 
 

@@ -78,6 +78,11 @@ def problem(page: Path) -> str | None:
 
 
 def main(pages: list[str]) -> None:
+    import pytest
+
+    from tests.warm import keep_warm
+
+    keep_warm(pytest.MonkeyPatch())  # many pages show what fails
     report = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
         found = {page: problem(Path(page)) for page in pages}

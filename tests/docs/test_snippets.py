@@ -59,7 +59,7 @@ def run(pages: list[Path], folder: Path, **environ: str) -> dict[str, str | None
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/docs/pages.py"), *map(str, pages)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environ},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **environ},
         capture_output=True,
         text=True,
         timeout=600,

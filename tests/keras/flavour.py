@@ -38,5 +38,5 @@ two_unless_whole = pytest.mark.skipif(
     reason="on TensorFlow and PyTorch; on every backend with KINDLER_TEST_WHOLE=1",
 )
 
-# What ranks of `kindler.testing` inherit; each would import it otherwise, pytest too.
-PRELOAD = (KERAS.__name__, "pytest", "kindler.frameworks.keras.replica", "kindler.sync.allreduce")
+# What ranks of `kindler.testing` inherit; each would import it otherwise.
+PRELOAD = (KERAS.__name__, "kindler.frameworks.keras.replica")

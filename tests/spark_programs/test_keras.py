@@ -45,6 +45,8 @@ def test_mnist_is_learned_on_two_local_slots(mnist: Path, keras_on_two_slots: Pr
     assert_learned(keras_on_two_slots("mnist_keras.py"))
 
 
+# PyTorch on a cluster and Keras on Spark's tasks run always; a third driver would show the two together.
+@whole_only
 @pytest.mark.cluster
 def test_mnist_is_learned_on_a_master_and_two_workers(cluster: Cluster, mnist: Path, tmp_path: Path) -> None:
     printed = run_programs(tmp_path, ("mnist_keras.py", "jax", cluster.address, mnist, tmp_path, MNIST_SIZE))

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 SRC = Path(__file__).parents[2] / "src"
 TOOLS = (
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Run:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=570,
         )
         assert done.returncode == 0, done.stderr
         # The JVM itself, not Spark, says these two before any setting is read.

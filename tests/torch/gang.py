@@ -12,12 +12,9 @@ from kindler.testing.ranks import GangWorker
 
 __all__ = ["PRELOAD", "GangWorker", "attach", "run_ranks"]
 
-# Whatever is not here is imported by every rank of every test: pytest too, which is their main module.
-# What the first test of a process names counts for all, so that all of them name this.
-PRELOAD = (
-    *("torch", "torch._dynamo", "torchmetrics", "pytest"),
-    *("kindler.frameworks.torch.replica", "kindler.sync.allreduce"),
-)
+# Whatever is not here is imported by every rank of every test. What the first test of a process names counts
+# for all, so that all of them name this.
+PRELOAD = ("torch", "torch._dynamo", "torchmetrics", "kindler.frameworks.torch.replica")
 
 
 def attach(replica: Any, worker: GangWorker, *, shared_memory: bool = True) -> AllReduce:

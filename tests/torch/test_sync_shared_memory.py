@@ -64,9 +64,11 @@ def test_every_rank_gets_the_sum_in_rank_order_bit_by_bit(size: int) -> None:
 def _miss(worker: GangWorker) -> tuple[int, ...]:
     [channel] = channels(worker, _host(worker, timeout_s=0.3), [64], TORCH)
     if worker.rank == 1:
+        worker.barrier()
         return ()
     channel.slot(torch.float32).zero_()
     channel.post()
+    worker.barrier()  # the others have come, however late
     with pytest.raises(SyncTimeoutError, match="did not arrive") as caught:
         channel.sum_into(torch.empty(16))
     return caught.value.missing

@@ -52,7 +52,7 @@ _READ_EARLY = (
     *("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "HOME", "PROTOCOL_BUFFERS_", "ARROW_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_", "VECLIB_", "NPY_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "HIP_", "ROCR_", "HSA_", "ZE_", "ONEDNN_", "DNNL_"),
-    *("TORCH", "PYTORCH_", "ATEN_", "TRITON_", "TF_", "XLA_", "JAX", "KERAS_", "TPU_"),
+    *("TORCH", "PYTORCH_", "ATEN_", "TRITON_", "TF_", "XLA_", "JAX", "KERAS_", "TPU_", "JE_ARROW_"),
 )
 # Of those, what libraries set themselves when they are imported, in this process at any time.
 _SET_BY_LIBRARIES = frozenset(
@@ -381,9 +381,10 @@ def _spawn(recipe: Recipe, owner: int, path: Path) -> None:
 
 def _quiet_threads() -> dict[str, str]:
     """Numeric libraries and Arrow's allocator start threads on import, which do not survive a fork."""
+    allocator = filter(None, [os.environ.get("JE_ARROW_MALLOC_CONF"), "background_thread:false"])
     return {
         "OPENBLAS_NUM_THREADS": "1",
-        "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        "JE_ARROW_MALLOC_CONF": ",".join(allocator),
         "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
     }
 

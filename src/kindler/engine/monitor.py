@@ -19,9 +19,7 @@ __all__ = ["Listener", "verdict", "watch"]
 Listener = Callable[[Event], None]
 
 _TURN_S = 0.2
-_LAST_TURN_S = (
-    0.01  # all ranks have ended: their supervisors follow in a moment, and a run should not end late
-)
+_LAST_TURN_S = 0.01  # all ranks have ended, and what started them follows in a moment
 _NEARLY = 0.9
 _STACKS_TIMEOUT_S = 3.0
 _log = logging.getLogger(__name__)

@@ -30,6 +30,8 @@ __all__ = ["DIED", "GangWorker", "RankFailed", "run_ranks"]
 DIED = "died"
 
 _DEADLINE_S = 300.0  # only a gang that is stuck comes near it
+# Every rank would import these itself; pytest is its main module, as that of the process that starts it.
+_ALWAYS_PRELOADED = ("cloudpickle", "pytest", "kindler.testing.ranks", "kindler.sync.allreduce")
 
 
 @dataclass
@@ -122,7 +124,7 @@ def run_ranks(
         prepare: A function, as "module:function", that is called first in each process.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*preload, "cloudpickle"])
+    context.set_forkserver_preload([*preload, *_ALWAYS_PRELOADED])
     keys = tuple(hosts) if hosts is not None else ("host",) * size
     with tempfile.TemporaryDirectory() as scratch:
         pipes, processes = [], []

@@ -154,10 +154,12 @@ def test_floats_that_numpy_does_not_know_are_summed_in_float32_and_come_back_as_
 
 
 def _missing(worker: GangWorker, shared_memory: bool, absent: int) -> tuple[int, ...]:
-    group = HostGroup(worker, timeout_s=1.5, shared_memory=shared_memory)
+    worker.barrier()  # processes do not start at the same time, and exchanges are to wait for one rank only
+    group = HostGroup(worker, timeout_s=2.5, shared_memory=shared_memory)
     arrays = [_values(worker.rank, (LARGE,))]
     group.mean(arrays, 1.0)
     missing: tuple[int, ...] = ()
+    worker.barrier()
     if worker.rank != absent:
         with pytest.raises(SyncTimeoutError, match="did not arrive") as caught:
             group.mean(arrays, 1.0)
@@ -167,8 +169,13 @@ def _missing(worker: GangWorker, shared_memory: bool, absent: int) -> tuple[int,
     return missing
 
 
-@pytest.mark.parametrize("absent", [0, 1])
-@pytest.mark.parametrize("name", ["two", "three", "five", "two-over-the-network", "three-over-the-network"])
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        *((name, 1) for name in ("two", "three", "five", "two-over-the-network", "three-over-the-network")),
+        *((name, 0) for name in ("three", "two-over-the-network")),
+    ],
+)
 def test_a_rank_that_never_comes_is_named_by_all_and_nobody_hangs(name: str, absent: int) -> None:
     results = GANGS[name].run(_missing, absent)
 
@@ -190,7 +197,8 @@ class _Dying(HostGroup):
 
 def _outlive(worker: GangWorker, shared_memory: bool, mortal: int) -> str:
     group_type = _Dying if worker.rank == mortal else HostGroup
-    group = group_type(worker, timeout_s=1.5, shared_memory=shared_memory)
+    worker.barrier()
+    group = group_type(worker, timeout_s=2.5, shared_memory=shared_memory)
     try:
         for _ in range(3):
             group.mean([_values(worker.rank, (LARGE,))], 1.0)

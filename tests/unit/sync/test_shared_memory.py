@@ -56,9 +56,11 @@ def test_every_rank_gets_the_sum_in_rank_order_bit_by_bit(size: int) -> None:
 def _miss(worker: GangWorker) -> tuple[int, ...]:
     [channel] = channels(worker, _host(worker, timeout_s=0.3), [64], NUMPY)
     if worker.rank == 1:
+        worker.barrier()
         return ()
     channel.slot(np.dtype(np.float32)).fill(0)
     channel.post()
+    worker.barrier()  # the others have come, however late
     with pytest.raises(SyncTimeoutError, match="did not arrive") as caught:
         channel.sum_into(np.empty(16, np.float32))
     return caught.value.missing
