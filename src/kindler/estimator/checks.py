@@ -17,7 +17,7 @@ from kindler.estimator.inputs.contract import Input
 from kindler.estimator.model import FrameworkModel
 from kindler.frameworks.registry import FrameworkSpec
 from kindler.sync.contract import SyncConfig
-from kindler.sync.registry import SYNCS
+from kindler.sync.registry import SYNCS, SyncSpec
 from kindler.train.options import FitOptions
 
 __all__ = [
@@ -28,10 +28,10 @@ __all__ = [
     "column_complaints",
     "engine_complaints",
     "loader_complaints",
-    "part_complaints",
     "refuse",
     "row_weight_complaints",
     "seed_complaints",
+    "server_complaints",
     "sync_complaints",
 ]
 
@@ -115,8 +115,15 @@ def loader_complaints(sync: SyncConfig, data: Input) -> Iterator[str]:
         )
 
 
-def part_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
-    """Why this model cannot have several parameter servers."""
+def server_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
+    """Why this model cannot have a parameter server, or not several."""
+    if (
+        sync.name not in SYNCS.names
+        or not isinstance(row := SYNCS.spec(sync.name), SyncSpec)
+        or not row.server
+    ):
+        return
+    yield from (f"sync={sync.name!r}: {problem}" for problem in model.against_server())
     if isinstance(shards := sync.options.get("shards"), int) and shards > 1:
         yield from (f"sync_options={{'shards': {shards}}}: {problem}" for problem in model.against_parts())
 

@@ -27,10 +27,10 @@ from kindler.estimator.checks import (
     column_complaints,
     engine_complaints,
     loader_complaints,
-    part_complaints,
     refuse,
     row_weight_complaints,
     seed_complaints,
+    server_complaints,
     sync_complaints,
 )
 from kindler.estimator.fit import RunPlan, RunResults, job_of, run
@@ -548,7 +548,7 @@ class Estimator:
             *row_weight_complaints(model.row, options),
             *sync_complaints(options.sync),
             *loader_complaints(options.sync, data),
-            *part_complaints(options.sync, model),
+            *server_complaints(options.sync, model),
             *options.complaints(),
             *checkpoint_complaints(options, model_dir=self._model_dir, validated=validated),
             *column_complaints(options.columns, data, validation),

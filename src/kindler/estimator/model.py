@@ -87,6 +87,11 @@ class FrameworkModel:
         complaints: list[str] = self.replica_type.against_several(self.spec)
         return complaints
 
+    def against_server(self) -> list[str]:
+        """Complaints about letting a parameter server apply its updates."""
+        complaints: list[str] = self.replica_type.against_server(self.spec)
+        return complaints
+
     def against_parts(self) -> list[str]:
         """Complaints about dividing its parameters between several servers."""
         complaints: list[str] = self.replica_type.against_parts(self.spec)

@@ -113,6 +113,11 @@ class BaseReplica:
         return []
 
     @classmethod
+    def against_server(cls, spec: Any) -> list[str]:
+        """The gradients of a step can be asked for."""
+        return []
+
+    @classmethod
     def against_parts(cls, spec: Any) -> list[str]:
         """Nobody has said how to divide it."""
         return [] if cls.divisible else ["the parameters of this framework's models cannot be divided."]

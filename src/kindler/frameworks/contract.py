@@ -151,6 +151,10 @@ class DriverModel(Protocol):
         """What speaks against training by several workers, as far as it is known on the driver."""
 
     @classmethod
+    def against_server(cls, spec: Any) -> list[str]:
+        """Why a parameter server cannot apply this model's updates, as far as it is known on the driver."""
+
+    @classmethod
     def against_parts(cls, spec: Any) -> list[str]:
         """Why several parameter servers cannot share the parameters; empty if they can."""
 

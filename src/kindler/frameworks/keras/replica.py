@@ -136,6 +136,17 @@ class KerasReplica(BaseReplica):
     divisible = True
 
     @classmethod
+    def against_server(cls, spec: KerasSpec) -> list[str]:
+        """A train step of the user's own applies its gradients itself."""
+        flavour = backends.flavour_of(spec.model) if spec.model is not None else None
+        try:
+            if flavour:
+                refuse_own_step(spec.model, importlib.import_module(flavour))
+        except ConfigError as exc:
+            return [str(exc)]
+        return []
+
+    @classmethod
     def against_parts(cls, spec: KerasSpec) -> list[str]:
         """The norm of all gradients is known to none of several servers."""
         optimizer = getattr(spec.model, "optimizer", None)

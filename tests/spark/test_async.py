@@ -1,0 +1,66 @@
+"""Asynchronous training and rounds on Spark's tasks: the server takes no slot, wherever ranks meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kindler import Estimator, RunSettings
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
+
+SLOTS = 4
+
+
+class Weight(nn.Module):
+    """One weight, whatever the rows: the gradient of its mean output is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight.sum() + 0 * x[:, :1]
+
+
+def its_output(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return outputs.mean()
+
+
+@pytest.mark.parametrize(
+    ("meets", "sync", "options"),
+    [
+        ("driver", "async", {"lock": True}),
+        ("workers", "async", {"max_staleness": 1}),
+        ("driver", "rounds", {"every_steps": 2}),
+    ],
+)
+def test_all_slots_train_and_every_update_counts(
+    spark: Any, meets: Any, sync: str, options: dict[str, Any]
+) -> None:
+    frame = spark.range(80, numPartitions=3).selectExpr("float(id) AS features", "float(0) AS label")
+    model = Weight()
+    est = Estimator.from_torch(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        loss=its_output,
+        workers=SLOTS,
+        settings=RunSettings(rendezvous=meets),
+        engine="spark",
+    )
+    history = est.fit(
+        frame, epochs=2, batch_size=20, shapes={"features": (1,)}, sync=sync, sync_options=options, verbose=0
+    )
+
+    weight = est.get_model().weight.detach().numpy()
+    assert history["num_samples"] == [80, 80]
+    if sync == "async":
+        np.testing.assert_array_equal(weight, np.full(2, -float(sum(history["updates"]))))
+        assert sum(history["updates"]) == 2 * 4 * SLOTS
+    else:
+        assert history["rounds"] == [2, 2]
+        np.testing.assert_array_equal(weight, np.full(2, -8.0))
