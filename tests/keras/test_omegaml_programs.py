@@ -113,3 +113,19 @@ def test_examples_make_the_round_trip_to_a_prediction(model: Any) -> None:
     assert om.datasets.get("examples") == examples
     dataset = om.datasets.get("examples", as_="tf.data").map(parse).batch(2)
     same(model.predict(dataset, verbose=0), model.predict(IMAGES, verbose=0))
+
+
+def test_a_keras_model_put_as_savedmodel_predicts_the_same_and_is_not_fitted(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    import tensorflow as tf
+
+    model = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(2)])
+    omega = om.Omega(tmp_path_factory.mktemp("saved") / "store")
+    assert omega.models.put(model, "dense", as_savedmodel=True).kind == "savedmodel"
+    x = np.random.default_rng(0).random((4, 3), np.float32)
+    saved = omega.models.get("dense")
+    np.testing.assert_allclose(saved.predict(x), model.predict(x, verbose=0), rtol=1e-5)
+    with pytest.raises(ValueError, match="cannot be fitted"):
+        saved.fit(x, x)
+    omega.close()

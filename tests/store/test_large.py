@@ -89,7 +89,7 @@ def test_a_misspelled_name_is_compared_with_few_names(om: Omega, monkeypatch: py
 
     monkeypatch.setattr(stores.difflib, "get_close_matches", matches)
     for name in ("m/00012x", "zzz", "q" * 200):
-        with counted(om) as found, pytest.raises(NotFoundError):
+        with counted(om) as found, pytest.raises(NotFoundError, match="there is no model"):
             om.models.metadata(name)
         assert found["statements"] <= 5
         assert found["steps"] < 60

@@ -7,6 +7,7 @@ the store to say.
 from __future__ import annotations
 import __future__
 
+import ast
 import builtins
 import importlib
 import inspect
@@ -27,8 +28,9 @@ from kindler.models.predictor import CallablePredictor, Predictor
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
 
-__all__ = ["FunctionKind"]
+__all__ = ["PLAIN", "FunctionKind"]
 
+PLAIN = "kindler_plain"  # an attribute that a decorator sets which returns the function as it is
 _SOURCE, _PICKLE = "function.py", "function.pickle"
 
 
@@ -43,6 +45,10 @@ class FunctionKind(ModelKind):
         return callable(obj) and not isinstance(obj, Path)
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
+        marks = {"virtual": True} if getattr(obj, PLAIN, False) else {}
+        return self._written(obj, folder, trusted=trusted) | marks
+
+    def _written(self, obj: Any, folder: Path, *, trusted: bool) -> dict[str, Any]:
         path = _import_path(obj)
         if path is not None:
             return {"form": "import", "path": path}
@@ -80,6 +86,13 @@ class FunctionKind(ModelKind):
         """The function gets the data, the verb, and labels by name."""
         x, *labels = data
         return plain(loaded.model(x, verb, **({"labels": labels[0]} if labels else {}), **options))
+
+
+def _undecorated(source: str) -> str:
+    """The text of a function without its one decorator."""
+    node = ast.parse(source).body[0]
+    one = isinstance(node, ast.FunctionDef) and len(node.decorator_list) == 1
+    return "".join(source.splitlines(keepends=True)[node.lineno - 1 :]) if one else source
 
 
 def _defined(source: str, name: str, imports: Mapping[str, str]) -> Callable[..., Any]:
@@ -124,6 +137,8 @@ def _source(obj: Any) -> tuple[str, dict[str, str]] | None:
         used = inspect.getclosurevars(obj).globals
     except (OSError, TypeError, ValueError):
         return None
+    if source.startswith("@"):
+        source = _undecorated(source) if getattr(obj, PLAIN, False) else source
     if source.startswith("@") or not all(isinstance(value, types.ModuleType) for value in used.values()):
         return None
     imports = {name: value.__name__ for name, value in used.items()}

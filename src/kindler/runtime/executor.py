@@ -13,7 +13,7 @@ from typing import Any
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.loaded import LoadedModel, load
 from kindler.runtime import options, resolve_data, training, value_codec
-from kindler.runtime.messages import WRITES, Task
+from kindler.runtime.messages import REDUCE, WRITES, Task
 from kindler.shelves.datasets.shelf import Datasets
 from kindler.shelves.models import Models
 from kindler.shelves.scripts import Scripts
@@ -77,7 +77,9 @@ class Executor:
         spark = training.session(options) if task.verb in WRITES else None
         datasets = Datasets(self._open(), task.bucket)
         given = tuple(
-            resolve_data.read(one, datasets, trusted=task.trusted, spark=spark)
+            one
+            if task.verb == REDUCE
+            else resolve_data.read(one, datasets, trusted=task.trusted, spark=spark)
             for one in args
             if one is not None
         )

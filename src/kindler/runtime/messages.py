@@ -16,11 +16,12 @@ from kindler.runtime import value_codec
 from kindler.store.names import check_bucket
 from kindler.store.selectors import parse
 
-__all__ = ["MODEL_VERBS", "READS", "WRITES", "Report", "Task", "described", "pack", "unpack"]
+__all__ = ["MODEL_VERBS", "READS", "REDUCE", "WRITES", "Report", "Task", "described", "pack", "unpack"]
 
 READS = ("predict", "predict_proba", "decision_function", "score", "transform")
 WRITES = ("fit", "partial_fit")
-MODEL_VERBS = (*READS, *WRITES)
+REDUCE = "reduce"  # called with a list of results
+MODEL_VERBS = (*READS, *WRITES, REDUCE)
 
 _HEAD = struct.Struct("!4sI")
 _MAGIC = b"KRT1"

@@ -114,6 +114,10 @@ class RuntimeModel(_Proxy):
         """
         return self._called("fit", (data, labels), options)
 
+    def reduce(self, results: Any = None, **options: Any) -> TaskHandle:
+        """Combine a list of results; stored functions only. A `mapreduce` gives the list itself."""
+        return self._called("reduce", (results,), options)
+
     def partial_fit(self, data: Any, labels: Any = None, **options: Any) -> TaskHandle:
         """Continue training with these rows; the same as `fit` for models whose `fit` always continues."""
         return self._called("partial_fit", (data, labels), options)

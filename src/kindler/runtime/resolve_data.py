@@ -1,23 +1,22 @@
 """Resolves a data argument on the worker: data that was sent, or the name of a dataset.
 
-`name[a,b]` selects columns of a table, `name[^a]` all others. The result of a stored function, such as a
-`tf.data.Dataset`, is used as it is.
+`name[a,b]` selects columns of a table, `name[^a]` all others, `name#rows:start=2,end=4` rows; `name{k=v}`
+calls a stored function with arguments. Its result, such as a `tf.data.Dataset`, is used as it is.
 """
 
 from __future__ import annotations
 
 import os
-import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kindler.errors import ConfigError
+from kindler.shelves.datasets.expressions import parse_expression
 from kindler.shelves.datasets.shelf import Datasets
 
 __all__ = ["read"]
-
-_COLUMNS = re.compile(r"(?P<name>[^\[\]]+)\[(?P<others>\^?)(?P<columns>[^\[\]]*)\](?P<version>[@^].*)?")
 
 
 def read(data: Any, datasets: Datasets, *, trusted: bool, spark: Any = None) -> Any:
@@ -36,26 +35,44 @@ def read(data: Any, datasets: Datasets, *, trusted: bool, spark: Any = None) -> 
     """
     if not isinstance(data, str):
         return _not_paths(data)
-    match = _COLUMNS.fullmatch(data)
-    if match is None:
-        return _stored(data, datasets, trusted=trusted, spark=spark)
+    asked = parse_expression(data)
+    if asked.operation == "iterchunks":
+        raise ConfigError(
+            f"{data!r}: a task reads a dataset at once.\nHint: datasets.get reads it in pieces."
+        )
+    plain = asked.columns is None and asked.operation is None
     table = _stored(
-        match["name"] + (match["version"] or ""), datasets, trusted=trusted, spark=spark, form="pandas"
+        asked.name,
+        datasets,
+        trusted=trusted,
+        spark=spark,
+        form=None if plain else "pandas",
+        arguments=asked.arguments,
     )
-    named = [name.strip() for name in match["columns"].split(",") if name.strip()]
-    columns = [str(name) for name in getattr(table, "columns", ())]
-    missing = [name for name in named if name not in columns]
-    if missing or not named:
-        raise ConfigError(f"{data!r} selects the columns {named}; available: {', '.join(columns) or 'none'}.")
-    chosen = [name for name in columns if name not in named] if match["others"] else named
+    chosen = asked.chosen(getattr(table, "columns", ()))
     if spark is not None:
-        return table.select(*chosen)
-    return table[chosen[0]] if len(chosen) == 1 and not match["others"] else table[chosen]
+        return table if chosen is None else table.select(*chosen)
+    if chosen is not None:
+        one = len(chosen) == 1 and asked.columns is not None and asked.columns.strip() == chosen[0]
+        table = table[chosen[0]] if one else table[chosen]
+    if asked.operation == "rows":
+        table = table.iloc[asked.options.get("start") : asked.options.get("end")]
+    return table
 
 
-def _stored(name: str, datasets: Datasets, *, trusted: bool, spark: Any, form: str | None = None) -> Any:
+def _stored(
+    name: str,
+    datasets: Datasets,
+    *,
+    trusted: bool,
+    spark: Any,
+    form: str | None = None,
+    arguments: Mapping[str, str] | None = None,
+) -> Any:
     version = datasets.metadata(name)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = dict(arguments or {})
+    if options and version.kind != "function":
+        raise ConfigError(f"{name!r} is of kind {version.kind!r}; only a stored function takes {{k=v}}.")
     if version.kind == "parquet":
         if spark is not None:
             options = {"as_": "spark", "spark": spark}

@@ -14,7 +14,7 @@ from kindler.runtime.handles import TaskHandle
 from kindler.runtime.messages import Report, Task, described
 from kindler.runtime.proxies import Call, RuntimeModel, RuntimeScript
 from kindler.runtime.settings import TaskSettings
-from kindler.runtime.task_groups import Parallel, Sequence
+from kindler.runtime.task_groups import MapReduce, Parallel, Sequence
 from kindler.store import Store, Version
 from kindler.store.selectors import parse
 
@@ -60,7 +60,7 @@ class Runtime:
             raise ConfigError(
                 f"options() received unknown settings: {', '.join(unknown)}; available: {known}."
             )
-        return Runtime(self._store, self._bucket, self._engine, replace(self.settings, **settings))
+        return type(self)(self._store, self._bucket, self._engine, replace(self.settings, **settings))
 
     def require(self, label: str | None) -> Runtime:
         """The same runtime on workers with this label; None means any worker."""
@@ -83,6 +83,10 @@ class Runtime:
     def parallel(self) -> Parallel:
         """Tasks in parallel: call methods of its `model(...)` and `script(...)`, then `run()`."""
         return Parallel(self._handle, self._started, self.settings)
+
+    def mapreduce(self) -> MapReduce:
+        """Tasks in parallel, and a last one that is called with the list of their results, then `run()`."""
+        return MapReduce(self._handle, self._started, self.settings)
 
     def load(self) -> Load:
         """The number of workers, of busy ones, and of tasks that wait for one.

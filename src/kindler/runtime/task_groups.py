@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +15,7 @@ from kindler.runtime.messages import Report, described
 from kindler.runtime.proxies import Call, RuntimeModel, RuntimeScript
 from kindler.runtime.settings import TaskSettings
 
-__all__ = ["Parallel", "Sequence", "TaskGroup"]
+__all__ = ["MapReduce", "Parallel", "Sequence", "TaskGroup"]
 
 
 class TaskGroup:
@@ -131,6 +133,39 @@ class Parallel(TaskGroup):
     def _begin(self) -> None:
         for call, handle in self._tasks:
             self._start(call, handle)
+
+
+class MapReduce(TaskGroup):
+    """Tasks that run in parallel, and a last one that is called with the list of their results.
+
+    The last one is a stored function: `model(name).reduce()` or `script(name).run()`. If one of the others
+    fails, it is cancelled.
+    """
+
+    def _begin(self) -> None:
+        if len(self._tasks) < 2:
+            raise ConfigError("mapreduce() needs one call or more, and a last one that takes their results.")
+        *mapped, (call, handle) = self._tasks
+        left = len(mapped)
+        lock = threading.Lock()
+
+        def ended(done: TaskHandle) -> None:
+            nonlocal left
+            if done.status != "done":
+                ending = "failed" if done.status == "failed" else "was cancelled"
+                why = TaskCancelledError(f"not started, because {done.call} {ending}.")
+                handle.update(Report("cancelled", error=described(why)))
+            with lock:
+                left -= 1
+                if left:
+                    return
+            if not handle.ready():
+                results = [one.get(0) for _, one in mapped]
+                self._start(replace(call, args=(results,)), handle)
+
+        for one, its in mapped:
+            its.when_ended(ended)
+            self._start(one, its)
 
 
 class Sequence(TaskGroup):

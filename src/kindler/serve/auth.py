@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -139,12 +140,12 @@ class Scopes:
 
 
 def bare_name(name: str) -> str:
-    """A name without what says which version, or which columns.
+    """A name without what says which version, which columns, and so on.
 
     >>> bare_name("net@prod^"), bare_name("iris[width]")
     ('net', 'iris')
     """
-    return name.partition("[")[0].partition("@")[0].rstrip("^")
+    return re.split(r"[\[{#@^]", name, maxsplit=1)[0]
 
 
 def bucket_of(headers: Mapping[str, str], asked: str | None) -> str:

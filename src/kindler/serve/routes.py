@@ -460,13 +460,14 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
     @routes.put("/dataset/{name:path}", **tags, openapi_extra={"requestBody": _DATASET_BODY})
     @needs("write", on="datasets")
     async def put(
-        request: Request, name: str, bucket: Bucket, append: bool = False, mode: str | None = None
+        request: Request, name: str, bucket: Bucket, append: bool | None = None, mode: str | None = None
     ) -> dict[str, Any]:
         """Store a table, sent as Arrow, Parquet, or JSON with `data` (columns or rows),"
         " `dtypes` and `append`."""
         kind = request.headers.get("content-type", "")
         table, told_mode = await parts.readers.table(await request.body(), kind)
-        chosen: Any = mode or told_mode or ("append" if append else "fail")
+        by_append = None if append is None else "append" if append else "replace"
+        chosen: Any = mode or by_append or told_mode or "fail"
         version = await parts.in_thread(lambda: parts.omega[bucket].datasets.put(table, name, mode=chosen))
         return {"dataset": version.name, "version": version.number}
 

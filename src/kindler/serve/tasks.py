@@ -6,7 +6,9 @@ and where tasks run is up to the runtime.
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +51,7 @@ _WORDS = {
 }
 _SCOPES = {verb: "write" if verb in ("fit", "partial_fit") else "predict" for verb in _VERBS}
 WAITS = 16
+_PAIR = re.compile(r"\(.{0,10000}, \d{3}\)", re.DOTALL)
 _YES = ("1", "true", "yes", "on")
 _TOLD = ("async", "bucket", "datax", "datay")
 _ANY_JSON = {"required": True, "content": {"application/json": {"schema": {}}}}
@@ -389,7 +392,20 @@ def _failure(error: KindlerError) -> Problem:
     """Why there is no result. Tracebacks and output are not shown to clients."""
     end = "\n\nraised as " if isinstance(error, WorkerError) else "\n"
     said = str(error).partition(end)[0]
-    return Problem(400, f"the task failed: {type(error).__name__}: {said[:500]}")
+    status, said = _own_status(error, said)
+    return Problem(status, f"the task failed: {type(error).__name__}: {said[:500]}")
+
+
+def _own_status(error: KindlerError, said: str) -> tuple[int, str]:
+    """The HTTP status that code of the store gave its exception: `raise Exception("not here", 404)`."""
+    status = getattr(error, "http_status", None)
+    if isinstance(error, WorkerError) and _PAIR.fullmatch(said):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            told = ast.literal_eval(said)
+            if isinstance(told, tuple) and len(told) == 2 and isinstance(told[0], str):
+                said, status = told
+    fits = isinstance(status, int) and not isinstance(status, bool) and 400 <= status < 600
+    return (status if fits else 400), said  # type: ignore[return-value]
 
 
 def _plain(value: Any) -> Any:

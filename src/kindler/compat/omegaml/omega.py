@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import io
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 from kindler import omega
-from kindler.runtime.runtime import Runtime
+from kindler.compat.omegaml.revisions import MARK, changed, marked, picked
+from kindler.compat.omegaml.runtime import Runtime
+from kindler.errors import ConfigError
+from kindler.models.function import PLAIN
+from kindler.models.registry import MODEL_KINDS
+from kindler.runtime.settings import TaskSettings
 from kindler.shelves import models, scripts
 from kindler.shelves.datasets import shelf as datasets
+from kindler.shelves.datasets.expressions import parse_expression
 from kindler.shelves.shelf import Shelf
 from kindler.store import Store, Version
+from kindler.store.selectors import parse
 
-__all__ = ["Datasets", "Models", "Omega", "Scripts", "virtualobj"]
+__all__ = ["Datasets", "Models", "Omega", "SavedModel", "Scripts", "virtualobj"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def virtualobj(function: Function) -> Function:
-    """Marks a function that is to be stored; any function can be, so this does nothing."""
+    """Marks a function that is to be stored.
+
+    As a dataset it is called as omega|ml does it: with `data`, `method`, `meta` and `store` by name, as far
+    as it takes them.
+    """
+    setattr(function, PLAIN, True)
     return function
 
 
@@ -44,6 +61,7 @@ class Omega:
     ) -> None:
         self._omega = omega.Omega(url, bucket=bucket, broker=broker)
         self._trusted = trusted
+        self._label: str | None = None
 
     def __getitem__(self, bucket: str) -> Omega:
         """The same in another bucket."""
@@ -77,7 +95,12 @@ class Omega:
     @property
     def runtime(self) -> Runtime:
         """What runs them elsewhere."""
-        return self._omega.runtime.options(trusted=self._trusted)
+        settings = TaskSettings(trusted=self._trusted, label=self._label or TaskSettings().label)
+        engine = self._omega._opened.engine
+        return Runtime(self._omega.store, self._omega.bucket, engine, settings, self._require)
+
+    def _require(self, label: str | None) -> None:
+        self._label = label
 
     def close(self) -> None:
         """Close the store and end the runtime's workers."""
@@ -102,15 +125,113 @@ class _Trusting(Shelf):
         name, version = _version(name, version)
         return super().get(name, version=version, trusted=trusted or self._trusted, **options)
 
+    def promote(
+        self,
+        name: str,
+        to: Shelf | Omega | None = None,
+        *,
+        asname: str | None = None,
+        bucket: str | None = None,
+        tag: str | None = None,
+    ) -> Version:
+        """Make a version the newest of another bucket or store, or the one of a tag.
+
+        Args:
+            name: The name, which may say which version.
+            to: The other shelf, such as `om["prod"].models`.
+            asname: Its name there; the same if not given.
+            bucket: The other bucket, instead.
+            tag: A tag that moves to it.
+
+        Raises:
+            ConfigError: It would become the newest version of itself.
+        """
+        if to is None:
+            return super().promote(name, bucket=bucket, tag=tag)
+        shelf = getattr(to, self.shelf) if isinstance(to, Omega) else to
+        there = asname or parse(name).name
+        if shelf.shelf != self.shelf:
+            raise ConfigError(f"{name!r} is one of the {self.shelf}, and {shelf!r} has others.")
+        if shelf.store.url == self.store.url:
+            return self.copy(name, there, bucket=shelf.bucket, tag=tag)
+        with tempfile.TemporaryDirectory(prefix="kindler-promote-") as folder:
+            return shelf.import_(self.export(name, Path(folder) / "version.zip"), there, tag=tag)
+
+    def revisions(self, name: str, *, raw: bool = False) -> list[Any]:
+        """The versions of a name, those with tags first by their tags; as versions if `raw`."""
+        found = self.versions(name)
+        if raw:
+            return list(found)
+        return [f"{name}@{tag}" for tag in sorted(self.tags(name))] + [str(version) for version in found]
+
 
 class Models(_Trusting, models.Models):
     """Models."""
+
+    def put(self, obj: Any, name: str, *, as_savedmodel: bool = False, **options: Any) -> Version:
+        """Store a model.
+
+        Args:
+            obj: The model, or the path of its file or folder.
+            name: The name.
+            as_savedmodel: Store a Keras model as a SavedModel, which predicts and is not trained further.
+            **options: Those of `kindler.shelves.models.Models.put`.
+        """
+        if not as_savedmodel:
+            return super().put(obj, name, **options)
+        with tempfile.TemporaryDirectory(prefix="kindler-savedmodel-") as folder:
+            path = Path(folder) / "model"
+            if not hasattr(obj, "export"):
+                raise ConfigError(f"as_savedmodel=True: a {type(obj).__name__} is not a Keras model.")
+            with contextlib.redirect_stdout(io.StringIO()):  # Keras describes what it exports
+                obj.export(str(path))
+            return super().put(path, name, **options)
+
+    def get(self, name: str, *, version: int | str | None = None, **options: Any) -> Any:
+        """What has that name; a SavedModel has `predict`."""
+        found = super().get(name, version=version, **options)
+        bare, number = _version(name, version)
+        if "local" not in options and self.metadata(bare, version=number).kind == "savedmodel":
+            return SavedModel(found)
+        return found
+
+
+class SavedModel:
+    """A SavedModel as omega|ml gives it: with `predict`.
+
+    Args:
+        model: What `tf.saved_model.load` gave.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._predictor = MODEL_KINDS.handler("savedmodel").predictor(model)  # type: ignore[attr-defined]
+
+    def predict(self, data: Any) -> Any:
+        """The output for each row; several outputs as a dict."""
+        return self._predictor(data)
+
+    def fit(self, *args: Any, **options: Any) -> Any:
+        """Raise: it is not trained further."""
+        raise ConfigError(
+            "a SavedModel cannot be fitted.\nHint: store the Keras model without as_savedmodel."
+        )
 
 
 class Datasets(_Trusting, datasets.Datasets):
     """Datasets, to which tables are appended unless `append=False`."""
 
-    def put(self, obj: Any, name: str, *, append: bool | None = None, **options: Any) -> Version:
+    def put(
+        self,
+        obj: Any,
+        name: str,
+        *,
+        append: bool | None = None,
+        revisions: bool = False,
+        revision_dt: Any = None,
+        delete: bool = False,
+        **options: Any,
+    ) -> Version:
         """Store a dataset.
 
         Args:
@@ -118,13 +239,94 @@ class Datasets(_Trusting, datasets.Datasets):
             name: The name.
             append: Whether its rows follow those that are there; None does so for tables of pandas and
                 replaces everything else.
+            revisions: Keep revisions: from now on `put` changes rows by their index, and each state can be
+                read again, see `revisions`. Not for a dataset that is there already.
+            revision_dt: When the revision was made; now if not given.
+            delete: Take the rows with the index of `obj` away. Only with revisions.
             **options: Those of `kindler.shelves.datasets.shelf.Datasets.put`.
         """
+        latest = self._latest(self._address(name))
+        has = latest is not None and MARK in latest.attributes
+        if revisions and latest is not None and not has:
+            raise ConfigError(f"{name!r} is there without revisions.\nHint: drop it first.")
+        if (delete or revision_dt is not None) and not (revisions or has):
+            raise ConfigError(f"{name!r} has no revisions.\nHint: put(..., revisions=True) begins them.")
+        if (revisions or has) and append is not False:
+            if has:
+                obj = changed(super().get(name), obj, delete=delete)
+            options["attributes"] = marked(options.get("attributes"), revision_dt)
+            return super().put(obj, name, mode="replace", **options)
         if append is None:
             pandas: Any = sys.modules.get("pandas")
             append = pandas is not None and isinstance(obj, pandas.DataFrame | pandas.Series)
         mode = options.pop("mode", "append" if append else "replace")
         return super().put(obj, name, mode=mode, **options)
+
+    def get(
+        self, name: str, *, version: int | str | None = None, revision: Any = None, **options: Any
+    ) -> Any:
+        """Read a dataset, or a part of it.
+
+        Args:
+            name: The name, which may say which version or revision. `name[a,b]`, `name[a:c]` (both included)
+                and `name[^a]` are columns, `name#rows:start=2,end=4` rows, `name#iterchunks:chunksize=10` an
+                iterator over pieces, `name{k=v}` calls a stored function with these arguments.
+            version: A number or a tag; -1 is the newest, -2 the one before.
+            revision: A revision: its number from 0, -1 for the newest, a date, or a tag.
+            **options: Those of `kindler.shelves.datasets.shelf.Datasets.get`.
+        """
+        asked = parse_expression(name)
+        where, version = self._revision(asked.name, version, revision)
+        bare, version = _version(where, version)
+        found = self.metadata(bare, version=version)
+        if found.kind == "function" and "local" not in options and not options.get("lazy"):
+            return self._called(found, {**asked.arguments, **options})
+        if asked.arguments:
+            raise ConfigError(f"{name!r}: only a stored function takes {{k=v}}.")
+        chosen = asked.chosen(found.meta.get("columns") or ())
+        if chosen is not None:
+            options["columns"] = chosen
+        if asked.operation == "iterchunks":
+            return self._chunks(found, asked.options.get("chunksize", 100), options)
+        value = super().get(str(found), **options)
+        if asked.operation == "rows":
+            rows = slice(asked.options.get("start"), asked.options.get("end"))
+            return value.iloc[rows] if hasattr(value, "iloc") else value[rows]
+        return value
+
+    def _chunks(self, version: Version, size: int, options: dict[str, Any]) -> Iterator[Any]:
+        with super().get(str(version), lazy=True, **options) as handle:
+            yield from handle.iterate(size)
+
+    def revisions(self, name: str, *, raw: bool = False) -> list[Any]:
+        """The revisions of a dataset, oldest first, as names that `get` takes; as versions if `raw`."""
+        versions = [found for found in self.versions(name) if MARK in found.attributes]
+        return versions if raw else [f"{name}@{i}" for i in range(len(versions))]
+
+    def _revision(self, name: str, version: int | str | None, revision: Any) -> tuple[str, int | str | None]:
+        """The version of the store that a revision is."""
+        bare, _, said = name.partition("@")
+        wanted = said if revision is None and said and not said.endswith("^") else revision
+        if wanted is None or wanted == "latest":
+            return (bare, version) if wanted == "latest" else (name, version)
+        found = self.revisions(bare, raw=True) if self.exists(bare) else []
+        if not found or wanted in self.tags(bare):
+            return bare, wanted  # not one of revisions, or a tag
+        return bare, picked(found, wanted, bare).number
+
+    def _called(self, version: Version, arguments: dict[str, Any]) -> Any:
+        function = self._function(version, arguments.pop("trusted", False))
+        protocol = {"data": None, "method": "get", "meta": version, "store": self}
+        taken = inspect.signature(function).parameters.values()
+        open_ended = version.meta.get("virtual") and any(p.kind is p.VAR_KEYWORD for p in taken)
+        names = {p.name for p in taken if p.kind is not p.VAR_KEYWORD}
+        told = {key: value for key, value in protocol.items() if key in names or open_ended}
+        return function(**{**told, **arguments})
+
+    def _function(self, version: Version, trusted: bool) -> Any:
+        handler = self._kinds.handler(version.kind)
+        with self.store.files(version) as folder:
+            return handler.read(folder, version.meta, trusted=trusted or self._trusted)
 
 
 class Scripts(_Trusting, scripts.Scripts):

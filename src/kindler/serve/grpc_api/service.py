@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import grpc
@@ -69,6 +70,9 @@ _CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
+# What the admission of a call found, for the method that answers it in the same task.
+_admitted: ContextVar[tuple[dict[str, str], Key | None]] = ContextVar("kindler_admitted")
+
 Context: TypeAlias = Any  # grpc.aio.ServicerContext
 Method: TypeAlias = Callable[["_Asked", Any], Awaitable[Any]]
 
@@ -89,7 +93,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         headers = _headers(details.invocation_metadata)
         started = time.perf_counter()
         try:
-            await self._front.gate.admit(headers, _NEEDS.get(name, _ADMIN))
+            _admitted.set((headers, await self._front.gate.admit(headers, _NEEDS.get(name, _ADMIN))))
         except (Problem, KindlerError) as exc:
             entry = _entry(headers, name, "")
             problem = self._front.problem_of(exc, entry)
@@ -110,13 +114,14 @@ class _Asked:
 
     __slots__ = ("bucket", "context", "entry", "headers", "key")
 
-    def __init__(self, headers: Mapping[str, str], context: Context, entry: Entry) -> None:
+    def __init__(self, headers: Mapping[str, str], key: Key | None, context: Context, entry: Entry) -> None:
         self.headers = headers
         self.context = context
         self.entry = entry
-        self.key: Key | None = None
+        self.key = key
         self.bucket = bucket_of(headers, None)
         entry.bucket = self.bucket
+        entry.key = None if key is None else key.id
 
     def check(self, name: str) -> None:
         """Check that the key is for a model."""
@@ -173,18 +178,15 @@ class _Service:
 
         async def answer(sent: Any, context: Context) -> Any:
             started = time.perf_counter()
-            headers = _headers(context.invocation_metadata())
+            headers, key = _admitted.get()
             entry = _entry(headers, name, context.peer())
             entry.changes = changes
             entry.bytes_in = sent.ByteSize()
             try:
-                asked = _Asked(headers, context, entry)
-                asked.key = await self._front.gate.admit(headers, _NEEDS[name])
-                entry.key = None if asked.key is None else asked.key.id
-                reply = await method(asked, sent)
-                reply = given(**reply) if isinstance(reply, Mapping) else reply
+                reply = await method(_Asked(headers, key, context, entry), sent)
+                reply = given(**reply) if isinstance(reply, dict) else reply
                 entry.status, entry.bytes_out = 200, reply.ByteSize()
-                await context.send_initial_metadata(((REQUEST_ID, entry.id),))
+                context.set_trailing_metadata(((REQUEST_ID, entry.id),))
                 return reply
             except asyncio.CancelledError:
                 entry.status = 499
@@ -201,15 +203,14 @@ class _Service:
     async def stream(self, messages: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
         """Predictions one after the other; one that fails is an answer too, and does not end the stream."""
         reply = message("inference.ModelStreamInferResponse")
-        headers = _headers(context.invocation_metadata())
+        headers, _ = _admitted.get()
         async for sent in messages:
             started = time.perf_counter()
             entry = _entry(headers, "ModelStreamInfer", context.peer())
             entry.bytes_in = sent.ByteSize()
             try:
-                asked = _Asked(headers, context, entry)
-                asked.key = await self._front.gate.admit(headers, PREDICTS)
-                entry.key = None if asked.key is None else asked.key.id
+                key = await self._front.gate.admit(headers, PREDICTS)  # it may have been removed meanwhile
+                asked = _Asked(headers, key, context, entry)
                 answer = reply(infer_response=await self._infer(asked, sent))
                 entry.status, entry.bytes_out = 200, answer.ByteSize()
             except Exception as exc:  # noqa: BLE001 - the edge: whatever happened, the client is told

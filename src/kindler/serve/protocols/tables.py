@@ -102,7 +102,9 @@ def read_table(body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
     if mode is not None and not isinstance(mode, str):
         raise Problem(400, "'mode' must be a string.")
     table = _from_json(fields["data"], fields.get("dtypes"))
-    return table, mode or ("append" if fields.get("append") is True else None)
+    # omega|ml's word: true adds rows, false puts these in the place of those that are there.
+    append = fields.get("append")
+    return table, mode or ("append" if append is True else "replace" if append is False else None)
 
 
 def _from_json(data: Any, dtypes: Any) -> pa.Table:
