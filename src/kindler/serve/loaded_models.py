@@ -323,12 +323,18 @@ class Residents:
         loop = asyncio.get_running_loop()
         with ExitStack() as later:
             held = ExitStack()
-            later.callback(self._loads.submit, held.close)
+            later.callback(self._beside, held.close)
             folder = await loop.run_in_executor(
                 self._loads, held.enter_context, self._omega.store.files(version)
             )
             start = start_of(version, folder, self._settings, lacking=self._lacking)
             return await ModelProcess.started(start, loads=self._loads, moves=self._moves, lost=lost)
+
+    def _beside(self, work: Callable[[], None]) -> None:
+        try:
+            self._loads.submit(work)
+        except RuntimeError:
+            work()  # the server is stopping
 
     async def _in_turn(self, loading: Coroutine[Any, Any, _Found]) -> _Found:
         """Wait for what loads a model, once it is its turn."""

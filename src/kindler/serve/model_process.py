@@ -372,7 +372,8 @@ class ModelProcess:
 
     def _said(self) -> str:
         head, tail = (part.decode("utf-8", "replace") for part in (self._head, self._tail))
-        return head if head == tail else f"{head}\n...\n{tail}"
+        head, ended, _ = head.partition("\nExtension modules: ")  # pages of names, with which a report ends
+        return head if ended or head == tail else f"{head}\n...\n{tail}"
 
     def _gone(self) -> None:
         """Its socket is closed: find out why."""
