@@ -157,7 +157,13 @@ def _called(answer: Callable[[socket.socket, Any], None]) -> Answered:
     async def play() -> Answered:
         child, moves = _Child(), Threads(1, "test")
         start = Start(
-            recipe=Recipe(), environment={}, order={}, load_s=9, call_s=9, memory_bytes=1, output_bytes=1 << 26
+            recipe=Recipe(),
+            environment={},
+            order={},
+            load_s=9,
+            call_s=9,
+            memory_bytes=1,
+            output_bytes=1 << 26,
         )
         process = ModelProcess(child, start, executor=moves, lost=lambda process, why: None)  # type: ignore[arg-type]
         done: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()

@@ -187,7 +187,9 @@ def test_where_no_process_can_be_locked_in_kinds_that_need_it_are_refused(tmp_pa
     assert not start.order["jailed"]
     assert start_of(version, tmp_path, ServeSettings(), lacking=None).order["jailed"]
     object.__setattr__(version, "kind", "onnx")
-    with pytest.raises(UntrustedError, match="need a process that is locked in, and here is none: no Landlock"):
+    with pytest.raises(
+        UntrustedError, match="need a process that is locked in, and here is none: no Landlock"
+    ):
         start_of(version, tmp_path, ServeSettings(), lacking="no Landlock")
     assert not start_of(version, tmp_path, ServeSettings(trusted=True), lacking="none").order["jailed"]
     om.close()

@@ -130,7 +130,9 @@ def test_nothing_that_leads_out_can_be_done_inside(found: dict[str, Any]) -> Non
     assert done == []
     # That it cannot is the jail's doing: before, all but what this kernel or this user has not worked.
     worked = [name for name, how in found["before"].items() if how == "done"]
-    assert {"read a file", "open a socket", "start a process", "run a program", "signal its parent"} <= {*worked}
+    assert {"read a file", "open a socket", "start a process", "run a program", "signal its parent"} <= {
+        *worked
+    }
     assert len(worked) > 15
 
 
