@@ -113,7 +113,7 @@ def test_arrays_larger_than_the_shared_memory_and_text_come_through_unchanged(se
 def test_the_server_ends_in_time_though_a_call_hangs_and_its_processes_with_it(served: Served) -> None:
     server = psutil.Process(served.process.pid)
     with httpx.Client(base_url=served.url, timeout=60) as client:
-        with pytest.raises(httpx.ReadTimeout):
+        with pytest.raises(httpx.ReadTimeout, match="timed out"):
             client.put("/api/v1/model/hung/predict", json={"data": [[1.0]]}, timeout=0.5)
         assert client.get("/readyz").status_code == 200
     children = server.children(recursive=True)
