@@ -111,10 +111,8 @@ async def _asked(port: int, wanted: int, bodies: list[tuple[str, bytes, str]]) -
 
 def _request(path: str, body: bytes, kind: str = _JSON) -> bytes:
     method = "POST" if path.endswith("invocations") else "PUT"
-    head = (
-        f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {kind}\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def _reply(reader: asyncio.StreamReader) -> tuple[int, bytes]:

@@ -314,7 +314,7 @@ class Residents:
         # Whoever still has the batcher has requests in it; the pool must not be what keeps it.
         pump = weakref.WeakMethod(batcher.pump)
         pool.when_free = partial(_call_if_there, pump)
-        weakref.finalize(batcher, pool.close).atexit = False
+        weakref.finalize(batcher, _close_soon, pool, asyncio.get_running_loop()).atexit = False
         size = max(version.size, model.predictor.size, pool.own_bytes)
         return Resident(version, model.predictor, batcher, stats, size, pool)
 
@@ -415,6 +415,14 @@ def _not_loaded(version: Version, error: Exception) -> Problem:
     known = as_problem(error)
     shown = known.message if known is not None else f"{type(error).__name__}: {error}"
     return Problem(503, f"{version} cannot be loaded: {shown}", {"retry-after": "5"})
+
+
+def _close_soon(pool: ModelPool, loop: asyncio.AbstractEventLoop) -> None:
+    """Whichever thread notices that nobody needs it."""
+    try:
+        loop.call_soon_threadsafe(pool.close)
+    except RuntimeError:
+        pass  # the server has ended, and its processes with it
 
 
 def _call_if_there(method: weakref.WeakMethod[Callable[[], None]]) -> None:
