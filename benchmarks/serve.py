@@ -8,6 +8,7 @@ as one compiled function in the peers too.
 
 Rows travel as JSON, the one form that all three read over HTTP: the Open Inference Protocol V2 for Kindler
 and MLServer, LitServe's own for LitServe. Kindler's binary tensors are shown beside that, and not judged.
+Kindler's models run in processes of their own, as they come; without isolation is shown beside that.
 Peers run with and without their own batching (64, 2 ms) and, MLServer, with and without a process for the
 model; of all these ways the one with the most requests a second counts.
 """
@@ -54,7 +55,13 @@ def main() -> None:
     report = bench.Report(name, "requests a second and the 99th percentile of latency", quick=given.quick)
     with bench.workplace() as folder:
         model = a_mobilenet(folder) if given.mobilenet else a_small_network(folder)
-        ways = {"kindler": kindler(folder), "kindler, binary": kindler(folder, binary=True)}
+        ways = {
+            "kindler": kindler(folder),
+            "kindler, binary": kindler(folder, binary=True),
+            "kindler, no isolation": kindler(folder, "--isolation", "none"),
+        }
+        for count in (1, 2) if given.mobilenet else ():
+            ways[f"kindler, {count} processes"] = kindler(folder, "--processes", str(count))
         ways |= peers(model, folder)
         measured: dict[tuple[str, int], list[dict[str, float]]] = {}
         for _ in range(given.repeats):
@@ -86,6 +93,14 @@ def main() -> None:
             [r["p99_ms"] for r in ours],
             [r["p99_ms"] for r in theirs],
             at_most=1.0 if clients == 64 else None,
+        )
+    if given.mobilenet:
+        two, one = (measured[f"kindler, {count} processes", 64] for count in (2, 1))
+        report.ratio(
+            "2 processes / 1 process, 64 clients",
+            [r["rate"] for r in two],
+            [r["rate"] for r in one],
+            at_least=1.3,
         )
     report.finish(failures=sum(r["failures"] for rounds in measured.values() for r in rounds))
 
@@ -216,10 +231,10 @@ class _Way:
                 time.sleep(0.2)
 
 
-def kindler(folder: Path, *, binary: bool = False) -> _Way:
-    """Kindler's server, as it comes."""
+def kindler(folder: Path, *options: str, binary: bool = False) -> _Way:
+    """Kindler's server, as it comes, or with options."""
     port = free_port()
-    told = ["--store", str(folder / "store"), "--port", str(port)]
+    told = ["--store", str(folder / "store"), "--port", str(port), *options]
     command = [sys.executable, "-m", "kindler.cli", "serve", *told]
     if binary:
         head = int((folder / "v2.length").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,13 @@ import flavour
 import numpy as np
 import pytest
 
-from kindler import Estimator, Omega
+from kindler import Estimator, Omega, jail
 from kindler.models.loaded import load, wrap
 from kindler.models.signature import fit
+from kindler.serve.loaded_models import Residents
+from kindler.serve.settings import ServeSettings
+from kindler.serve.stats import Stats
+from kindler.serve.threads import Threads
 from kindler.serve.warm_up import warmed
 
 X = np.random.default_rng(0).random((5, 4), np.float32)
@@ -153,3 +158,35 @@ def test_a_saved_model_is_asked_by_any_of_its_signatures(tmp_path: Path, keras: 
     fitted = fit(signature, {"t": words})  # bytes stay bytes here: they may be anything
     assert served.call(fitted, "signature:length")["n"].tolist() == [3, 1]
     assert warmed(served, alone=False) == {"predict": True}
+
+
+@flavour.one_unless_whole
+def test_a_model_in_a_process_that_is_locked_in_gives_the_numbers_of_predict(
+    tmp_path: Path, keras: Any
+) -> None:
+    if (lacking := jail.lacking()) is not None:
+        pytest.skip(f"processes cannot be locked in here: {lacking}")
+    model = keras.Sequential([keras.layers.Input((4,), name="x"), keras.layers.Dense(2)])
+    om = Omega(tmp_path / "store")
+    om.models.put(model, "net")
+
+    async def play() -> Any:
+        threads = [Threads(2, "test") for _ in range(3)]
+        pools = dict(zip(("looks", "asks", "loads"), threads, strict=True))
+        residents = Residents(om, ServeSettings(processes=1, timeout_s=120), stats=Stats(), **pools)
+        try:
+            found = await residents.find(("default", "net", None))
+            (name,) = found.servable.signature.names
+            asked = [
+                found.batcher.submit({name: X[i : i + 1]}, "predict", rows=1, timeout_s=60) for i in range(5)
+            ]
+            return [next(iter((await ticket.future).values())) for ticket in asked]
+        finally:
+            residents.close()
+            for pool in threads:
+                pool.shutdown()
+
+    outputs = np.concatenate(asyncio.run(play()))
+    om.close()
+
+    np.testing.assert_allclose(outputs, model.predict(X[:5], verbose=0), rtol=1e-5, atol=1e-6)

@@ -79,7 +79,7 @@ def _add_edges(parser: argparse.ArgumentParser) -> None:
 
 _LIMITS = (
     ("batch-rows", int, "maximum rows in one call of a model"),
-    ("batches", int, "concurrent calls of one model"),
+    ("batches", int, "concurrent calls of one model, with --isolation none"),
     ("queue-rows", int, "maximum rows queued for one model"),
     ("queue-bytes", int, "maximum bytes queued for one model"),
     ("body-bytes", int, "maximum size of a request body"),

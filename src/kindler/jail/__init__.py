@@ -75,8 +75,10 @@ def enter(readable: Iterable[Path], *, keep: Collection[int] = ()) -> None:
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
     ):
         resource.setrlimit(kind, (value, value))
-    gpu = [Path(path) for path in _GPU] + sorted(Path("/dev").glob("nvidia[0-9]*"))
-    paths = [*map(Path, (*_SYSTEM, *_GPU_READ)), *libraries(), *readable]
+    paths = [*map(Path, _SYSTEM), *libraries(), *readable]
+    gpu = [Path(path) for path in _GPU if os.path.exists(path)] + sorted(Path("/dev").glob("nvidia[0-9]*"))
+    if gpu:
+        paths += [*map(Path, _GPU_READ), *Path("/sys/devices").glob("pci*")]
     _forget_privileges()
     _no_new_privileges()
     # They stay open: the kernel may forget a file of /proc that nobody has open, and the rule with it.

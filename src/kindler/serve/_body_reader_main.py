@@ -25,11 +25,13 @@ from kindler.serve.protocols.v2 import V2
 from kindler.serve.request_codec import packed_request, read_frame, signature_from, write_frame
 from kindler.serve.requests import Target
 
+_NICE = 5  # whoever sends much waits a little longer than whoever sends little
 _CODECS: dict[str, Codec] = {codec.name: codec for codec in (V2(), TfServing(), Mlflow(), OmegaCodec())}
 
 
 def main() -> None:
     """Read what comes until nothing comes any more."""
+    os.nice(_NICE)
     asked = io.BufferedReader(io.FileIO(os.dup(0)), 1 << 16)
     answers = io.BufferedWriter(io.FileIO(os.dup(1), "wb"), 1 << 16)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)

@@ -339,7 +339,7 @@ class Residents:
         # Whoever still has the batcher has requests in it; the pool must not be what keeps it.
         pump = weakref.WeakMethod(batcher.pump)
         pool.when_free = partial(_call_if_there, pump)
-        weakref.finalize(batcher, pool.close).atexit = False
+        weakref.finalize(batcher, _close_soon, pool, asyncio.get_running_loop()).atexit = False
         size = max(version.size, model.predictor.size, pool.own_bytes)
         return Resident(version, model.predictor, batcher, stats, size, pool)
 
@@ -348,12 +348,18 @@ class Residents:
         loop = asyncio.get_running_loop()
         with ExitStack() as later:
             held = ExitStack()
-            later.callback(self._loads.submit, held.close)
+            later.callback(self._beside, held.close)
             folder = await loop.run_in_executor(
                 self._loads, held.enter_context, self._omega.store.files(version)
             )
             start = start_of(version, folder, self._settings, lacking=self._lacking)
             return await ModelProcess.started(start, loads=self._loads, moves=self._moves, lost=lost)
+
+    def _beside(self, work: Callable[[], None]) -> None:
+        try:
+            self._loads.submit(work)
+        except RuntimeError:
+            work()  # the server is stopping
 
     async def _in_turn(self, loading: Coroutine[Any, Any, _Found]) -> _Found:
         """Wait for what loads a model, once it is its turn."""
@@ -437,6 +443,14 @@ def _not_loaded(version: Version, error: Exception) -> Problem:
     known = as_problem(error)
     shown = known.message if known is not None else f"{type(error).__name__}: {error}"
     return Problem(503, f"{version} cannot be loaded: {shown}", {"retry-after": "5"})
+
+
+def _close_soon(pool: ModelPool, loop: asyncio.AbstractEventLoop) -> None:
+    """Whichever thread notices that nobody needs it."""
+    try:
+        loop.call_soon_threadsafe(pool.close)
+    except RuntimeError:
+        pass  # the server has ended, and its processes with it
 
 
 def _call_if_there(method: weakref.WeakMethod[Callable[[], None]]) -> None:

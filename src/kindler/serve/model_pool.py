@@ -140,6 +140,8 @@ class ModelPool:
         try:
             process, _ = await self._start(self._lost)
         except Exception as exc:  # noqa: BLE001 - it is tried again
+            if self._closed:
+                return
             self._failures += 1
             _log.warning("%s: a process could not be started: %s", self._name, exc)
             if not self._processes:

@@ -42,6 +42,7 @@ _HEADER_BYTES = 64 << 10  # of a call, beside its arrays
 _MOST_HEADER = 8 << 20
 _LARGE_BYTES = 1 << 20  # is copied in a thread
 _KEPT_BYTES = 2000  # of what it prints: the first, and the last
+_READ_BYTES, _PRINT_PAUSE_S = 1 << 16, 0.01
 _EXIT_S = 5.0
 
 
@@ -359,20 +360,26 @@ class ModelProcess:
     def _overhear(self) -> None:
         """What it prints is kept, a little of it, to be shown if it crashes."""
         try:
-            said = os.read(self._child.output.fileno(), 1 << 16)
+            said = os.read(self._child.output.fileno(), _READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
             said = b""
-        if not said:
+        if len(said) in (0, _READ_BYTES):
             self._loop.remove_reader(self._child.output.fileno())
-            return
+        if len(said) == _READ_BYTES:  # who prints without end has to wait for us, and not we for it
+            self._loop.call_later(_PRINT_PAUSE_S, self._listen_again)
         self._head += said[: _KEPT_BYTES - len(self._head)]
         self._tail = (self._tail + said)[-_KEPT_BYTES:]
 
+    def _listen_again(self) -> None:
+        if not self._over:
+            self._loop.add_reader(self._child.output.fileno(), self._overhear)
+
     def _said(self) -> str:
         head, tail = (part.decode("utf-8", "replace") for part in (self._head, self._tail))
-        return head if head == tail else f"{head}\n...\n{tail}"
+        head, ended, _ = head.partition("\nExtension modules: ")  # pages of names, with which a report ends
+        return head if ended or head == tail else f"{head}\n...\n{tail}"
 
     def _gone(self) -> None:
         """Its socket is closed: find out why."""

@@ -44,7 +44,7 @@ class ServeSettings:
         model: The model that `/invocations` means, with a version if wanted; None is the store's only one.
         trusted: Load what could run code of others: pickles, Lambda layers, scripts.
         batch_rows: Most rows in one call of a model. Larger requests are cut and put together again.
-        batches: Calls of one model at a time.
+        batches: Calls of one model at a time, without isolation.
         alone: Names of models whose requests never share a call.
         queue_rows: Most rows that wait for one model; beyond that, requests are refused with 429.
         queue_bytes: The same in bytes. Also the most that the bodies of all requests may take together;

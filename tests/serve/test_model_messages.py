@@ -1,0 +1,225 @@
+"""Arrays in shared memory, and a process that lies about them."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from kindler.engine.channel import Channel
+from kindler.engine.fork_server import Recipe
+from kindler.errors import ConfigError, DataError, MissingExtraError, UntrustedError
+from kindler.serve.model_messages import (
+    NEEDS_ROOM,
+    REPLY,
+    REPLY_IN_ROOM,
+    WORD,
+    ModelFailure,
+    raised,
+    read_word,
+    told_error,
+)
+from kindler.serve.model_process import Answered, ModelProcess, ProcessLost, Start
+from kindler.serve.tensor_area import Area, layout, read_arrays
+from kindler.serve.threads import Threads
+
+KINDS = [
+    np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2],
+    np.array(5, dtype=np.int64),
+    np.zeros((0, 3), dtype=np.float16),
+    np.array([True, False]),
+    np.array(["a", "ä€"]),
+    np.array(["2026-11-16", "NaT"], dtype="datetime64[ns]"),
+    np.array([1 + 2j]),
+    np.array(["x", None, 1, 2.5, True], dtype=object),
+    np.array([b"\xff\x00", b"", None], dtype=object),
+    np.array([[b"a"], [b"bc"]], dtype=object),
+]
+
+
+@pytest.fixture
+def area() -> Any:
+    made = Area.create(1 << 16)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("array", KINDS, ids=lambda array: str(array.dtype))
+def test_an_array_comes_out_as_it_went_in(area: Area, array: Any) -> None:
+    plan = layout({"x": [array], "y": [array]}).moved(5)
+    plan.write(area.memory)
+    entries = orjson.loads(orjson.dumps(plan.entries))
+    for copy in (True, False):
+        found = read_arrays(area.memory, entries, copy=copy, trusted=False)
+        for name in "xy":
+            assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+            np.testing.assert_array_equal(found[name], array)
+        del found
+
+
+def test_parts_become_one_array_and_dates_come_through(area: Area) -> None:
+    plan = layout({"x": [np.ones((2, 2)), np.zeros((1, 2))]})
+    plan.write(area.memory)
+    found = read_arrays(area.memory, plan.entries, copy=True, trusted=False)
+    assert found["x"].tolist() == [[1, 1], [1, 1], [0, 0]]
+
+    day = datetime.date(2026, 11, 16)
+    plan = layout({"x": [np.array([day], dtype=object)]})
+    plan.write(area.memory)
+    assert read_arrays(area.memory, plan.entries, copy=True, trusted=True)["x"].tolist() == [day]
+    with pytest.raises(ValueError, match="no form of objects"):  # Arrow's bytes of a stranger are not read
+        read_arrays(area.memory, plan.entries, copy=True, trusted=False)
+    plain = layout({"x": [np.array([day], dtype=object)]}, arrow=False)
+    plain.write(area.memory)
+    assert read_arrays(area.memory, plain.entries, copy=True, trusted=False)["x"].tolist() == ["2026-11-16"]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [["x", "<f8", [8193], 0, 8193 * 8]],
+        [["x", "<f8", [1], (1 << 16) - 4, 8]],
+        [["x", "<f8", [2], 0, 8]],
+        [["x", "<f8", [-1], 0, 8]],
+        [["x", "<f8", [1], -8, 8]],
+        [["x", "<f8", [1.0], 0, 8]],
+        [["x", "O", [1], 0, 8]],
+        [["x", "f8,f8", [1], 0, 16]],
+        [["x", "S0", [1 << 60], 0, 0]],
+        [[1, "<f8", [1], 0, 8]],
+        [["x", "bytes", [1], 0, 64]],
+        [[str(i), "<f8", [8192], 0, 8192 * 8] for i in range(2)],
+        {"x": 1},
+        [["x"]],
+    ],
+)
+def test_what_cannot_be_is_not_read(area: Area, entries: Any) -> None:
+    with pytest.raises(
+        (ValueError, TypeError, IndexError), match=r"array|unpack|range|sizes|itemsize|lie on"
+    ):
+        read_arrays(area.memory, entries, copy=True, trusted=False)
+
+
+def test_an_area_can_neither_be_cut_short_nor_made_longer(area: Area) -> None:
+    for size in (0, 1 << 20):
+        with pytest.raises(PermissionError, match="not permitted"):
+            os.ftruncate(area.fd, size)
+
+
+def test_errors_cross_as_what_they_are_and_only_a_few_classes_do() -> None:
+    for error in (
+        ConfigError("no"),
+        DataError("bad"),
+        MemoryError("full"),
+        UntrustedError(what="it", reason="code"),
+        MissingExtraError(what="a model", package="p", extra="e"),
+    ):
+        again = raised(orjson.loads(orjson.dumps(told_error(error))))
+        assert (type(again), str(again)) == (type(error), str(error))
+    other = raised(told_error(KeyboardInterrupt("stop")))
+    assert isinstance(other, ModelFailure)
+    assert (other.name, str(other)) == ("KeyboardInterrupt", "stop")
+    for nonsense in (None, {}, {"type": "UntrustedError", "fields": {"what": 1}}, {"type": "SystemExit"}):
+        assert isinstance(raised(nonsense), ModelFailure)
+
+
+class _Child:
+    """What `ModelProcess` has of a child, with the other end in the test's hands."""
+
+    pid = 0
+
+    def __init__(self) -> None:
+        mine, self.theirs = socket.socketpair()
+        self.channel = Channel(mine)
+        reading, writing = os.pipe()
+        os.close(writing)
+        self.output = os.fdopen(reading, "rb")
+
+    def kill(self) -> None:
+        self.theirs.close()
+
+    def wait(self, timeout_s: float) -> tuple[int, bool]:
+        return -9, False
+
+    def close(self) -> None:
+        self.channel.close()
+        self.output.close()
+
+
+def _called(answer: Callable[[socket.socket, Any], None]) -> Answered:
+    """What the server makes of a process that answers a call so."""
+
+    async def play() -> Answered:
+        child, moves = _Child(), Threads(1, "test")
+        start = Start(
+            recipe=Recipe(),
+            environment={},
+            order={},
+            load_s=9,
+            call_s=9,
+            memory_bytes=1,
+            output_bytes=1 << 26,
+        )
+        process = ModelProcess(child, start, executor=moves, lost=lambda process, why: None)  # type: ignore[arg-type]
+        done: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        process.call({"x": [np.ones((2, 2))]}, "predict", None, done.set_result)
+        read_word(child.theirs)
+        answer(child.theirs, process._own.memory)
+        found = await asyncio.wait_for(done, 20)
+        process.end()
+        moves.shutdown()
+        return found
+
+    return asyncio.run(play())
+
+
+def _reply(header: Any, kind: bytes = REPLY) -> Callable[[socket.socket, Any], None]:
+    def answer(sock: socket.socket, memory: Any) -> None:
+        text = orjson.dumps(header)
+        memory[: len(text)] = text
+        sock.sendall(WORD.pack(kind, 0, len(text)))
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        _reply({"arrays": [["y", "<f8", [1], 1 << 40, 8]]}),
+        _reply({"arrays": "all"}),
+        _reply([]),
+        _reply({"model": {"methods": []}}),
+        _reply({"arrays": []}, REPLY_IN_ROOM),
+        _reply({}, b"?"),
+        lambda sock, memory: sock.sendall(WORD.pack(REPLY, 1 << 60, 1 << 60)),
+        lambda sock, memory: sock.sendall(b"\xff" * 100),
+    ],
+)
+def test_a_process_that_answers_nonsense_is_ended_and_its_call_fails(
+    answer: Callable[[socket.socket, Any], None],
+) -> None:
+    found = _called(answer)
+    assert isinstance(found.error, ProcessLost)
+    assert "answered what cannot be read" in str(found.error)
+
+
+def test_room_for_outputs_is_given_up_to_a_limit() -> None:
+    def answer(sock: socket.socket, memory: Any) -> None:
+        sock.sendall(WORD.pack(NEEDS_ROOM, 1 << 40, 0))
+        threads = Threads(1, "answer")
+        threads.submit(_go_on, sock, memory)
+
+    def _go_on(sock: socket.socket, memory: Any) -> None:
+        _, size, _, fd = read_word(sock)
+        assert (size, fd) == (1 << 26, -1)
+        _reply({"error": {"type": "MemoryError", "message": "too much"}})(sock, memory)
+
+    found = _called(answer)
+    assert isinstance(found.error, MemoryError)
