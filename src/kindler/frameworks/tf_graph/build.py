@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -181,8 +180,8 @@ def _check_training(loss: Any, optimizer: Any, train_op: Any, clip_norm: Any, cl
         raise ConfigError("pass either optimizer= or train_op=, which has an optimizer already.")
     if (optimizer is not None or train_op is not None) and loss is None:
         raise ConfigError("an optimizer needs a loss; pass loss=..., a scalar tensor.")
-    if clip_norm is not None and not (
-        isinstance(clip_norm, Real) and not isinstance(clip_norm, bool) and clip_norm > 0
+    if clip_norm is not None and (
+        not isinstance(clip_norm, int | float) or isinstance(clip_norm, bool) or clip_norm <= 0
     ):
         raise ConfigError(f"clip_norm must be a positive number; received {clip_norm!r}.")
     clip_limits(clip_value)
@@ -255,8 +254,9 @@ def _check_fed(graph: Any, ends: Ends) -> None:
         reached = needed([loss])
         if not any(graph.get_tensor_by_name(name).op.name in reached for name in rows):
             raise ConfigError(
-                f"the loss {ends.loss!r} depends on none of the inputs and labels ({', '.join(rows)}), so no row"
-                " would be learned from.\nHint: compute it from the tensors that are passed as inputs and labels."
+                f"the loss {ends.loss!r} depends on none of the inputs and labels ({', '.join(rows)}), so no"
+                " row would be learned from.\nHint: compute it from the tensors that are passed as inputs and"
+                " labels."
             )
     judged = [ends.loss, *(port.tensor for port in ends.metrics)]
     judged += [name for metric in ends.streamed for name in (metric.value, metric.update)]
@@ -268,7 +268,8 @@ def _check_fed(graph: Any, ends: Ends) -> None:
         needs = labels & set(needed([graph.get_tensor_by_name(name)], fed=[*inputs, *constants]))
         if needs:
             raise ConfigError(
-                f"the output {name!r} depends on the labels ({', '.join(sorted(needs))}), which predict has not.\n"
+                f"the output {name!r} depends on the labels ({', '.join(sorted(needs))}), which predict has"
+                " not.\n"
                 "Hint: outputs are what the model says of its inputs; a metric goes to metrics=."
             )
     _refuse_unfed(graph, outputs, [*inputs, *constants], "an output")

@@ -1,4 +1,4 @@
-"""The calls of a session that a replica makes, prepared once: fetching by name would cost more than a step."""
+"""The calls of a session that a replica makes, prepared once, because looking names up costs time."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class Calls:
         ends: What is fed and fetched.
         inputs: The placeholders of features, in the order of their arrays.
         labels: The same for labels.
+
+    Attributes:
+        epoch: The number of the epoch, fed where a learning rate depends on it.
+        draw: What random operations draw from in the next call.
     """
 
     def __init__(self, sess: Any, ends: Ends, *, inputs: Sequence[str], labels: Sequence[str]) -> None:
@@ -32,6 +36,8 @@ class Calls:
         self._for_training = [value for _, value, _ in ends.values]
         self._otherwise = [value for _, _, value in ends.values]
         self._constants = [name for name, _, _ in ends.values]
+        self.epoch = 0
+        self.draw: Array = np.zeros(2, np.int64)
 
     @property
     def judged(self) -> list[str]:
@@ -44,7 +50,7 @@ class Calls:
 
     @cached_property
     def step(self) -> Call:
-        """(epoch, rows) a whole step: what was judged."""
+        """(rows) a whole step: what was judged."""
         training = self._training
         fetched = [
             *self.judged,
@@ -56,7 +62,7 @@ class Calls:
 
     @cached_property
     def gradients(self) -> Call:
-        """(rows) what was judged, then each parameter's gradient, then the indices of those that have some."""
+        """(rows) what was judged, then every gradient, then the indices of those that have some."""
         training = self._training
         fetched = [
             *self.judged,
@@ -69,7 +75,7 @@ class Calls:
 
     @cached_property
     def apply(self) -> Call:
-        """(epoch, gradients and indices, as `gradients` gives them) nothing."""
+        """(gradients and indices, as `gradients` gives them) nothing."""
         training = self._training
         fed = [parameter.gradient for parameter in training.parameters]
         fed += [parameter.indices for parameter in training.parameters if parameter.indices]
@@ -92,7 +98,7 @@ class Calls:
 
     @cached_property
     def rate(self) -> Call:
-        """(epoch) the learning rate."""
+        """() the learning rate."""
         training = self._training
         return self._made([training.rate], [], self._for_training, epoch=training.epoch)
 
@@ -111,17 +117,18 @@ class Calls:
     def _made(
         self, fetched: Sequence[Any], fed: Sequence[str], constants: list[Array], *, epoch: str = ""
     ) -> Call:
-        """A function of the arrays for `fed`, after the number of the epoch where one is needed."""
-        graph = self._sess.graph
-        names = [*self._constants, *([epoch] if epoch else []), *fed]
+        """A function of the arrays for `fed`."""
+        graph, draws = self._sess.graph, self._ends.draws
+        names = [*self._constants, *filter(None, [epoch, draws]), *fed]
         call = self._sess.make_callable(
             [graph.as_graph_element(item) if isinstance(item, str) else item for item in fetched],
             feed_list=[graph.as_graph_element(name) for name in names],
         )
 
-        def with_constants(*arrays: Any, number: int = 0) -> list[Any]:
-            numbered = [np.asarray(number, np.int64)] if epoch else []
-            results: list[Any] = call(*constants, *numbered, *arrays)
+        def with_constants(*arrays: Any) -> list[Any]:
+            more = [np.asarray(self.epoch, np.int64)] if epoch else []
+            more += [self.draw] if draws else []
+            results: list[Any] = call(*constants, *more, *arrays)
             return results
 
         return with_constants

@@ -120,6 +120,7 @@ class Ends:
         model: Names of the variables that the outputs, the loss and the updates need; others belong to the
             optimizer.
         start: Operations that run once in a new session, such as those that fill tables.
+        draws: The tensor that random operations draw from; "" where there are none, and in the user's graph.
     """
 
     inputs: tuple[Port, ...]
@@ -136,6 +137,7 @@ class Ends:
     variables: tuple[VariableEnds, ...] = ()
     model: frozenset[str] = field(default_factory=frozenset)
     start: tuple[str, ...] = ()
+    draws: str = ""
 
 
 def ports_of(structure: Any, what: str) -> tuple[tuple[Port, ...], bool]:

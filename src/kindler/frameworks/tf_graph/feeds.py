@@ -45,10 +45,11 @@ class Feed:
         if wanted is None or _fits(row, wanted):
             return values
         size = int(np.prod(row, dtype=np.int64))
-        if None not in wanted and size == int(np.prod([n or 1 for n in wanted], dtype=np.int64)):
-            # (n, 1) for (n,) and back, and a flat vector for an image: nothing else is guessed.
-            if len(row) <= 1 or len(wanted) == 0:
-                return values.reshape(len(values), *wanted)
+        known = [n for n in wanted if n is not None]
+        # (n, 1) for (n,) and back, and a flat vector for an image: nothing else is guessed.
+        flat = len(row) <= 1 or not wanted
+        if flat and len(known) == len(wanted) and size == int(np.prod(known, dtype=np.int64)):
+            return values.reshape(len(values), *known)
         raise DataError(
             f"has rows of the shape {tuple(row)}; the placeholder {self.name!r} takes {_shown(wanted)}.\n"
             "Hint: shapes={...} of fit says what shape the rows of a column have.",
@@ -99,8 +100,8 @@ class Feeds:
         if names:
             if len(names) != len(ports):
                 raise ConfigError(
-                    f"the graph has {len(ports)} {what} ({', '.join(port.tensor for port in ports)}), and the data"
-                    f" has {len(names)} columns for them: {', '.join(names)}.\n"
+                    f"the graph has {len(ports)} {what} ({', '.join(port.tensor for port in ports)}), and the"
+                    f" data has {len(names)} columns for them: {', '.join(names)}.\n"
                     f"Hint: {'feature_cols' if what == 'inputs' else 'label_cols'}=[...] names one column for"
                     " each, in their order."
                 )
@@ -122,7 +123,8 @@ class Feeds:
         """What the placeholders are fed with, in the order of `tensors`."""
         if len(columns) != len(self._feeds):
             raise ConfigError(
-                f"the graph takes {len(self._feeds)} columns ({', '.join(self.tensors)}); received {len(columns)}."
+                f"the graph takes {len(self._feeds)} columns ({', '.join(self.tensors)}); received"
+                f" {len(columns)}."
             )
         pairs = zip(self._feeds, self._order, strict=True)
         return [feed.array(columns[place], where) for feed, place in pairs]

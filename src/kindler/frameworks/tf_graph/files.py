@@ -24,7 +24,7 @@ _SIGNATURE = "serving_default"
 
 
 def save(spec: GraphSpec, path: str) -> None:
-    """A SavedModel that maps inputs to outputs. It is made in a copy: a Saver would add to the user's graph."""
+    """A SavedModel that maps inputs to outputs, made in a copy: a Saver would add to the user's graph."""
     values = Values(spec.sess, spec.ends.variables).read()
     ends, part = needed_graph(spec.graph, spec.ends)
     with tf.Graph().as_default() as copy:
@@ -97,7 +97,8 @@ def read(spec: GraphSpec, path: str) -> dict[str, Array]:
     own = [name for name in missing if name in spec.ends.model]
     if own:
         raise ConfigError(
-            f"{path} has no value for the variable {own[0]!r}; it has {sorted(there)[:8]}. It is of another model."
+            f"{path} has no value for the variable {own[0]!r}; it has {sorted(there)[:8]}. It is of another"
+            " model."
         )
     if missing:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""What trains a graph: an optimizer of `tf.train`, by itself, by name, or one for each prefix of variables."""
+"""What trains a graph: an optimizer of `tf.train`, a name of one, or one for each prefix of variables."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def assigned(
     if not isinstance(optimizer, Mapping):
         return [(_made(optimizer, counters), list(variables))]
     by_prefix: dict[str, list[Any]] = {str(prefix): [] for prefix in optimizer}
-    left = []
+    left: list[Any] = []
     for variable in variables:
         owner = _owner(variable.op.name, by_prefix)
         (left if owner is None else by_prefix[owner]).append(variable)

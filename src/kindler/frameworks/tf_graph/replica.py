@@ -23,6 +23,7 @@ from kindler.frameworks.tf_graph import files
 from kindler.frameworks.tf_graph.build import make_spec
 from kindler.frameworks.tf_graph.calls import Calls
 from kindler.frameworks.tf_graph.feeds import Feeds
+from kindler.frameworks.tf_graph.randomness import draw_of, seed_of
 from kindler.frameworks.tf_graph.session import worker_config
 from kindler.frameworks.tf_graph.spec import GraphSpec, dumps, opened, unpacked
 from kindler.frameworks.tf_graph.variables import Values
@@ -75,9 +76,14 @@ class GraphReplica(BaseReplica):
         self.epoch_rows = 0
         self._collective: Collective | None = None
         self._before: dict[str, bytes] = {}
+        self._drawing = [seed_of(seed, 0, rank), 0]
 
-    make_spec = staticmethod(make_spec)
     dumps = staticmethod(dumps)
+
+    @classmethod
+    def make_spec(cls, **options: Any) -> GraphSpec:
+        """A spec of the arguments of `Estimator.from_graph`."""
+        return make_spec(**options)
 
     @classmethod
     def loads(cls, data: bytes) -> GraphSpec:
@@ -94,7 +100,8 @@ class GraphReplica(BaseReplica):
             local_rank=options.get("local_rank", 0),
             threads=options.get("threads"),
         )
-        return cls(opened(packed, config), **options)
+        numbers = {name: options.get(name, 0) for name in ("seed", "rank")}
+        return cls(opened(packed, config, **numbers), **options)
 
     @classmethod
     def has_instance(cls, spec: GraphSpec) -> bool:
@@ -143,7 +150,8 @@ class GraphReplica(BaseReplica):
     def begin_epoch(self, epoch: int) -> None:
         """Remember what training changes besides parameters, as it is now."""
         super().begin_epoch(epoch)
-        self.epoch_rows = 0
+        self.epoch_rows, self._calls.epoch = 0, epoch
+        self._drawing = [seed_of(self.seed, epoch, self.rank), 0]
         if self._collective is not None and self._collective.size > 1:
             names = self._buffers()
             self._before = {n: v.tobytes() for n, v in zip(names, self._values.read(names), strict=True)}
@@ -151,7 +159,8 @@ class GraphReplica(BaseReplica):
     def train_step(self, batch: Batch) -> None:
         """Gradients and their application in one call of the session."""
         if batch.rows:
-            judged = self._calls.step(*self._fed(batch), number=self.epoch)
+            self._draw()
+            judged = self._calls.step(*self._fed(batch))
             self._count(batch, judged)
             self.step += 1
 
@@ -160,6 +169,7 @@ class GraphReplica(BaseReplica):
         parameters = self.ends.training.parameters if self.ends.training is not None else ()
         if not batch.rows:
             return Gradients([self._zeros(parameter.variable) for parameter in parameters], 0.0)
+        self._draw()
         results = self._calls.gradients(*self._fed(batch))
         judged = len(self._calls.judged)
         self._count(batch, results)
@@ -184,12 +194,13 @@ class GraphReplica(BaseReplica):
                 indices.append(rows.astype(tensor.dtype.as_numpy_dtype))
                 gradient = gradient[rows]
             fed.append(gradient)
-        self._calls.apply(*fed, *indices, number=self.epoch)
+        self._calls.apply(*fed, *indices)
         self.step += 1
 
     def eval_step(self, batch: Batch) -> None:
         """Judge a batch."""
         if batch.rows:
+            self._calls.draw = draw_of(seed_of(self.seed, 0, self.rank), int(self._rows))
             self._count(batch, self._calls.judge(*self._fed(batch)), trains=False)
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
@@ -197,13 +208,14 @@ class GraphReplica(BaseReplica):
         ports = self.ends.outputs
         if not ports:
             raise ConfigError("there is nothing to predict; pass outputs=... to from_graph.")
+        self._draw()
         outputs = [np.asarray(part) for part in self._calls.predict(*self._features.arrays(features))]
         rows = len(features[0])
         for port, output in zip(ports, outputs, strict=True):
             if output.ndim == 0 or len(output) != rows:
                 raise ConfigError(
-                    f"the output {port.tensor!r} has the shape {output.shape} for {rows} rows; it must have one"
-                    " row for each of them."
+                    f"the output {port.tensor!r} has the shape {output.shape} for {rows} rows; it must have"
+                    " one row for each of them."
                 )
         self.output_names = tuple(port.name for port in ports) if self.ends.named_outputs else None
         return outputs
@@ -213,7 +225,7 @@ class GraphReplica(BaseReplica):
         training = self.ends.training
         if training is None or not training.rate:
             return float("nan")
-        return float(self._calls.rate(number=self.epoch)[0])
+        return float(self._calls.rate()[0])
 
     def merge_buffers(self) -> None:
         """Make what updates changed (BatchNorm's statistics) the same on all ranks.
@@ -226,11 +238,13 @@ class GraphReplica(BaseReplica):
         names = self._buffers()
         own = dict(zip(names, self._values.read(names), strict=True))
         mine = [self._before.get(name) != own[name].tobytes() for name in names]
-        flags = self._collective.sum([np.array(mine, np.float32)])[0] if names else []
+        if not names:
+            return
+        [flags] = self._collective.sum([np.array(mine, np.float32)])
         changed = [name for name, flag in zip(names, flags, strict=True) if flag]
         floats = [name for name in changed if own[name].dtype.kind == "f"]
         merged = dict(zip(floats, self._means([own[name] for name in floats]), strict=True))
-        spreads = [name for name in floats if (mean := _mean_of(name)) in merged]
+        spreads = [name for name in floats if _mean_of(name) in merged]
         about = [own[n] + np.square(own[_mean_of(n)] - merged[_mean_of(n)]) for n in spreads]
         merged |= dict(zip(spreads, self._means(about), strict=True))
         others = [name for name in changed if name not in merged]
@@ -297,6 +311,7 @@ class GraphReplica(BaseReplica):
             "own": own_states(),
             "tallies": [self._rows, self._sums],
             "epoch_rows": self.epoch_rows,
+            "drawing": self._drawing,
             "variables": _described(names, arrays),
         }
         return b"".join(pack(json.dumps(head).encode(), [_raw(array) for array in arrays]))
@@ -307,7 +322,7 @@ class GraphReplica(BaseReplica):
         fields = json.loads(head)
         restore_own(fields["own"])
         self._rows, self._sums = fields["tallies"]
-        self.epoch_rows = fields["epoch_rows"]
+        self.epoch_rows, self._drawing = fields["epoch_rows"], fields["drawing"]
         self._values.assign(_revived(fields["variables"], buffers))
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
@@ -337,6 +352,7 @@ class GraphReplica(BaseReplica):
                 name: sum(sums.get(name, 0.0) for _, sums in tallies) for _, sums in tallies for name in sums
             }
         seed_own(self.seed, self.epoch, self.rank, self.step)
+        self._drawing = [seed_of(self.seed, self.epoch, self.rank, self.step), 0]
 
     def trained_model(self) -> Any:
         """The session, whose graph is `sess.graph`."""
@@ -349,6 +365,11 @@ class GraphReplica(BaseReplica):
     def load(self, path: str) -> None:
         """Take variables from what `save` or a `tf.train.Saver` wrote."""
         self._values.assign(files.read(self.spec, path))
+
+    def _draw(self) -> None:
+        """Let random operations draw something new in the next call."""
+        seed, count = self._drawing
+        self._calls.draw, self._drawing = draw_of(seed, count), [seed, count + 1]
 
     def _fed(self, batch: Batch) -> list[Array]:
         where = batch.where
@@ -417,7 +438,8 @@ def _weighted(values: Sequence[Array], weights: Array) -> Array:
 
 
 def _raw(array: Array) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memoryview(flat)
 
 
 def _described(names: Sequence[str], arrays: Sequence[Array]) -> list[tuple[str, str, list[int]]]:

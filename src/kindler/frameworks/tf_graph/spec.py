@@ -19,6 +19,7 @@ from kindler.collective import Array
 from kindler.errors import ConfigError
 from kindler.frameworks.pickling import travelling
 from kindler.frameworks.tf_graph.ends import Ends, VariableEnds
+from kindler.frameworks.tf_graph.randomness import make_stateless, reseed
 from kindler.frameworks.tf_graph.reach import needed
 from kindler.frameworks.tf_graph.variables import Values
 
@@ -81,6 +82,7 @@ def dumps(spec: GraphSpec) -> bytes:
     file = io.BytesIO()
     np.savez(file, *[_storable(value) for value in values], allow_pickle=False)
     ends, graph_def = needed_graph(spec.graph, spec.ends)
+    ends = replace(ends, draws=make_stateless(graph_def))
     packed = PackedGraph(
         graph_def=graph_def.SerializeToString(),
         ends=ends,
@@ -102,16 +104,19 @@ def unpacked(data: bytes) -> PackedGraph:
     return packed
 
 
-def opened(packed: PackedGraph, config: Any = None) -> GraphSpec:
+def opened(packed: PackedGraph, config: Any = None, *, seed: int = 0, rank: int = 0) -> GraphSpec:
     """A graph and a session of its own, with the values that travelled.
 
     Args:
         packed: The graph.
         config: A `tf.ConfigProto`; None takes the user's.
+        seed: What random operations draw depends on it.
+        rank: The same.
     """
-    graph = tf.Graph()
+    graph, graph_def = tf.Graph(), tf.GraphDef.FromString(packed.graph_def)
+    reseed(graph_def, seed, rank)
     with graph.as_default():
-        tf.import_graph_def(tf.GraphDef.FromString(packed.graph_def), name="")
+        tf.import_graph_def(graph_def, name="")
     own = tf.ConfigProto.FromString(packed.session_config) if packed.session_config else None
     sess = tf.Session(graph=graph, config=own if config is None else config)
     ends = packed.ends
@@ -140,7 +145,7 @@ def fetched(ends: Ends) -> list[str]:
     names += [part for metric in ends.streamed for part in (metric.value, metric.update)]
     names += [tensor for tensor, _, _ in ends.values]
     names += [name for variable in ends.variables for name in (variable.read, variable.assign)]
-    names += [ends.loss, *ends.start]
+    names += [ends.loss, ends.draws, *ends.start]
     if (training := ends.training) is not None:
         names += [name for part in training.parameters for name in (part.gradient, part.indices)]
         names += [*training.apply, *training.updates, training.rate, training.epoch]
@@ -200,7 +205,7 @@ def _refuse_host_code(graph: Any, names: Sequence[str], ends: Ends) -> None:
     for op in reached.values():
         if op.type in _HOST_CODE:
             raise ConfigError(
-                f"the graph calls Python code in {op.name!r} ({op.type}, made by tf.py_func, tf.py_function or"
-                " tf.numpy_function), which cannot be sent to workers.\n"
+                f"the graph calls Python code in {op.name!r} ({op.type}, made by tf.py_func, tf.py_function"
+                " or tf.numpy_function), which cannot be sent to workers.\n"
                 "Hint: do this to the data before it is fed, or write it with TensorFlow's own operations."
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -107,8 +106,9 @@ def gradients_of(train_op: Any) -> list[tuple[Any, Any]]:
         gradient = arguments.get("grad", arguments.get("delta"))
         if gradient is None:
             raise ConfigError(
-                f"train_op changes the variable {variable.name!r} by {op.type} ({op.name!r}), where no gradient"
-                " is found.\nHint: pass optimizer= instead of train_op=, so that its gradients are known."
+                f"train_op changes the variable {variable.name!r} by {op.type} ({op.name!r}), where no"
+                " gradient is found.\nHint: pass optimizer= instead of train_op=, so that its gradients are"
+                " known."
             )
         if "indices" in arguments:
             gradient = tf.IndexedSlices(gradient, arguments["indices"], variable.shape)
@@ -116,7 +116,8 @@ def gradients_of(train_op: Any) -> list[tuple[Any, Any]]:
     if not found:
         raise ConfigError(
             f"train_op {train_op.name!r} applies no gradient to a trainable variable.\n"
-            "Hint: it must be what optimizer.minimize(loss) or apply_gradients of a tf.train optimizer returned."
+            "Hint: it must be what optimizer.minimize(loss) or apply_gradients of a tf.train optimizer"
+            " returned."
         )
     return found
 
@@ -164,11 +165,11 @@ def clip_limits(clip_value: Any) -> tuple[float, float] | None:
     """
     if clip_value is None:
         return None
-    if isinstance(clip_value, Real) and not isinstance(clip_value, bool) and clip_value > 0:
+    if isinstance(clip_value, int | float) and not isinstance(clip_value, bool) and clip_value > 0:
         return -float(clip_value), float(clip_value)
     if isinstance(clip_value, list | tuple) and len(clip_value) == 2:
         low, high = clip_value
-        if isinstance(low, Real) and isinstance(high, Real) and low < high:
+        if isinstance(low, int | float) and isinstance(high, int | float) and low < high:
             return float(low), float(high)
     raise ConfigError(
         f"clip_value must be a positive number, or a pair (lowest, highest); received {clip_value!r}."

@@ -36,8 +36,8 @@ def ends_of(graph: Any, reached: Mapping[str, Any]) -> tuple[VariableEnds, ...]:
     lost = sorted(set(names) - set(known))
     if lost:
         raise ConfigError(
-            f"the graph uses the variable {lost[0]!r}, which is in none of its collections, so its value cannot"
-            " be carried to workers.\nHint: make variables without collections=[]."
+            f"the graph uses the variable {lost[0]!r}, which is in none of its collections, so its value"
+            " cannot be carried to workers.\nHint: make variables without collections=[]."
         )
     order = [name for name in known if name in set(names)]
     return tuple(_ends(known[name], trainable=name in trainable) for name in order)
@@ -114,8 +114,8 @@ class Values:
         except tf.errors.FailedPreconditionError as exc:
             raise ConfigError(
                 f"the session has no value for {self._empty(chosen)}.\n"
-                "Hint: run tf.global_variables_initializer() in the session, or restore a checkpoint, before it"
-                " is used; or pass no sess."
+                "Hint: run tf.global_variables_initializer() in the session, or restore a checkpoint, before"
+                " it is used; or pass no sess."
             ) from exc
         except RuntimeError as exc:
             if "closed" not in str(exc):
@@ -137,8 +137,8 @@ class Values:
             array = np.asarray(value, np.dtype(variable.dtype))
             if variable.shape is not None and array.shape != variable.shape:
                 raise ConfigError(
-                    f"the variable {name!r} has the shape {variable.shape} in the graph and {array.shape} here;"
-                    " they are not the same model."
+                    f"the variable {name!r} has the shape {variable.shape} in the graph and {array.shape}"
+                    " here; they are not the same model."
                 )
             if variable.value in feeds:  # variables that share their first value
                 self._sess.run(ops, feeds)
