@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test test-unit test-torch test-keras test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples costs check check-style check-types check-layers check-docs bench docs clean
+.PHONY: help install quickstart test test-unit test-torch test-keras test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-tfpark test-examples costs check check-style check-types check-layers check-docs bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -39,7 +39,7 @@ $(VENV)/.quickstart: pyproject.toml $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch
-	$(PIP) -e '.[spark,java,torch,tensorflow,tf-keras,jax,keras,plot,tensorboard,dev]'
+	$(PIP) -e '.[spark,java,torch,tensorflow,tf-keras,tensorflow1,jax,keras,plot,tensorboard,dev]'
 	@touch $(VENV)/.quickstart $@
 
 # The oldest Spark that is supported, beside the newest one: a test puts it first on the path.
@@ -63,7 +63,10 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 test: install ## run every test
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
 		test-spark test-torch test-keras-tensorflow test-spark-programs test-examples \
-		$(KERAS_FLAVOURS:%=test-keras-%) test-serve test-runtime test-store test-tracking test-page test-unit test-cli
+		$(KERAS_FLAVOURS:%=test-keras-%) test-tfpark test-serve test-runtime test-store test-tracking test-page test-unit test-cli
+
+test-tfpark: $(VENV)/.dev ## programs of TFPark: graphs of TensorFlow 1 on RDDs
+	$(PYTEST) tests/tfpark
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 	$(PYTEST) tests/unit tests/architecture

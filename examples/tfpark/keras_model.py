@@ -13,9 +13,14 @@ training_dataset = TFDataset.from_rdd(
     get_data_rdd("train", sc), features=(tf.float32, [28, 28, 1]), labels=(tf.int32, []), batch_size=320
 )
 eval_dataset = TFDataset.from_rdd(
-    get_data_rdd("validation", sc), features=(tf.float32, [28, 28, 1]), labels=(tf.int32, []), batch_per_thread=80
+    get_data_rdd("validation", sc),
+    features=(tf.float32, [28, 28, 1]),
+    labels=(tf.int32, []),
+    batch_per_thread=80,
 )
-pred_dataset = TFDataset.from_rdd(get_data_rdd("test", sc), features=(tf.float32, [28, 28, 1]), batch_per_thread=80)
+pred_dataset = TFDataset.from_rdd(
+    get_data_rdd("test", sc), features=(tf.float32, [28, 28, 1]), batch_per_thread=80
+)
 
 model = tf.keras.Sequential(
     [

@@ -14,7 +14,10 @@ Dense, Flatten, Input = tf.keras.layers.Dense, tf.keras.layers.Flatten, tf.keras
 sc = init_nncontext()
 
 dataset = TFDataset.from_rdd(
-    get_data_rdd("train", sc), features=(tf.float32, [28, 28, 1]), labels=(tf.int32, []), batch_size=BATCH_SIZE
+    get_data_rdd("train", sc),
+    features=(tf.float32, [28, 28, 1]),
+    labels=(tf.int32, []),
+    batch_size=BATCH_SIZE,
 )
 
 data = Input(shape=[28, 28, 1])

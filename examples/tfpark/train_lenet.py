@@ -14,8 +14,8 @@ sc = init_nncontext()
 # Each record in the train_rdd consists of a list of NumPy ndrrays
 train_rdd = (
     sc.parallelize(file_list("train"), 4)
-    .map(lambda x: read_image_and_label(x))
-    .map(lambda image_label: decode_to_ndarrays(image_label))
+    .map(lambda x: read_image_and_label(x))  # noqa: PLW0108
+    .map(lambda image_label: decode_to_ndarrays(image_label))  # noqa: PLW0108
 )
 
 # TFDataset represents a distributed set of elements,

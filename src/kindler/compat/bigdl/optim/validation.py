@@ -256,11 +256,9 @@ def named(method: Any) -> ValidationMethod:
 
 
 class Scores(dict[str, float]):
-    """Results of an evaluation, under TFPark's names; other usual names of the same metric find them, too.
+    """Results of an evaluation, under TFPark's names.
 
-    >>> scores = Scores({"loss": 0.5, "acc Top1Accuracy": 0.9})
-    >>> scores["acc"], scores["accuracy"], scores["Top1Accuracy"], scores["loss"]
-    (0.9, 0.9, 0.9, 0.5)
+    Other usual names of the same metric find them, too: "acc", "accuracy", "Top1Accuracy".
     """
 
     def __missing__(self, key: Any) -> float:

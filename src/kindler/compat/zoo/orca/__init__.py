@@ -22,7 +22,9 @@ def init_orca_context(
         options: `conf` is passed on to Spark; `num_nodes`, `runtime`, `init_ray_on_spark` and others are
             accepted without effect.
     """
-    given: dict[str, Any] = {name: value for name, value in (("cores", cores), ("memory", memory)) if value is not None}
+    given: dict[str, Any] = {
+        name: value for name, value in (("cores", cores), ("memory", memory)) if value is not None
+    }
     return init_nncontext(options.get("conf"), cluster_mode=cluster_mode or "local", **given)
 
 

@@ -160,7 +160,9 @@ class Estimator:
         if more < 1:
             return self
         trigger = EveryEpoch() if checkpoint_trigger in (None, "EveryEpoch") else checkpoint_trigger
-        options: dict[str, Any] = {} if self._model_dir is None else {"checkpoint_trigger": trigger, "keep_checkpoints": None}
+        options: dict[str, Any] = (
+            {} if self._model_dir is None else {"checkpoint_trigger": trigger, "keep_checkpoints": None}
+        )
         self._made.fit(
             self._data(data, batch_size),
             epochs=more,
