@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kindler.config import RunSettings as RunSettings
     from kindler.estimator.estimator import Estimator as Estimator
+    from kindler.estimator.model_fn import InputData as InputData
     from kindler.features import MinMaxScaler as MinMaxScaler
     from kindler.features import StandardScaler as StandardScaler
     from kindler.features import StringIndexer as StringIndexer
+    from kindler.frameworks.tf_graph.model_fn import EstimatorSpec as EstimatorSpec
+    from kindler.frameworks.tf_graph.model_fn import ModeKeys as ModeKeys
     from kindler.omega import Omega as Omega
     from kindler.omega import om as om
     from kindler.readers import read_csv as read_csv
@@ -49,8 +52,10 @@ _PUBLIC = {
     "DriverCallback": "kindler.train.driver_callbacks",
     "EarlyStopping": "kindler.train.callbacks",
     "Estimator": "kindler.estimator.estimator",
+    "EstimatorSpec": "kindler.frameworks.tf_graph.model_fn",
     "EveryEpoch": "kindler.train.triggers",
     "History": "kindler.train.history",
+    "InputData": "kindler.estimator.model_fn",
     "LearningRateMonitor": "kindler.train.callbacks",
     "MLflowLogger": "kindler.tracking.logger",
     "MaxEpoch": "kindler.train.triggers",
@@ -58,6 +63,7 @@ _PUBLIC = {
     "MaxScore": "kindler.train.triggers",
     "MinLoss": "kindler.train.triggers",
     "MinMaxScaler": "kindler.features",
+    "ModeKeys": "kindler.frameworks.tf_graph.model_fn",
     "ModelCheckpoint": "kindler.train.callbacks",
     "Omega": "kindler.omega",
     "RunSettings": "kindler.config",
@@ -85,8 +91,10 @@ __all__ = [
     "DriverCallback",
     "EarlyStopping",
     "Estimator",
+    "EstimatorSpec",
     "EveryEpoch",
     "History",
+    "InputData",
     "LearningRateMonitor",
     "MLflowLogger",
     "MaxEpoch",
@@ -94,6 +102,7 @@ __all__ = [
     "MaxScore",
     "MinLoss",
     "MinMaxScaler",
+    "ModeKeys",
     "ModelCheckpoint",
     "Omega",
     "RunSettings",

@@ -34,6 +34,7 @@ from kindler.estimator.fit import RunPlan, RunResults, job_of, run
 from kindler.estimator.inputs.contract import Input, ScoreRequest
 from kindler.estimator.inputs.recognise import Engine, choose_engine, recognise
 from kindler.estimator.model import FrameworkModel, LiveModel
+from kindler.estimator.model_fn import ModelFnEstimator
 from kindler.files import beside, folder_at, place, split
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
@@ -313,8 +314,8 @@ class Estimator:
                 initializes every variable.
             model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
                 several machines must share it.
-            train_op: Instead of `optimizer`: what `minimize` of a `tf.train.Optimizer` returned. Its gradients
-                are found in the graph.
+            train_op: Instead of `optimizer`: what `minimize` of a `tf.train.Optimizer` returned. Its
+                gradients are found in the graph.
             tensor_with_value: A dict from tensors that no column is fed to, such as a rate of dropout, to a
                 pair: the value in training, and the value otherwise. One value serves for both.
             global_step: The variable that counts steps. None takes the graph's own, if it has one.
@@ -358,6 +359,42 @@ class Estimator:
             seed=seed,
             settings=settings or RunSettings(),
             log_dir=log_dir,
+        )
+
+    @classmethod
+    def from_model_fn(
+        cls,
+        model_fn: Callable[..., Any],
+        optimizer: Any = None,
+        model_dir: str | PathLike[str] | None = None,
+        params: Any = None,
+        config: Any = None,
+        warm_start_from: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> ModelFnEstimator:
+        """Create an estimator from a function that builds a TensorFlow graph, as `tf.estimator` had them.
+
+        Args:
+            model_fn: Called as `model_fn(features, labels, mode)`, with `params` and `config` where it takes
+                them; returns a `kindler.EstimatorSpec`. `mode` is one of `kindler.ModeKeys`.
+            optimizer: What `from_graph` takes. None where the spec has a `train_op`.
+            model_dir: The folder for checkpoints, which `tf.train.Saver` reads as well. Training goes on from
+                the newest one.
+            params: Passed to `model_fn`.
+            config: Passed to `model_fn`.
+            warm_start_from: A checkpoint, or a folder of them, that the first training takes the values of
+                variables from, as far as it has them.
+            options: More of `from_graph`: `workers`, `engine`, `clip_norm`, `session_config` and so on.
+        """
+        return ModelFnEstimator(
+            cls.from_graph,
+            model_fn,
+            optimizer=optimizer,
+            model_dir=model_dir,
+            params=params,
+            config=config,
+            warm_start_from=warm_start_from,
+            options=options,
         )
 
     @classmethod

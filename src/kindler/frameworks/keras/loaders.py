@@ -62,7 +62,7 @@ def pack_dataset(dataset: Any) -> Callable[[], Any]:
 
 
 def _graph_of(tf: Any, variant: Any) -> bytes:
-    """A dataset as bytes; in a program of TensorFlow 1 it is a tensor of a graph, which a session evaluates."""
+    """A dataset as bytes; in programs of TensorFlow 1 it is a tensor that a session must evaluate."""
     in_graph = isinstance(getattr(variant, "graph", None), tf.Graph) and not hasattr(variant, "numpy")
     with variant.graph.as_default() if in_graph else nullcontext():
         packed = tf.raw_ops.DatasetToGraphV2(

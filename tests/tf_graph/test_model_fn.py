@@ -1,0 +1,114 @@
+"""Model functions: one set of values through training, judging and predicting, and through checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from kindler import Estimator, EstimatorSpec, InputData, ModeKeys
+from kindler.errors import ConfigError, NotFittedError
+from tests.tf_graph.graphs import CLASSES, WIDTH, rows
+
+DATA = rows(48)
+
+
+def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    first = np.random.default_rng(0).normal(size=(WIDTH, CLASSES)).astype(np.float32)
+    w = tf.get_variable("w", initializer=first)
+    logits = tf.matmul(features, w)
+    predictions = {"class": tf.argmax(logits, 1), "logits": logits}
+    if mode == ModeKeys.PREDICT:
+        return EstimatorSpec(mode, predictions=predictions)
+    loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+    metrics = {"streamed": tf.metrics.accuracy(labels, predictions["class"])}
+    optimizer = tf.train.GradientDescentOptimizer(params["lr"])
+    train_op = optimizer.minimize(loss, tf.train.get_global_step()) if params["own"] else None
+    return EstimatorSpec(mode, logits, loss, train_op, metrics)
+
+
+def input_fn(mode: str) -> Any:
+    if mode == ModeKeys.PREDICT:
+        return {"x": DATA["x"]}
+    return InputData(data=DATA, batch_size=12)
+
+
+def _trained(values: np.ndarray, rate: float, steps: int) -> np.ndarray:
+    """What plain gradient descent makes of the weights, in numpy."""
+    w = values.astype(np.float64)
+    for step in range(steps):
+        part = slice(12 * (step % 4), 12 * (step % 4) + 12)
+        x, y = DATA["x"][part].astype(np.float64), DATA["y"][part]
+        shares = np.exp(x @ w)
+        shares /= shares.sum(1, keepdims=True)
+        shares[np.arange(12), y] -= 1
+        w -= rate * x.T @ shares / 12
+    return w
+
+
+def test_training_goes_on_from_the_newest_checkpoint_and_counts_its_steps(tmp_path: Path) -> None:
+    params = {"lr": 0.3, "own": True}
+    options = {"model_dir": tmp_path / "m", "params": params, "workers": 2}
+    est = Estimator.from_model_fn(model_fn, **options)
+    est.train(input_fn, steps=6, shuffle=False, verbose=0)
+    assert est.global_step == 6
+    first = np.random.default_rng(0).normal(size=(WIDTH, CLASSES)).astype(np.float32)
+    w = _trained(first, 0.3, 6)
+
+    # Another process would see the same: all that it needs is in the folder.
+    other = Estimator.from_model_fn(model_fn, **options)
+    figures = other.evaluate(input_fn, ["acc"], verbose=0)
+    right = float(((DATA["x"] @ w).argmax(1) == DATA["y"]).mean())
+    assert figures["acc"] == pytest.approx(right)
+    assert figures["streamed"] == pytest.approx(right)
+    assert (figures["num_samples"], figures["global_step"]) == (48, 6)
+    scored = other.predict(input_fn, ["logits"], verbose=0)
+    np.testing.assert_allclose(scored["logits"], DATA["x"] @ w, atol=1e-4)
+    assert "class" not in scored
+
+    other.train(input_fn, steps=4, shuffle=False, verbose=0)
+    assert other.global_step == 10
+    assert tf.train.latest_checkpoint(str(tmp_path / "m")).endswith("model-10")
+    earlier = other.evaluate(input_fn, checkpoint_path=tmp_path / "m" / "model-6", verbose=0)
+    assert (earlier["global_step"], earlier["loss"]) == (6, pytest.approx(figures["loss"]))
+    np.testing.assert_allclose(
+        tf.train.load_variable(str(tmp_path / "m"), "w"), _trained(w, 0.3, 4), atol=1e-5
+    )
+
+
+def test_an_optimizer_of_the_estimator_and_values_in_memory_and_a_warm_start(tmp_path: Path) -> None:
+    params = {"lr": 0.0, "own": False}
+    est = Estimator.from_model_fn(model_fn, tf.train.GradientDescentOptimizer(0.3), params=params, workers=1)
+    with pytest.raises(NotFittedError, match="call train"):
+        est.predict(input_fn)
+    est.train(input_fn, 4, shuffle=False, verbose=0)
+    first = np.random.default_rng(0).normal(size=(WIDTH, CLASSES)).astype(np.float32)
+    w = _trained(first, 0.3, 4)
+    np.testing.assert_allclose(est.predict(input_fn, "logits", verbose=0)["logits"], DATA["x"] @ w, atol=1e-4)
+
+    with tf.Graph().as_default(), tf.Session() as sess:
+        tf.get_variable("w", initializer=w.astype(np.float32))
+        sess.run(tf.global_variables_initializer())
+        prefix = tf.train.Saver().save(sess, str(tmp_path / "given"))
+    still = tf.train.GradientDescentOptimizer(0.0)
+    warm = Estimator.from_model_fn(model_fn, still, params=params, warm_start_from=prefix, workers=1)
+    warm.train(input_fn, 1, verbose=0)
+    np.testing.assert_allclose(
+        warm.predict(input_fn, "logits", verbose=0)["logits"], DATA["x"] @ w, atol=1e-4
+    )
+
+
+def test_what_a_model_function_lacks_is_said() -> None:
+    est = Estimator.from_model_fn(model_fn, params={"lr": 0.1, "own": False})
+    with pytest.raises(ConfigError, match="there is no optimizer"):
+        est.train(input_fn)
+    with pytest.raises(ConfigError, match="must return a kindler.EstimatorSpec; it returned NoneType"):
+        Estimator.from_model_fn(lambda features, labels, mode: None, "sgd").train(input_fn)
+    with pytest.raises(ConfigError, match="eval_methods: there is no 'akk'"):
+        est.evaluate(input_fn, ["akk"])
+    rows_only = tf.data.Dataset.from_tensor_slices((DATA["x"], DATA["y"]))
+    with pytest.raises(ConfigError, match=r"its elements are rows, not batches"):
+        est.train(lambda: rows_only)
