@@ -169,7 +169,9 @@ def test_orca_trains_a_graph_on_a_tf_data_dataset(graph: Any, rows: Any, tmp_pat
     images = tf.placeholder(tf.float32, (None, 6))
     labels = tf.placeholder(tf.int32, (None,))
     logits = network(images)
-    accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1, tf.int32), labels), tf.float32))
+    accuracy = tf.reduce_mean(
+        tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels), tf.float32)
+    )
     estimator = Estimator.from_graph(
         inputs=images, outputs=logits, labels=labels, loss=loss_of(logits, labels), optimizer=Adam(0.05),
         metrics={"acc": accuracy}, model_dir=tmp_path / "orca",
@@ -295,12 +297,12 @@ def test_a_gan_trains_one_network_at_a_time(tmp_path: Path) -> None:
     assert changed(values[1], values[2]) == {"Discriminator"}
 
 
-def test_a_frozen_net_gives_its_own_outputs_everywhere(graph: Any, rows: Any, tmp_path: Path) -> None:
+def test_a_frozen_net_gives_its_own_outputs_everywhere(rows: Any, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     x, y = rows
-    images = tf.placeholder(tf.float32, [None, 6])
-    logits = network(images)
-    with tf.Session() as sess:
+    with tf.Graph().as_default(), tf.Session() as sess:
+        images = tf.placeholder(tf.float32, [None, 6])
+        logits = network(images)
         sess.run(tf.global_variables_initializer())
         expected = sess.run(logits, {images: x})
         gradient = sess.run(tf.gradients(tf.reduce_sum(logits), images)[0], {images: x})
