@@ -21,6 +21,7 @@ from kindler.compat.bigdl.optim.optimizer import (
     TrainSummary,
     ValidationSummary,
 )
+from kindler.compat.zoo.orca.data import XShards
 from kindler.compat.zoo.orca.learn.tf.estimator import Estimator
 from kindler.compat.zoo.tfpark import (
     GANEstimator,
@@ -164,7 +165,7 @@ def test_a_keras_model_of_a_graph_trains_evaluates_and_predicts_as_keras_does(
     np.testing.assert_array_equal(wrapped.get_weights()[0], weights[0])
 
 
-def test_orca_trains_a_graph_on_a_tf_data_dataset(graph: Any, rows: Any, tmp_path: Path) -> None:
+def test_orca_trains_a_graph_on_tf_data_and_on_shards(graph: Any, rows: Any, tmp_path: Path) -> None:
     x, y = rows
     images = tf.placeholder(tf.float32, (None, 6))
     labels = tf.placeholder(tf.int32, (None,))
@@ -190,6 +191,13 @@ def test_orca_trains_a_graph_on_a_tf_data_dataset(graph: Any, rows: Any, tmp_pat
     assert estimator._made.counters == (3, 9)
     with pytest.raises(ConfigError, match="is batched"):
         estimator.fit(data=data.batch(4))
+
+    shards = XShards.partition({"x": x, "y": y}, num_shards=3)
+    estimator.fit(data=shards, batch_size=32, epochs=4)
+    scored = np.concatenate([shard["prediction"] for shard in estimator.predict(shards).collect()])
+    np.testing.assert_allclose(scored, estimator.sess.run(logits, {images: x}), rtol=1e-5, atol=1e-6)
+    again = Estimator.from_graph(inputs=images, outputs=logits, sess=estimator.sess)
+    assert again.predict(shards).collect()[0]["prediction"].shape == (32, 2)
 
 
 def model_fn(features: Any, labels: Any, mode: str) -> TFEstimatorSpec:

@@ -176,12 +176,12 @@ def _array(value: Any, dtype: str, shape: tuple[int | None, ...], name: str) -> 
     if not fits:
         raise DataError(f"has rows of shape {array.shape}; the dataset declares {list(shape)}.", column=name)
     if array.dtype == wanted:
-        return np.ascontiguousarray(array)
+        return array
     with np.errstate(invalid="ignore", over="ignore"):
         cast = array.astype(wanted)
     if wanted.kind in "iub" and not np.array_equal(cast.astype(array.dtype), array):
         raise DataError(f"holds values that {wanted.name} does not have.", column=name)
-    return np.ascontiguousarray(cast)
+    return cast
 
 
 def _kind(value: Any) -> str:
