@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test test-unit test-torch test-keras test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-tfpark test-examples costs check check-style check-types check-layers check-docs bench docs clean
+.PHONY: help install quickstart test test-unit test-torch test-keras test-tf-graph test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-tfpark test-examples costs check check-style check-types check-layers check-docs bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -62,7 +62,7 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 # work to the end. --keep-going runs all of them and still fails if one did.
 test: install ## run every test
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
-		test-spark test-torch test-keras-tensorflow test-spark-programs test-examples \
+		test-spark test-torch test-keras-tensorflow test-tf-graph test-spark-programs test-examples \
 		$(KERAS_FLAVOURS:%=test-keras-%) test-tfpark test-serve test-runtime test-store test-tracking test-page test-unit test-cli
 
 test-tfpark: $(VENV)/.dev ## programs of TFPark: graphs of TensorFlow 1 on RDDs
@@ -81,6 +81,9 @@ test-keras: $(VENV)/.dev ## Keras on the local engine, each backend in a process
 
 test-keras-%: $(VENV)/.dev
 	KINDLER_TEST_KERAS=$* $(PYTEST) tests/keras
+
+test-tf-graph: $(VENV)/.dev ## TensorFlow graphs and model functions, on both engines
+	$(PYTEST) tests/tf_graph
 
 test-spark: $(VENV)/.dev ## everything that can share one Spark session
 	$(PYTEST) tests/spark

@@ -25,9 +25,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The README's examples are files, word for word, and tests/examples runs them.
 README_EXAMPLES = ("first_steps.py", "first_steps_keras.py", "store_and_runtime.py")
 RUNNABLE = [page for page in PAGES[1:] if any(not block.not_run for block in blocks(page.read_text()))]
-# Frameworks do not share a process: pages about Keras run in one of their own.
-KERAS_PAGES = [page for page in RUNNABLE if "import keras" in page.read_text()]
-# Importing TensorFlow 1 turns eager execution off for the whole process.
+# Frameworks do not share a process: pages about Keras and TensorFlow run in one of their own.
+KERAS_PAGES = [p for p in RUNNABLE if re.search(r"import (keras|tensorflow\.compat)", p.read_text())]
+# `kindler.compat.tensorflow` turns eager execution off for the whole process.
 GRAPH_PAGES = [page for page in RUNNABLE if "compat import tensorflow" in page.read_text()]
 INCLUDE = re.compile(r'--8<-- "(?P<path>[^":]+)(?::(?P<section>\w+))?"')
 

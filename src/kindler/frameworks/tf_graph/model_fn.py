@@ -198,11 +198,11 @@ def read_checkpoint(prefix: str) -> dict[str, Array]:
 
 
 def write_checkpoint(folder: str, values: Mapping[str, Array], step: int) -> str:
-    """Write `model-<step>` as `tf.train.Saver` does, and make it the folder's newest checkpoint."""
+    """Write `model-<step>` as the folder's newest checkpoint; like `tf.train.Saver`, keep the last five."""
     import tensorflow.compat.v1 as tf
 
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    prefix = str(Path(folder).absolute() / f"model-{step}")
+    place = Path(folder).absolute()
+    place.mkdir(parents=True, exist_ok=True)
     with tf.Graph().as_default(), tf.Session() as sess:
         variables = [
             tf.Variable(
@@ -212,13 +212,11 @@ def write_checkpoint(folder: str, values: Mapping[str, Array], step: int) -> str
         ]
         for variable, value in zip(variables, values.values(), strict=True):
             sess.run(variable.initializer, {variable.initializer.inputs[1]: value})
-        kept = getattr(tf.train.get_checkpoint_state(folder), "all_model_checkpoint_paths", [])
-        tf.train.Saver(variables, max_to_keep=None).save(
-            sess, prefix, write_meta_graph=False, write_state=False
-        )
-    older = [path for path in kept if path != prefix]
-    tf.train.update_checkpoint_state(str(Path(folder).absolute()), prefix, [*older, prefix])
-    return prefix
+        saver = tf.train.Saver(variables)
+        state = tf.train.get_checkpoint_state(str(place))
+        older = state.all_model_checkpoint_paths if state is not None else []
+        saver.recover_last_checkpoints([path for path in older if path != f"{place}/model-{step}"])
+        return str(saver.save(sess, str(place / "model"), global_step=step, write_meta_graph=False))
 
 
 def _placeholder(column: Column, *, feature: bool) -> Any:
