@@ -14,7 +14,7 @@ if FLAVOUR != "tf_keras":
 pytest.importorskip("tensorboard")
 
 from kindler.compat.bigdl.optim.optimizer import SGD, Adam, MaxEpoch, Step, TrainSummary
-from kindler.compat.zoo.tfpark import KerasModel, TFDataset, TFOptimizer
+from kindler.compat.zoo.tfpark import KerasModel, TFDataset, TFNet, TFOptimizer
 from kindler.errors import ConfigError
 
 
@@ -42,3 +42,22 @@ def test_an_eager_model_trains_evaluates_and_predicts_as_keras_does(keras: Any, 
         _ = KerasModel(model, optimizer=SGD(0.1, leaningrate_schedule=Step(1, 0.5))).estimator
     with pytest.raises(ConfigError, match="has no session"):
         _ = optimizer.sess
+
+
+def test_a_saved_model_of_tensorflow_2_is_a_layer_of_another_model(keras: Any, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).uniform(size=(8, 6)).astype("float32")
+    layers = [
+        keras.layers.Dense(4, input_shape=(6,)),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(3),
+    ]
+    model = keras.Sequential(layers)
+    model.save(str(tmp_path / "model"), save_format="tf")
+
+    net = TFNet.from_saved_model(str(tmp_path / "model"))
+
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_allclose(net.forward(x), expected, rtol=1e-5)
+    whole = keras.Sequential([keras.layers.Input((6,)), net.as_keras(keras), keras.layers.ReLU()])
+    np.testing.assert_allclose(whole.predict(x, verbose=0), np.maximum(expected, 0), rtol=1e-5)
+    assert whole.count_params() == 0

@@ -144,7 +144,7 @@ def test_scores_are_found_by_every_usual_name() -> None:
     assert [scores[name] for name in ("acc", "accuracy", "Top1Accuracy", "acc Top1Accuracy")] == [0.9] * 4
     assert "top5acc" not in scores
     assert scores.get("auc", -1) == -1
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="mae"):
         scores["mae"]
 
 
