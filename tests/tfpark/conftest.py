@@ -37,9 +37,9 @@ def rows() -> tuple[Any, Any]:
     return x, (x.sum(axis=1) > 3).astype("int32")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sc() -> Iterator[Any]:
-    """A Spark context; only the module that needs it starts one."""
+    """A Spark context, for test_spark_*.py, which come last: with it, everything runs on Spark."""
     import kindler
     from kindler.compat.zoo import init_nncontext
 

@@ -94,7 +94,7 @@ def freeze(sess: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> FrozenGr
 
 
 def _inlined(graph_def: Any, kept: Sequence[str]) -> Any:
-    """The graph with the bodies of functions in the place of calls, so that it can be part of any other graph.
+    """The graph with the bodies of functions in the place of calls, so that it fits into other graphs.
 
     SavedModels of TensorFlow 2 consist of functions.
     """
