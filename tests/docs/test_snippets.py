@@ -27,6 +27,8 @@ README_EXAMPLES = ("first_steps.py", "first_steps_keras.py", "store_and_runtime.
 RUNNABLE = [page for page in PAGES[1:] if any(not block.not_run for block in blocks(page.read_text()))]
 # Frameworks do not share a process: pages about Keras and TensorFlow run in one of their own.
 KERAS_PAGES = [p for p in RUNNABLE if re.search(r"import (keras|tensorflow\.compat)", p.read_text())]
+# `kindler.compat.tensorflow` turns eager execution off for the whole process.
+GRAPH_PAGES = [page for page in RUNNABLE if "compat import tensorflow" in page.read_text()]
 INCLUDE = re.compile(r'--8<-- "(?P<path>[^":]+)(?::(?P<section>\w+))?"')
 
 
@@ -44,9 +46,11 @@ def modules_with_doctests() -> list[str]:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """What went wrong on each page; all run in one process a framework, in an empty folder."""
-    others = sorted((page for page in RUNNABLE if page not in KERAS_PAGES), key=starts_spark)
-    return run(others, tmp_path_factory.mktemp("pages")) | run(
-        KERAS_PAGES, tmp_path_factory.mktemp("keras-pages"), KERAS_BACKEND="tensorflow"
+    others = [page for page in RUNNABLE if page not in (*KERAS_PAGES, *GRAPH_PAGES)]
+    return (
+        run(sorted(others, key=starts_spark), tmp_path_factory.mktemp("pages"))
+        | run(KERAS_PAGES, tmp_path_factory.mktemp("keras-pages"), KERAS_BACKEND="tensorflow")
+        | run(GRAPH_PAGES, tmp_path_factory.mktemp("graph-pages"))
     )
 
 

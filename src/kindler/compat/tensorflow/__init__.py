@@ -52,7 +52,7 @@ class _Contrib:
 
 def _estimator() -> Any:
     from kindler.compat.zoo.tfpark.estimator import Estimator
-    from kindler.compat.zoo.tfpark.specs import EstimatorSpec, ModeKeys
+    from kindler.frameworks.tf_graph.model_fn import EstimatorSpec, ModeKeys
 
     return SimpleNamespace(Estimator=Estimator, EstimatorSpec=EstimatorSpec, ModeKeys=ModeKeys)
 

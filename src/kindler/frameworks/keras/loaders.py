@@ -10,6 +10,7 @@ import itertools
 import math
 import pickle
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,7 @@ def pack_dataset(dataset: Any) -> Callable[[], Any]:
     import tensorflow as tf
 
     try:
-        graph = _serialized(tf, dataset)
+        graph = _graph_of(tf, dataset._variant_tensor)
         spec = pickle.dumps(dataset.element_spec)
     except (tf.errors.OpError, pickle.PicklingError, TypeError, AttributeError) as exc:
         raise ConfigError(cannot_travel(dataset, str(exc).partition("\n")[0])) from exc
@@ -60,14 +61,17 @@ def pack_dataset(dataset: Any) -> Callable[[], Any]:
     return partial(unpack_dataset, parsed.SerializeToString(), spec, policy)
 
 
-def _serialized(tf: Any, dataset: Any) -> bytes:
-    variant = dataset._variant_tensor
-    options: dict[str, Any] = {"external_state_policy": 1, "strip_device_assignment": True}
-    if hasattr(variant, "numpy"):
-        return bytes(tf.raw_ops.DatasetToGraphV2(input_dataset=variant, **options).numpy())
-    # Made in a graph of TensorFlow 1.
-    with variant.graph.as_default(), tf.compat.v1.Session(graph=variant.graph) as session:
-        return bytes(session.run(tf.raw_ops.DatasetToGraphV2(input_dataset=variant, **options)))
+def _graph_of(tf: Any, variant: Any) -> bytes:
+    """A dataset as bytes; in programs of TensorFlow 1 it is a tensor that a session must evaluate."""
+    in_graph = isinstance(getattr(variant, "graph", None), tf.Graph) and not hasattr(variant, "numpy")
+    with variant.graph.as_default() if in_graph else nullcontext():
+        packed = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=variant, external_state_policy=1, strip_device_assignment=True
+        )
+        if not in_graph:
+            return bytes(packed.numpy())
+        with tf.compat.v1.Session(graph=variant.graph) as session:
+            return bytes(session.run(packed))
 
 
 def unpack_dataset(graph: bytes, spec: bytes, policy: int) -> Any:

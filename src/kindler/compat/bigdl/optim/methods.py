@@ -180,7 +180,8 @@ class Adam(OptimMethod):
     def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
         m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
         v = self.beta2 * slots["v"] + (1 - self.beta2) * gradient * gradient
-        unbiased = tf.cast(tf.sqrt(1.0 - self.beta2**step) / (1.0 - self.beta1**step), gradient.dtype)
+        made = tf.cast(step, tf.float64)  # 1 - 0.999 has few digits in float32
+        unbiased = tf.cast(tf.sqrt(1.0 - self.beta2**made) / (1.0 - self.beta1**made), gradient.dtype)
         return value - lr * unbiased * m / (tf.sqrt(v) + self.epsilon), {"m": m, "v": v}
 
     def keras_options(self) -> tuple[str, dict[str, Any]]:
@@ -265,7 +266,7 @@ class Adamax(OptimMethod):
     def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
         m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
         u = tf.maximum(self.beta2 * slots["u"], tf.abs(gradient) + self.epsilon)
-        unbiased = tf.cast(1.0 - self.beta1**step, gradient.dtype)
+        unbiased = tf.cast(1.0 - self.beta1 ** tf.cast(step, tf.float64), gradient.dtype)
         return value - lr / unbiased * tf.math.divide_no_nan(m, u), {"m": m, "u": u}
 
 

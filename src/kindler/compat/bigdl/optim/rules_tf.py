@@ -56,10 +56,7 @@ class RuleOptimizer(tf.train.Optimizer):  # type: ignore[misc]
     def _begin(self) -> Any:
         """Create the counter; returns the number of the step, counted from 1, as a float."""
         if self.iterations is None:
-            with tf.variable_scope(tf.get_variable_scope(), reuse=False):
-                self.iterations = tf.Variable(
-                    0, trainable=False, dtype=tf.int64, name=f"{self._name}/iterations"
-                )
+            self.iterations = tf.Variable(0, trainable=False, dtype=tf.int64, name="iterations")
         made = tf.cast(self.iterations, tf.float32)
         method = self.method
         rate = method.schedule.rate(tf, method.learningrate, method.learningrate_decay, made)
@@ -145,8 +142,8 @@ class _LbfgsOptimizer(RuleOptimizer):
         }
         if not self._kept:
             for name, shape in shapes.items():
-                self._kept[name] = tf.Variable(tf.zeros(shape), trainable=False, name=f"LBFGS/{name}")
-            self._kept["scale"] = tf.Variable(1.0, trainable=False, name="LBFGS/scale")
+                self._kept[name] = tf.Variable(tf.zeros(shape), trainable=False, name=name)
+            self._kept["scale"] = tf.Variable(1.0, trainable=False, name="scale")
         return self._kept
 
 

@@ -163,7 +163,11 @@ class AUC(ValidationMethod):
     def __init__(self, threshold_num: int = 200, bigdl_type: str = "float") -> None: ...
 
     def score(self, output: Array, label: Array) -> float:
+        if output.ndim == 2 and output.shape[1] == 2:  # of two classes: how much more likely the second is
+            output = output[:, 1] - output[:, 0]
         scores, truth = output.reshape(-1), label.reshape(-1) > 0.5
+        if len(scores) != len(truth):
+            raise ConfigError(f"AUC needs outputs of one or two classes; received {output.shape}.")
         positives, negatives = int(truth.sum()), int((~truth).sum())
         if not positives or not negatives:
             raise ConfigError("AUC needs labels of both classes, 0 and 1.")
@@ -256,11 +260,9 @@ def named(method: Any) -> ValidationMethod:
 
 
 class Scores(dict[str, float]):
-    """Results of an evaluation, under TFPark's names; other usual names of the same metric find them, too.
+    """Results of an evaluation, under TFPark's names.
 
-    >>> scores = Scores({"loss": 0.5, "acc Top1Accuracy": 0.9})
-    >>> scores["acc"], scores["accuracy"], scores["Top1Accuracy"], scores["loss"]
-    (0.9, 0.9, 0.9, 0.5)
+    Other usual names of the same metric find them, too: "acc", "accuracy", "Top1Accuracy".
     """
 
     def __missing__(self, key: Any) -> float:

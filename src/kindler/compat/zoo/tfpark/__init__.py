@@ -1,15 +1,23 @@
-"""`zoo.tfpark`: TensorFlow models on Spark."""
+"""`zoo.tfpark`: TensorFlow models on Spark.
+
+Names are found on first use: executors, which only take rows apart, do not import TensorFlow.
+"""
 
 from __future__ import annotations
 
-from kindler.compat.zoo.tfpark.estimator import TFEstimator, TFEstimatorSpec
-from kindler.compat.zoo.tfpark.gan import GANEstimator
-from kindler.compat.zoo.tfpark.model import KerasModel
-from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
-from kindler.compat.zoo.tfpark.tf_optimizer import TFOptimizer
-from kindler.compat.zoo.tfpark.tf_predictor import TFPredictor
-from kindler.compat.zoo.tfpark.tfnet import TFNet
-from kindler.compat.zoo.tfpark.zoo_optimizer import ZooOptimizer
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kindler.compat.zoo.tfpark.estimator import TFEstimator as TFEstimator
+    from kindler.compat.zoo.tfpark.estimator import TFEstimatorSpec as TFEstimatorSpec
+    from kindler.compat.zoo.tfpark.gan import GANEstimator as GANEstimator
+    from kindler.compat.zoo.tfpark.model import KerasModel as KerasModel
+    from kindler.compat.zoo.tfpark.tf_dataset import TFDataset as TFDataset
+    from kindler.compat.zoo.tfpark.tf_optimizer import TFOptimizer as TFOptimizer
+    from kindler.compat.zoo.tfpark.tf_predictor import TFPredictor as TFPredictor
+    from kindler.compat.zoo.tfpark.tfnet import TFNet as TFNet
+    from kindler.compat.zoo.tfpark.zoo_optimizer import ZooOptimizer as ZooOptimizer
 
 __all__ = [
     "GANEstimator",
@@ -22,3 +30,21 @@ __all__ = [
     "TFPredictor",
     "ZooOptimizer",
 ]
+
+_MODULES = {
+    "GANEstimator": "gan",
+    "KerasModel": "model",
+    "TFDataset": "tf_dataset",
+    "TFEstimator": "estimator",
+    "TFEstimatorSpec": "estimator",
+    "TFNet": "tfnet",
+    "TFOptimizer": "tf_optimizer",
+    "TFPredictor": "tf_predictor",
+    "ZooOptimizer": "zoo_optimizer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -15,12 +15,12 @@ import tensorflow.compat.v1 as tf
 from kindler.compat.bigdl.optim.summaries import Summary
 from kindler.compat.bigdl.optim.validation import Scores, named_all
 from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
-from kindler.compat.zoo.tfpark.specs import EstimatorSpec, ModeKeys
 from kindler.compat.zoo.tfpark.structures import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
 from kindler.compat.zoo.tfpark.tf_predictor import predict_graph
 from kindler.compat.zoo.tfpark.training import TFParkEstimator, engine
 from kindler.errors import ConfigError
+from kindler.frameworks.tf_graph.model_fn import EstimatorSpec, ModeKeys
 
 __all__ = ["Estimator", "EstimatorSpec", "ModeKeys", "TFEstimator", "TFEstimatorSpec"]
 
@@ -229,22 +229,24 @@ class TFEstimator:
             output, label = flatten(spec.predictions)[0], (flatten(dataset.label_tensors) or [None])[0]
             with tf.Session(graph=graph) as sess:
                 self._open(sess, checkpoint_path)
-                tensors = (
-                    {} if not dataset.has_batch else {m.tag: m.tensor(tf, output, label) for m in methods}
-                )
-                tensors = {tag: tensor for tag, tensor in tensors.items() if tensor is not None}
-                inside = self._inside(sess, dataset, spec, tensors) if tensors or _wants_loss(methods) else {}
-                rest = [m for m in methods if m.tag not in inside and m.tag != "Loss"]
+                own = dict(getattr(spec, "eval_metric_ops", None) or {})
+                inside: dict[str, float] = {}
+                if dataset.has_batch:
+                    tensors = {m.tag: m.tensor(tf, output, label) for m in methods}
+                    tensors = {tag: tensor for tag, tensor in tensors.items() if tensor is not None}
+                    if tensors or own or _wants_loss(methods):
+                        inside = self._inside(sess, dataset, spec, {**own, **tensors})
+                elif _wants_loss(methods):
+                    raise ConfigError("the loss of single elements is not evaluated; give batch_per_thread.")
+                rest = [m for m in methods if m.tag not in inside]
                 if rest:
                     outputs = _stacked(predict_graph(sess, dataset, [output]))
-                    outputs = (
-                        outputs.reshape(len(outputs), *outputs.shape[2:])
-                        if not dataset.has_batch
-                        else outputs
-                    )
+                    if not dataset.has_batch and outputs.ndim > 1:  # each element has a row of its own
+                        outputs = outputs.reshape(len(outputs), *outputs.shape[2:])
                     labels = dataset.label_arrays()
                     inside |= {m.tag: m.score(outputs, labels) for m in rest}
-        return Scores({_short(m.tag): inside[m.tag] for m in methods})
+        found = {_short(m.tag): inside[m.tag] for m in methods}
+        return Scores(found | {name: inside[name] for name in own if name in inside})
 
     def predict(
         self, input_fn: Callable[..., Any], predict_keys: Any = None, checkpoint_path: str | None = None
@@ -282,6 +284,7 @@ class TFEstimator:
                 f"input_fn must return a TFDataset; it returned {type(dataset).__qualname__}.\n"
                 "Hint: TFDataset.from_tf_data_dataset(dataset, batch_size=...) takes a tf.data.Dataset."
             )
+        dataset.renew()
         return dataset
 
     def _spec(self, dataset: TFDataset, mode: str) -> Any:

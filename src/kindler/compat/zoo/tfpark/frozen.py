@@ -13,10 +13,8 @@ from kindler.errors import ConfigError
 
 __all__ = ["FrozenGraph", "element_wise", "freeze", "load"]
 
-_SESSIONS: dict[int, Any] = {}  # of this process, by the identity of a graph's bytes
 
-
-@dataclass(frozen=True)
+@dataclass
 class FrozenGraph:
     """A graph without variables.
 
@@ -29,6 +27,11 @@ class FrozenGraph:
     graph_def: bytes = field(repr=False)
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    _held: Any = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the session, which stays in this process."""
+        return {**self.__dict__, "_held": None}
 
     def run(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
         """The outputs for these inputs."""
@@ -59,12 +62,10 @@ class FrozenGraph:
         return [np.zeros_like(a) if g is None else next(values) for g, a in zip(found, arrays, strict=True)]
 
     def _session(self) -> tuple[Any, Any]:
-        key = id(self.graph_def)
-        if key not in _SESSIONS:
+        if self._held is None:
             graph = load(self.graph_def)
-            # The bytes are kept, so that no other object gets their identity.
-            _SESSIONS[key] = (tf.Session(graph=graph), graph, self.graph_def)
-        session, graph, _ = _SESSIONS[key]
+            self._held = tf.Session(graph=graph), graph
+        session, graph = self._held
         return session, graph
 
 
@@ -83,11 +84,33 @@ def freeze(sess: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> FrozenGr
             ) from exc
     for node in constant.node:
         node.device = ""
+    if constant.library.function:
+        constant = _inlined(constant, sorted({tensor.op.name for tensor in (*inputs, *outputs)}))
     return FrozenGraph(
         constant.SerializeToString(),
         tuple(tensor.name for tensor in inputs),
         tuple(tensor.name for tensor in outputs),
     )
+
+
+def _inlined(graph_def: Any, kept: Sequence[str]) -> Any:
+    """The graph with the bodies of functions in the place of calls, so that it fits into other graphs.
+
+    SavedModels of TensorFlow 2 consist of functions.
+    """
+    from tensorflow.python.grappler import tf_optimizer
+
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(graph_def, name="")
+    meta = tf.train.export_meta_graph(graph_def=graph_def, graph=graph)
+    meta.collection_def["train_op"].node_list.value.extend(kept)  # what the optimizer must not remove
+    config = tf.ConfigProto()
+    rewriting = config.graph_options.rewrite_options
+    rewriting.min_graph_nodes = -1
+    rewriting.optimizers.append("function")
+    inlined = tf_optimizer.OptimizeGraph(config, meta)
+    return tf.graph_util.extract_sub_graph(inlined, list(kept))
 
 
 def load(graph_def: bytes) -> Any:

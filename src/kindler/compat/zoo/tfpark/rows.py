@@ -142,7 +142,8 @@ class TextRows(Rows):
             width = self.items.map(lambda item: len(as_bytes(item))).fold(0, max)
             packed = self.items.map(lambda item: (_padded(as_bytes(item), width).tobytes(),))
             data = session.createDataFrame(packed, f"{name} binary", verifySchema=False)
-        return Columns(data, [name], [], {name: "uint8"}, {name: (width + _LENGTH,)})
+        # Without a shape, so that scoring begins with a real row: graphs parse strings, and zeros are none.
+        return Columns(data, [name], [], {name: "uint8"})
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ def _chain(dataset: Any) -> list[Any]:
         found.append(part)
         if type(part).__name__.strip("_") == "UnbatchDataset":
             continue
-        inner = getattr(part, "_dataset", None)  # datasets of TensorFlow 1 wrap those of TensorFlow 2
-        waiting += [inner] if inner is not None and inner is not part else []
-        waiting += list(part._inputs()) if hasattr(part, "_inputs") else []
+        if hasattr(part, "_dataset"):
+            waiting.append(part._dataset)  # datasets of TensorFlow 1 wrap those of TensorFlow 2
+        else:
+            waiting += list(part._inputs())
     return found

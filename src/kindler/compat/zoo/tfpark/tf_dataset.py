@@ -112,6 +112,11 @@ class TFDataset:
             self._tensors = pack(self.tensor_structure, shown)
         return self._tensors
 
+    def renew(self) -> None:
+        """Make tensors anew in the default graph, if there are some in another one."""
+        if self._fed and self._fed[0].graph is not tf.get_default_graph():
+            self._tensors, self._fed = None, []
+
     @property
     def feature_tensors(self) -> Any:
         """The tensors of the features."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -191,27 +194,19 @@ class TFNet:
         if type(first).__module__.partition(".")[0] == "torch":
             return self.as_torch()(*_several(x))
         if "KerasTensor" in type(first).__name__:
-            import importlib
-
             return self.as_keras(importlib.import_module(type(first).__module__.partition(".")[0]))(x)
         return self.forward(x)
 
-    def _opened(self) -> Any:
-        from contextlib import contextmanager
-
-        @contextmanager
-        def opened() -> Any:
-            graph = load(self.frozen.graph_def)
-            with graph.as_default(), tf.Session(graph=graph) as sess:
-                inputs = [graph.get_tensor_by_name(name) for name in self.frozen.inputs]
-                yield sess, inputs, [graph.get_tensor_by_name(name) for name in self.frozen.outputs]
-
-        return opened()
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Any, list[Any], list[Any]]]:
+        """A session, with the graph's inputs and outputs."""
+        graph = load(self.frozen.graph_def)
+        with graph.as_default(), tf.Session(graph=graph) as sess:
+            inputs = [graph.get_tensor_by_name(name) for name in self.frozen.inputs]
+            yield sess, inputs, [graph.get_tensor_by_name(name) for name in self.frozen.outputs]
 
 
 def _read(path: str, inputs: Sequence[str] | None, outputs: Sequence[str] | None) -> FrozenGraph:
-    import json
-
     file = path
     if os.path.isdir(path):
         file = os.path.join(path, "frozen_inference_graph.pb")

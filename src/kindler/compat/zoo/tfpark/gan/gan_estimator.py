@@ -92,6 +92,7 @@ class GANEstimator:
                 raise ConfigError(
                     "input_fn must return a TFDataset of pairs: the generator's inputs, and real data."
                 )
+            dataset.renew()
             dataset.require_training("used for training")
             turns = self._built(dataset, counter)
             with tf.Session(graph=graph) as sess:

@@ -155,6 +155,8 @@ class Estimator:
             raise ConfigError(
                 "feed_dict: use kindler.Estimator.from_graph(tensor_with_value={tensor: (train, eval)})."
             )
+        rows = self._data(data, batch_size)
+        checked = None if validation_data is None else self._data(validation_data, batch_size)
         done, _ = self._made.counters
         more = epochs - done if self._counts or self._loaded else epochs
         if more < 1:
@@ -164,10 +166,10 @@ class Estimator:
             {} if self._model_dir is None else {"checkpoint_trigger": trigger, "keep_checkpoints": None}
         )
         self._made.fit(
-            self._data(data, batch_size),
+            rows,
             epochs=more,
             batch_size=batch_size,
-            validation_data=None if validation_data is None else self._data(validation_data, batch_size),
+            validation_data=checked,
             **self._columns(data, feature_cols, label_cols),
             **options,
         )
