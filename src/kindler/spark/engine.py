@@ -295,7 +295,7 @@ class _SupervisorTask:
             outcome = Outcome(rank, "aborted")
         except Exception as exc:  # noqa: BLE001 - the edge of the task: it becomes an outcome
             outcome = Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
-        if outcome.kind != "result":
+        if outcome.kind not in ("result", "left"):  # the others of a run that goes on still need it
             fork_server.retire(owner)
         own = outcome if self.files is None else self.files.sent(outcome)
         return [own, *(beside.outcomes if beside is not None else ())]

@@ -68,12 +68,12 @@ class Served:
         self._thread.start()
 
     def _run(self) -> None:
-        with pytest.raises(Ended):
+        with pytest.raises(Ended, match="the test is over"):
             answer_calls(self.port, "127.0.0.1", SECRET, self.server.serve, self._check, expected=4)
 
     def _check(self) -> None:
         if self._over.is_set():
-            raise Ended
+            raise Ended("the test is over")
 
     def link(self, rank: int = 0, *, memory: bool = False, start: bool = False) -> ServerLink:
         worker = SimpleNamespace(
