@@ -31,7 +31,7 @@ HOMES = {
     "torch": ("frameworks.torch", "frameworks.keras", "sync", "models"),
     "torchmetrics": ("frameworks.torch",),
     "keras": ("frameworks.keras", "models"),
-    "tf_keras": ("frameworks.keras", "models"),
+    "tf_keras": ("frameworks.keras", "models", "compat.sparkflow"),
     "tensorflow": (
         "frameworks.keras",
         "frameworks.tf_graph",
