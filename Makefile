@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test test-unit test-torch test-keras test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples costs check check-style check-types check-layers check-docs bench docs clean
+.PHONY: help install quickstart test test-unit test-torch test-keras test-spark test-spark-programs test-store test-runtime test-tune test-sparkflow test-serve test-page test-cli test-tracking test-examples costs check check-style check-types check-layers check-docs bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -63,7 +63,7 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 test: install ## run every test
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
 		test-spark test-torch test-keras-tensorflow test-spark-programs test-examples \
-		$(KERAS_FLAVOURS:%=test-keras-%) test-serve test-runtime test-store test-tracking test-page test-unit test-cli
+		$(KERAS_FLAVOURS:%=test-keras-%) test-sparkflow test-tune test-serve test-runtime test-store test-tracking test-page test-unit test-cli
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 	$(PYTEST) tests/unit tests/architecture
@@ -84,6 +84,12 @@ test-spark: $(VENV)/.dev ## everything that can share one Spark session
 
 test-spark-programs: $(VENV)/.dev $(VENV)/.spark-4.0 ## Spark sessions, Connect, the oldest Spark, a cluster
 	$(PYTEST) tests/spark_programs
+
+test-tune: $(VENV)/.dev ## hyper-parameter search on the local engine
+	$(PYTEST) tests/tune
+
+test-sparkflow: $(VENV)/.dev ## SparkFlow's interface: graphs of TensorFlow in Spark ML pipelines
+	$(PYTEST) tests/sparkflow
 
 test-runtime: $(VENV)/.dev ## the runtime: local workers, Redis and RabbitMQ where they are installed
 	$(PYTEST) tests/runtime
