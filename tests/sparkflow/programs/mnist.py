@@ -1,6 +1,6 @@
-"""The program of SparkFlow's README; only the prefix of its imports is another one. `spark` is there already."""
+"""The program of SparkFlow's README, with another prefix of its imports. `spark` is there already."""
 
-# ruff: noqa
+# ruff: noqa: F821, F841, I001, RET504
 from kindler.compat.sparkflow.graph_utils import build_graph
 from kindler.compat.sparkflow.tensorflow_async import SparkAsyncDL
 import tensorflow as tf

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from kindler.compat.sparkflow.tensorflow_v1 import speaking_v1, tf
+from kindler.compat.sparkflow.tensorflow_v1 import json_format, speaking_v1, tf
 from kindler.errors import ConfigError
 
 __all__ = [
@@ -37,12 +37,10 @@ def build_graph(func: Callable[[], Any]) -> str:
     Raises:
         ConfigError: The function made no loss and returned none.
     """
-    from google.protobuf import json_format
-
     with tf.Graph().as_default() as graph, speaking_v1(func):
         _settle_loss(graph, func())
         meta_graph = tf.train.export_meta_graph(graph=graph, clear_devices=True)
-    return str(json_format.MessageToJson(meta_graph))
+    return str(json_format().MessageToJson(meta_graph))
 
 
 def _settle_loss(graph: Any, returned: Any) -> None:

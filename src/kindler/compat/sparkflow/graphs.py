@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kindler.compat.sparkflow.tensorflow_v1 import tf
+from kindler.compat.sparkflow.tensorflow_v1 import json_format, tf
 from kindler.errors import ConfigError
 from kindler.models.kind import require_trust
 from kindler.models.safety.saved_model import graph_dangers
@@ -24,13 +24,11 @@ def meta_graph_of(text: str) -> Any:
     Raises:
         ConfigError: It is not one.
     """
-    from google.protobuf import json_format
-
     if not text:
         raise ConfigError("there is no graph; build_graph(function) of graph_utils makes one.")
     try:
-        return json_format.Parse(text, tf.MetaGraphDef())
-    except json_format.ParseError as exc:
+        return json_format().Parse(text, tf.MetaGraphDef())
+    except json_format().ParseError as exc:
         raise ConfigError(
             f"the graph is not the text that build_graph returns: {exc}.\n"
             "Hint: tensorflowGraph=build_graph(function)."

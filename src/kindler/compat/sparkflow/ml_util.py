@@ -135,7 +135,7 @@ def predict_func(
         return []
     opened = OpenGraph.of(graph_json)
     opened.assign_trained(convert_json_to_weights(graph_weights))
-    fed = {opened.tensor(tf_input, "tfInput"): np.stack([_dense(row[inp]) for row in given])}
+    fed: dict[Any, Any] = {opened.tensor(tf_input, "tfInput"): np.stack([_dense(row[inp]) for row in given])}
     if tf_dropout is not None:
         fed[opened.tensor(tf_dropout, "tfDropout")] = 1.0 if to_keep_dropout else 0.0
     outputs = np.asarray(opened.sess.run(opened.tensor(activation, "tfOutput"), feed_dict=fed))

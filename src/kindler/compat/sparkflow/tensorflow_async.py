@@ -148,10 +148,10 @@ class SparkAsyncDLModel(Model, _Graphs, SavedStage):
         if not text:
             raise NotFittedError("this model has no graph; pass modelJson=, or fit a SparkAsyncDL.")
         opened = OpenGraph.of(text, seed=0)
-        if self.isSet("modelWeights"):
-            opened.assign_trained(convert_json_to_weights(self.getOrDefault(self.modelWeights)))
         if self._values is not None:
             opened.assign(self._values)
+        if self.isSet("modelWeights"):
+            opened.assign_trained(convert_json_to_weights(self.getOrDefault(self.modelWeights)))
         return opened
 
     def _estimator(self) -> Estimator:
@@ -182,7 +182,7 @@ class SparkAsyncDLModel(Model, _Graphs, SavedStage):
         return stage.transform(dataset)
 
     def _write_files(self, folder: Path) -> dict[str, Any]:
-        values = self._graph().values() if self._values is None else self._values
+        values = self._graph().values()
         (folder / _GRAPH).write_text(self.getOrDefault(self.modelJson), encoding="utf-8")
         file = io.BytesIO()
         np.savez(file, *values.values(), allow_pickle=False)

@@ -8,7 +8,7 @@ from pyspark.ml.pipeline import PipelineModel
 
 from kindler.compat.sparkflow.graphs import OpenGraph, check_graph
 from kindler.compat.sparkflow.tensorflow_async import SparkAsyncDLModel
-from kindler.compat.sparkflow.tensorflow_v1 import tf
+from kindler.compat.sparkflow.tensorflow_v1 import json_format, tf
 from kindler.errors import ConfigError
 
 __all__ = ["attach_tensorflow_model_to_pipeline", "load_tensorflow_model"]
@@ -86,8 +86,6 @@ def attach_tensorflow_model_to_pipeline(
 
 def _graph_of(path: str, tensors: list[str]) -> str:
     """The graph without what saves and restores it, and without the optimizer."""
-    from google.protobuf import json_format
-
     graph = tf.Graph()
     with graph.as_default():
         tf.train.import_meta_graph(f"{path}.meta", clear_devices=True)
@@ -109,7 +107,7 @@ def _graph_of(path: str, tensors: list[str]) -> str:
                 graph.add_to_collection(tf.GraphKeys.TRAINABLE_VARIABLES, variable)
         kept = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES]
         meta_graph: Any = tf.train.export_meta_graph(graph_def=part, collection_list=kept, clear_devices=True)
-    return str(json_format.MessageToJson(meta_graph))
+    return str(json_format().MessageToJson(meta_graph))
 
 
 def _read(variable: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kindler.errors import MissingExtraError
 
-__all__ = ["V1", "speaking_v1", "tf"]
+__all__ = ["V1", "json_format", "speaking_v1", "tf"]
 
 _IN_KERAS_2 = {"layers": "tf_keras.api._v1.keras.__internal__.legacy.layers", "keras": "tf_keras"}
 
@@ -80,3 +80,8 @@ def _compat() -> Any:
         raise MissingExtraError(
             what="kindler.compat.sparkflow", package="tensorflow", extra="tensorflow"
         ) from exc
+
+
+def json_format() -> Any:
+    """What makes text of protobuf's messages, and messages of text."""
+    return importlib.import_module("google.protobuf.json_format")
