@@ -31,7 +31,7 @@ HOMES = {
     "torch": ("frameworks.torch", "frameworks.keras", "sync", "models", "compat.zoo"),
     "torchmetrics": ("frameworks.torch",),
     "keras": ("frameworks.keras", "models", "compat.zoo"),
-    "tf_keras": ("frameworks.keras", "models", "compat.zoo", "compat.tensorflow"),
+    "tf_keras": ("frameworks.keras", "models", "compat.sparkflow", "compat.zoo", "compat.tensorflow"),
     "tensorflow": (
         "frameworks.keras",
         "frameworks.tf_graph",

@@ -73,6 +73,7 @@ def keras_on_two_slots(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     return run_programs(
         folder,
         ("keras_frame.py", "tensorflow", folder),
+        ("ml_keras.py", folder),
         ("orca_xshards_keras.py",),
         *on_mnist("orca_keras.py", MNIST),
         *on_mnist("mnist_keras.py", "tensorflow", "local[2]", MNIST, folder, MNIST_SIZE),

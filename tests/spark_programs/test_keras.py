@@ -20,6 +20,17 @@ def test_a_frame_of_uneven_partitions_is_trained_judged_and_scored(keras_on_two_
     assert_trained_judged_and_scored(keras_on_two_slots("keras_frame.py"))
 
 
+def test_keras_models_files_and_saved_models_are_stages(keras_on_two_slots: Printed) -> None:
+    told = last_line(keras_on_two_slots("ml_keras.py"))
+
+    assert told["untouched"] == 0
+    assert told["learned"] > 0.1
+    assert told["same"]
+    assert told["refitted"] < 1e-5
+    assert told["kinds"] == [True, True]
+    assert max(told["off"]) < 1e-5
+
+
 @whole_only
 @pytest.mark.parametrize("flavour", ["jax", "torch", "tf_keras"])
 def test_a_frame_of_uneven_partitions_on_other_backends(flavour: str, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from kindler.errors import ConfigError, NotFittedError, TrainingError
 from kindler.tune import Study, choice, integer, loguniform, search, uniform
 from kindler.tune.space import Space
 from kindler.tune.storage import _began, claim
-from tests.conftest import workers
+from tests.conftest import eventually_none, workers
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
 ROWS = {"x": X, "y": X.sum(1, keepdims=True)}
@@ -251,7 +251,7 @@ def test_an_interrupt_ends_running_trials_at_once_and_they_run_again_later(tmp_p
 
     with pytest.raises(KeyboardInterrupt):
         search(interrupting, {"lr": choice([0.01])}, ROWS, trials=1, fit=endless, **options)
-    assert not workers()
+    assert not eventually_none(workers)
     found = search(linear, {"lr": choice([0.01])}, ROWS, trials=1, fit=FIT, **options)
     assert [row["state"] for row in found.trials] == ["lost", "finished"]
     with pytest.raises(ConfigError, match="was begun with a metric whose minimum"):

@@ -773,6 +773,7 @@ class Estimator:
         workers: int | None = None,
         seed: int | None = None,
         model_dir: str | PathLike[str] | None = None,
+        settings: RunSettings | None = None,
     ) -> Estimator:
         """An independent estimator of the same model, with what it has learned so far.
 
@@ -784,6 +785,7 @@ class Estimator:
             workers: Number of workers, instead of its own.
             seed: The seed, instead of its own.
             model_dir: The folder for the copy's checkpoints; None is none, so that the two do not mix.
+            settings: Time limits, threads, shared memory, instead of its own.
 
         Raises:
             ConfigError: The framework, or how the model was given, has no place for the config or the rate.
@@ -809,7 +811,7 @@ class Estimator:
             device=self._device,
             model_dir=model_dir,
             seed=seed,
-            settings=self._settings,
+            settings=settings or self._settings,
         )
         if state:
             made._live.state = state
@@ -871,6 +873,11 @@ class Estimator:
     def workers(self) -> int | None:
         """Number of workers; None is one per slot of the Spark application, or one per core."""
         return self._workers
+
+    @property
+    def settings(self) -> RunSettings:
+        """Time limits, threads, shared memory."""
+        return self._settings
 
     @property
     def model_dir(self) -> str | None:

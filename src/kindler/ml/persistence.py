@@ -34,10 +34,12 @@ _FORMAT = 1
 class SavedStage(MLWritable, MLReadable[Any]):
     """A stage that is saved with files of its own.
 
-    A subclass says what its files are; its class is named in the metadata as `_public`.
+    A subclass says what its files are; its class is named in the metadata as `_public`. Params in `_in_files`
+    are large, and are among the files instead of in the metadata.
     """
 
     _public: str
+    _in_files: tuple[str, ...] = ()
 
     def _write_files(self, folder: Path) -> dict[str, Any]:
         """Write the files; returns what `_from_files` must know, as JSON has it."""
@@ -78,7 +80,8 @@ class StageWriter(MLWriter):
         with Folder("kindler-stage-") as folder:
             facts = stage._write_files(folder)  # what cannot be saved is refused before anything is written
             extra = {"class": stage._public, _FACTS: {"format": _FORMAT, **facts}}
-            DefaultParamsWriter.saveMetadata(stage, path, self.sparkSession, extraMetadata=extra)
+            params = {p.name: v for p, v in stage._paramMap.items() if p.name not in stage._in_files}
+            DefaultParamsWriter.saveMetadata(stage, path, self.sparkSession, extra, params)
             write_folder(self.sparkSession, folder, _data(path))
 
 

@@ -108,7 +108,7 @@ def search(
         metric=metric,
         fit=dict(fit or {}),
         evaluator=evaluator,
-        alone=slots == 1,
+        slots=slots,
     )
     chosen = Space(named)
     if not chosen.searched:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from optuna.distributions import BaseDistribution
 
+from kindler.config import RunSettings
+from kindler.engine import local
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
 from kindler.train.driver_callbacks import DriverCallback
@@ -73,7 +75,7 @@ class EstimatorSubject:
         fit: Other arguments of `Estimator.fit`.
         metric: The figure of the history.
         direction: Whether lower or higher is better.
-        alone: Whether a trial may have all workers for itself.
+        slots: How many trials run side by side.
     """
 
     model: Any
@@ -82,24 +84,39 @@ class EstimatorSubject:
     metric: str
     direction: Direction
     fit: dict[str, Any] = field(default_factory=dict)
-    alone: bool = False
+    slots: int = 1
 
     def make(self, values: Mapping[str, Any]) -> Estimator:
         """A new estimator with these values."""
         own = {name: value for name, value in values.items() if not name.startswith("fit.")}
         if isinstance(self.model, Estimator):
             rate = None if _RATE in self.model.config else own.pop(_RATE, None)
-            return self.model.copy(config=own, learning_rate=rate, workers=self._workers(self.model))
+            return self.model.copy(
+                config=own,
+                learning_rate=rate,
+                workers=self._workers(self.model),
+                settings=self._shared(self.model),
+            )
         made = self.model(own)
         if not isinstance(made, Estimator):
             raise ConfigError(
                 f"the function that is searched over must return a kindler.Estimator; it returned {made!r}."
             )
-        workers = self._workers(made)
-        return made if workers == made.workers else made.copy(workers=workers)
+        workers, settings = self._workers(made), self._shared(made)
+        if (workers, settings) == (made.workers, made.settings):
+            return made
+        return made.copy(workers=workers, settings=settings)
 
     def _workers(self, estimator: Estimator) -> int | None:
-        return estimator.workers if estimator.workers is not None or self.alone else 1
+        return estimator.workers if estimator.workers is not None or self.slots == 1 else 1
+
+    def _shared(self, estimator: Estimator) -> RunSettings:
+        """Trials on one machine share its cores."""
+        settings = estimator.settings
+        if settings.threads is not None or self.slots == 1 or hasattr(self.data, "sparkSession"):
+            return settings
+        workers = self._workers(estimator) or 1
+        return replace(settings, threads=max(1, local.slots() // (self.slots * workers)))
 
     def run(self, values: Mapping[str, Any], report: Report, check: Check) -> Outcome:
         estimator = self.make(values)
@@ -173,7 +190,7 @@ def subject_of(
     metric: str | None,
     fit: Mapping[str, Any],
     evaluator: Any,
-    alone: bool,
+    slots: int,
 ) -> tuple[Subject, dict[str, Any]]:
     """What is searched over, and the space by names.
 
@@ -202,7 +219,7 @@ def subject_of(
     if wrong:
         raise ConfigError(f"space: {wrong[0]!r} is not a name; parameters of stages go with a stage.")
     subject = EstimatorSubject(
-        model, data, validation_data, metric=name, direction=direction, fit=fixed, alone=alone
+        model, data, validation_data, metric=name, direction=direction, fit=fixed, slots=slots
     )
     return subject, {**space, **searched}
 

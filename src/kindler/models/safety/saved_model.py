@@ -17,7 +17,7 @@ from kindler.models.safety.protobuf_fields import Malformed, fields, messages, t
 from kindler.models.safety.tf_operations import HARMLESS
 from kindler.store.names import check_path
 
-__all__ = ["dangers"]
+__all__ = ["dangers", "graph_dangers"]
 
 # SavedModel.meta_graphs; MetaGraphDef.graph_def, .saver_def, .asset_file_def, .object_graph_def
 _META, _GRAPH, _SAVER, _ASSETS, _OBJECTS = 2, 2, 3, 6, 7
@@ -56,6 +56,18 @@ def dangers(folder: Path) -> list[str]:
         return sorted({problem for graph in graphs for problem in _problems(graph, alone=len(graphs) == 1)})
     except (OSError, Malformed) as exc:
         raise ConfigError(f"{folder} is no SavedModel: {exc}.") from exc
+
+
+def graph_dangers(meta_graph: bytes) -> list[str]:
+    """The same of a `MetaGraphDef` alone.
+
+    Raises:
+        ConfigError: It is not one.
+    """
+    try:
+        return sorted(set(_problems(memoryview(meta_graph), alone=False)))
+    except Malformed as exc:
+        raise ConfigError(f"the bytes are no MetaGraphDef: {exc}.") from exc
 
 
 def _problems(meta_graph: memoryview, *, alone: bool) -> Iterator[str]:

@@ -1,0 +1,5 @@
+"""SparkFlow's interface on Kindler: change the prefix of imports, and programs written for it run.
+
+`graph_utils`, `tensorflow_async`, `HogwildSparkModel`, `pipeline_util`, `tensorflow_model_loader` and
+`ml_util` have the names that they have there.
+"""
