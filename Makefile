@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test test-unit test-torch test-keras test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples costs check check-style check-types check-layers check-docs bench docs clean
+.PHONY: help install quickstart test test-unit test-torch test-keras test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-cluster costs check check-style check-types check-layers check-docs bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -62,7 +62,7 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 # work to the end. --keep-going runs all of them and still fails if one did.
 test: install ## run every test
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
-		test-spark test-torch test-keras-tensorflow test-spark-programs test-examples \
+		test-spark test-torch test-keras-tensorflow test-spark-programs test-examples test-cluster \
 		$(KERAS_FLAVOURS:%=test-keras-%) test-serve test-runtime test-store test-tracking test-page test-unit test-cli
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
@@ -102,6 +102,9 @@ test-cli: $(VENV)/.dev ## the command line, with its guide
 
 test-tracking: $(VENV)/.dev $(VENV)/.mlflow-server ## MLflow: a tracking server, and models that it serves
 	$(PYTEST) tests/tracking
+
+test-cluster: $(VENV)/.dev ## programs of users' own on clusters, fed by Spark
+	$(PYTEST) tests/cluster
 
 test-examples: $(VENV)/.dev ## the examples and the code in the docs
 	$(PYTEST) tests/examples $(wildcard tests/docs)

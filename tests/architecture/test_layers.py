@@ -28,11 +28,11 @@ FLOOR = {part: len(LAYERS) - number for number, layer in enumerate(LAYERS) for p
 HOMES = {
     "pyspark": ("spark",),
     "py4j": ("spark",),
-    "torch": ("frameworks.torch", "frameworks.keras", "sync", "models"),
+    "torch": ("frameworks.torch", "frameworks.keras", "sync", "models", "cluster.torch_iterable"),
     "torchmetrics": ("frameworks.torch",),
     "keras": ("frameworks.keras", "models"),
     "tf_keras": ("frameworks.keras", "models"),
-    "tensorflow": ("frameworks.keras", "models", "shelves.datasets"),
+    "tensorflow": ("frameworks.keras", "models", "shelves.datasets", "cluster.tf_dataset", "cluster.context"),
     "jax": ("frameworks.keras", "models"),
     "mxnet": ("frameworks.mxnet",),
     "openvino": ("models",),
