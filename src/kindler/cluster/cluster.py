@@ -62,6 +62,7 @@ def run(
     ps: int = 0,
     chief: bool = True,
     evaluator: bool = False,
+    until: Literal["workers", "chief"] = "workers",
     input_mode: InputMode = "program",
     framework: str | None = "tensorflow",
     env: Mapping[str, str] | None = None,
@@ -83,9 +84,11 @@ def run(
         workers: Nodes that train, the chief included.
         spark: Run the nodes on the executors of this session, classic or Connect; None runs them as
             processes of this machine, without Spark.
-        ps: Parameter servers besides. They are stopped when all nodes that train have returned.
+        ps: Parameter servers besides. They are stopped when the cluster ends.
         chief: Whether the first node that trains has the role "chief".
         evaluator: Whether there is an evaluator besides. It is stopped as parameter servers are.
+        until: Whose return ends the cluster: that of all nodes that train, or of the chief alone, where the
+            others only serve it, as under TensorFlow's ParameterServerStrategy.
         input_mode: "program" if the program reads its data itself; "spark" if `train` and `inference` feed
             it. Nodes that are fed hold no slots of Spark: the jobs that feed them have all.
         framework: "tensorflow", "torch" or "jax": which variables a program finds, and what is imported
@@ -102,7 +105,7 @@ def run(
         ConfigError: An argument is invalid, or Spark has too few slots.
         StartTimeoutError: Not all nodes have started in time. None is left running.
     """
-    layout = Layout(workers=workers, ps=ps, chief=chief, evaluator=evaluator)
+    layout = Layout(workers=workers, ps=ps, chief=chief, evaluator=evaluator, until=until)
     _check(main_fun, input_mode, framework, tensorboard, log_dir)
     limits = replace(settings or RunSettings(), start_timeout_s=start_timeout_s, stall_timeout_s=math.inf)
     fed = input_mode == "spark"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import getpass
 import importlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-from kindler.cluster.environment import coordinator
+from kindler.cluster.environment import coordinator, tf_config
 from kindler.cluster.feed import VALIDATION, DataFeed, InputMapping, KeptFeed
 from kindler.cluster.feed_server import FeedServer
 from kindler.cluster.roles import TRAINING
@@ -120,6 +121,13 @@ class Context:
         if path.startswith("/"):
             return self.default_fs.rstrip("/") + path
         return f"{self.default_fs.rstrip('/')}/user/{getpass.getuser()}/{path}"
+
+    def serve(self) -> None:
+        """Run a TensorFlow server on this node until the cluster ends: what workers and parameter servers do
+        where the chief coordinates (`run(..., until="chief")`)."""
+        distribute: Any = importlib.import_module("tensorflow").distribute
+        config = json.loads(tf_config(self._worker.members, self.rank))
+        distribute.Server(config["cluster"], self.role, self.task_index, protocol="grpc").join()
 
     def release_ports(self) -> None:
         """Let go of the port that is held for this node, for a program that binds it without SO_REUSEADDR."""

@@ -25,18 +25,25 @@ class Layout:
         ps: Parameter servers.
         chief: Whether the first node that trains is the chief.
         evaluator: Whether there is an evaluator.
+        until: Whose return ends the cluster: that of all "workers", or of the "chief" alone.
     """
 
     workers: int
     ps: int = 0
     chief: bool = True
     evaluator: bool = False
+    until: str = "workers"
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 1), ("ps", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name}={value!r}: {name} must be a whole number, {least} or more.")
+
+        if self.until not in ("workers", "chief"):
+            raise ConfigError(f"until={self.until!r}: it is 'workers' or 'chief'.")
+        if self.until == "chief" and not self.chief:
+            raise ConfigError("until='chief' needs chief=True.")
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -63,7 +70,7 @@ class Layout:
                 target=_TARGET,
                 role=role,
                 ports=1 + (fed and role in TRAINING) + (tensorboard and rank == 0),
-                service=role not in TRAINING,
+                service=role not in TRAINING or (self.until == "chief" and role != "chief"),
             )
             for rank, role in enumerate(self.roles)
         )
