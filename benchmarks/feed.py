@@ -1,9 +1,9 @@
 """How many rows a second does a program read that Spark feeds?
 
 Rows of 784 ints of a Parquet file, into the numpy batches of a program on one node, with two slots. The limit
-is what Spark needs to hand the same frame to Python at all: a `mapInArrow` that only counts. The other side is
-what TensorFlowOnSpark does: one row at a time through the queue of a multiprocessing manager, read by another
-process.
+is what Spark needs to hand the same frame to Python at all: a `mapInArrow` that only counts. The other side
+is what TensorFlowOnSpark does: one row at a time through the queue of a multiprocessing manager, read by
+another process.
 """
 
 from __future__ import annotations

@@ -26,13 +26,20 @@ FLOOR = {part: len(LAYERS) - number for number, layer in enumerate(LAYERS) for p
 
 # The only parts that may load a framework, by whatever means.
 HOMES = {
-    "pyspark": ("spark",),
+    "pyspark": ("spark", "compat.tensorflowonspark"),
     "py4j": ("spark",),
     "torch": ("frameworks.torch", "frameworks.keras", "sync", "models", "cluster.torch_iterable"),
     "torchmetrics": ("frameworks.torch",),
     "keras": ("frameworks.keras", "models"),
     "tf_keras": ("frameworks.keras", "models"),
-    "tensorflow": ("frameworks.keras", "models", "shelves.datasets", "cluster.tf_dataset", "cluster.context"),
+    "tensorflow": (
+        "frameworks.keras",
+        "models",
+        "shelves.datasets",
+        "cluster.tf_dataset",
+        "cluster.context",
+        "compat",
+    ),
     "jax": ("frameworks.keras", "models"),
     "mxnet": ("frameworks.mxnet",),
     "openvino": ("models",),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import json
 import math
+import re
 import sys
 import threading
 import time
@@ -120,7 +122,7 @@ def run(
         ranks=layout.ranks(fed=fed, tensorboard=tensorboard),
         buffers=(json.dumps(options).encode(), _program(main_fun, args)),
         environment=tuple(sorted((env or {}).items())),
-        preload=("kindler.cluster.node", *_preload(framework)),
+        preload=("kindler.cluster.node", *_preload(framework, main_fun)),
         settings=limits,
     )
     cluster = Cluster(_started(job, layout, spark, fed=fed), layout, spark, fed=fed, tensorboard=tensorboard)
@@ -172,6 +174,11 @@ class Cluster:
     def __repr__(self) -> str:
         state = "running" if self._gang.is_running else "ended"
         return f"<Cluster {self.run_id}: {', '.join(self._layout.roles)}; {state}>"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether some program still runs."""
+        return self._gang.is_running
 
     @property
     def nodes(self) -> tuple[GangMember, ...]:
@@ -605,8 +612,18 @@ def _program(main_fun: Any, args: Any) -> bytes:
     return data
 
 
-def _preload(framework: str | None) -> tuple[str, ...]:
-    return (framework,) if framework is not None and importlib.util.find_spec(framework) is not None else ()
+def _preload(framework: str | None, main_fun: Any) -> tuple[str, ...]:
+    """What nodes have imported before the program begins: once for all nodes of a machine."""
+    if framework is None or importlib.util.find_spec(framework) is None:
+        return ()
+    program = inspect.unwrap(main_fun)
+    module = sys.modules.get(getattr(program, "__module__", None) or "")
+    try:
+        source = inspect.getsource(module) if module is not None else ""
+    except (OSError, TypeError):  # typed into a shell, say
+        return (framework,)
+    imports = re.compile(rf"^\s*(import|from)\s+({framework}|keras|tf_keras)\b", re.MULTILINE)
+    return (framework,) if imports.search(source) else ()
 
 
 def _started(job: Job, layout: Layout, spark: SparkSession | None, *, fed: bool) -> Gang:

@@ -43,6 +43,7 @@ class Order:
         base: Where the scratch folder is made.
         cargo: Whether the job's buffers are to be fetched.
         sys_path: Where the process that orders finds modules.
+        python_path: Its variable of that name: with another one, no warm process of the machine would fit.
     """
 
     job: Job
@@ -52,6 +53,7 @@ class Order:
     base: Path | None = None
     cargo: bool = False
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(p for p in sys.path if p))
+    python_path: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
 
 
 def start(order: Order) -> None:
@@ -86,6 +88,10 @@ def main() -> None:
     """The process."""
     order: Order = pickle.loads(sys.stdin.buffer.read())
     sys.path.extend(path for path in order.sys_path if path not in sys.path)
+    if order.python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = order.python_path
     job = order.job
     try:
         presence = connect(order.hub, job.secret, timeout_s=job.settings.start_timeout_s)
