@@ -25,6 +25,7 @@ __all__ = [
     "PICKLE",
     "Block",
     "block_number",
+    "block_of",
     "decode",
     "encode_batches",
     "encode_items",
@@ -105,6 +106,11 @@ def decode(buffers: Sequence[bytes], schema: pa.Schema | None) -> Block:
     if schema is None:
         return _Items(pickle.loads(buffers[1]))
     return _Batch(pa.ipc.read_record_batch(pa.py_buffer(buffers[1]), schema))
+
+
+def block_of(batch: pa.RecordBatch) -> Block:
+    """A record batch as a program reads it."""
+    return _Batch(batch)
 
 
 class _Batch:

@@ -29,6 +29,7 @@ from kindler.cluster.results import DEFAULT_NAME
 from kindler.cluster.roles import TRAINING, Layout
 from kindler.cluster.tables import like, table_of
 from kindler.config import RunSettings
+from kindler.data.arrays import is_spark_frame
 from kindler.engine import local
 from kindler.engine.gang import Gang
 from kindler.engine.job import Job, new_run_id
@@ -296,7 +297,7 @@ class Cluster:
 
             if feeding.is_rdd(data):
                 return feeding.answered_items(data, feeder)
-            if feeding.is_frame(data):
+            if is_spark_frame(data):
                 fields = self._result_fields(data, schema, feeder)
                 return feeding.answered(data, replace(feeder, fields=fields), fields)
         if schema is not None and not isinstance(schema, pa.Schema):
@@ -499,7 +500,7 @@ class Cluster:
         if self._spark is not None:
             from kindler.spark import feeding
 
-            if feeding.is_frame(data) or feeding.is_rdd(data):
+            if is_spark_frame(data) or feeding.is_rdd(data):
                 tag = f"kindler-feed-{feeder.job}"
                 return feeding.FeedJob(self._spark, data, feeder, tag=tag, done=done)
         if table_of(data) is None and not hasattr(data, "__iter__"):

@@ -25,7 +25,6 @@ __all__ = [
     "Push",
     "answered",
     "answered_items",
-    "is_frame",
     "is_rdd",
     "result_schema",
     "session_of",
@@ -46,14 +45,10 @@ class Push(Protocol):
     ) -> Iterator[pa.RecordBatch]: ...
 
 
-def is_frame(data: Any) -> bool:
-    """Whether it is a DataFrame, classic or Connect."""
-    return isinstance(data, DataFrame) or type(data).__module__.startswith("pyspark.sql.connect.dataframe")
-
-
 def is_rdd(data: Any) -> bool:
     """Whether it is an RDD."""
-    return type(data).__module__.startswith("pyspark.") and hasattr(data, "mapPartitionsWithIndex")
+    # Not of the object: a Connect DataFrame has a column of any name.
+    return type(data).__module__.startswith("pyspark.") and hasattr(type(data), "mapPartitionsWithIndex")
 
 
 def session_of(context: Any) -> SparkSession:

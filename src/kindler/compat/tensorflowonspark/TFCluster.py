@@ -10,8 +10,9 @@ from typing import Any
 from kindler.cluster import cluster as clusters
 from kindler.cluster.context import Context
 from kindler.compat.tensorflowonspark.TFNodeContext import TFNodeContext
+from kindler.data.arrays import is_spark_frame
 from kindler.errors import ConfigError
-from kindler.spark.feeding import is_frame, session_of
+from kindler.spark.feeding import session_of
 
 __all__ = ["InputMode", "TFCluster", "run"]
 
@@ -76,7 +77,7 @@ class TFCluster:
         self._check_mode("train")
         assert num_epochs >= 0, "num_epochs cannot be negative"
         epochs = num_epochs or _DEFAULT_EPOCHS
-        if hasattr(dataRDD, "foreachRDD"):
+        if hasattr(type(dataRDD), "foreachRDD"):
             dataRDD.foreachRDD(lambda rdd: self.cluster.train(rdd, 1, feed=qname))
         else:
             self.cluster.train(dataRDD, epochs, feed=qname)
@@ -84,7 +85,7 @@ class TFCluster:
     def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
         """An RDD of the results: one for each item. It is computed when it is used."""
         self._check_mode("inference")
-        return self.cluster.inference(dataRDD.rdd if is_frame(dataRDD) else dataRDD, feed=qname)
+        return self.cluster.inference(dataRDD.rdd if is_spark_frame(dataRDD) else dataRDD, feed=qname)
 
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
         """End the feeds and wait for all programs; raises what a node failed with.
