@@ -26,21 +26,20 @@ FLOOR = {part: len(LAYERS) - number for number, layer in enumerate(LAYERS) for p
 
 # The only parts that may load a framework, by whatever means.
 HOMES = {
-    "pyspark": ("spark", "ml", "tune", "compat.sparkflow"),
+    "pyspark": ("spark", "ml", "tune", "compat.sparkflow", "compat.tensorflowonspark"),
     "py4j": ("spark",),
-    "torch": ("frameworks.torch", "frameworks.keras", "sync", "models", "compat.zoo"),
+    "torch": ("frameworks.torch", "frameworks.keras", "sync", "models", "cluster.torch_iterable", "compat.zoo"),
     "torchmetrics": ("frameworks.torch",),
     "keras": ("frameworks.keras", "models", "compat.zoo"),
-    "tf_keras": ("frameworks.keras", "models", "compat.sparkflow", "compat.zoo", "compat.tensorflow"),
+    "tf_keras": ("frameworks.keras", "models", "compat"),
     "tensorflow": (
         "frameworks.keras",
         "frameworks.tf_graph",
         "models",
         "shelves.datasets",
-        "compat.bigdl",
-        "compat.sparkflow",
-        "compat.tensorflow",
-        "compat.zoo",
+        "cluster.tf_dataset",
+        "cluster.context",
+        "compat",
     ),
     "jax": ("frameworks.keras", "models"),
     "mxnet": ("frameworks.mxnet",),

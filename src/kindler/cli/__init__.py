@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
-from kindler.cli import predict, serve, store, upkeep, worker
+from kindler.cli import cluster, predict, serve, store, upkeep, worker
 from kindler.errors import JavaNotFoundError, KindlerError
 
 __all__ = ["main"]
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     predict.add_commands(commands)
     serve.add_commands(commands)
     worker.add_commands(commands)
+    cluster.add_commands(commands)
     info = commands.add_parser("info", help="show the versions of Kindler and its dependencies")
     info.set_defaults(run=_show_info)
     chosen = parser.parse_args(arguments)

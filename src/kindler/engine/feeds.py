@@ -53,6 +53,7 @@ class Feeds:
         other: Who is at the other side, for messages.
         send: Sends a frame; None until `connect`, and what is written meanwhile is kept.
         waiting: Called about every second while a reader waits.
+        changed: Notified whenever something came; one that several `Feeds` share lets a program wait for any.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class Feeds:
         send: Callable[..., None] | None = None,
         *,
         waiting: Callable[[], None] = lambda: None,
+        changed: threading.Condition | None = None,
     ) -> None:
         self.other = other
-        self.changed = threading.Condition()
+        self.changed = changed or threading.Condition()
         self.waiting = waiting
         self._send = send
         self._unsent: list[tuple[str, tuple[Piece, ...], dict[str, Any]]] = []
@@ -175,6 +177,16 @@ class FeedWriter:
             self._ahead += size
         self._feeds.emit("data", *batch, name=self.name)
 
+    def has_room(self, *batch: Piece) -> bool:
+        """Whether `put` would not wait now: there is room, or the feed is over."""
+        with self._feeds.changed:
+            return self._has_room(_size(batch))
+
+    @property
+    def ahead(self) -> int:
+        """How many bytes the reader has not taken yet."""
+        return self._ahead
+
     def end(self) -> None:
         """All was written; the reader ends once it has read it."""
         self._end(None)
@@ -268,6 +280,16 @@ class FeedReader:
             self._unacknowledged = 0
         self._feeds.emit("taken", name=self.name, size=taken)
         return batch
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether `get` would return a batch at once."""
+        return bool(self._batches)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no batch is here and none will come."""
+        return self._ended and not self._batches
 
     def __iter__(self) -> Iterator[Batch]:
         while (batch := self.get()) is not None:

@@ -372,7 +372,7 @@ def _spawn(recipe: Recipe, owner: int, path: Path) -> None:
                 **recipe.inherited(),
                 **_quiet_threads(),
                 **dict(recipe.environment),
-                **_package_path(),
+                **package_path(),
             },
         )
     path.with_suffix(_STARTING).write_text(str(process.pid))
@@ -400,7 +400,7 @@ def _kept_memory() -> dict[str, str]:
     }
 
 
-def _package_path() -> dict[str, str]:
+def package_path() -> dict[str, str]:
     """Where this very package is: the interpreter must find it before it has read its order."""
     root = str(Path(__file__).resolve().parents[2])
     return {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}

@@ -113,6 +113,8 @@ class Hub:
         self._motion = Motion(size, settings.stall_timeout_s + beat_s, beat_s=beat_s)
         for rank in self._services:
             self._motion.ended(rank)  # it waits for others all its life, and holds up nobody
+        self._attending: set[Peer] = set()
+        self._departed = threading.Condition(self._lock)
         self._stacks: dict[int, str] = {}
         self._stacks_came = threading.Condition(self._lock)
         self._board: Switchboard | None = None
@@ -209,6 +211,11 @@ class Hub:
         for rank in range(self._size) if self._at_driver else ():
             self._close_feeds(rank, problem or "the gang was stopped")
 
+    def await_departures(self, timeout_s: float) -> bool:
+        """Wait until every process that said that it attends has ended; whether all have."""
+        with self._departed:
+            return self._departed.wait_for(lambda: not self._attending, timeout_s)
+
     def silent(self) -> list[tuple[int, str]]:
         """Members that have given no sign of life for too long, as (rank, host)."""
         limit = time.monotonic() - self._settings.heartbeat_timeout_s
@@ -247,6 +254,10 @@ class Hub:
         elif frame.kind == "fetch":
             peer.name = int(frame.fields["rank"])
             peer.send("cargo", *self._cargo)
+        elif frame.kind == "attend":
+            peer.name = int(frame.fields["rank"])
+            with self._lock:
+                self._attending.add(peer)
 
     def _join(self, peer: Peer, frame: Frame) -> None:
         rank, host = int(frame.fields["rank"]), str(frame.fields["host"])
@@ -290,6 +301,9 @@ class Hub:
         }
 
     def _gone(self, peer: Peer, why: str) -> None:
+        with self._departed:
+            self._attending.discard(peer)
+            self._departed.notify_all()
         rank = peer.name
         member = None if rank is None else self._members.get(rank)
         if rank is None or member is None or member.peer is not peer:

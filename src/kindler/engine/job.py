@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from kindler.config import RunSettings
 from kindler.errors import ConfigError
 
-__all__ = ["Job", "RankSpec", "equal_ranks", "new_run_id", "new_secret"]
+__all__ = ["TASK_GPUS", "Job", "RankSpec", "equal_ranks", "new_run_id", "new_secret"]
+
+
+TASK_GPUS = (
+    "KINDLER_TASK_GPUS"  # the GPUs that the cluster manager gave to a rank, for whoever wants to use them
+)
 
 
 def new_run_id() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kindler.engine.address import own_address
 
@@ -21,6 +21,7 @@ class GangMember:
         host: The name of its machine.
         address: The IP address under which the other ranks reach it.
         ports: The ports held for its program.
+        outside_address: The IP address under which machines that are not of the gang reach it.
     """
 
     rank: int
@@ -29,6 +30,7 @@ class GangMember:
     host: str
     address: str
     ports: tuple[int, ...] = ()
+    outside_address: str = field(default="", compare=False)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -57,7 +59,7 @@ def members_of(
     for rank, (role, host, seen) in enumerate(zip(roles, hosts, addresses, strict=True)):
         index = counts[role] = counts.get(role, -1) + 1
         held = tuple(ports[rank]) if ports else ()
-        made.append(GangMember(rank, role, index, host, own_address(machines, seen=seen), held))
+        made.append(GangMember(rank, role, index, host, own_address(machines, seen=seen), held, seen))
     return tuple(made)
 
 

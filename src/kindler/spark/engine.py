@@ -30,13 +30,13 @@ from kindler.config import RunSettings
 from kindler.data.columns import Columns
 from kindler.data.row_order import Dealing
 from kindler.data.spool import SpoolWriter
-from kindler.engine import fork_server
+from kindler.engine import detached, fork_server
 from kindler.engine.address import address_towards
 from kindler.engine.beside import BesideRanks
 from kindler.engine.channel import Address
 from kindler.engine.gang import Gang, Launch, follow
 from kindler.engine.hub import Hub
-from kindler.engine.job import Job
+from kindler.engine.job import TASK_GPUS, Job
 from kindler.engine.monitor import Listener, watch
 from kindler.engine.outcome import Outcome, pack, unpack
 from kindler.engine.supervisor import Aborted, Supervisor
@@ -47,7 +47,7 @@ from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, feed_frame, own_c
 from kindler.spark.large_buffers import BufferFiles, SharedFolder
 from kindler.spark.session import LOOPBACK, is_connect, is_on_this_machine
 
-__all__ = ["meets_at_driver", "run", "start"]
+__all__ = ["meets_at_driver", "run", "small_batches", "start"]
 
 _RESULT = "rank int, part int, payload binary"
 _BATCH_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -66,6 +66,7 @@ def start(
     feeds: Sequence[Feed] = (),
     dealing: Dealing | None = None,
     folder: SharedFolder | None = None,
+    detached: bool = False,
 ) -> Gang:
     """Start `job` on barrier tasks, one for each rank, and return while it runs.
 
@@ -76,8 +77,10 @@ def start(
         dealing: Which of the rows belong to which rank; needed with `feeds`.
         folder: A folder that the driver and the workers share, for large buffers where the workers cannot
             reach the driver.
+        detached: Whether the tasks end as soon as the ranks run, which then live beside Spark's tasks on its
+            executors and leave the slots to other jobs: to those that feed them, say.
     """
-    gang = Gang(job, _launch(job, spark, feeds, dealing, folder))
+    gang = Gang(job, _detached(job, spark) if detached else _launch(job, spark, feeds, dealing, folder))
     gang.start()
     return gang
 
@@ -96,6 +99,16 @@ def run(
     `listener` is called on this thread with what workers print and report.
     """
     return follow(Gang(job, _launch(job, spark, feeds, dealing, folder)), listener)
+
+
+def _detached(job: Job, spark: SparkSession) -> Launch:
+    if not meets_at_driver(spark, job.settings):
+        raise ConfigError(
+            "processes that outlive Spark's tasks must reach the driver, and those of a remote Spark Connect"
+            " server do not.\n"
+            'Hint: RunSettings(rendezvous="driver") where they can; otherwise run the driver on the cluster.'
+        )
+    return _DetachedLaunch(job, spark, spark.range(0, job.size, 1, job.size), ())
 
 
 def _launch(
@@ -129,7 +142,7 @@ class _SparkLaunch:
         self._call: _SparkJob
 
     def _start(self, task: _SupervisorTask, stack: ExitStack) -> None:
-        stack.enter_context(_small_batches(self._spark))
+        stack.enter_context(small_batches(self._spark))
         self._call = _SparkJob(self._spark, self._frame, task, tag=f"kindler-{self._job.run_id}")
         self._call.start()
 
@@ -159,6 +172,8 @@ class _SparkLaunch:
 class _LaunchAtDriver(_SparkLaunch):
     """Supervisors meet at the driver."""
 
+    detached = False
+
     def open(self, stack: ExitStack) -> Hub:
         job = self._job
         large = sum(map(len, job.buffers)) > _IN_TASK_BYTES
@@ -177,7 +192,10 @@ class _LaunchAtDriver(_SparkLaunch):
             )
         )
         lean = replace(job, buffers=()) if large else job
-        self._start(_SupervisorTask(job=lean, feeds=self._columns(), hub=hub.address, cargo=large), stack)
+        task = _SupervisorTask(
+            job=lean, feeds=self._columns(), hub=hub.address, cargo=large, detached=self.detached
+        )
+        self._start(task, stack)
         # They come to an end when the hub says so: before the stack closes it.
         self._beside = stack.enter_context(BesideRanks(job, hub.address, far=True))
         return hub
@@ -186,7 +204,28 @@ class _LaunchAtDriver(_SparkLaunch):
         assert hub is not None
         results = [Outcome(rank, "result", {}, buffers) for rank, buffers in hub.results.items()]
         ends = [*self._call.outcomes, *self._beside.outcomes]
-        return [o for o in ends if o.kind != "result"] + results
+        return [o for o in ends if o.kind not in ("result", "detached")] + results
+
+
+class _DetachedLaunch(_LaunchAtDriver):
+    """The Spark job only starts the supervisors, which then run in processes of their own."""
+
+    detached = True
+    _hub: Hub
+
+    def open(self, stack: ExitStack) -> Hub:
+        self._hub = super().open(stack)
+        return self._hub
+
+    def is_alive(self) -> bool:
+        if self._call.is_alive():
+            return True
+        started = self._call.error is None and all(o.kind == "detached" for o in self._call.outcomes)
+        return started and not self._hub.finished
+
+    def end(self) -> None:
+        super().end()
+        self._hub.await_departures(2 * self._job.settings.stop_timeout_s)
 
 
 class _LaunchAmongWorkers(_SparkLaunch):
@@ -265,6 +304,7 @@ class _SupervisorTask:
     hub: Address | None
     cargo: bool = False
     files: BufferFiles | None = None
+    detached: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = BarrierTaskContext.get()
@@ -281,6 +321,8 @@ class _SupervisorTask:
 
     def _supervise(self, context: Any, batches: Iterator[pa.RecordBatch]) -> list[Outcome]:
         rank, owner = context.partitionId(), os.getppid()
+        if self.detached:
+            return [self._detach(rank, owner, batches)]
         beside: BesideRanks | None = None
         try:
             with (
@@ -309,8 +351,28 @@ class _SupervisorTask:
         job = self.files.received(self.job)
         return BesideRanks(job, hub, base=_local_folder(rank), owner=owner)
 
+    def _detach(self, rank: int, owner: int, batches: Iterator[pa.RecordBatch]) -> Outcome:
+        assert self.hub is not None
+        for _ in batches:
+            pass  # the rows only make Spark start the task
+        try:
+            detached.start(
+                detached.Order(
+                    job=_with_gpus(self.job, rank),
+                    rank=rank,
+                    hub=self.hub,
+                    owner=owner,
+                    base=_local_folder(rank),
+                    cargo=self.cargo,
+                )
+            )
+        except Exception as exc:  # noqa: BLE001 - the edge of the task: it becomes an outcome
+            return Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
+        return Outcome(rank, "detached")
+
     def _work(self, rank: int, owner: int, hub: Address, batches: Iterator[pa.RecordBatch]) -> Outcome:
         job = self.job if self.files is None else self.files.received(self.job)
+        job = _with_gpus(job, rank)
         far = self.hub is not None
         with Supervisor(
             job, rank, hub=hub, owner=owner, base=_local_folder(rank), far=far, cargo=self.cargo
@@ -419,6 +481,17 @@ def _check_lanes(lanes: Any, rank: int, size: int) -> None:
         )
 
 
+def _with_gpus(job: Job, rank: int) -> Job:
+    """The job, where `rank` has in its environment the GPUs that Spark gave to this task, if any."""
+    context = BarrierTaskContext.get()
+    given = [a for kind, part in context.resources().items() if "gpu" in kind for a in part.addresses]
+    if not given:
+        return job
+    spec = job.ranks[rank]
+    spec = replace(spec, environment={TASK_GPUS: ",".join(given), **spec.environment})
+    return replace(job, ranks=(*job.ranks[:rank], spec, *job.ranks[rank + 1 :]))
+
+
 def _local_folder(rank: int) -> Path | None:
     """One of the folders that Spark was given for temporary files."""
     folders = [f for f in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if f and os.access(f, os.W_OK)]
@@ -448,7 +521,7 @@ def _driver_hosts(spark: SparkSession) -> tuple[str, str]:
 
 
 @contextmanager
-def _small_batches(spark: SparkSession) -> Iterator[None]:
+def small_batches(spark: SparkSession) -> Iterator[None]:
     """Arrow batches of a few megabytes whatever the row width; the last one restores the setting."""
     with _batch_lock:
         users, before = _batch_users.get(id(spark), (0, None))

@@ -28,7 +28,16 @@ from kindler.spark.session_settings import SessionPlan, requested_settings, same
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LOOPBACK", "init", "is_connect", "is_on_this_machine", "running", "spark_conf", "stop"]
+__all__ = [
+    "LOOPBACK",
+    "default_file_system",
+    "init",
+    "is_connect",
+    "is_on_this_machine",
+    "running",
+    "spark_conf",
+    "stop",
+]
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
@@ -146,6 +155,15 @@ def is_on_this_machine(session: SparkSession) -> bool:
     """Whether the session's driver shares this machine, its files and its network."""
     # The driver of a classic session is this process; a Connect client may be anywhere.
     return not is_connect(session) or session.client.host in LOOPBACK
+
+
+def default_file_system(session: SparkSession) -> str:
+    """The file system of paths without a scheme, as Hadoop has it; a Connect client cannot ask."""
+    if is_connect(session):
+        return "file://"
+    context: Any = session.sparkContext
+    name = str(context._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:///")
+    return "file://" if name.startswith("file:") else name.rstrip("/")
 
 
 def _require_pyspark() -> None:

@@ -1,0 +1,155 @@
+"""`kindler submit` and `kindler cluster`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from kindler.errors import ConfigError
+
+__all__ = ["add_commands"]
+
+
+def add_commands(commands: Any) -> None:
+    """Add `kindler submit` and `kindler cluster`."""
+    _add_submit(commands)
+    parser = commands.add_parser("cluster", help="a standalone Spark cluster on this machine")
+    actions = parser.add_subparsers(dest="action", metavar="action", required=True)
+    up = actions.add_parser("up", help="start a master and workers")
+    up.add_argument("--workers", type=int, default=2, metavar="N", help="workers (default: 2)")
+    up.add_argument("--cores", type=int, default=1, metavar="N", help="cores of each worker (default: 1)")
+    up.add_argument("--memory", default="1g", metavar="SIZE", help="memory of each worker (default: 1g)")
+    up.add_argument("--port", type=int, default=0, metavar="N", help="the master's port (default: any)")
+    up.set_defaults(run=_up)
+    actions.add_parser("down", help="end it").set_defaults(run=_down)
+    actions.add_parser("status", help="show its address and processes").set_defaults(run=_status)
+    for action in actions.choices.values():
+        action.add_argument(
+            "--folder", metavar="PATH", help="where its logs are (default: in the user's data)"
+        )
+
+
+def _add_submit(commands: Any) -> None:
+    parser = commands.add_parser(
+        "submit",
+        help="run main_fun(args, ctx) of a script on every node of a cluster",
+        usage="kindler submit [options] script.py:main_fun [-- args...]",
+    )
+    parser.add_argument("program", metavar="script.py:main_fun", help="the script and the function in it")
+    parser.add_argument("args", nargs="*", help="what main_fun gets as a list, after --")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="nodes that train (default: 1)")
+    parser.add_argument("--ps", type=int, default=0, metavar="N", help="parameter servers (default: 0)")
+    parser.add_argument("--evaluator", action="store_true", help="an evaluator besides")
+    parser.add_argument("--no-chief", action="store_true", help="all nodes that train are workers")
+    parser.add_argument("--framework", choices=("tensorflow", "torch", "jax", "none"), default="tensorflow")
+    parser.add_argument("--input-mode", choices=("program", "spark"), default="program")
+    parser.add_argument("--train", metavar="PATH", help="Parquet files to feed, with --input-mode spark")
+    parser.add_argument(
+        "--epochs", type=int, default=1, metavar="N", help="how often to feed them (default: 1)"
+    )
+    parser.add_argument(
+        "--master", metavar="URL", help="a Spark master, or sc://host (default: processes of this machine)"
+    )
+    parser.add_argument("--start-timeout", type=float, default=120.0, metavar="SECONDS")
+    parser.set_defaults(run=_submit)
+
+
+def _submit(chosen: argparse.Namespace) -> int:
+    from kindler import cluster
+
+    if (chosen.input_mode == "spark") != (chosen.train is not None):
+        raise ConfigError("--input-mode spark and --train PATH go together: what is fed is read from there.")
+    function = _loaded(chosen.program, by_value=chosen.master is not None and "local" not in chosen.master)
+    spark = None
+    if chosen.master is not None:
+        from kindler.spark.session import init
+
+        spark = init(master=chosen.master)
+    with cluster.run(
+        function,
+        chosen.args,
+        chosen.workers,
+        spark=spark,
+        ps=chosen.ps,
+        chief=not chosen.no_chief,
+        evaluator=chosen.evaluator,
+        framework=None if chosen.framework == "none" else chosen.framework,
+        input_mode=chosen.input_mode,
+        start_timeout_s=chosen.start_timeout,
+    ) as running:
+        if chosen.train is not None:
+            running.train(_rows(chosen.train, spark), chosen.epochs)
+    return 0
+
+
+def _loaded(program: str, *, by_value: bool) -> Any:
+    """The function of a script, which nodes import too, or get by value where they may not have the file."""
+    script, _, name = program.rpartition(":")
+    path = Path(script).resolve()
+    if not script or path.suffix != ".py" or not path.is_file():
+        raise ConfigError(f"{program!r}: it is a file and a function in it, like train.py:main_fun.")
+    sys.path.insert(0, str(path.parent))
+    module = importlib.import_module(path.stem)
+    if Path(module.__file__ or "").resolve() != path:
+        raise ConfigError(f"{path}: another module has the name {path.stem!r}.\nHint: rename the script.")
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{path} has no function {name!r}.")
+    if by_value:
+        import cloudpickle
+
+        cloudpickle.register_pickle_by_value(module)
+    return function
+
+
+def _rows(path: str, spark: Any) -> Any:
+    if spark is not None:
+        return spark.read.parquet(path)
+    import pyarrow.parquet as pq
+
+    return pq.read_table(path)
+
+
+def _folder(chosen: argparse.Namespace) -> Path:
+    if chosen.folder is not None:
+        return Path(chosen.folder).resolve()
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "kindler" / "spark-cluster"
+
+
+def _up(chosen: argparse.Namespace) -> int:
+    from kindler.spark.standalone import up
+
+    cluster = up(
+        _folder(chosen),
+        workers=chosen.workers,
+        cores=chosen.cores,
+        memory=chosen.memory,
+        port=chosen.port,
+    )
+    print(cluster.address)
+    return 0
+
+
+def _down(chosen: argparse.Namespace) -> int:
+    from kindler.spark.standalone import down
+
+    print(f"{down(_folder(chosen))} processes ended")
+    return 0
+
+
+def _status(chosen: argparse.Namespace) -> int:
+    from kindler.spark.standalone import status
+
+    cluster = status(_folder(chosen))
+    if cluster is None:
+        print("no cluster is up")
+        return 1
+    print(cluster.address)
+    for daemon in cluster.daemons:
+        print(f"{daemon.name:<10} {daemon.pid:>8} {'up' if daemon.is_alive else 'down':<5} {daemon.log}")
+    return 0

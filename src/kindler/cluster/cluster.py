@@ -1,0 +1,649 @@
+"""`run`: your own program on every node of a gang; and `Cluster`, the driver's handle on it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import json
+import math
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import cloudpickle
+import pyarrow as pa
+
+from kindler.cluster.environment import FRAMEWORKS
+from kindler.cluster.feed import VALIDATION
+from kindler.cluster.feed_server import CONTROL
+from kindler.cluster.feeder import Feeder, NodeAddress
+from kindler.cluster.inbox import INFER, SPOOL, TRAIN
+from kindler.cluster.jobs import FeedingJob, LocalJob, answers_of
+from kindler.cluster.results import DEFAULT_NAME
+from kindler.cluster.roles import TRAINING, Layout
+from kindler.cluster.tables import like, table_of
+from kindler.config import RunSettings
+from kindler.data.arrays import is_spark_frame
+from kindler.engine import local
+from kindler.engine.gang import Gang
+from kindler.engine.job import Job, new_run_id
+from kindler.engine.members import GangMember
+from kindler.errors import (
+    ConfigError,
+    DataError,
+    FeedError,
+    KindlerError,
+    MissingExtraError,
+    StartTimeoutError,
+)
+from kindler.frameworks.pickling import travelling
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Cluster", "run"]
+
+InputMode = Literal["program", "spark"]
+_MODES = ("program", "spark")
+_LOOK_S = 0.2
+_CAUSE_S = 10.0  # for the failure of a node to be known, after a task has noticed that it is gone
+_PROBE_ROWS = 1
+
+
+def run(
+    main_fun: Callable[[Any, Any], Any],
+    args: Any = None,
+    workers: int = 1,
+    *,
+    spark: SparkSession | None = None,
+    ps: int = 0,
+    chief: bool = True,
+    evaluator: bool = False,
+    until: Literal["workers", "chief"] = "workers",
+    input_mode: InputMode = "program",
+    framework: str | None = "tensorflow",
+    env: Mapping[str, str] | None = None,
+    gpus: int | None = None,
+    tensorboard: bool = False,
+    log_dir: str | None = None,
+    start_timeout_s: float = 120.0,
+    settings: RunSettings | None = None,
+) -> Cluster:
+    """Run `main_fun(args, ctx)` on every node of a new cluster, and return once all nodes have started.
+
+    A node is a process of its own. TensorFlow programs find `TF_CONFIG`, PyTorch programs `MASTER_ADDR`,
+    `MASTER_PORT`, `RANK` and `WORLD_SIZE`, JAX programs `ctx.jax_distributed`; each node's port is held for
+    it until the program binds it.
+
+    Args:
+        main_fun: The program. What it returns is sent back; see `Cluster.return_values`.
+        args: Its first argument: anything that can be pickled. A list also becomes `sys.argv`.
+        workers: Nodes that train, the chief included.
+        spark: Run the nodes on the executors of this session, classic or Connect; None runs them as
+            processes of this machine, without Spark.
+        ps: Parameter servers besides. They are stopped when the cluster ends.
+        chief: Whether the first node that trains has the role "chief".
+        evaluator: Whether there is an evaluator besides. It is stopped as parameter servers are.
+        until: Whose return ends the cluster: that of all nodes that train, or of the chief alone, where the
+            others only serve it, as under TensorFlow's ParameterServerStrategy.
+        input_mode: "program" if the program reads its data itself; "spark" if `train` and `inference` feed
+            it. Nodes that are fed hold no slots of Spark: the jobs that feed them have all.
+        framework: "tensorflow", "torch" or "jax": which variables a program finds, and what is imported
+            before it starts; None is neither.
+        env: Further variables of all nodes.
+        gpus: GPUs of each node. None takes those that Spark gave to its task, else an equal part of the
+            machine's. No two nodes share one.
+        tensorboard: Whether to run TensorBoard beside the first node; see `Cluster.tensorboard_url`.
+        log_dir: What it shows.
+        start_timeout_s: Seconds for all nodes to start.
+        settings: Further limits; see `RunSettings`.
+
+    Raises:
+        ConfigError: An argument is invalid, or Spark has too few slots.
+        StartTimeoutError: Not all nodes have started in time. None is left running.
+    """
+    layout = Layout(workers=workers, ps=ps, chief=chief, evaluator=evaluator, until=until)
+    _check(main_fun, input_mode, framework, tensorboard, log_dir)
+    limits = replace(settings or RunSettings(), start_timeout_s=start_timeout_s, stall_timeout_s=math.inf)
+    fed = input_mode == "spark"
+    options = {
+        "framework": framework,
+        "gpus": gpus,
+        "fed": fed,
+        "log_dir": log_dir if tensorboard else None,
+        "default_fs": "file://" if spark is None else _default_fs(spark),
+    }
+    job = Job(
+        ranks=layout.ranks(fed=fed, tensorboard=tensorboard),
+        buffers=(json.dumps(options).encode(), _program(main_fun, args)),
+        environment=tuple(sorted((env or {}).items())),
+        preload=("kindler.cluster.node", *_preload(framework, main_fun)),
+        settings=limits,
+    )
+    cluster = Cluster(_started(job, layout, spark, fed=fed), layout, spark, fed=fed, tensorboard=tensorboard)
+    cluster._await_start(start_timeout_s)
+    return cluster
+
+
+class Cluster:
+    """A running cluster; `run` makes it. Leaving a `with` block of it shuts it down.
+
+    Attributes:
+        size: How many nodes it has.
+        run_id: Its name.
+    """
+
+    def __init__(
+        self, gang: Gang, layout: Layout, spark: SparkSession | None, *, fed: bool, tensorboard: bool
+    ) -> None:
+        self.size = layout.size
+        self.run_id = gang.job.run_id
+        self._gang = gang
+        self._layout = layout
+        self._spark = spark
+        self._fed = fed
+        self._tensorboard = tensorboard
+        self._changed = threading.Condition()
+        self._ready: set[int] = set()
+        self._passes: dict[str, int] = {}
+        self._closed: dict[str, set[int]] = {}
+        self._committed: dict[tuple[str, int], set[int]] = {}
+        self._validates = False
+        self._feeding = threading.Lock()
+        self._printer = threading.Thread(target=self._follow, name="kindler-cluster-events", daemon=True)
+        self._printer.start()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if exc is None:
+            self.shutdown()
+            return
+        if isinstance(exc, Exception):
+            self._raise_cause(exc)
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "running" if self._gang.is_running else "ended"
+        return f"<Cluster {self.run_id}: {', '.join(self._layout.roles)}; {state}>"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether some program still runs."""
+        return self._gang.is_running
+
+    @property
+    def nodes(self) -> tuple[GangMember, ...]:
+        """The role, machine, address and held ports of every node."""
+        return self._gang.members()
+
+    def train(
+        self,
+        data: Any,
+        epochs: int = 1,
+        *,
+        validation: Any = None,
+        columns: Sequence[str] | None = None,
+        feed: str = "input",
+    ) -> None:
+        """Push rows to the nodes that train, and return when all have arrived there.
+
+        The nodes read them with `ctx.data_feed().next_batch(n)`. May be called several times; `shutdown`
+        tells the programs that no more comes.
+
+        Args:
+            data: A Spark DataFrame or RDD; pandas, Arrow, a dict of arrays, arrays, or a list of any objects.
+            epochs: How often to push all of it.
+            validation: Further data, which every node that trains gets whole, before anything else, and
+                keeps: it reads it with `ctx.data_feed("validation")`, any number of times.
+            columns: The columns to push; None is all.
+            feed: The feed's name, for programs with several.
+
+        Raises:
+            KindlerError: A node failed, or the data cannot be computed.
+        """
+        self._check_fed("train")
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+            raise ConfigError(f"epochs={epochs!r}: epochs must be a whole number, 1 or more.")
+        if feed == VALIDATION:
+            raise ConfigError(f"feed={VALIDATION!r} is what train(validation=...) fills.")
+        if getattr(data, "isStreaming", False):
+            raise ConfigError("train takes data that has an end.\nHint: train_stream(frame, checkpoint=...).")
+        with self._feeding:
+            self._feed_validation(validation, columns)
+            for _ in range(epochs):
+                if not self._feed_pass(data, feed, columns, kind=TRAIN):
+                    return
+
+    def train_stream(
+        self,
+        frame: DataFrame,
+        *,
+        checkpoint: str,
+        columns: Sequence[str] | None = None,
+        feed: str = "input",
+        **trigger: Any,
+    ) -> Any:
+        """Feed every micro-batch of a streaming DataFrame, each once, also over restarts.
+
+        A micro-batch is over for Spark once every node that trains has committed it: `feed.commit()`, or
+        `feed.checkpoint(...)`, which saves the model together with the micro-batch's number.
+
+        Args:
+            frame: The streaming DataFrame.
+            checkpoint: The folder where Spark keeps how far the stream has come.
+            columns: The columns to push; None is all.
+            feed: The feed's name.
+            trigger: When there is a new micro-batch, as `DataStreamWriter.trigger` has it, such as
+                `availableNow=True`.
+
+        Returns:
+            The streaming query, which runs: wait for it with `awaitTermination()`, or stop it.
+        """
+        self._check_fed("train_stream")
+        if not getattr(frame, "isStreaming", False):
+            raise ConfigError("train_stream takes a streaming DataFrame.\nHint: train(data) takes any other.")
+        from kindler.spark.feeding import stream_batches
+
+        def each(batch: Any, number: int) -> None:
+            with self._feeding:
+                self._feed_validation(None, columns)
+                self._feed_pass(batch, feed, columns, kind=TRAIN, micro_batch=number)
+                self._await_commit(feed, self._passes[feed] - 1)
+
+        return stream_batches(frame, each, checkpoint=checkpoint, trigger=trigger)
+
+    def inference(
+        self,
+        data: Any,
+        schema: Any = None,
+        *,
+        flat_map: bool = False,
+        columns: Sequence[str] | None = None,
+        feed: str = "input",
+    ) -> Any:
+        """The rows of `data` with what the programs answer: one result for each row, all columns kept.
+
+        Programs read rows with `next_batch` and answer each batch with `batch_results`. Of a Spark DataFrame
+        the result is a DataFrame that is computed when it is used, while the cluster runs; of an RDD an RDD
+        of the results alone; of pandas a pandas DataFrame; of Arrow and arrays an Arrow table; of a list a
+        list.
+
+        Args:
+            data: As `train` takes it.
+            schema: The columns of the results, such as "label int, score double" or a StructType. None infers
+                them from the answer to the first row, which the program then sees twice.
+            flat_map: Whether programs answer each row with a list of results: the row is repeated for each of
+                them, and dropped for an empty list.
+            columns: The columns that programs get; None is all. The others are kept all the same.
+            feed: The feed's name.
+
+        Raises:
+            KindlerError: A node failed.
+        """
+        self._check_fed("inference")
+        feeder = self._feeder(feed, INFER, columns, flat=flat_map)
+        if self._spark is not None:
+            from kindler.spark import feeding
+
+            if feeding.is_rdd(data):
+                return feeding.answered_items(data, feeder)
+            if is_spark_frame(data):
+                fields = self._result_fields(data, schema, feeder)
+                return feeding.answered(data, replace(feeder, fields=fields), fields)
+        if schema is not None and not isinstance(schema, pa.Schema):
+            raise ConfigError(f"schema={schema!r}: for data of the driver's own it is a pyarrow.Schema.")
+        with self._naming_the_cause():
+            answers = answers_of(data, replace(feeder, fields=schema))
+        return answers if isinstance(answers, list) else like(data, answers)
+
+    def wait(self, timeout_s: float | None = None) -> list[Any]:
+        """Wait until all programs have returned; gives what they returned, as `return_values` does.
+
+        Raises:
+            KindlerError: A node failed. No process is left then.
+            TimeoutError: They still run.
+        """
+        self._gang.wait(timeout_s)
+        self._printer.join()
+        return self.return_values
+
+    def shutdown(self, timeout_s: float | None = None) -> list[Any]:
+        """Tell the programs that no more rows come, and wait until they have returned.
+
+        Args:
+            timeout_s: The longest time to wait; nodes that still run then are ended. None waits.
+
+        Raises:
+            KindlerError: A node failed, or did not end in time. No process is left then.
+        """
+        if self._fed:
+            self._tell({"do": "end"})
+        try:
+            return self.wait(timeout_s)
+        except TimeoutError as exc:
+            if self._gang.is_running:
+                self._gang.abort(f"its programs had not returned {timeout_s:g} s after shutdown")
+                return self.wait()
+            raise exc
+
+    def stop(self) -> None:
+        """End all nodes now, whatever they do. It raises nothing."""
+        self._gang.abort("the cluster was stopped")
+        with contextlib.suppress(Exception):
+            self._gang.wait()
+
+    @property
+    def return_values(self) -> list[Any]:
+        """What `main_fun` returned on each node, by rank; None for nodes that were stopped at the end.
+
+        Raises:
+            ConfigError: The cluster still runs.
+        """
+        if self._gang.is_running:
+            raise ConfigError("the cluster still runs.\nHint: wait() or shutdown() first.")
+        values: list[Any] = [None] * self.size
+        for outcome in self._gang.wait():
+            if outcome.kind == "result":
+                values[outcome.rank] = cloudpickle.loads(outcome.buffers[0])
+        return values
+
+    def tensorboard_url(self) -> str | None:
+        """Where TensorBoard is; None where none was asked for."""
+        if not self._tensorboard:
+            return None
+        first = self._gang.members()[0]
+        return f"http://{first.outside_address}:{first.ports[-1]}"
+
+    def _await_start(self, timeout_s: float) -> None:
+        if self._spark is not None and not _meets_here(self._spark, self._gang.job.settings):
+            return  # the nodes are out of reach; `wait` tells how they end
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._ready >= self._training and self._gang.is_running:
+                if time.monotonic() > deadline:
+                    break
+                self._changed.wait(_LOOK_S)
+        missing = [self._name(rank) for rank in sorted(self._training - self._ready)]
+        if not self._gang.is_running:
+            if not self._ready:
+                self._gang.wait()  # no program has begun: this is why
+        elif missing:
+            self.stop()
+            raise StartTimeoutError(
+                f"of {self.size} nodes these did not start in {timeout_s:g} s: {', '.join(missing)}.\n"
+                "Hint: do other jobs hold the slots of Spark? start_timeout_s=... waits longer."
+            )
+
+    def _follow(self) -> None:
+        """Print what nodes print, and note what they report."""
+        for event in self._gang.events():
+            if event.kind == "log":
+                sys.stdout.write(f"[{self._name(event.rank)}] {event.fields['line']}\n")
+            elif event.kind == "report":
+                self._reported(event.rank, event.fields)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _name(self, rank: int) -> str:
+        roles = self._layout.roles
+        return f"{roles[rank]} {roles[:rank].count(roles[rank])}"
+
+    def _reported(self, rank: int, fields: Mapping[str, Any]) -> None:
+        with self._changed:
+            if fields.get("name") == "ready":
+                self._ready.add(rank)
+            elif fields.get("name") == "feed_closed":
+                self._closed.setdefault(fields["feed"], set()).add(rank)
+            elif fields.get("name") == "committed":
+                self._committed.setdefault((fields["feed"], fields["number"]), set()).add(rank)
+            self._changed.notify_all()
+
+    @property
+    def _training(self) -> set[int]:
+        return {rank for rank, role in enumerate(self._layout.roles) if role in TRAINING}
+
+    def _check_fed(self, what: str) -> None:
+        if not self._fed:
+            raise ConfigError(
+                f"{what}: the programs of this cluster read their data themselves.\n"
+                'Hint: run(..., input_mode="spark").'
+            )
+        if not self._gang.is_running:
+            self._gang.wait()  # its failure, if it failed
+            raise ConfigError(f"{what}: all programs of this cluster have returned.")
+
+    def _feeder(
+        self,
+        feed: str,
+        kind: str,
+        columns: Sequence[str] | None,
+        *,
+        pass_number: int | None = None,
+        flat: bool = False,
+    ) -> Feeder:
+        training = [member for member in self._gang.members() if member.role in TRAINING]
+        return Feeder(
+            nodes=tuple(NodeAddress(m.rank, m.host, m.outside_address, m.ports[1]) for m in training),
+            secret=self._gang.job.secret,
+            job=new_run_id(),
+            feed=feed,
+            kind=kind,
+            pass_number=pass_number,
+            flat=flat,
+            columns=None if columns is None else tuple(columns),
+            copies=kind == SPOOL,
+        )
+
+    def _feed_validation(self, data: Any, columns: Sequence[str] | None) -> None:
+        if self._validates:
+            if data is not None:
+                raise ConfigError(
+                    "validation data is given with the first train() of a cluster: nodes keep it."
+                )
+            return
+        self._validates = True
+        if data is None:
+            self._tell(
+                {"do": "pass_end", "feed": VALIDATION, "pass": 0}
+            )  # there is none: nobody waits for it
+        else:
+            self._feed_pass(data, VALIDATION, columns, kind=SPOOL)
+
+    def _feed_pass(
+        self,
+        data: Any,
+        feed: str,
+        columns: Sequence[str] | None,
+        *,
+        kind: str,
+        micro_batch: int | None = None,
+    ) -> bool:
+        """Push all of the data once; whether nodes take more."""
+        number = self._passes.get(feed, 0)
+        self._passes[feed] = number + 1
+        if micro_batch is not None:
+            self._tell({"do": "begin", "feed": feed, "pass": number, "micro_batch": micro_batch})
+        job = self._job_of(data, self._feeder(feed, kind, columns, pass_number=number))
+        job.start()
+        with self._changed:
+            while job.is_alive() and self._gang.is_running and not self._is_closed(feed):
+                self._changed.wait(_LOOK_S)
+        if job.is_alive():
+            job.stop()
+        job.join(self._gang.job.settings.stop_timeout_s)
+        if self._is_closed(feed) or not self._gang.is_running:
+            self._raise_failure()
+            return False
+        if job.error is not None:
+            self._raise_failure(wait_s=_CAUSE_S if FeedError.__name__ in str(job.error) else _LOOK_S)
+            if not self._gang.is_running:
+                return False  # all programs have returned
+            raise job.error
+        self._tell({"do": "pass_end", "feed": feed, "pass": number})
+        return True
+
+    def _job_of(self, data: Any, feeder: Feeder) -> FeedingJob:
+        def done() -> None:
+            with self._changed:
+                self._changed.notify_all()
+
+        if self._spark is not None:
+            from kindler.spark import feeding
+
+            if is_spark_frame(data) or feeding.is_rdd(data):
+                tag = f"kindler-feed-{feeder.job}"
+                return feeding.FeedJob(self._spark, data, feeder, tag=tag, done=done)
+        if table_of(data) is None and not hasattr(data, "__iter__"):
+            raise ConfigError(
+                f"cannot feed {type(data).__name__!r} objects to this cluster.\n"
+                "Hint: a Spark DataFrame needs run(..., spark=session); else pandas, Arrow, arrays, a list."
+            )
+        return LocalJob(data, feeder, done=done)
+
+    def _is_closed(self, feed: str) -> bool:
+        return self._closed.get(feed, set()) >= self._training
+
+    def _await_commit(self, feed: str, number: int) -> None:
+        with self._changed:
+            while not self._committed.get((feed, number), set()) >= self._training:
+                if not self._gang.is_running or self._is_closed(feed):
+                    break
+                self._changed.wait(_LOOK_S)
+            else:
+                self._committed.pop((feed, number))
+                return
+        self._raise_failure()
+        raise FeedError(
+            "the programs ended before they had committed this micro-batch; it is fed again when the stream"
+            " is started the next time.\nHint: feed.commit() after each of feed.micro_batches()."
+        )
+
+    def _raise_failure(self, wait_s: float = 0.0) -> None:
+        """Raise what a node failed with, if one did: that is the cause of what went wrong with its feed."""
+        try:
+            self._gang.wait(wait_s)
+        except TimeoutError:
+            if not self._gang.is_running:
+                raise
+
+    def _raise_cause(self, exc: Exception) -> None:
+        """Raise what a node failed with instead of what that led to in the driver's program."""
+        follows = FeedError.__name__ in type(exc).__name__ or f"{FeedError.__name__}: " in str(exc)
+        try:
+            self._gang.wait(_CAUSE_S if follows else 0.0)
+        except TimeoutError:
+            if not self._gang.is_running:
+                raise
+        except KindlerError as cause:
+            if cause is not exc:
+                raise cause from exc
+
+    @contextlib.contextmanager
+    def _naming_the_cause(self) -> Iterator[None]:
+        try:
+            yield
+        except FeedError:
+            self._raise_failure(_CAUSE_S)
+            raise
+
+    def _tell(self, order: Mapping[str, Any]) -> None:
+        words = json.dumps(order).encode()
+        for rank in sorted(self._training):
+            with contextlib.suppress(FeedError):  # its program has returned
+                self._gang.push(rank, CONTROL, words)
+
+    def _result_fields(self, frame: DataFrame, schema: Any, feeder: Feeder) -> pa.Schema:
+        from kindler.spark.feeding import result_schema
+
+        if schema is None:
+            fields = self._probe(frame.limit(_PROBE_ROWS).toArrow(), feeder)
+        else:
+            fields = schema if isinstance(schema, pa.Schema) else result_schema(schema)
+        taken = sorted(set(fields.names) & set(frame.columns))
+        if taken:
+            raise ConfigError(
+                f"inference: the data has columns {taken} already.\n"
+                'Hint: schema="another_name type" names those of the results.'
+            )
+        return fields
+
+    def _probe(self, rows: pa.Table, feeder: Feeder) -> pa.Schema:
+        """The columns of the results, from the answer to a row."""
+        with self._naming_the_cause():
+            answers = list(feeder.infer(rows.to_batches(), partition=0))
+        kind = answers[0].column(rows.num_columns).type if answers else pa.null()
+        if pa.types.is_null(kind):
+            raise DataError(
+                "inference: of what type the results are cannot be seen from the first row.\n"
+                'Hint: inference(data, schema="result double").'
+            )
+        return pa.schema(list(kind) if pa.types.is_struct(kind) else [pa.field(DEFAULT_NAME, kind)])
+
+
+def _check(
+    main_fun: Any, input_mode: str, framework: str | None, tensorboard: bool, log_dir: str | None
+) -> None:
+    if not callable(main_fun):
+        raise ConfigError(f"main_fun={main_fun!r}: it is a function main_fun(args, ctx).")
+    if input_mode not in _MODES:
+        raise ConfigError(f"input_mode={input_mode!r}: it is one of {', '.join(map(repr, _MODES))}.")
+    if framework is not None and framework not in FRAMEWORKS:
+        raise ConfigError(
+            f"framework={framework!r}: it is None or one of {', '.join(map(repr, FRAMEWORKS))}."
+        )
+    if tensorboard and log_dir is None:
+        raise ConfigError("tensorboard=True needs log_dir=..., the folder that it shows.")
+    if tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise MissingExtraError(what="tensorboard=True", package="tensorboard", extra="tensorboard")
+
+
+def _program(main_fun: Any, args: Any) -> bytes:
+    travelling({"main_fun": main_fun, "args": args})  # says which part cannot travel
+    data: bytes = cloudpickle.dumps((main_fun, args))
+    return data
+
+
+def _preload(framework: str | None, main_fun: Any) -> tuple[str, ...]:
+    """What nodes have imported before the program begins: once for all nodes of a machine."""
+    if framework is None or importlib.util.find_spec(framework) is None:
+        return ()
+    program = inspect.unwrap(main_fun)
+    module = sys.modules.get(getattr(program, "__module__", None) or "")
+    try:
+        source = inspect.getsource(module) if module is not None else ""
+    except (OSError, TypeError):  # typed into a shell, say
+        return (framework,)
+    imports = re.compile(rf"^\s*(import|from)\s+({framework}|keras|tf_keras)\b", re.MULTILINE)
+    return (framework,) if imports.search(source) else ()
+
+
+def _started(job: Job, layout: Layout, spark: SparkSession | None, *, fed: bool) -> Gang:
+    if spark is None:
+        return local.start(job)
+    from kindler.spark import engine
+    from kindler.spark.slots import cores_per_host, resolve_workers
+
+    resolve_workers(spark, layout.size, job.settings)
+    return engine.start(replace(job, cores=cores_per_host(spark)), spark=spark, detached=fed)
+
+
+def _meets_here(spark: SparkSession, settings: RunSettings) -> bool:
+    from kindler.spark.engine import meets_at_driver
+
+    return meets_at_driver(spark, settings)
+
+
+def _default_fs(spark: SparkSession) -> str:
+    from kindler.spark.session import default_file_system
+
+    return default_file_system(spark)

@@ -1,0 +1,187 @@
+"""What a program knows of its node and of the others: the `ctx` of `main_fun(args, ctx)`."""
+
+from __future__ import annotations
+
+import getpass
+import importlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from kindler.cluster.environment import coordinator, tf_config
+from kindler.cluster.feed import VALIDATION, DataFeed, InputMapping, KeptFeed
+from kindler.cluster.feed_server import FeedServer
+from kindler.cluster.roles import TRAINING
+from kindler.data.paths import absolute, is_remote
+from kindler.engine.worker import Worker
+from kindler.errors import ConfigError, MissingExtraError
+from kindler.files import beside
+
+__all__ = ["Context"]
+
+
+class Context:
+    """One node of a cluster.
+
+    Attributes:
+        rank: Its number among all nodes; those that train come first.
+        role: "chief", "worker", "ps" or "evaluator".
+        task_index: Its number among the nodes of its role.
+        size: How many nodes there are.
+        num_workers: How many of them train: the chief and the workers.
+        cluster_spec: Role -> "address:port" of each of its nodes.
+        host: The name of its machine.
+        gpus: The GPUs that it may use, by their numbers; empty where there are none.
+        tmp: A folder of its own, which goes away with the cluster.
+        run_id: The cluster's name.
+        default_fs: The file system of paths without a scheme, "file://" for that of the machine.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        *,
+        server: FeedServer | None = None,
+        gpus: tuple[str, ...] = (),
+        default_fs: str = "file://",
+    ) -> None:
+        self.rank = worker.rank
+        self.role = worker.role
+        self.task_index = worker.index
+        self.size = worker.size
+        self.num_workers = sum(member.role in TRAINING for member in worker.members)
+        self.cluster_spec: dict[str, list[str]] = worker.cluster_spec
+        self.host = worker.host
+        self.gpus = gpus
+        self.tmp = str(worker.scratch / "program")
+        self.run_id = worker.run_id
+        self.default_fs = default_fs
+        self._worker = worker
+        self._server = server
+        self._feeds: dict[str, DataFeed] = {}
+        Path(self.tmp).mkdir(exist_ok=True)
+
+    def __repr__(self) -> str:
+        return (
+            f"Context(rank={self.rank}, role={self.role!r}, task_index={self.task_index}, size={self.size})"
+        )
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the one node that saves and reports: the chief, or without one the first worker."""
+        return self.rank == 0
+
+    @property
+    def jax_distributed(self) -> dict[str, Any]:
+        """The arguments of `jax.distributed.initialize`."""
+        return {
+            "coordinator_address": coordinator(self._worker.members),
+            "num_processes": self.num_workers,
+            "process_id": self.rank,
+        }
+
+    def data_feed(
+        self,
+        name: str = "input",
+        *,
+        input_mapping: InputMapping | None = None,
+        in_step: bool = False,
+    ) -> DataFeed:
+        """The rows that `cluster.train` or `cluster.inference` push to this node.
+
+        Args:
+            name: Which feed; "validation" is what `train(validation=...)` gives, and is kept on the node.
+            input_mapping: Column -> name in a batch, or columns alone, for dicts of arrays; None gives rows.
+            in_step: Whether all nodes stop when the first of them runs out of rows, for programs that wait
+                for each other at every batch. It needs a cluster of nodes that all train.
+
+        Raises:
+            ConfigError: The cluster is not fed, or this node is not.
+        """
+        if self._server is None:
+            raise ConfigError(
+                f"this node ({self.role}) is not fed.\n"
+                'Hint: run(..., input_mode="spark") feeds the chief and the workers.'
+            )
+        if in_step and self.num_workers != self.size:
+            raise ConfigError(
+                f"in_step=True needs a cluster in which every node trains; {self.size - self.num_workers} of"
+                " this one are parameter servers or evaluators."
+            )
+        if name not in self._feeds:
+            kind = KeptFeed if name == VALIDATION else DataFeed
+            self._feeds[name] = kind(self._server, name, input_mapping=input_mapping, in_step=in_step)
+        return self._feeds[name]
+
+    def absolute_path(self, path: str) -> str:
+        """A path that means the same on all nodes: as it is, or of the default file system."""
+        if is_remote(path) or not is_remote(self.default_fs):
+            return absolute(path)
+        if path.startswith("/"):
+            return self.default_fs.rstrip("/") + path
+        return f"{self.default_fs.rstrip('/')}/user/{getpass.getuser()}/{path}"
+
+    def serve(self) -> None:
+        """Run a TensorFlow server on this node until the cluster ends: what workers and parameter servers do
+        where the chief coordinates (`run(..., until="chief")`)."""
+        distribute: Any = importlib.import_module("tensorflow").distribute
+        config = json.loads(tf_config(self._worker.members, self.rank))
+        distribute.Server(config["cluster"], self.role, self.task_index, protocol="grpc").join()
+
+    def release_ports(self) -> None:
+        """Let go of the port that is held for this node, for a program that binds it without SO_REUSEADDR."""
+        self._worker.release_ports()
+
+    def barrier(self) -> None:
+        """Wait until all nodes are here. Parameter servers and evaluators must come too."""
+        self._worker.barrier()
+
+    def export_saved_model(self, model: Any, export_dir: str) -> str:
+        """Write a Keras model or a `tf.Module` as a SavedModel: once, whichever nodes call this.
+
+        All nodes that train should call it: under a distribution strategy they save together. Those that are
+        not the chief write to a temporary folder of their own.
+
+        Returns:
+            Where this node wrote it.
+        """
+        target = self.absolute_path(export_dir)
+        if not self.is_chief:
+            place = str(Path(self.tmp) / "export")
+            shutil.rmtree(place, ignore_errors=True)
+            _save(model, place)
+            return place
+        if is_remote(target):
+            place = str(Path(self.tmp) / "export")
+            _save(model, place)
+            _upload(place, target)
+            return target
+        with beside(target, overwrite=True) as folder:
+            _save(model, str(folder))
+        return target
+
+    def check_answered(self) -> None:
+        """That the program has answered every row of an inference that it read."""
+        for feed in self._feeds.values():
+            feed.check_answered()
+
+
+def _save(model: Any, folder: str) -> None:
+    if hasattr(model, "export") and type(model).__module__.partition(".")[0] not in (
+        "tensorflow",
+        "tf_keras",
+    ):
+        model.export(folder)
+        return
+    saved_model: Any = importlib.import_module("tensorflow").saved_model
+    saved_model.save(model, folder)
+
+
+def _upload(folder: str, target: str) -> None:
+    try:
+        from fsspec.core import url_to_fs
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError(what=f"writing to {target}", package="fsspec", extra="remote") from exc
+    system, place = url_to_fs(target)
+    system.put(f"{folder}/", place, recursive=True)

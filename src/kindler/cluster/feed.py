@@ -1,0 +1,392 @@
+"""What a program reads: rows that Spark jobs push to its node, in batches of the program's own size."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kindler.cluster import commits
+from kindler.cluster.blocks import Block
+from kindler.cluster.feed_server import FeedServer
+from kindler.cluster.inbox import END, INFER, PASS_END, Inbound
+from kindler.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    import torch
+
+__all__ = ["VALIDATION", "DataFeed", "InputMapping", "KeptFeed"]
+
+InputMapping = Mapping[str, str] | Sequence[str]
+
+VALIDATION = "validation"
+_RESULTS_GRACE_S = 10.0
+_SKIP_ROWS = 1 << 16
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Some rows of a block."""
+
+    block: Block
+    start: int
+    stop: int
+
+
+class DataFeed:
+    """One feed of a node; `ctx.data_feed()` gives it.
+
+        feed = ctx.data_feed(input_mapping={"pixels": "x", "digit": "y"})
+        while not feed.should_stop():
+            batch = feed.next_batch(100)
+            model.train_on_batch(batch["x"], batch["y"])
+
+    One thread at a time reads it.
+
+    Args:
+        server: Where the rows arrive.
+        name: Which feed.
+        input_mapping: Column -> name of an array in the batch, or the columns alone; None gives rows.
+        in_step: Whether all nodes stop as soon as one of them has no more rows.
+    """
+
+    def __init__(
+        self,
+        server: FeedServer,
+        name: str = "input",
+        *,
+        input_mapping: InputMapping | None = None,
+        in_step: bool = False,
+    ) -> None:
+        self.name = name
+        self._server = server
+        self._inbox = server.inbox(name)
+        self._mapping = _mapping(input_mapping)
+        self._in_step = in_step
+        self._lock = threading.RLock()
+        self._block: Block | None = None
+        self._offset = 0
+        self._source: Inbound | None = None
+        self._ended = False
+        self._unanswered: deque[tuple[Inbound, int]] = deque()
+        self._vote: bool | None = None
+        self._current = -1
+        self._restored = -1
+
+    def next_batch(self, batch_size: int) -> Any:
+        """The next rows: `batch_size` of them, fewer at the end of the data.
+
+        Of an inference all rows of a batch are of one partition, so a batch may be short at its end; answer
+        each batch with `batch_results`.
+
+        Returns:
+            A list of rows (named tuples for frames and tables), or, with an input mapping, a dict of arrays.
+            Without any row only once `should_stop()` is true.
+        """
+        self._check_size(batch_size)
+        with self._lock:
+            go_on = self._may_read()
+            self._vote = None
+            return self._assembled(self._pieces(batch_size, within_pass=False) if go_on else [])
+
+    def should_stop(self) -> bool:
+        """Whether there are no more rows. Waits until there is one, or none will come."""
+        with self._lock:
+            return not self._may_read()
+
+    def batches(self, batch_size: int, *, drop_last: bool = False) -> Iterator[Any]:
+        """The batches of one pass over the data: of one epoch, or one micro-batch of a stream.
+
+        The next call goes on with the next pass.
+
+        Args:
+            batch_size: Rows of a batch.
+            drop_last: Whether to leave out a last batch that is not full.
+        """
+        self._check_size(batch_size)
+        while True:
+            with self._lock:
+                pieces = self._pieces(batch_size, within_pass=True)
+                rows = sum(piece.stop - piece.start for piece in pieces)
+                if not rows or (drop_last and rows < batch_size):
+                    return
+                batch = self._assembled(pieces)
+                answers = self._source is not None and self._source.kind == INFER
+            yield batch
+            if rows < batch_size and not answers:
+                return  # the pass has ended with it
+
+    def remaining(self, batch_size: int) -> Iterator[Any]:
+        """The batches of all that is left of the feed."""
+        while not self.should_stop():
+            yield self.next_batch(batch_size)
+
+    def full_batches(self, batch_size: int) -> Iterator[Any]:
+        """As `remaining`, without a last batch that is not full."""
+        for batch in self.remaining(batch_size):
+            size = len(next(iter(batch.values()))) if self.has_mapping else len(batch)
+            if size == batch_size:
+                yield batch
+
+    def micro_batches(self) -> Iterator[int]:
+        """The numbers of a stream's micro-batches, as they come; `batches` reads the rows of the current one.
+
+        One that `restore` says was trained before is passed over. Call `commit` or `checkpoint` in each turn.
+        """
+        while (found := self._await_micro_batch()) is not None:
+            number, micro_batch = found
+            if micro_batch > self._restored:
+                yield micro_batch
+            while self._inbox.pass_number == number and not self._ended:  # what the program has left
+                with self._lock:
+                    self._pieces(_SKIP_ROWS, within_pass=True)
+            if micro_batch <= self._restored:
+                self._server.committed(self.name, number)
+
+    def commit(self) -> None:
+        """The current micro-batch is done, for this node: the stream goes on once all nodes say so."""
+        while self._inbox.pass_number == self._current and not self._ended:
+            with self._lock:
+                self._pieces(_SKIP_ROWS, within_pass=True)
+        self._server.committed(self.name, self._current)
+
+    def restore(self, folder: str) -> str | None:
+        """The newest checkpoint that `checkpoint` has written to `folder`; None where there is none.
+
+        Micro-batches up to that of the checkpoint are not given to the program again.
+        """
+        newest = commits.newest(folder)
+        if newest is None:
+            return None
+        self._restored = newest[0]
+        return newest[1]
+
+    @contextmanager
+    def checkpoint(self, folder: str) -> Iterator[str]:
+        """A place to save the model in: it and the current micro-batch count together, or neither does.
+
+        All nodes call it; what is saved by those that are not the first goes away.
+        """
+        micro_batch = self._inbox.micro_batches[self._current]
+        with commits.place(folder, micro_batch, keep=self._server.is_first) as path:
+            yield path
+        self.commit()
+
+    @property
+    def epoch(self) -> int:
+        """The number of the pass that is read now, counted from 0; of a stream, of its micro-batch."""
+        return self._inbox.pass_number
+
+    def batch_results(self, results: Any) -> None:
+        """Answer the oldest batch that was not answered yet: one result for each of its rows, in their order.
+
+        Args:
+            results: A list or an array. Where the inference is flat-mapped, each entry is a list of results.
+
+        Raises:
+            DataError: There are not as many results as rows, or they are not of the declared type.
+        """
+        with self._lock:
+            if not self._unanswered:
+                raise DataError(
+                    "batch_results: no batch is waiting for results.\n"
+                    "Hint: results are for inference(); rows of train() need none."
+                )
+            source, count = self._unanswered[0]
+            received = len(results)
+            if received != count:
+                raise DataError(
+                    f"batch_results: {received} results for a batch of {count} rows; every row needs one.\n"
+                    "Hint: inference(data, flat_map=True) takes a list of results for each row, empty to drop"
+                    " the row."
+                )
+            self._unanswered.popleft()
+            more = any(other is source for other, _ in self._unanswered) or self._has_unread(source)
+            source.answer(results, count, more=more)
+
+    def terminate(self) -> None:
+        """Read no more: the job that feeds this node stops, wherever it is."""
+        with self._lock:
+            self._ended = True
+            self._block = None
+            self._server.terminate(self.name)
+
+    def as_tf_dataset(self, batch_size: int, *, drop_last: bool = False) -> tf.data.Dataset:
+        """The rest of the feed as a `tf.data.Dataset` of batches; it needs an input mapping."""
+        from kindler.cluster.tf_dataset import dataset_of
+
+        return dataset_of(self, batch_size, drop_last=drop_last)
+
+    def as_torch_iterable(
+        self, batch_size: int, *, drop_last: bool = False
+    ) -> torch.utils.data.IterableDataset[Any]:
+        """The rest of the feed as an iterable dataset of batches, for a DataLoader with `batch_size=None`."""
+        from kindler.cluster.torch_iterable import iterable_of
+
+        return iterable_of(self, batch_size, drop_last=drop_last)
+
+    @property
+    def has_mapping(self) -> bool:
+        """Whether batches are dicts of arrays."""
+        return self._mapping is not None
+
+    def check_answered(self) -> None:
+        """That the program has answered every row that it read.
+
+        Raises:
+            DataError: It has not.
+        """
+        rows = sum(count for source, count in self._unanswered if not source.broken)
+        if rows:
+            raise DataError(
+                f"the program returned without results for {rows} rows that it has read.\n"
+                "Hint: call feed.batch_results(...) once for each batch."
+            )
+
+    def _may_read(self) -> bool:
+        """Whether there is a row; in step, whether every node has one. They ask in the same order."""
+        if not self._in_step:
+            return self._has_rows(within_pass=False)
+        if self._vote is None:
+            self._vote = self._server.all_workers_have(self._has_rows(within_pass=False))
+            if not self._vote:
+                self.terminate()
+        return self._vote
+
+    def _await_micro_batch(self) -> tuple[int, int] | None:
+        with self._inbox.changed:
+            while self._inbox.pass_number not in self._inbox.micro_batches:
+                if self._inbox.ended or self._inbox.closed:
+                    return None
+                self._inbox.wait()
+            self._current = self._inbox.pass_number
+            return self._current, self._inbox.micro_batches[self._current]
+
+    def _check_size(self, batch_size: int) -> None:
+        if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size!r}: it must be a whole number, 1 or more.")
+
+    def _pieces(self, wanted: int, *, within_pass: bool) -> list[_Piece]:
+        pieces: list[_Piece] = []
+        source: Inbound | None = None
+        while wanted and self._has_rows(within_pass=within_pass, only=source):
+            assert self._block is not None
+            stop = min(self._block.size, self._offset + wanted)
+            pieces.append(_Piece(self._block, self._offset, stop))
+            wanted -= stop - self._offset
+            self._offset = stop
+            if self._source is not None and self._source.kind == INFER:
+                source = self._source
+        if source is not None:
+            count = sum(piece.stop - piece.start for piece in pieces)
+            source.unanswered += count
+            self._unanswered.append((source, count))
+        return pieces
+
+    def _has_rows(self, *, within_pass: bool, only: Inbound | None = None) -> bool:
+        """Whether there is a row at the cursor; waits for one. False at an end, which is passed over once."""
+        while self._block is None or self._offset >= self._block.size:
+            self._block = None
+            if self._ended:
+                return False
+            if not self._open_next(within_pass=within_pass, only=only):
+                return False
+        return True
+
+    def _open_next(self, *, within_pass: bool, only: Inbound | None) -> bool:
+        """Put the cursor at the next block; False where there is none."""
+        if only is not None:
+            found: Inbound | str = only if self._inbox.more_of(only) else END
+            if found == END:
+                return False
+        else:
+            found = self._next()
+        if isinstance(found, str):
+            self._ended = self._ended or found == END
+            return found == PASS_END and not within_pass
+        self._source = found
+        self._block, self._offset = found.block(), 0
+        return True
+
+    def _next(self) -> Inbound | str:
+        """As the inbox says, unless the program itself keeps everybody waiting."""
+        since = time.monotonic()
+        while True:
+            with self._inbox.changed:
+                found = self._inbox.ready()
+                if found is not None:
+                    return found
+                self._inbox.wait()
+            if not (self._unanswered and self._inbox.waits_for_results()):
+                since = time.monotonic()
+            elif time.monotonic() - since > _RESULTS_GRACE_S:
+                rows = sum(count for _, count in self._unanswered)
+                raise DataError(
+                    f"the program asks for more rows, but {rows} that it has read have no result, and nothing"
+                    " more comes before.\nHint: call feed.batch_results(...) once for each batch."
+                )
+
+    def _has_unread(self, source: Inbound) -> bool:
+        here = self._source is source and self._block is not None and self._offset < self._block.size
+        return here or source.reader.has_batch
+
+    def _assembled(self, pieces: Sequence[_Piece]) -> Any:
+        if self._mapping is None:
+            return [row for piece in pieces for row in piece.block.rows(piece.start, piece.stop)]
+        parts = [piece.block.arrays(self._mapping, piece.start, piece.stop) for piece in pieces]
+        if len(parts) == 1:
+            return parts[0]
+        names = self._mapping.values()
+        return {
+            name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0) for name in names
+        }
+
+
+class KeptFeed(DataFeed):
+    """A feed whose rows are kept on the node's disk: "validation". It can be read any number of times.
+
+    `batches` begins anew each time; `next_batch` and `should_stop` go through it once, and again after
+    `rewind`.
+    """
+
+    _blocks: Iterator[Block] | None = None
+
+    def rewind(self) -> None:
+        """Begin again with the first row."""
+        with self._lock:
+            self._blocks = self._block = None
+            self._ended = False
+
+    def batches(self, batch_size: int, *, drop_last: bool = False) -> Iterator[Any]:
+        """The batches of the whole feed, from its beginning."""
+        self.rewind()
+        return super().batches(batch_size, drop_last=drop_last)
+
+    def _open_next(self, *, within_pass: bool, only: Inbound | None) -> bool:
+        if self._blocks is None:
+            self._blocks = self._inbox.kept()
+        self._block, self._offset = next(self._blocks, None), 0
+        self._ended = self._block is None
+        return not self._ended
+
+
+def _mapping(given: InputMapping | None) -> dict[str, str] | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        raise ConfigError(
+            f"input_mapping={given!r}: it is a dict of columns and names, or a list of columns."
+        )
+    mapping = dict(given) if isinstance(given, Mapping) else {name: name for name in given}
+    if not mapping or not all(isinstance(word, str) for pair in mapping.items() for word in pair):
+        raise ConfigError(f"input_mapping={given!r}: it must name at least one column, by strings.")
+    if len(set(mapping.values())) < len(mapping):
+        raise ConfigError(f"input_mapping={given!r}: two columns have the same name in a batch.")
+    return mapping

@@ -1,0 +1,515 @@
+"""The other end of a feed: what a Spark task, or a thread of the driver, does to push its rows to nodes.
+
+Rows go to the nodes of the task's own machine, block by block to the one that is least behind; where there is
+none, to the nearest others. Nothing passes through the driver.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import pickle
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from kindler.cluster.blocks import (
+    ARROW,
+    PICKLE,
+    block_number,
+    encode_batches,
+    encode_items,
+    numbered,
+    row_count,
+)
+from kindler.cluster.results import DEFAULT_NAME, columns_of
+from kindler.engine.address import address_towards
+from kindler.engine.channel import ChannelClosed, connect
+from kindler.engine.feeds import Feeds, is_feed
+from kindler.engine.frames import Piece
+from kindler.errors import FeedError
+
+__all__ = ["Feeder", "NodeAddress", "nearest"]
+
+WINDOW_BYTES = 8 << 20  # of unread rows, for each task and node
+_CONNECT_S = 60.0
+_LOOK_S = 1.0
+_RETRY_S = 0.5
+_UNREACHED_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """Where a node is fed."""
+
+    rank: int
+    host: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feeder:
+    """What tasks push, and to whom. Built on the driver, pickled with the job, closed over nothing.
+
+    Attributes:
+        nodes: Those that are fed.
+        secret: What the tasks prove themselves with.
+        job: A name for the job.
+        feed: The feed's name.
+        kind: TRAIN, INFER or SPOOL.
+        pass_number: Which pass over the data it is; None for an inference.
+        fields: The columns of an inference's results.
+        flat: Whether each row has a list of results.
+        columns: The columns that are sent to nodes; None is all.
+        copies: Whether every node gets all rows, rather than its part.
+    """
+
+    nodes: tuple[NodeAddress, ...]
+    secret: bytes
+    job: str
+    feed: str
+    kind: str
+    pass_number: int | None = None
+    fields: pa.Schema | None = None
+    flat: bool = False
+    columns: tuple[str, ...] | None = None
+    copies: bool = False
+
+    def push(self, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int = 0) -> int:
+        """Push record batches; returns how many rows, fewer when all nodes want no more.
+
+        Raises:
+            FeedError: A node went away.
+        """
+        batches = iter(batches)
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            return 0
+        all_batches = map(self._chosen, _then(first, batches))
+        schema = self._chosen(first).schema
+        blocks = numbered(encode_batches(all_batches))
+        return self._push(blocks, schema, partition, attempt)
+
+    def push_items(self, items: Iterable[Any], *, partition: int, attempt: int = 0) -> int:
+        """Push any objects, as `push` does."""
+        return self._push(numbered(encode_items(iter(items))), None, partition, attempt)
+
+    def infer(
+        self, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows with the results of the program's, which one node computes.
+
+        Raises:
+            FeedError: The node went away, or its program ended without all results.
+        """
+        batches = iter(batches)
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            return
+        order = nearest(self.nodes, partition)
+        with _Link(self, order[0][0], self._chosen(first).schema, partition, attempt) as link:
+            rejoin = _Rejoin(self.fields, self.flat)
+            for batch in _then(first, batches):
+                if not batch.num_rows:
+                    continue
+                rejoin.sent(batch)
+                for block in numbered(encode_batches([self._chosen(batch)])):
+                    while not link.has_room(block):
+                        yield from rejoin.joined(link.results(wait=True))
+                    link.put(block)
+                yield from rejoin.joined(link.results(wait=False))
+            link.end()
+            while rejoin.waits:
+                yield from rejoin.joined(link.results(wait=True))
+
+    def infer_items(self, items: Iterable[Any], *, partition: int, attempt: int = 0) -> Iterator[Any]:
+        """The results for any objects, without the objects."""
+        blocks = numbered(encode_items(iter(items)))
+        first = next(blocks, None)
+        if first is None:
+            return
+        node = nearest(self.nodes, partition)[0][0]
+        waiting = 0
+        with _Link(self, node, None, partition, attempt) as link:
+            for block in _then(first, blocks):
+                while not link.has_room(block):
+                    for results in link.pickled_results(wait=True):
+                        waiting -= len(results)
+                        yield from results
+                link.put(block)
+                waiting += row_count(block)
+            link.end()
+            while waiting:
+                for results in link.pickled_results(wait=True):
+                    waiting -= len(results)
+                    yield from results
+
+    def blocks_before(self, partition: int, attempt: int) -> set[int]:
+        """The blocks of this partition that earlier attempts of the task have brought to nodes."""
+        numbers: set[int] = set()
+        for node in self.nodes:
+            channel = connect((node.address, node.port), self.secret, timeout_s=_CONNECT_S)
+            try:
+                channel.send("resume", feed=self.feed, job=self.job, partition=partition, attempt=attempt)
+                numbers.update(channel.receive(_CONNECT_S).fields["numbers"])
+            finally:
+                channel.close()
+        return numbers
+
+    def _push(
+        self, blocks: Iterator[tuple[Piece, Piece]], schema: pa.Schema | None, partition: int, attempt: int
+    ) -> int:
+        if self.copies:
+            return self._push_copies(blocks, schema, partition, attempt)
+        before = self.blocks_before(partition, attempt) if attempt else ()
+        pushed = 0
+        with _Links(self, schema, partition, attempt) as links:
+            for block in blocks:
+                if block_number(block) in before:
+                    continue
+                if not links.put(block):
+                    return pushed
+                pushed += row_count(block)
+            links.finish()
+        return pushed
+
+    def _push_copies(
+        self, blocks: Iterator[tuple[Piece, Piece]], schema: pa.Schema | None, partition: int, attempt: int
+    ) -> int:
+        with ExitStack() as stack:
+            links = [
+                stack.enter_context(_Link(self, node, schema, partition, attempt)) for node in self.nodes
+            ]
+            rows = 0
+            for block in blocks:
+                rows += row_count(block)
+                for link in links:
+                    link.put(block)
+            for link in links:
+                link.finish()
+        return rows
+
+    def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch if self.columns is None else batch.select(list(self.columns))
+
+
+def nearest(
+    nodes: Sequence[NodeAddress], partition: int, *, host: str | None = None
+) -> list[list[NodeAddress]]:
+    """The nodes in groups, the nearest first: those of this machine, then those of like addresses.
+
+    Within a group the order depends on the partition, so that tasks do not all begin with the same node.
+
+    >>> nodes = [NodeAddress(0, "a", "10.0.0.1", 1), NodeAddress(1, "b", "10.0.0.2", 1)]
+    >>> [[node.rank for node in group] for group in nearest(nodes, 0, host="b")]
+    [[1], [0]]
+    """
+    here = host or socket.gethostname()
+    groups: dict[int, list[NodeAddress]] = {}
+    for node in nodes:
+        far = 0 if node.host == here else 1 + _distance(node.address)
+        groups.setdefault(far, []).append(node)
+    return [_rotated(groups[far], partition) for far in sorted(groups)]
+
+
+def _rotated(group: list[NodeAddress], partition: int) -> list[NodeAddress]:
+    start = partition % len(group)
+    return [*group[start:], *group[:start]]
+
+
+def _distance(address: str) -> int:
+    """How much of an address differs from that of this machine, in bits."""
+    try:
+        theirs, mine = (ipaddress.ip_address(a) for a in (address, address_towards(address)))
+    except ValueError:
+        return 128
+    if theirs.version != mine.version:
+        return 128
+    return (int(theirs) ^ int(mine)).bit_length()
+
+
+def _then(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+class _Link:
+    """A connection to one node, for one task.
+
+    Attributes:
+        stopped: Why the node takes no more, once it has said so.
+        rows: How many rows it has got.
+    """
+
+    def __init__(
+        self,
+        feeder: Feeder,
+        node: NodeAddress,
+        schema: pa.Schema | None,
+        partition: int,
+        attempt: int,
+        changed: threading.Condition | None = None,
+    ) -> None:
+        self.node = node
+        self.stopped: str | None = None
+        self._lost: str | None = None
+        self._received = False
+        self.rows = 0
+        try:
+            self._channel = connect((node.address, node.port), feeder.secret, timeout_s=_CONNECT_S)
+        except ChannelClosed as exc:
+            raise FeedError(f"node {node.rank} on {node.host} cannot be reached: {exc}.") from exc
+        self._feeds = Feeds(f"node {node.rank}", self._channel.send, changed=changed)
+        self.changed = self._feeds.changed
+        self._channel.send(
+            "open",
+            b"" if schema is None else memoryview(schema.serialize()),
+            b"" if feeder.fields is None else memoryview(feeder.fields.serialize()),
+            feed=feeder.feed,
+            job=feeder.job,
+            work=feeder.kind,
+            partition=partition,
+            attempt=attempt,
+            flat=feeder.flat,
+            format=PICKLE if schema is None else ARROW,
+            **{"pass": feeder.pass_number},
+        )
+        self._writer = self._feeds.writer("rows", WINDOW_BYTES)
+        self._results = self._feeds.reader("results")
+        self._thread = threading.Thread(target=self._listen, name="kindler-feeding", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> _Link:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def ahead(self) -> int:
+        """Bytes that the node has not read."""
+        return self._writer.ahead
+
+    def has_room(self, block: Sequence[Piece]) -> bool:
+        """Whether `put` would not wait."""
+        return self.stopped is not None or self._lost is not None or self._writer.has_room(*block)
+
+    def put(self, block: Sequence[Piece]) -> None:
+        """Send a block; waits for room.
+
+        Raises:
+            FeedError: The node went away, or takes no more.
+        """
+        self.check()
+        try:
+            self._writer.put(*block)
+        except (FeedError, ChannelClosed) as exc:
+            self._thread.join(_LOOK_S)  # it may be reading the node's last words
+            self.check()
+            raise FeedError(str(exc)) from exc
+        self.rows += row_count(block)
+
+    def end(self) -> None:
+        """All was sent."""
+        with suppress(ChannelClosed):  # `check` says so
+            self._writer.end()
+
+    def finish(self) -> None:
+        """End, and wait until the node has all of it."""
+        self.end()
+        with self.changed:
+            while not (self._received or self.stopped is not None or self._lost is not None):
+                self.changed.wait(_LOOK_S)
+        if not self._received and self.stopped is None:
+            self.check()
+
+    def results(self, *, wait: bool) -> Iterator[pa.ChunkedArray]:
+        """The results that have come; waits until there is one, or room for more rows.
+
+        Raises:
+            FeedError: None will come.
+        """
+        for data in self._answers(wait=wait):
+            yield pa.ipc.open_stream(pa.py_buffer(data)).read_all().column(0)
+
+    def pickled_results(self, *, wait: bool) -> Iterator[list[Any]]:
+        """As `results`, for objects."""
+        for data in self._answers(wait=wait):
+            yield pickle.loads(data)
+
+    def _answers(self, *, wait: bool) -> Iterator[bytes]:
+        with self.changed:
+            while wait and not self._results.has_batch and self.stopped is None and self._lost is None:
+                if self._writer.ahead < WINDOW_BYTES // 2 and not self._writer_ended():
+                    break
+                self.changed.wait(_LOOK_S)
+        while self._results.has_batch:
+            buffers = self._results.get()
+            assert buffers is not None
+            yield buffers[0]
+        if not self._results.has_batch:
+            self.check()
+
+    def check(self) -> None:
+        """Raise when the node went away or wants no more."""
+        if self.stopped is not None:
+            raise FeedError(f"node {self.node.rank} on {self.node.host} takes no more rows: {self.stopped}")
+        if self._lost is not None:
+            raise FeedError(
+                f"node {self.node.rank} on {self.node.host} went away ({self._lost}).\n"
+                "Hint: it failed, or was stopped because another one did; the cluster's shutdown() says why."
+            )
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+        self._thread.join(_LOOK_S)
+
+    def _writer_ended(self) -> bool:
+        return self._writer._ended
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                frame = self._channel.receive()
+                if is_feed(frame.kind):
+                    self._feeds.heard(frame)
+                    continue
+                with self.changed:
+                    if frame.kind == "received":
+                        self._received = True
+                    elif frame.kind == "stopped":
+                        self.stopped = str(frame.fields["reason"])
+                        self._feeds.close(self.stopped)
+                    self.changed.notify_all()
+        except ChannelClosed as exc:
+            with self.changed:
+                self._lost = str(exc)
+                self._feeds.close(self._lost)
+                self.changed.notify_all()
+
+
+class _Links:
+    """Connections of one task to several nodes, of which each block goes to the one that is least behind."""
+
+    def __init__(self, feeder: Feeder, schema: pa.Schema | None, partition: int, attempt: int) -> None:
+        self._changed = threading.Condition()
+        self._open: Callable[[NodeAddress], _Link] = lambda node: _Link(
+            feeder, node, schema, partition, attempt, self._changed
+        )
+        self._groups = deque(nearest(feeder.nodes, partition))
+        self._links: list[_Link] = []
+        self._tried: list[list[NodeAddress]] = []
+        self._unreached = ""
+        self._deadline = time.monotonic() + _UNREACHED_S
+
+    def __enter__(self) -> _Links:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for link in self._links:
+            link.close()
+
+    def put(self, block: Sequence[Piece]) -> bool:
+        """Send a block to a node that has room; False when none wants any."""
+        while True:
+            link = self._free(block)
+            if link is None:
+                return False
+            try:
+                link.put(block)
+                return True
+            except FeedError:
+                if link.stopped is None:
+                    raise
+
+    def finish(self) -> None:
+        """Wait until all nodes have everything."""
+        for link in self._links:
+            link.finish()
+
+    def _free(self, block: Sequence[Piece]) -> _Link | None:
+        while True:
+            active = [link for link in self._links if link.stopped is None]
+            if not active:
+                if not self._open_more():
+                    return None
+                continue
+            with self._changed:
+                ready = [link for link in active if link.has_room(block)]
+                if ready:
+                    return min(ready, key=lambda link: (link.ahead, link.rows))
+                self._changed.wait(_LOOK_S)
+
+    def _open_more(self) -> bool:
+        """Connect to the next group of nodes; whether there is one. A node that has returned is not reached.
+
+        Raises:
+            FeedError: No node is reached at all.
+        """
+        if not self._groups:
+            if self._links:
+                return False
+            if time.monotonic() > self._deadline:
+                raise FeedError(f"no node can be reached: {self._unreached}")
+            time.sleep(_RETRY_S)  # programs that have all returned: the driver is about to stop this job
+            self._groups.extend(self._tried)
+            self._tried.clear()
+            return True
+        group = self._groups.popleft()
+        self._tried.append(group)
+        for node in group:
+            try:
+                self._links.append(self._open(node))
+            except FeedError as exc:
+                self._unreached = str(exc)
+        return True
+
+
+class _Rejoin:
+    """Puts results to the rows that they are for, which wait here in their order."""
+
+    def __init__(self, fields: pa.Schema | None, flat: bool) -> None:
+        self._fields = fields
+        self._flat = flat
+        self._rows: deque[pa.RecordBatch] = deque()
+
+    @property
+    def waits(self) -> bool:
+        """Whether rows have no result yet."""
+        return bool(self._rows)
+
+    def sent(self, batch: pa.RecordBatch) -> None:
+        """These rows were sent."""
+        self._rows.append(batch)
+
+    def joined(self, results: Iterable[pa.ChunkedArray]) -> Iterator[pa.RecordBatch]:
+        """Rows with their results."""
+        for column in results:
+            for chunk in column.chunks:
+                yield from self._chunk(chunk)
+
+    def _chunk(self, values: pa.Array) -> Iterator[pa.RecordBatch]:
+        done = 0
+        while done < len(values):
+            rows = self._rows[0]
+            count = min(rows.num_rows, len(values) - done)
+            yield self._batch(rows.slice(0, count), values.slice(done, count))
+            done += count
+            if count == rows.num_rows:
+                self._rows.popleft()
+            else:
+                self._rows[0] = rows.slice(count)
+
+    def _batch(self, rows: pa.RecordBatch, values: pa.Array) -> pa.RecordBatch:
+        kind = values.type.value_type if self._flat else values.type
+        fields = pa.schema([pa.field(DEFAULT_NAME, kind)]) if self._fields is None else self._fields
+        arrays = columns_of(values, list(fields), rows, flat=self._flat)
+        return pa.RecordBatch.from_arrays(arrays, [*rows.schema.names, *fields.names])

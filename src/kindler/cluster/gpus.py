@@ -1,0 +1,116 @@
+"""Which GPUs of its machine a node uses: those that Spark gave to its task, else free ones that it claims.
+
+A claim is a lock on a file of this user's, held as long as the process lives, so that nodes of one machine,
+of one cluster or of several, never share a GPU by accident.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from kindler.engine.job import TASK_GPUS
+from kindler.errors import ConfigError
+from kindler.temporary import private_folder
+
+__all__ = ["assign_gpus", "claim", "free_gpus", "machine_gpus"]
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_TIMEOUT_S = 30.0
+_held: list[IO[str]] = []  # the claims of this process
+
+
+def assign_gpus(wanted: int | None, *, position: int, nodes: int) -> tuple[str, ...] | None:
+    """Set this process's visible GPUs, before a framework looks for them.
+
+    Args:
+        wanted: How many; None is what Spark gave, else an equal part of the machine's.
+        position: The node's number among those of its machine that compute.
+        nodes: How many those are.
+
+    Returns:
+        The GPUs; None where there are none and nothing was set.
+
+    Raises:
+        ConfigError: There are not as many as were asked for.
+    """
+    given = tuple(filter(None, os.environ.get(TASK_GPUS, "").split(",")))
+    chosen: Sequence[str]
+    if given:
+        chosen = given if wanted is None else given[:wanted]
+    elif wanted == 0:
+        chosen = ()
+    else:
+        all_here = machine_gpus()
+        if not all_here and wanted is None:
+            return None
+        count = wanted if wanted is not None else max(1, len(all_here) // nodes)
+        free = free_gpus(all_here)
+        start = position * count % max(1, len(free))  # nodes that start at once do not all try the same one
+        chosen = claim([*free[start:], *free[:start]], count)
+    if wanted is not None and len(chosen) < wanted:
+        raise ConfigError(
+            f"gpus={wanted} for each node, but {len(chosen)} were free for this one.\n"
+            "Hint: fewer nodes on a machine, or gpus=None to take what there is."
+        )
+    os.environ[_VISIBLE] = ",".join(chosen)
+    return tuple(chosen)
+
+
+def machine_gpus() -> list[str]:
+    """The numbers of this machine's GPUs, or of those that this process may see."""
+    visible = os.environ.get(_VISIBLE)
+    if visible is not None:
+        return [number.strip() for number in visible.split(",") if number.strip() not in ("", "-1")]
+    return [line.partition(",")[0].strip() for line in _ask("--query-gpu=index,uuid")]
+
+
+def free_gpus(gpus: Sequence[str]) -> list[str]:
+    """Those of them on which no process computes."""
+    uuids = {number.strip(): uuid.strip() for number, _, uuid in _pairs(_ask("--query-gpu=index,uuid"))}
+    busy = {uuid.strip() for uuid, _, _ in _pairs(_ask("--query-compute-apps=gpu_uuid,pid"))}
+    return [number for number in gpus if uuids.get(number, number) not in busy]
+
+
+def claim(gpus: Sequence[str], count: int, folder: Path | None = None) -> list[str]:
+    """Up to `count` of these GPUs that no other process has claimed; they are ours until this one ends."""
+    place = folder or private_folder()
+    chosen: list[str] = []
+    for number in gpus:
+        if len(chosen) == count:
+            break
+        lock = (place / f"gpu-{number.replace('/', '_')}.lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            continue
+        _held.append(lock)
+        chosen.append(number)
+    return chosen
+
+
+def _pairs(lines: Sequence[str]) -> list[tuple[str, str, str]]:
+    return [line.partition(",") for line in lines]
+
+
+def _ask(query: str) -> list[str]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        done = subprocess.run(
+            [tool, query, "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line for line in done.stdout.splitlines() if line.strip()]

@@ -1,0 +1,152 @@
+"""`TFCluster.run`: a cluster of `map_fun(args, ctx)` on Spark's executors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kindler.cluster import cluster as clusters
+from kindler.cluster.context import Context
+from kindler.compat.tensorflowonspark.TFNodeContext import TFNodeContext
+from kindler.data.arrays import is_spark_frame
+from kindler.errors import ConfigError
+from kindler.spark.feeding import session_of
+
+__all__ = ["InputMode", "TFCluster", "run"]
+
+_DEFAULT_EPOCHS = 10  # what TensorFlowOnSpark makes of 0
+
+
+class InputMode:
+    """Who reads the data: the program, or Spark."""
+
+    TENSORFLOW = 0
+    SPARK = 1
+
+
+@dataclass(frozen=True)
+class _Main:
+    """`map_fun` as the program of a node."""
+
+    map_fun: Any
+    release_port: bool
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.map_fun
+
+    def __call__(self, args: Any, ctx: Context) -> Any:
+        if isinstance(args, list):
+            sys.argv = args
+        if self.release_port:
+            ctx.release_ports()
+        return self.map_fun(args, TFNodeContext.of(ctx, hold_port=not self.release_port))
+
+
+class TFCluster:
+    """A running cluster; `run` makes it.
+
+    Attributes:
+        cluster: The cluster itself, which has more.
+        cluster_info: What is known of each node.
+    """
+
+    def __init__(self, cluster: clusters.Cluster, sc: Any, input_mode: int, num_executors: int) -> None:
+        self.cluster = cluster
+        self.sc = sc
+        self.input_mode = input_mode
+        self.num_executors = num_executors
+        self.cluster_id = cluster.run_id
+        self.cluster_info = [
+            {
+                "executor_id": node.rank,
+                "host": node.host,
+                "job_name": node.role,
+                "task_index": node.index,
+                "port": node.ports[0],
+            }
+            for node in cluster.nodes
+        ]
+
+    def train(
+        self, dataRDD: Any, num_epochs: int = 0, feed_timeout: float = 600, qname: str = "input"
+    ) -> None:
+        """Feed an RDD, a DataFrame, or every RDD of a DStream, `num_epochs` times; 0 means 10 times."""
+        self._check_mode("train")
+        assert num_epochs >= 0, "num_epochs cannot be negative"
+        epochs = num_epochs or _DEFAULT_EPOCHS
+        if hasattr(type(dataRDD), "foreachRDD"):
+            dataRDD.foreachRDD(lambda rdd: self.cluster.train(rdd, 1, feed=qname))
+        else:
+            self.cluster.train(dataRDD, epochs, feed=qname)
+
+    def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
+        """An RDD of the results: one for each item. It is computed when it is used."""
+        self._check_mode("inference")
+        return self.cluster.inference(dataRDD.rdd if is_spark_frame(dataRDD) else dataRDD, feed=qname)
+
+    def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
+        """End the feeds and wait for all programs; raises what a node failed with.
+
+        Args:
+            ssc: A StreamingContext, which is waited for and stopped first.
+            grace_secs: Not needed: programs end by themselves.
+            timeout: Seconds after which nodes are ended; -1 waits.
+        """
+        if ssc is not None:
+            while not ssc.awaitTerminationOrTimeout(1):
+                if not self.cluster.is_running:
+                    ssc.stop(stopSparkContext=False, stopGraceFully=True)
+        self.cluster.shutdown(None if timeout < 0 else timeout)
+
+    def tensorboard_url(self) -> str | None:
+        """Where TensorBoard is."""
+        return self.cluster.tensorboard_url()
+
+    def _check_mode(self, what: str) -> None:
+        assert self.input_mode == InputMode.SPARK, f"TFCluster.{what} requires InputMode.SPARK"
+
+
+def run(
+    sc: Any,
+    map_fun: Any,
+    tf_args: Any,
+    num_executors: int,
+    num_ps: int = 0,
+    tensorboard: bool = False,
+    input_mode: int = InputMode.TENSORFLOW,
+    log_dir: str | None = None,
+    driver_ps_nodes: bool = False,
+    master_node: str | None = None,
+    reservation_timeout: float = 600,
+    queues: Sequence[str] = ("input", "output", "error"),
+    eval_node: bool = False,
+    release_port: bool = True,
+) -> TFCluster:
+    """Start `map_fun(tf_args, ctx)` on `num_executors` nodes, parameter servers and evaluator included.
+
+    Parameter servers run on executors also with `driver_ps_nodes`. TF_CONFIG is always set.
+    """
+    if eval_node and input_mode == InputMode.SPARK:
+        raise ConfigError("eval_node is not available with InputMode.SPARK: an evaluator is not fed.")
+    workers = num_executors - num_ps - eval_node
+    if workers < 1:
+        raise ConfigError(
+            f"num_executors={num_executors} with num_ps={num_ps} and eval_node={eval_node} leaves no worker."
+        )
+    cluster = clusters.run(
+        _Main(map_fun, release_port),
+        tf_args,
+        workers,
+        spark=session_of(sc),
+        ps=num_ps,
+        chief=master_node is not None,
+        evaluator=eval_node,
+        input_mode="spark" if input_mode == InputMode.SPARK else "program",
+        tensorboard=tensorboard,
+        log_dir=log_dir or (f"tensorboard_{sc.applicationId}" if tensorboard else None),
+        start_timeout_s=reservation_timeout,
+    )
+    return TFCluster(cluster, sc, input_mode, num_executors)

@@ -1,0 +1,142 @@
+"""A supervisor in a process of its own, which outlives the Spark task that starts it.
+
+A rank that is fed by Spark jobs must not hold the slots that those jobs need. So the task starts this
+process, waits until it has joined the others, and ends. The process ends with the run: when its worker has,
+when the driver says so, and when the driver is gone. The worker also ends with the executor, whose Python
+daemon owns the process that it was forked from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kindler.engine import fork_server
+from kindler.engine.channel import Address, connect
+from kindler.engine.job import Job
+from kindler.engine.supervisor import Aborted, Supervisor
+from kindler.engine.worker import describe
+from kindler.errors import TrainingError
+
+__all__ = ["Order", "main", "start"]
+
+_MODULE = "kindler.engine.detached"
+_JOINED = {"joined": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What the process is to do.
+
+    Attributes:
+        job: What the gang does.
+        rank: The rank to look after.
+        hub: The meeting point.
+        owner: The process that the worker must not outlive.
+        base: Where the scratch folder is made.
+        cargo: Whether the job's buffers are to be fetched.
+        sys_path: Where the process that orders finds modules.
+        python_path: Its variable of that name: with another one, no warm process of the machine would fit.
+    """
+
+    job: Job
+    rank: int
+    hub: Address
+    owner: int
+    base: Path | None = None
+    cargo: bool = False
+    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(p for p in sys.path if p))
+    python_path: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
+
+
+def start(order: Order) -> None:
+    """Start the process, and return once its supervisor has joined the others.
+
+    Raises:
+        TrainingError: It could not be started, or could not join.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", _MODULE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # signals to the group of Spark's Python workers are not for it
+        env={**os.environ, **fork_server.package_path()},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin as inlet, process.stdout as outlet:
+        try:
+            inlet.write(pickle.dumps(order))
+            inlet.close()
+            answer = outlet.readline()
+        except OSError as exc:
+            raise TrainingError(f"the process that looks after a worker did not start: {exc}.") from exc
+    said: dict[str, Any] = json.loads(answer) if answer else {"message": "it ended without a word"}
+    if said != _JOINED:
+        process.wait()
+        raise TrainingError(f"worker {order.rank} did not join the others: {said['message']}")
+
+
+def main() -> None:
+    """The process."""
+    order: Order = pickle.loads(sys.stdin.buffer.read())
+    sys.path.extend(path for path in order.sys_path if path not in sys.path)
+    if order.python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = order.python_path
+    job = order.job
+    try:
+        presence = connect(order.hub, job.secret, timeout_s=job.settings.start_timeout_s)
+    except Exception as exc:  # noqa: BLE001 - the task says it
+        _say(describe(exc))
+        return
+    try:
+        presence.send("attend", rank=order.rank)
+        outcome = _look_after(order)
+        if outcome != "result":
+            fork_server.retire(order.owner)
+    finally:
+        presence.close()  # the driver knows by this that nothing of the rank is left
+
+
+def _look_after(order: Order) -> str:
+    try:
+        with Supervisor(
+            order.job,
+            order.rank,
+            hub=order.hub,
+            owner=order.owner,
+            base=order.base,
+            far=True,
+            cargo=order.cargo,
+        ) as supervisor:
+            supervisor.start()
+            _say(_JOINED)
+            return supervisor.run().kind
+    except Aborted:
+        return "aborted"
+    except Exception as exc:  # noqa: BLE001 - the task says it
+        _say(describe(exc))
+        return "error"
+
+
+def _say(said: Mapping[str, Any]) -> None:
+    """Tell the task, which listens for one line; later ones have no listener."""
+    try:
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
+    except OSError:
+        pass
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

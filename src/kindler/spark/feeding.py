@@ -1,0 +1,179 @@
+"""Spark jobs that feed nodes of a cluster: each task pushes its partition's rows, or has them answered.
+
+What a task does with its rows is given as an object; see `Push`. It opens its own connections to the nodes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from kindler.errors import ConfigError
+from kindler.spark.engine import small_batches
+from kindler.spark.frame_errors import frame_error
+
+__all__ = [
+    "FeedJob",
+    "Push",
+    "answered",
+    "answered_items",
+    "is_rdd",
+    "result_schema",
+    "session_of",
+    "stream_batches",
+]
+
+_STAGE_ATTEMPTS = 1000
+
+
+class Push(Protocol):
+    """What tasks do with their rows; it travels to them."""
+
+    def push(self, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int = 0) -> int: ...
+    def push_items(self, items: Iterable[Any], *, partition: int, attempt: int = 0) -> int: ...
+    def infer_items(self, items: Iterable[Any], *, partition: int, attempt: int = 0) -> Iterator[Any]: ...
+    def infer(
+        self, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int = 0
+    ) -> Iterator[pa.RecordBatch]: ...
+
+
+def is_rdd(data: Any) -> bool:
+    """Whether it is an RDD."""
+    # Not of the object: a Connect DataFrame has a column of any name.
+    return type(data).__module__.startswith("pyspark.") and hasattr(type(data), "mapPartitionsWithIndex")
+
+
+def session_of(context: Any) -> SparkSession:
+    """The session of a SparkContext."""
+    return SparkSession(context)
+
+
+class FeedJob(threading.Thread):
+    """A job that pushes all rows of a frame or an RDD; waited for on a thread of its own.
+
+    Args:
+        spark: The session.
+        data: The frame or RDD.
+        push: What tasks do.
+        tag: A name to stop it by.
+        done: Called when it has ended.
+
+    Attributes:
+        error: Why it failed, in a line where it is the data's fault.
+    """
+
+    def __init__(
+        self, spark: SparkSession, data: Any, push: Push, *, tag: str, done: Callable[[], None]
+    ) -> None:
+        super().__init__(name="kindler-feed-job", daemon=True)
+        self.error: BaseException | None = None
+        self._spark, self._data, self._push, self._tag, self._done = spark, data, push, tag, done
+
+    def run(self) -> None:
+        try:
+            if is_rdd(self._data):
+                self._data.context.addJobTag(self._tag)
+                self._data.mapPartitionsWithIndex(_ItemsTask(self._push)).collect()
+            else:
+                self._spark.addTag(self._tag)
+                with small_batches(self._spark):
+                    self._data.mapInArrow(_PushTask(self._push), "rows long").toArrow()
+        except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
+            frames = [] if is_rdd(self._data) else [(self._data, self._data.columns)]
+            self.error = frame_error(exc, frames)
+        finally:
+            self._done()
+
+    def stop(self) -> None:
+        """End it, wherever it is."""
+        if is_rdd(self._data):
+            self._data.context.cancelJobsWithTag(self._tag)
+        else:
+            self._spark.interruptTag(self._tag)
+
+
+def answered(frame: DataFrame, push: Push, fields: pa.Schema) -> DataFrame:
+    """The frame with the columns that nodes answer; computed when it is used."""
+    added = from_arrow_schema(fields)
+    return frame.mapInArrow(_InferTask(push), StructType([*frame.schema.fields, *added.fields]))
+
+
+def answered_items(rdd: Any, push: Push) -> Any:
+    """An RDD of what nodes answer to the objects of an RDD; computed when it is used."""
+    return rdd.mapPartitionsWithIndex(_InferItemsTask(push))
+
+
+def result_schema(schema: Any) -> pa.Schema:
+    """Spark's schema, as an object or a string such as "label int", as Arrow's."""
+    kind = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
+    if not isinstance(kind, StructType):
+        raise ConfigError(f'schema={schema!r}: it names the columns of the results, as "label int".')
+    return to_arrow_schema(kind)
+
+
+def stream_batches(
+    frame: DataFrame,
+    each: Callable[[DataFrame, int], None],
+    *,
+    checkpoint: str | None,
+    trigger: dict[str, Any],
+) -> Any:
+    """Start a streaming query that calls `each(frame, number)` with every micro-batch."""
+    writer = frame.writeStream.foreachBatch(each)
+    if checkpoint is not None:
+        writer = writer.option("checkpointLocation", checkpoint)
+    return writer.trigger(**trigger).start() if trigger else writer.start()
+
+
+def _attempt(context: TaskContext) -> int:
+    stage = getattr(context, "stageAttemptNumber", lambda: 0)()
+    return int(stage) * _STAGE_ATTEMPTS + context.attemptNumber()
+
+
+@dataclass(frozen=True)
+class _PushTask:
+    push: Push
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        rows = self.push.push(batches, partition=context.partitionId(), attempt=_attempt(context))
+        yield pa.RecordBatch.from_arrays([pa.array([rows], pa.int64())], ["rows"])
+
+
+@dataclass(frozen=True)
+class _ItemsTask:
+    push: Push
+
+    def __call__(self, partition: int, items: Iterator[Any]) -> Iterator[int]:
+        context = TaskContext.get()
+        assert context is not None
+        yield self.push.push_items(items, partition=partition, attempt=_attempt(context))
+
+
+@dataclass(frozen=True)
+class _InferTask:
+    push: Push
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        yield from self.push.infer(batches, partition=context.partitionId(), attempt=_attempt(context))
+
+
+@dataclass(frozen=True)
+class _InferItemsTask:
+    push: Push
+
+    def __call__(self, partition: int, items: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        assert context is not None
+        yield from self.push.infer_items(items, partition=partition, attempt=_attempt(context))

@@ -1,0 +1,183 @@
+"""A real standalone Spark cluster on this machine, from pip's pyspark: a master and workers that stay.
+
+Their processes are noted in a file, so that another command can look at them and end them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kindler.errors import ConfigError, StartTimeoutError
+from kindler.spark.java import find_java
+
+__all__ = ["Daemon", "StandaloneCluster", "down", "status", "up"]
+
+_MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
+_REGISTERED = re.compile(r"Successfully registered with master")
+_CLASS = "org.apache.spark.deploy."
+_HOST = "127.0.0.1"
+_STOP_S = 20.0
+_LOOK_S = 0.1
+_TAIL = 2000
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """One process of the cluster."""
+
+    name: str
+    pid: int
+    log: str
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs; another process that has got its number since does not count."""
+        try:
+            command = Path(f"/proc/{self.pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+        return _CLASS.encode() in command
+
+
+@dataclass(frozen=True)
+class StandaloneCluster:
+    """The master's address, and the processes, the master first."""
+
+    address: str
+    daemons: tuple[Daemon, ...]
+
+
+def up(
+    folder: Path, *, workers: int, cores: int, memory: str, port: int = 0, timeout_s: float = 120.0
+) -> StandaloneCluster:
+    """Start a master and workers, and wait until the workers have registered.
+
+    Args:
+        folder: Where logs and the note of the processes are kept.
+        workers: How many workers.
+        cores: Cores of each.
+        memory: Memory of each, like "3g".
+        port: The master's port; 0 is any.
+        timeout_s: Seconds for all to come up.
+
+    Raises:
+        ConfigError: A cluster is up there already, or an argument is invalid.
+        StartTimeoutError: They did not come up; none is left.
+    """
+    if workers < 1 or cores < 1:
+        raise ConfigError(f"workers={workers}, cores={cores}: both must be at least 1.")
+    if not re.fullmatch(r"\d+[kmgtKMGT]?", memory):
+        raise ConfigError(f"memory={memory!r}: it is a number with a unit, like 3g.")
+    running = status(folder)
+    if running is not None:
+        raise ConfigError(f"a cluster is up already: {running.address}.\nHint: kindler cluster down.")
+    folder.mkdir(parents=True, exist_ok=True)
+    daemons: list[Daemon] = []
+    try:
+        place = ["--host", _HOST, "--port", str(port), "--webui-port", "0"]
+        daemons.append(_start(folder, "master", "master.Master", place))
+        address = _await(daemons[0], _MASTER, timeout_s)
+        for number in range(workers):
+            work = ["--host", _HOST, "--webui-port", "0", "--work-dir", str(folder / f"work-{number}")]
+            size = ["--cores", str(cores), "--memory", memory]
+            daemons.append(_start(folder, f"worker-{number}", "worker.Worker", [*work, *size, address]))
+        for daemon in daemons[1:]:
+            _await(daemon, _REGISTERED, timeout_s)
+    except BaseException:
+        _end(daemons)
+        raise
+    cluster = StandaloneCluster(address, tuple(daemons))
+    _note(folder).write_text(json.dumps({"address": address, "daemons": [asdict(d) for d in daemons]}))
+    return cluster
+
+
+def status(folder: Path) -> StandaloneCluster | None:
+    """The cluster that `up` started, as long as its master runs."""
+    try:
+        noted = json.loads(_note(folder).read_text())
+        cluster = StandaloneCluster(noted["address"], tuple(Daemon(**d) for d in noted["daemons"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return cluster if cluster.daemons and cluster.daemons[0].is_alive else None
+
+
+def down(folder: Path) -> int:
+    """End all processes of the cluster; how many there were."""
+    try:
+        daemons = [Daemon(**d) for d in json.loads(_note(folder).read_text())["daemons"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    alive = [daemon for daemon in daemons if daemon.is_alive]
+    _end(alive)
+    _note(folder).unlink(missing_ok=True)
+    return len(alive)
+
+
+def _note(folder: Path) -> Path:
+    return folder / "cluster.json"
+
+
+def _start(folder: Path, name: str, main: str, words: list[str]) -> Daemon:
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    log = folder / f"{name}.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [str(home / "bin" / "spark-class"), f"{_CLASS}{main}", *words],
+            env={
+                **os.environ,
+                "SPARK_HOME": str(home),
+                "JAVA_HOME": str(find_java().home),
+                "SPARK_LOCAL_IP": _HOST,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # it stays when the command ends
+        )
+    return Daemon(name, process.pid, str(log))
+
+
+def _await(daemon: Daemon, pattern: re.Pattern[str], timeout_s: float) -> str:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        text = Path(daemon.log).read_text(errors="replace")
+        if found := pattern.search(text):
+            return found[found.re.groups]
+        if time.monotonic() > deadline or _has_ended(daemon.pid):
+            raise StartTimeoutError(
+                f"Spark's {daemon.name} did not come up. Its log ends with:\n{text[-_TAIL:]}"
+            )
+        time.sleep(_LOOK_S)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def _end(daemons: list[Daemon]) -> None:
+    for number, limit_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
+        for daemon in daemons:
+            if daemon.is_alive:
+                os.kill(daemon.pid, number)
+        deadline = time.monotonic() + limit_s
+        while any(_runs(daemon) for daemon in daemons):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_S)
+
+
+def _runs(daemon: Daemon) -> bool:
+    _has_ended(daemon.pid)  # collects it, where it is our own child
+    return daemon.is_alive
