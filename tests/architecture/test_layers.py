@@ -28,7 +28,14 @@ FLOOR = {part: len(LAYERS) - number for number, layer in enumerate(LAYERS) for p
 HOMES = {
     "pyspark": ("spark", "ml", "tune", "compat.sparkflow", "compat.tensorflowonspark"),
     "py4j": ("spark",),
-    "torch": ("frameworks.torch", "frameworks.keras", "sync", "models", "cluster.torch_iterable", "compat.zoo"),
+    "torch": (
+        "frameworks.torch",
+        "frameworks.keras",
+        "sync",
+        "models",
+        "cluster.torch_iterable",
+        "compat.zoo",
+    ),
     "torchmetrics": ("frameworks.torch",),
     "keras": ("frameworks.keras", "models", "compat.zoo"),
     "tf_keras": ("frameworks.keras", "models", "compat"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from kindler.compat.bigdl.optim.summaries import Recorder, Summary
@@ -39,22 +40,22 @@ class TFParkEstimator(Estimator):
         validation: Input | None = None,
         model_dir: str | None = None,
         log_steps: bool = False,
+        watched: bool = False,
         hear: Hear,
     ) -> RunResults:
+        run = partial(
+            super()._run, data, options, validation=validation, model_dir=model_dir, watched=watched
+        )
         recorder = Recorder(self.train_summary, self.val_summary)
         if not recorder.active or isinstance(options, EvaluateOptions):
-            return super()._run(
-                data, options, validation=validation, model_dir=model_dir, log_steps=log_steps, hear=hear
-            )
+            return run(log_steps=log_steps, hear=hear)
         with recorder.recording():
 
             def both(fields: Mapping[str, Any]) -> None:
                 hear(fields)
                 recorder.report(fields)
 
-            results = super()._run(
-                data, options, validation=validation, model_dir=model_dir, log_steps=True, hear=both
-            )
+            results = run(log_steps=True, hear=both)
             recorder.finish(results.rows)
             return results
 
