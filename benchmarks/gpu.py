@@ -7,6 +7,8 @@ on the device; steps per second of the last epochs. Needs a GPU.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from statistics import median
 from typing import Any
@@ -20,6 +22,9 @@ EPOCHS = 4
 
 def main() -> None:
     given = arguments(__doc__, repeats=2)
+    if not _has_gpu():
+        print("gpu: there is no CUDA device on this machine", flush=True)
+        return
     report = Report("gpu", "steps/s of training on one GPU", quick=given.quick)
     small, large = mlp_rows(), sequences()
     measured = rounds(
@@ -138,6 +143,12 @@ def by_hand(model: Any, x: Any, y: Any, batch: int, *, bf16: bool = False) -> fl
         right.item()
         took.append(time.perf_counter() - began)
     return len(rows) / batch / median(took[1:])
+
+
+def _has_gpu() -> bool:
+    # Asked in another process: workers cannot be forked from one that has asked.
+    code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
 def _device() -> str:
