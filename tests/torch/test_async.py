@@ -150,7 +150,7 @@ def test_two_clouds_are_told_apart_in_every_mode(sync: str, options: dict[str, A
         assert history["rounds"] == [5 if options else 1] * 6
 
 
-@pytest.mark.parametrize("options", [{"lock": True}, {"lock": False}, {"lock": True, "shards": 2}])
+@pytest.mark.parametrize("options", [{"lock": True}, {"lock": False, "shards": 2}], ids=["locked", "hogwild"])
 def test_every_push_of_four_workers_is_applied_exactly_once(options: dict[str, Any]) -> None:
     est = counter(4)
     [row] = est.fit(rows(1000), epochs=1, batch_size=4, sync="async", sync_options=options, verbose=0)

@@ -82,3 +82,12 @@ def test_a_first_loss_says_what_would_have_let_the_run_go_on() -> None:
     assert "Hint: with model_dir=" in str(explained(lost(), 0, trains=True, has_checkpoints=False))
     assert "Hint" not in str(explained(lost(), 0, trains=False, has_checkpoints=False))
     assert "Hint" not in str(explained(lost(), 0, trains=True, has_checkpoints=True))
+
+
+def test_a_lost_server_is_not_tried_again_and_its_newest_checkpoint_is_named() -> None:
+    lost = WorkerLost("killed", rank=2, host="a", role="ps")
+
+    assert decide(lost, 0, SETTINGS, has_checkpoints=True) == Raise()
+    told = explained(lost, 0, trains=True, has_checkpoints=True, newest="/run/checkpoint-7")
+    assert "It was the parameter server" in str(told)
+    assert "newest checkpoint is /run/checkpoint-7" in str(told)
