@@ -123,6 +123,16 @@ def test_a_step_that_nobody_counts_is_warned_of() -> None:
         _adam(made, optimizer=tf.train.AdamOptimizer(rate), global_step=step)
 
 
+def test_a_dataset_of_rows_is_refused() -> None:
+    data = rows(8)
+    dataset = tf.data.Dataset.from_tensor_slices((data["x"], data["y"]))
+    est = _adam(Classifier())
+
+    for call in (est.fit, est.evaluate):
+        with pytest.raises(ConfigError, match="are rows, not batches of them"):
+            call(dataset, verbose=0)
+
+
 def test_a_session_without_values_says_which() -> None:
     made = Classifier()
     est = _adam(made, sess=tf.Session(graph=made.graph))
