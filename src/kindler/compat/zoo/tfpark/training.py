@@ -10,7 +10,7 @@ from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.estimator.estimator import Estimator
 from kindler.estimator.fit import RunResults
 from kindler.estimator.inputs.contract import Input
-from kindler.spark.session import running
+from kindler.spark.session import is_connect, running
 from kindler.train.options import EvaluateOptions, FitOptions
 from kindler.train.triggers import Progress, Trigger
 
@@ -92,7 +92,8 @@ def engine() -> Any:
 def predicted_rdd(estimator: Estimator, columns: Columns, batch_size: int, verbose: int = 0) -> Any:
     """The predictions for rows, as an RDD of arrays; of lists of arrays where there are several outputs.
 
-    Without Spark, a list.
+    Without Spark, a list. With Spark Connect, which has no RDDs, a list for arrays and a DataFrame with the
+    outputs alone for a DataFrame.
     """
     import numpy as np
 
@@ -103,15 +104,18 @@ def predicted_rdd(estimator: Estimator, columns: Columns, batch_size: int, verbo
         single = len(outputs) == 1
         rows = [parts[0] if single else list(parts) for parts in zip(*outputs, strict=True)]
         session = running()
-        return rows if session is None else session.sparkContext.parallelize(rows)
+        return rows if session is None or is_connect(session) else session.sparkContext.parallelize(rows)
     names = [name for name in scored.columns if name not in columns.data.columns]
+    chosen = scored.select(*[f"`{name}`" for name in names])
+    if is_connect(scored.sparkSession):
+        return chosen
     dtypes = [_numpy_dtype(scored.schema[name].dataType.simpleString()) for name in names]
 
     def arrays(row: Any) -> Any:
         found = [np.array(value, dtype) for value, dtype in zip(row, dtypes, strict=True)]
         return found[0] if len(found) == 1 else found
 
-    return scored.select(*[f"`{name}`" for name in names]).rdd.map(arrays)
+    return chosen.rdd.map(arrays)
 
 
 def _outputs(scored: Any, data: Mapping[str, Any]) -> list[Any]:
