@@ -97,16 +97,18 @@ def predicted_rdd(estimator: Estimator, columns: Columns, batch_size: int, verbo
     """
     import numpy as np
 
-    options = columns.options(labels=False)
-    scored = estimator.predict(columns.data, batch_size=batch_size, verbose=verbose, **options)
-    if isinstance(columns.data, dict):
-        outputs = _outputs(scored, columns.data)
+    options, data = columns.options(labels=False), columns.data
+    if not isinstance(data, dict):  # other columns may have names that outputs get
+        data = data.select(*map(_quoted, columns.features))
+    scored = estimator.predict(data, batch_size=batch_size, verbose=verbose, **options)
+    if isinstance(data, dict):
+        outputs = _outputs(scored, data)
         single = len(outputs) == 1
         rows = [parts[0] if single else list(parts) for parts in zip(*outputs, strict=True)]
         session = running()
         return rows if session is None or is_connect(session) else session.sparkContext.parallelize(rows)
-    names = [name for name in scored.columns if name not in columns.data.columns]
-    chosen = scored.select(*[f"`{name}`" for name in names])
+    names = [name for name in scored.columns if name not in data.columns]
+    chosen = scored.select(*map(_quoted, names))
     if is_connect(scored.sparkSession):
         return chosen
     dtypes = [_numpy_dtype(scored.schema[name].dataType.simpleString()) for name in names]
@@ -116,6 +118,10 @@ def predicted_rdd(estimator: Estimator, columns: Columns, batch_size: int, verbo
         return found[0] if len(found) == 1 else found
 
     return chosen.rdd.map(arrays)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _outputs(scored: Any, data: Mapping[str, Any]) -> list[Any]:
