@@ -12,8 +12,6 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-pytest.importorskip("tf_keras")
-
 from kindler.compat import tensorflow as tf
 from tests.warm import _warm, cold
 

@@ -11,7 +11,7 @@ from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.estimator.estimator import Estimator
 from kindler.estimator.fit import RunResults
 from kindler.estimator.inputs.contract import Input
-from kindler.spark.session import running
+from kindler.spark.session import is_connect, running
 from kindler.train.options import EvaluateOptions, FitOptions
 from kindler.train.triggers import Progress, Trigger
 
@@ -93,26 +93,36 @@ def engine() -> Any:
 def predicted_rdd(estimator: Estimator, columns: Columns, batch_size: int, verbose: int = 0) -> Any:
     """The predictions for rows, as an RDD of arrays; of lists of arrays where there are several outputs.
 
-    Without Spark, a list.
+    Without Spark, a list. With Spark Connect, which has no RDDs, a list for arrays and a DataFrame with the
+    outputs alone for a DataFrame.
     """
     import numpy as np
 
-    options = columns.options(labels=False)
-    scored = estimator.predict(columns.data, batch_size=batch_size, verbose=verbose, **options)
-    if isinstance(columns.data, dict):
-        outputs = _outputs(scored, columns.data)
+    options, data = columns.options(labels=False), columns.data
+    if not isinstance(data, dict):  # other columns may have names that outputs get
+        data = data.select(*map(_quoted, columns.features))
+    scored = estimator.predict(data, batch_size=batch_size, verbose=verbose, **options)
+    if isinstance(data, dict):
+        outputs = _outputs(scored, data)
         single = len(outputs) == 1
         rows = [parts[0] if single else list(parts) for parts in zip(*outputs, strict=True)]
         session = running()
-        return rows if session is None else session.sparkContext.parallelize(rows)
-    names = [name for name in scored.columns if name not in columns.data.columns]
+        return rows if session is None or is_connect(session) else session.sparkContext.parallelize(rows)
+    names = [name for name in scored.columns if name not in data.columns]
+    chosen = scored.select(*map(_quoted, names))
+    if is_connect(scored.sparkSession):
+        return chosen
     dtypes = [_numpy_dtype(scored.schema[name].dataType.simpleString()) for name in names]
 
     def arrays(row: Any) -> Any:
         found = [np.array(value, dtype) for value, dtype in zip(row, dtypes, strict=True)]
         return found[0] if len(found) == 1 else found
 
-    return scored.select(*[f"`{name}`" for name in names]).rdd.map(arrays)
+    return chosen.rdd.map(arrays)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _outputs(scored: Any, data: Mapping[str, Any]) -> list[Any]:
