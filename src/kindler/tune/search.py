@@ -113,7 +113,7 @@ def search(
     chosen = Space(named)
     if not chosen.searched:
         raise ConfigError(f"space={dict(space)!r} has nothing to search, such as tune.uniform(0, 1).")
-    place = None if folder is None else Path(folder)
+    place = None if folder is None else Path(folder).absolute()  # Spark may have another working folder
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
     with _quiet_optuna():
