@@ -253,6 +253,13 @@ class Cluster:
         if not getattr(frame, "isStreaming", False):
             raise ConfigError("train_stream takes a streaming DataFrame.\nHint: train(data) takes any other.")
         from kindler.spark.feeding import stream_batches
+        from kindler.spark.session import is_connect
+
+        if self._spark is None or is_connect(self._spark):
+            raise ConfigError(
+                "train_stream needs a classic session: over Spark Connect each micro-batch is handled by a"
+                " process of the server, which does not have this cluster."
+            )
 
         def each(batch: Any, number: int) -> None:
             with self._feeding:
