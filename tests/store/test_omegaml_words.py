@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from sklearn.linear_model import LinearRegression
 
+import kindler.compat.omegaml as omegaml
 from kindler.compat.omegaml import Omega, virtualobj
 from kindler.errors import ConfigError, NotFoundError, TaskCancelledError, UntrustedError
 from kindler.runtime.handles import TaskHandle
@@ -142,6 +143,14 @@ def test_a_decorated_function_is_stored_by_its_source_and_called_as_omegaml_does
         om.datasets.get("rows{n=3}")
     assert om.datasets.get("rows{n=3}", trusted=True) == ["get", None, "rows@1", "3", ["store"]]
     assert om.datasets.get("rows", trusted=True, n=5) == ["get", None, "rows@1", 5, ["store"]]
+
+
+def test_the_module_itself_has_the_shelves_and_the_runtime(tmp_path: Path) -> None:
+    omegaml.setup(str(tmp_path / "store"))
+    omegaml.datasets.put(FRAME, "df")
+    assert omegaml.datasets.list() == ["df"]
+    assert omegaml.runtime.require("gpu").model("x")._settings.label == "gpu"  # no module of that name
+    omegaml.setup()
 
 
 def test_append_false_replaces_and_versions_count_back(om: Omega) -> None:

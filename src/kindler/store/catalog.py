@@ -8,6 +8,7 @@ are all there; so no version is ever without its bytes, however the two meet.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -239,7 +240,8 @@ class Catalog:
 
     def history(self, address: Address) -> list[tuple[int, datetime]]:
         """The numbers of all versions of a name, oldest first, and when they were published."""
-        wanted = sa.select(_versions.c.number, _versions.c.created).select_from(_joined).where(*_is(address))
+        own = sa.select(_objects.c.id).where(*_is(address)).scalar_subquery()
+        wanted = sa.select(_versions.c.number, _versions.c.created).where(_versions.c.object == own)
         with self._database.reading() as connection:
             rows = connection.execute(wanted.order_by(_versions.c.number)).all()
         return [(row.number, datetime.fromisoformat(row.created)) for row in rows]
@@ -265,7 +267,9 @@ class Catalog:
 
     def numbers(self, address: Address, limit: int) -> list[int]:
         """The numbers of the newest versions of a name, oldest first, at most so many."""
-        wanted = sa.select(_versions.c.number).select_from(_joined).where(*_is(address))
+        # By a subquery, as in _FIND: with a join, SQLite reads all versions to find that there is none.
+        own = sa.select(_objects.c.id).where(*_is(address)).scalar_subquery()
+        wanted = sa.select(_versions.c.number).where(_versions.c.object == own)
         with self._database.reading() as connection:
             found = list(connection.scalars(wanted.order_by(_versions.c.number.desc()).limit(limit)))
         return found[::-1]
@@ -457,9 +461,10 @@ class Catalog:
         name = self._name
         wanted = wanted.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf).order_by(name)
         if prefix:
-            wanted = wanted.where(_objects.c.name.startswith(prefix, autoescape=True))
-        if after or prefix:
-            wanted = wanted.where(name > after, name >= prefix)
+            # The range is what the index is used for: without its end, all names behind it would be read.
+            wanted = wanted.where(_objects.c.name.startswith(prefix, autoescape=True), name < _behind(prefix))
+        if after or prefix:  # one bound: of two, SQLite would use the first for the index
+            wanted = wanted.where(name >= prefix if prefix > after else name > after)
         return wanted if limit is None else wanted.limit(limit)
 
     @property
@@ -504,6 +509,14 @@ def _is(address: Address) -> tuple[sa.ColumnElement[bool], ...]:
         _objects.c.shelf == address.shelf,
         _objects.c.name == address.name,
     )
+
+
+def _behind(prefix: str) -> str:
+    """The first text that comes after all that begin so, by the codes of the characters."""
+    code = ord(prefix[-1]) + 1
+    if code > sys.maxunicode:
+        return prefix + chr(sys.maxunicode)
+    return prefix[:-1] + ("\ue000" if 0xD800 <= code < 0xE000 else chr(code))  # UTF-8 has no surrogates
 
 
 def _by_path(file: File) -> str:

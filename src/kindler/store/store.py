@@ -32,7 +32,7 @@ __all__ = ["Damage", "Store", "Swept", "Verified"]
 
 _SWEPT_AT_ONCE = 200
 _SHOWN = 20  # versions and tags in an error
-_COMPARED = 200  # names that a misspelled one is compared with
+_COMPARED = 50  # names that a misspelled one is compared with
 _PAGE = 100  # fetched beyond those that are asked for, as some may not be listed
 T = TypeVar("T")
 
@@ -446,7 +446,7 @@ class Store:
         names = self._catalog.names(address.bucket, address.shelf, limit=_COMPARED + 1)
         if len(names) <= _COMPARED:
             return names
-        for length in (len(address.name) // 2, 1):
+        for length in (len(address.name) - 1, len(address.name) // 2, 1):
             prefix = address.name[: max(1, length)]
             names = self._catalog.names(address.bucket, address.shelf, prefix, limit=_COMPARED)
             if names:

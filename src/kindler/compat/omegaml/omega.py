@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kindler import omega
+from kindler.compat.omegaml.labels import Runtime
 from kindler.compat.omegaml.revisions import MARK, changed, marked, picked
-from kindler.compat.omegaml.runtime import Runtime
 from kindler.errors import ConfigError
 from kindler.models.function import PLAIN
 from kindler.models.registry import MODEL_KINDS
