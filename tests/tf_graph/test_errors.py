@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,29 @@ def test_eager_tensors_are_refused() -> None:
 def test_wrong_arguments_are_named(changed: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         _adam(Classifier(), **changed)
+
+
+def test_a_step_that_nobody_counts_is_warned_of() -> None:
+    made = Classifier()
+    with made.graph.as_default():
+        step = tf.Variable(0, trainable=False, name="my_step", dtype=tf.int64)
+        rate = tf.train.exponential_decay(0.1, step, 2, 0.5)
+
+    with pytest.warns(UserWarning, match="'my_step', which training does not change"):
+        _adam(made, optimizer=tf.train.AdamOptimizer(rate))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        _adam(made, optimizer=tf.train.AdamOptimizer(rate), global_step=step)
+
+
+def test_a_dataset_of_rows_is_refused() -> None:
+    data = rows(8)
+    dataset = tf.data.Dataset.from_tensor_slices((data["x"], data["y"]))
+    est = _adam(Classifier())
+
+    for call in (est.fit, est.evaluate):
+        with pytest.raises(ConfigError, match="are rows, not batches of them"):
+            call(dataset, verbose=0)
 
 
 def test_a_session_without_values_says_which() -> None:

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from kindler import Callback, Estimator, XShards
 from tests.tf_graph.graphs import CLASSES, WIDTH, Classifier, rows, values
+from tests.whole import whole_only
 
 DATA = rows(40)
 
@@ -80,7 +81,8 @@ def test_values_of_the_session_count_and_the_trained_ones_are_put_there(tmp_path
     np.testing.assert_array_equal(values(sess)["out/b:0"], np.full(CLASSES, 5.0))
     assert est.get_train_summary("LearningRate")[:, :2].tolist() == [[n, 0.0] for n in (1, 2, 3, 4)]
 
-    prefix = saver.save(sess, str(tmp_path / "plain"))
+    with made.graph.as_default():
+        prefix = saver.save(sess, str(tmp_path / "plain"))
     again = Classifier()
     other = _estimator(again, workers=1, optimizer=None).load(prefix)
     np.testing.assert_array_equal(other.predict(DATA["x"], verbose=0), est.predict(DATA["x"], verbose=0))
@@ -126,6 +128,7 @@ def test_inputs_and_outputs_by_name_and_a_loss_without_labels() -> None:
     assert est.get_model().run(w).any()
 
 
+@whole_only  # 20 CPU seconds; the engines and sources do not know the framework
 def test_a_spark_frame_trains_on_spark_and_keeps_its_columns() -> None:
     import kindler
 

@@ -566,6 +566,7 @@ class Estimator:
         refuse(
             *ability_complaints(model.row, "train"),
             *model.lacking("optimizer", "loss"),
+            *model.against_data(data.data),
             *row_weight_complaints(model.row, options),
             *sync_complaints(options.sync),
             *options.complaints(),
@@ -651,6 +652,7 @@ class Estimator:
         options = EvaluateOptions(batch_size=batch_size, columns=columns, ingest=ingest, verbose=verbose)
         refuse(
             *self._model.lacking("loss"),
+            *self._model.against_data(given.data),
             *options.complaints(),
             *column_complaints(columns, given),
         )

@@ -73,6 +73,11 @@ class FrameworkModel:
         needed: bool = self.replica_type.needs_labels(self.spec)
         return needed
 
+    def against_data(self, data: Any) -> list[str]:
+        """Complaints about data that cannot feed it, as far as the driver can know."""
+        complaints: list[str] = self.replica_type.against_data(self.spec, data)
+        return complaints
+
     def against_several(self) -> list[str]:
         """Complaints about training it with several workers."""
         complaints: list[str] = self.replica_type.against_several(self.spec)

@@ -92,6 +92,11 @@ class BaseReplica:
         return True
 
     @classmethod
+    def against_data(cls, spec: Any, data: Any) -> list[str]:
+        """Data shows only on workers whether it fits."""
+        return []
+
+    @classmethod
     def against_several(cls, spec: Any) -> list[str]:
         """Several workers can train it."""
         return []

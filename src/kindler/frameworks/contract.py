@@ -139,6 +139,10 @@ class DriverModel(Protocol):
         """Whether training and judging it takes labels."""
 
     @classmethod
+    def against_data(cls, spec: Any, data: Any) -> list[str]:
+        """What speaks against this data, as far as it is known on the driver, as complaints."""
+
+    @classmethod
     def against_several(cls, spec: Any) -> list[str]:
         """What speaks against training by several workers, as far as it is known on the driver."""
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from kindler.collective import Array
 from kindler.errors import ConfigError, DataError
-from kindler.frameworks.tf_graph.ends import Port
+from kindler.frameworks.tf_graph.ends import Ends, Port
 
-__all__ = ["Feed", "Feeds"]
+__all__ = ["Feed", "Feeds", "unbatched"]
 
 Where = Callable[[int], "int | str"]
 
@@ -128,6 +128,25 @@ class Feeds:
             )
         pairs = zip(self._feeds, self._order, strict=True)
         return [feed.array(columns[place], where) for feed, place in pairs]
+
+
+def unbatched(graph: Any, ends: Ends, data: Any) -> list[str]:
+    """A complaint about a `tf.data.Dataset` whose elements are single rows; none about other data."""
+    spec = getattr(data, "element_spec", None)
+    if spec is None:
+        return []
+    import tensorflow as tf
+
+    given = [part.shape.rank for part in tf.nest.flatten(spec) if hasattr(part, "shape")]
+    ports = (*ends.inputs, *ends.labels)
+    wanted = [graph.get_tensor_by_name(port.tensor).shape.rank for port in ports]
+    if len(given) != len(wanted) or None in given or None in wanted:
+        return []
+    if all(mine + 1 == theirs for mine, theirs in zip(given, wanted, strict=True)):
+        return [
+            "the elements of this tf.data.Dataset are rows, not batches of them.\nHint: dataset.batch(n)."
+        ]
+    return []
 
 
 def _fits(row: Sequence[int], wanted: Sequence[int | None]) -> bool:

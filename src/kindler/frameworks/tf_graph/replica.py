@@ -22,7 +22,7 @@ from kindler.frameworks.state_format import Buffer, pack, unpack
 from kindler.frameworks.tf_graph import files
 from kindler.frameworks.tf_graph.build import make_spec
 from kindler.frameworks.tf_graph.calls import Calls
-from kindler.frameworks.tf_graph.feeds import Feeds
+from kindler.frameworks.tf_graph.feeds import Feeds, unbatched
 from kindler.frameworks.tf_graph.randomness import draw_of, seed_of
 from kindler.frameworks.tf_graph.session import worker_config
 from kindler.frameworks.tf_graph.spec import GraphSpec, dumps, opened, unpacked
@@ -123,6 +123,11 @@ class GraphReplica(BaseReplica):
     def needs_labels(cls, spec: GraphSpec) -> bool:
         """Whether there are placeholders for them."""
         return bool(spec.ends.labels)
+
+    @classmethod
+    def against_data(cls, spec: GraphSpec, data: Any) -> list[str]:
+        """A `tf.data.Dataset` whose elements are rows."""
+        return unbatched(spec.graph, spec.ends, data)
 
     @classmethod
     def environment(cls, spec: GraphSpec) -> tuple[tuple[str, str], ...]:

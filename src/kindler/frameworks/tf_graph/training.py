@@ -7,6 +7,7 @@ alone makes both in a single call.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -74,6 +75,7 @@ def trained_by(
         clipped = _clipped(gates, clip_norm, clip_limits(clip_value))
         apply = _applied([(m, c, v) for (m, _, v), c in zip(pairs, clipped, strict=True)], counters.step)
     parameters = tuple(_parameter(gate, v) for gate, (_, _, v) in zip(gates, pairs, strict=True))
+    _warn_of_counters(needed(apply, fed=_fed(parameters)))
     return Training(
         parameters=parameters,
         apply=tuple(op.name for op in apply),
@@ -192,6 +194,20 @@ class _LazyCounters:
             self.epoch_name = epoch.name
             self._made = Counters(step=self.step, epoch=epoch)
         return self._made
+
+
+def _warn_of_counters(applied: Mapping[str, Any]) -> None:
+    """Warn of a step that a learning rate depends on and that nobody counts: it would stay what it is."""
+    changed = {_changed(op) for op in applied.values()}
+    for op in applied.values():
+        dtype = op.node_def.attr["dtype"].type if op.type in VARIABLES else None
+        if dtype is not None and tf.as_dtype(dtype).is_integer and op.name not in changed:
+            warnings.warn(
+                f"the optimizer depends on the variable {op.name!r}, which training does not change, so a"
+                " learning rate that decays by it stays the same.\nHint: make it with"
+                " tf.train.get_or_create_global_step(), or pass it as global_step=.",
+                stacklevel=2,
+            )
 
 
 @contextmanager
