@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kindler import cluster
+from kindler.cluster.inbox import TRAIN
 from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost
 from tests.cluster import programs
 from tests.conftest import eventually_none, workers
@@ -155,6 +157,24 @@ def test_nodes_in_step_get_as_many_batches_although_one_has_more_rows() -> None:
     first, second = running.return_values
 
     assert first == second > 0
+
+
+def test_a_task_that_is_run_again_sends_only_what_had_not_arrived() -> None:
+    batches = pa.table({"x": np.arange(5000)}).to_batches(max_chunksize=500)
+
+    def breaking() -> Iterator[pa.RecordBatch]:
+        yield from batches[:6]
+        raise OSError("the executor is gone")
+
+    with start(programs.add_up, 50) as running:
+        feeder = running._feeder("input", TRAIN, None, pass_number=0)
+        with pytest.raises(OSError, match="gone"):
+            feeder.push(breaking(), partition=0)
+        again = feeder.push(batches, partition=0, attempt=1)
+
+    assert again < 5000
+    assert sum(rows for rows, _, _ in running.return_values) == 5000
+    assert sum(total for _, total, _ in running.return_values) == sum(range(5000))
 
 
 def test_wrong_arguments_are_refused_before_anything_starts() -> None:
