@@ -143,7 +143,8 @@ class PretrainedModel(Model, PredictParams, SavedStage):
             finish=self._finish(),
         )
         # How wide a row of vectors is does not show in its type; of numbers it does.
-        wide = {name: known for name, known in self._layout(columns).items() if is_nested(types[name])}
+        nested = {name for name, kind in types.items() if kind is not None and is_nested(kind)}
+        wide = {name: known for name, known in self._layout(columns).items() if name in nested}
         sample = zeros(columns, wide, types) or self._first_row(dataset, columns)
         outputs = next(scorer.score([inputs(columns, sample)]))
         names = self._outputs()
