@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from pyarrow.types import is_nested
 from pyspark.ml.base import Model
 from pyspark.ml.param import Param, TypeConverters
 from pyspark.sql import DataFrame
@@ -141,7 +142,10 @@ class PretrainedModel(Model, PredictParams, SavedStage):
             chosen=tuple(self._value("modelOutputs") or ()),
             finish=self._finish(),
         )
-        sample = zeros(columns, self._layout(columns), types) or self._first_row(dataset, columns)
+        # How wide a row of vectors is does not show in its type; of numbers it does.
+        nested = {name for name, kind in types.items() if kind is not None and is_nested(kind)}
+        wide = {name: known for name, known in self._layout(columns).items() if name in nested}
+        sample = zeros(columns, wide, types) or self._first_row(dataset, columns)
         outputs = next(scorer.score([inputs(columns, sample)]))
         names = self._outputs()
         if len(names) != len(outputs):
