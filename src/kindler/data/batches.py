@@ -188,9 +188,11 @@ class Batches:
     def _pass(self, epoch: int, first: int, last: int) -> Generator[Batch, None, None]:
         """The steps [first, last) of one pass."""
         picked = self._order(epoch)
+        high = self._bound(first)
+        stop = int(self._own_before(high, epoch))
         for step in range(first, last):
-            low, high = self._bound(step), self._bound(step + 1)
-            start, stop = int(self._own_before(low, epoch)), int(self._own_before(high, epoch))
+            low, high, start = high, self._bound(step + 1), stop
+            stop = int(self._own_before(high, epoch))
             rows = slice(start, stop) if picked is None else picked[start:stop]
             yield Batch(
                 features=self._inputs(rows),

@@ -319,6 +319,13 @@ def _general(routes: APIRouter, parts: Parts) -> None:
         }
 
 
+def _listing(
+    what: str, entries: list[dict[str, Any]], following: str | None, limit: int | None
+) -> dict[str, Any]:
+    """The answer to a request for a list; who asks for pages is told where the next one begins."""
+    return {what: entries} if limit is None else {what: entries, "next": following}
+
+
 def _models(routes: APIRouter, parts: Parts) -> None:
     tags: dict[str, Any] = {"tags": ["models"]}
 
@@ -333,7 +340,7 @@ def _models(routes: APIRouter, parts: Parts) -> None:
         names = [version.name for version in versions]
         tags = shelf.store.all_tags(bucket, "models", names[0], names[-1]) if names else {}
         shown = [{**show_version(v), "tags": tags.get(v.name, {})} for v in versions]
-        return {"models": shown, "next": following}
+        return _listing("models", shown, following, limit)
 
     @routes.get("/model/{name:path}/aliases/{alias}/split", **tags)
     @needs("predict", "read", on="models")
@@ -418,7 +425,7 @@ def _datasets(routes: APIRouter, parts: Parts) -> None:
                     "columns": version.meta.get("columns"),
                 }
             )
-        return {"datasets": entries, "next": following}
+        return _listing("datasets", entries, following, limit)
 
     @routes.get("/dataset/{name:path}", **tags)
     @needs("read", on="datasets")
@@ -488,7 +495,7 @@ def _scripts(routes: APIRouter, parts: Parts) -> None:
     ) -> dict[str, Any]:
         """List the scripts of a bucket."""
         versions, following = page_of(parts.omega[bucket].scripts, pattern, sees, after, limit)
-        return {"scripts": [show_version(v) for v in versions], "next": following}
+        return _listing("scripts", [show_version(v) for v in versions], following, limit)
 
 
 _TABLE_SCHEMA = {

@@ -15,6 +15,7 @@ __all__ = ["arrays", "held", "preload", "resolve_device", "tensors"]
 
 _MOST_HELD = 3  # a third of the memory that is free, so that the rest is left for training
 _CHUNK_BYTES = 64 << 20
+_SMALL_BYTES = 64 << 10
 
 
 def preload() -> None:
@@ -116,8 +117,13 @@ def _tensor(array: Any, device: torch.device) -> torch.Tensor:
     if not array.flags.writeable and device.type == "cpu":
         array = np.array(array)
     tensor = torch.from_numpy(array)
-    # Copied to pinned memory first: from any other, the copy to a GPU would be waited for.
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return tensor
+    if array.nbytes > _SMALL_BYTES:
+        tensor = (
+            tensor.pin_memory()
+        )  # from any other memory, a copy to a GPU is waited for unless it is small
+    return tensor.to(device, non_blocking=True)
 
 
 def _array(output: torch.Tensor) -> Array:

@@ -55,7 +55,8 @@ class Judged:
     @property
     def total(self) -> torch.Tensor:
         """The sum, detached."""
-        return self.loss.detach() * self.scale
+        loss = self.loss.detach()
+        return loss if self.scale == 1.0 else loss * self.scale
 
 
 class LossRule:
