@@ -8,17 +8,22 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kindler import Estimator
+from kindler.train.options import PredictOptions
 
 
 def public_entries() -> set[str]:
     """Everything that users call on the class or an object of it."""
     return {name for name, _ in inspect.getmembers(Estimator) if not name.startswith("_")}
+
+
+GRAPHS = {"from_graph", "from_model_fn"}  # tests/tf_graph
 
 
 def entries(
@@ -34,6 +39,10 @@ def entries(
         "fit": lambda: est.fit(data, epochs=1, batch_size=8, verbose=0),
         "evaluate": lambda: est.evaluate(data, verbose=0),
         "predict": lambda: est.predict(feature),
+        "predict_with": lambda: est.predict_with(feature, PredictOptions(batch_size=8)),
+        "copy": est.copy,
+        "as_stage": lambda: est.as_stage(inputCol="x", labelCol="y"),
+        **{name: partial(getattr, est, name) for name in ("config", "model_dir", "settings", "workers")},
         "get_model": est.get_model,
         "from_framework": lambda: Estimator.from_framework(framework, model=est.get_model()),
         "signature": lambda: est.signature,

@@ -11,6 +11,7 @@ import pytest
 from warm_daemon import COLD
 
 import kindler
+from kindler.engine import fork_server
 
 SLOTS = 4
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def cold(spark: Any) -> Iterator[None]:
     """A failed run ends the warm process, as it does for users."""
+    fork_server.close()  # of this process: a run that had ranks at the driver left it warm
     flag = Path(os.environ[COLD])
     flag.touch()
     yield
