@@ -6,7 +6,6 @@ TensorFlow runs such calls in the order of the program, so all ranks exchange in
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from kindler.collective import Array
 from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced, scaled_loss
+from kindler.frameworks.quiet import quiet_without_gpu
 
 __all__ = [
     "DrawingOps",
@@ -39,27 +39,14 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
         if threads is not None:
             tf.config.threading.set_intra_op_parallelism_threads(threads)
             tf.config.threading.set_inter_op_parallelism_threads(threads)
-        gpus = _gpus()
+        with quiet_without_gpu():
+            gpus = tf.config.list_physical_devices("GPU")
         mine = [] if device == "cpu" else [gpus[local_rank % len(gpus)]] if gpus else []
         tf.config.set_visible_devices(mine, "GPU")
         for gpu in mine:
             tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError:
         pass
-
-
-def _gpus() -> list[Any]:
-    """The GPUs there are; that there is no driver for any is no error worth a line in every worker's log."""
-    if os.path.exists("/dev/nvidiactl"):
-        return list(tf.config.list_physical_devices("GPU"))
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)  # TensorFlow's native code writes there whatever Python's settings say
-        return list(tf.config.list_physical_devices("GPU"))
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 class DrawingOps:
