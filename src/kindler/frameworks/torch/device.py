@@ -82,12 +82,17 @@ def held(
         device: Where the model is.
         wanted: Whether to; "auto" where they take no more than a third of the memory that is free.
     """
-    if device.type != "cuda" or not wanted or not columns:
+    if device.type != "cuda" or not wanted or not columns or not all(map(_can_be_held, columns)):
         return None
     size = sum(column.nbytes for column in columns)
     if wanted == "auto" and size > torch.cuda.mem_get_info(device)[0] // _MOST_HELD:
         return None
     return [_Held(column, device) for column in columns]
+
+
+def _can_be_held(column: Array) -> bool:
+    """Whether rows of its dtype can be picked on a GPU: those of wide unsigned numbers cannot."""
+    return column.dtype.kind in "fib" or column.dtype == np.uint8
 
 
 class _Held:

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["GraphedStep", "facts_of", "make_capturable", "numbers_in_python", "why_not"]
+__all__ = ["GraphedStep", "facts_of", "numbers_in_python", "set_capturable", "why_not"]
 
 _WARM_UP_STEPS = 3  # libraries choose their kernels, and optimizers make their state
 _MOST_CAPTURES = 20
-_SCALARS = (int, float, bool, str, tuple, type(None))
+_SCALARS = (int, float, bool, str, type(None))
+_OF_ALL = frozenset(vars(torch.nn.Module()))  # what every module has
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -118,15 +119,23 @@ class GraphedStep:
         return graph
 
 
-def make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimizer keep all of its state on the GPU."""
+def set_capturable(optimizer: torch.optim.Optimizer, device: torch.device, *, wanted: bool) -> None:
+    """Let the optimizer keep all of its state on the GPU if that is wanted; on a CPU it cannot.
+
+    A state that was loaded brings the option with it from where it was saved.
+    """
     for group in optimizer.param_groups:
-        if "capturable" in group:
-            group["capturable"] = True
+        if "capturable" in group and (wanted or device.type == "cpu"):
+            group["capturable"] = device.type == "cuda"
 
 
 def why_not(
-    spec: Any, optimizer: torch.optim.Optimizer, device: torch.device, *, several: bool
+    spec: Any,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    *,
+    several: bool,
+    stateful_metrics: bool,
 ) -> str | None:
     """Why steps cannot be graphs, as far as that is known before one is tried."""
     kind = type(optimizer)
@@ -139,7 +148,7 @@ def why_not(
             spec.scheduler_creator is not None and spec.scheduler_step == "step"
         ),
         f"{kind.__module__}.{kind.__name__} has no option `capturable`": not known,
-        "metrics of torchmetrics read values back": _has_torchmetrics(spec.metrics),
+        "metrics of torchmetrics keep their state in Python": stateful_metrics,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -148,29 +157,30 @@ def facts_of(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Paramet
     """What a recorded step depends on: where weights lie, which are trained, and the optimizer's numbers."""
     weights = tuple((p.data_ptr(), p.requires_grad) for p in parameters)
     numbers = tuple(
-        tuple((key, value) for key, value in group.items() if isinstance(value, _SCALARS))
+        tuple((key, value) for key, value in group.items() if _is_plain(value))
         for group in optimizer.param_groups
     )
     return weights, numbers
 
 
-def numbers_in_python(model: torch.nn.Module) -> Any:
-    """Python's and numpy's random states, and the plain numbers that modules keep."""
+def numbers_in_python(*modules: torch.nn.Module) -> Any:
+    """The random states of Python, numpy and torch's CPU, and the plain values that modules keep."""
     kept = [
-        {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
-        for module in model.modules()
+        {name: repr(value) for name, value in vars(part).items() if name not in _OF_ALL and _is_plain(value)}
+        for module in modules
+        for part in module.modules()
     ]
     drawn: Any = np.random.get_state()
-    return kept, random.getstate(), drawn[1].tobytes(), drawn[2]
+    return kept, random.getstate(), drawn[1].tobytes(), drawn[2], torch.get_rng_state().numpy().tobytes()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple | set):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return isinstance(value, _SCALARS)
 
 
 def _shapes(features: Tensors, labels: Tensors) -> Hashable:
     return tuple((tensor.shape, tensor.dtype) for tensor in (*features, *labels)), len(features)
-
-
-def _has_torchmetrics(metrics: Any) -> bool:
-    several = metrics.values() if isinstance(metrics, dict) else metrics
-    parts = (
-        list(several) if isinstance(several, list | tuple | set) or isinstance(metrics, dict) else [metrics]
-    )
-    return any(type(part).__module__.partition(".")[0] == "torchmetrics" for part in parts)

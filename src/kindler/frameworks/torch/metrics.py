@@ -55,6 +55,11 @@ class Counter:
         for metric in self._states.values():
             metric.reset()
 
+    @property
+    def has_states(self) -> bool:
+        """Whether a metric is one of torchmetrics, which keep a state of their own."""
+        return bool(self._states)
+
     def _zero(self) -> float | torch.Tensor:
         """Where a sum begins: on a GPU in a place of its own, which a recorded step adds to."""
         return torch.zeros_like(self._loss) if self._loss.is_cuda else 0.0

@@ -28,8 +28,8 @@ from kindler.frameworks.torch.device import arrays, held, preload, resolve_devic
 from kindler.frameworks.torch.graphs import (
     GraphedStep,
     facts_of,
-    make_capturable,
     numbers_in_python,
+    set_capturable,
     why_not,
 )
 from kindler.frameworks.torch.labels import LabelSource
@@ -196,8 +196,7 @@ class TorchReplica(BaseReplica):
             if self.spec.loss is not None:
                 _ = self.loss  # on its device before an optimizer takes its parameters
             self._optimizer = build_optimizer(self.spec, self.model)
-            if self.spec.compile in ("auto", "graphs") and self.device.type == "cuda":
-                make_capturable(self._optimizer)
+            self._set_capturable(self._optimizer)
             self._scheduler = build_scheduler(self.spec, self._optimizer)
         return self._optimizer
 
@@ -293,14 +292,23 @@ class TorchReplica(BaseReplica):
     def _graphed(self) -> GraphedStep | None:
         """What runs steps as graphs, if that was asked for and can be."""
         if not self._chosen and self.spec.compile in ("auto", "graphs"):
-            reason = why_not(self.spec, self.optimizer, self.device, several=self._exchange is not None)
+            reason = why_not(
+                self.spec,
+                self.optimizer,
+                self.device,
+                several=self._exchange is not None,
+                stateful_metrics=self.counter.has_states,
+            )
             self._note_mode(reason)
             if reason is None:
-                self._graphs = GraphedStep(
-                    self._whole_step, self._facts, partial(numbers_in_python, self.model)
-                )
+                loss = self.loss.function
+                parts = [self.model, *([loss] if isinstance(loss, torch.nn.Module) else [])]
+                self._graphs = GraphedStep(self._whole_step, self._facts, partial(numbers_in_python, *parts))
         self._chosen = True
         return self._graphs
+
+    def _set_capturable(self, optimizer: torch.optim.Optimizer) -> None:
+        set_capturable(optimizer, self.device, wanted=self.spec.compile in ("auto", "graphs"))
 
     def _note_mode(self, problem: str | None) -> None:
         if problem is not None and self.spec.compile == "graphs":
@@ -323,7 +331,7 @@ class TorchReplica(BaseReplica):
         self._count_rows(batch)
 
     def _whole_step(self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]) -> None:
-        for parameter in self.parameters.held:
+        for parameter in self.parameters.held:  # a recording that failed has left some
             parameter.grad = None
         self._backward(self._now, features, labels)
         self._clip()
@@ -514,6 +522,7 @@ class TorchReplica(BaseReplica):
         self._modes.recall(fields["resting"])
         if fields["optimizer"] is not None and self.spec.optimizer is not None:
             load_optimizer(self.optimizer, fields["optimizer"], fields["groups"], self._modules())
+            self._set_capturable(self.optimizer)
         recall_trained(fields["trained"], self._modules())
         if fields["scheduler"] is not None and self._scheduler is not None:
             self._scheduler.load_state_dict(fields["scheduler"])
