@@ -73,7 +73,7 @@ def test_metrics_that_keep_a_state_are_a_reason_however_they_were_made() -> None
 
 
 def test_a_state_of_graphs_trains_on_a_cpu() -> None:
-    spec = TorchSpec(model=nn.Linear(4, 1), optimizer=torch.optim.Adam, loss=nn.MSELoss())
+    spec = TorchSpec(model=nn.Linear(4, 1), optimizer=torch.optim.NAdam, loss=nn.MSELoss())
     recorded, again = TorchReplica(spec, device="cpu"), TorchReplica(spec, device="cpu")
     recorded.train_step(batch(X, Y))
     for group in recorded.optimizer.param_groups:
