@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kindler.config import RunSettings as RunSettings
+    from kindler.engine.here import WorkerInfo as WorkerInfo
+    from kindler.engine.here import worker as worker
     from kindler.estimator.estimator import Estimator as Estimator
     from kindler.estimator.model_fn import InputData as InputData
     from kindler.features import MinMaxScaler as MinMaxScaler
@@ -74,6 +76,7 @@ _PUBLIC = {
     "Trigger": "kindler.train.triggers",
     "TriggerAnd": "kindler.train.triggers",
     "TriggerOr": "kindler.train.triggers",
+    "WorkerInfo": "kindler.engine.here",
     "XShards": "kindler.xshards",
     "errors": "kindler",
     "init": "kindler.spark.session",
@@ -84,6 +87,7 @@ _PUBLIC = {
     "read_parquet": "kindler.readers",
     "read_tfrecord": "kindler.readers",
     "stop": "kindler.spark.session",
+    "worker": "kindler.engine.here",
 }
 
 __all__ = [
@@ -113,6 +117,7 @@ __all__ = [
     "Trigger",
     "TriggerAnd",
     "TriggerOr",
+    "WorkerInfo",
     "XShards",
     "__version__",
     "errors",
@@ -124,6 +129,7 @@ __all__ = [
     "read_parquet",
     "read_tfrecord",
     "stop",
+    "worker",
 ]
 
 

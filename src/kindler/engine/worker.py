@@ -23,6 +23,8 @@ from kindler.engine.channel import Channel, ChannelClosed
 from kindler.engine.cores import usable_cores
 from kindler.engine.feeds import WINDOW_BYTES, FeedReader, Feeds, FeedWriter, is_feed
 from kindler.engine.gather import Wants, read_numbers, unpack_parts, write_numbers
+from kindler.engine.gpus import Placement, gpus_of_task, machine_gpus, place
+from kindler.engine.here import WorkerInfo, be
 from kindler.engine.members import GangMember, cluster_spec, members_of
 from kindler.engine.peer_sockets import answer_calls, call, connect_links
 from kindler.errors import ConfigError, KindlerError, SyncError, SyncTimeoutError, plain_fields
@@ -93,6 +95,30 @@ class Worker:
         """This worker's part of the cores that it and its neighbours may use."""
         cores = usable_cores()
         return max(1, (cores if granted is None else min(cores, granted)) // self.local_size)
+
+    def place(self, device: str, *, share: bool) -> Placement:
+        """Take a GPU of this machine, or none, for this process; the program can ask who it is from now on.
+
+        Args:
+            device: "auto", "cpu", "cuda" or "cuda:N".
+            share: Whether workers may share a GPU.
+
+        Raises:
+            ConfigError: There is no such GPU.
+        """
+        neighbours = self.hosts.count(self.host)
+        found = place(
+            device,
+            local_rank=self.local_rank,
+            local_size=neighbours,
+            share=share,
+            given=gpus_of_task(),
+            gpus=[] if device == "cpu" else machine_gpus(),
+        )
+        found.take()
+        kind = "cpu" if found.visible is None else "cuda"
+        be(WorkerInfo(self.rank, self.size, self.local_rank, neighbours, self.host, kind))
+        return found
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """The bytes of every rank, in the order of ranks; all ranks call this in the same order.

@@ -120,15 +120,18 @@ class Estimator:
         workers: int | None = None,
         engine: Engine = "auto",
         device: str = "auto",
+        share_gpus: bool = False,
         model_dir: str | PathLike[str] | None = None,
         seed: int = 0,
-        precision: Literal["bf16"] | None = None,
+        precision: Literal["bf16", "fp16"] | None = None,
+        tf32: bool = False,
         clip_norm: float | None = None,
         clip_value: float | None = None,
         accumulation_steps: int = 1,
         inputs: Literal["positional", "dict"] = "positional",
         compile: Literal["auto", "default", "graphs", "reduce-overhead"] | None = None,  # noqa: A002
         device_cache: Literal["auto"] | bool = "auto",
+        process_group: bool = False,
         settings: RunSettings | None = None,
         backend: str | None = None,
         log_dir: str | PathLike[str] | None = None,
@@ -149,10 +152,13 @@ class Estimator:
             workers: Number of workers. None is one per slot of the Spark application, or one per core.
             engine: "spark", "local", or "auto": Spark if the data is in Spark.
             device: "auto", "cpu", "cuda" or "cuda:N".
+            share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
             model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
                 several machines must share it.
             seed: Decides the initial weights that creators draw, the order of rows, and dropout.
-            precision: "bf16" runs forward passes in bfloat16 where torch considers it safe.
+            precision: "bf16" and "fp16" run forward passes in half precision where torch considers it safe;
+                with "fp16", losses are scaled so that small gradients are not lost.
+            tf32: Whether a GPU may multiply float32 matrices with TF32's ten bits; faster, less exact.
             clip_norm: Clip the gradient to this norm.
             clip_value: Clip each element of the gradient to this absolute value.
             accumulation_steps: Split each step into this many forward and backward passes: less memory, same
@@ -162,6 +168,8 @@ class Estimator:
                 training step as one CUDA graph, "auto" does so where it is possible; both need a GPU.
             device_cache: Whether features stay on the GPU between epochs. "auto": if they take no more than a
                 third of its free memory. Results are the same.
+            process_group: Whether the model may call `torch.distributed`, as SyncBatchNorm does: the default
+                process group joins all workers before the model is made.
             settings: Time limits, threads, shared memory.
             backend: Accepted for programs written for Orca ("bigdl", "torch_distributed", "horovod", "spark",
                 "ray"), without effect.
@@ -179,12 +187,14 @@ class Estimator:
             scheduler_step=scheduler_step,
             config=dict(config or {}),
             precision=precision,
+            tf32=tf32,
             clip_norm=clip_norm,
             clip_value=clip_value,
             accumulation_steps=accumulation_steps,
             inputs=inputs,
             compile=compile,
             device_cache=device_cache,
+            process_group=process_group,
         )
         refuse(
             *check(spec),
@@ -204,7 +214,7 @@ class Estimator:
             device=device,
             model_dir=model_dir,
             seed=seed,
-            settings=settings or RunSettings(),
+            settings=_with_sharing(settings, share_gpus),
             log_dir=log_dir,
         )
 
@@ -223,6 +233,7 @@ class Estimator:
         keras_backend: Literal["tensorflow", "jax", "torch"] | None = None,
         *,
         device: str = "auto",
+        share_gpus: bool = False,
         inputs: Literal["auto", "positional", "dict"] = "auto",
         log_dir: str | PathLike[str] | None = None,
         settings: RunSettings | None = None,
@@ -244,6 +255,7 @@ class Estimator:
             keras_backend: The backend of the workers. None is the backend of the model, or the one that
                 `import keras` would choose here.
             device: "auto", "cpu" or "cuda".
+            share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
             inputs: How several feature columns are passed to the model: in order ("positional"), by name
                 ("dict"), or by name if the model's inputs have the names of the columns ("auto").
             log_dir: The folder that the driver writes event files for TensorBoard to.
@@ -269,7 +281,7 @@ class Estimator:
             device=device,
             model_dir=model_dir,
             seed=seed,
-            settings=settings or RunSettings(),
+            settings=_with_sharing(settings, share_gpus),
             log_dir=log_dir,
         )
 
@@ -622,8 +634,8 @@ class Estimator:
             self._live.state = results.state
             first = results.rows[0]["epoch"] if options.resume and results.rows else math.inf
             earlier = [row for row in self.history if row["epoch"] < first]
-            self.history = History([*earlier, *results.rows])
-        return History(results.rows)
+            self.history = History([*earlier, *results.rows], results.mode)
+        return History(results.rows, results.mode)
 
     @leaves_no_trace
     def evaluate(
@@ -1070,6 +1082,11 @@ class Estimator:
             hear=hear,
         )
         return run(plan)
+
+
+def _with_sharing(settings: RunSettings | None, share_gpus: bool) -> RunSettings:
+    settings = settings or RunSettings()
+    return replace(settings, share_gpus=True) if share_gpus else settings
 
 
 def _recognised(data: Any) -> Input | None:

@@ -36,6 +36,7 @@ class BaseReplica:
     divisible = False
     model: Any = None
     optimizer: Any = None
+    mode: str | None = None
     output_names: tuple[str, ...] | None = None
 
     def __init__(
@@ -57,6 +58,21 @@ class BaseReplica:
         self._sums: dict[str, float] = {}
         self._rows = 0.0
         seed_own(seed)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it computes on a GPU."""
+        return False
+
+    @classmethod
+    def may_use_gpus(cls, spec: Any) -> bool:
+        """Whether the framework that is installed here could compute on a GPU; asks no device."""
+        return False
+
+    @classmethod
+    def wants_process_group(cls, spec: Any) -> bool:
+        """Whether workers join `torch.distributed` before they make the model."""
+        return False
 
     @classmethod
     def from_bytes(cls, spec: bytes, **options: Any) -> Any:

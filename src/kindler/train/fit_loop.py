@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 
 from kindler.frameworks.contract import Fitter
-from kindler.frameworks.registry import FRAMEWORKS
+from kindler.frameworks.devices import explained
 from kindler.sync.contract import Sync
 from kindler.train.agreement import from_first, merged_by_first, to_first
 from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
@@ -28,6 +28,7 @@ from kindler.train.run_start import (
     Start,
     Worker,
     begin,
+    build_replica,
     last_step,
     load_local_states,
     open_indexed_batches,
@@ -43,18 +44,13 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     # TensorFlow, for one, keeps generated code in temporary files that only an orderly exit removes.
     tempfile.tempdir = str(worker.scratch)
     task: Task = cloudpickle.loads(task_bytes)
-    replica: Fitter = FRAMEWORKS.load(task.framework).from_bytes(
-        spec,
-        device=task.device,
-        rank=worker.rank,
-        local_rank=worker.local_rank,
-        seed=task.seed,
-        threads=worker.threads,
-    )
-    # Not before the replica: making data may compute, and then it is too late to settle threads and devices.
-    data = open_indexed_batches(worker, task, task.data, "data", trains=task.trains)
-    with closing(data):
-        rows, state = _run(worker, task, replica, data, states)
+    placed = worker.place(task.device, share=task.settings.share_gpus)
+    with explained():
+        replica: Fitter = build_replica(worker, task, placed, spec)
+        # Not before the replica: making data may compute, and then it is too late to settle threads.
+        data = open_indexed_batches(worker, task, task.data, "data", trains=task.trains)
+        with closing(data):
+            rows, state = _run(worker, task, replica, data, states)
     if not worker.leads:
         return [b"", b""]
     return [json.dumps({"rows": rows, "layout": data.layout}).encode(), state]

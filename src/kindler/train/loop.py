@@ -11,15 +11,16 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from kindler.data.batches import Batch, Batches
+from kindler.engine.gpus import Placement
 from kindler.frameworks.contract import Stepper
-from kindler.frameworks.registry import FRAMEWORKS
+from kindler.frameworks.devices import explained
 from kindler.sync.contract import Sync
 from kindler.train.agreement import merged_by_first
 from kindler.train.callbacks import Callback, Run
@@ -31,6 +32,7 @@ from kindler.train.run_start import (
     Start,
     Worker,
     begin,
+    build_replica,
     last_step,
     load_local_states,
     open_batch_stream,
@@ -47,34 +49,41 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     `states` is the model's state (empty for a new one), then checkpoints to go on from, best first.
     """
     task: Task = cloudpickle.loads(task_bytes)
-    replica_type = FRAMEWORKS.load(task.framework)
-    data = open_batch_stream(worker, task, task.data, "data", trains=task.trains)
-    replica: Stepper = replica_type.from_bytes(
-        spec,
-        device=task.device,
-        rank=worker.rank,
-        local_rank=worker.local_rank,
-        seed=task.seed,
-        threads=worker.threads,
-        feature_names=data.features,
-        label_names=data.labels,
-        label_shapes=_varying_shapes(data),
-    )
-    _hold(replica, data)
-    start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
-    if len(states) == 1:  # a new run: what its user has frozen since the last one counts
-        replica.as_given()
-    del states  # as large as the model
-    with closing(data):
-        if task.trains:
-            with joined(worker, task, replica, ends_at=last_step(task, start)) as sync:
-                rows = _Fit(worker, task, replica, data, start, sync).run()
-                state = sync.whole(replica).state() if worker.leads else b""
-        else:
-            rows, state = [_judged(worker, replica, data, show=task.show)], b""
-    if not worker.leads:
-        return [b"", b""]
-    return [json.dumps({"rows": rows, "layout": data.layout}).encode(), state]
+    placed = worker.place(task.device, share=task.settings.share_gpus)
+    with explained(), _process_group(worker, task, placed):
+        data = open_batch_stream(worker, task, task.data, "data", trains=task.trains)
+        replica: Stepper = build_replica(
+            worker,
+            task,
+            placed,
+            spec,
+            feature_names=data.features,
+            label_names=data.labels,
+            label_shapes=_varying_shapes(data),
+        )
+        _hold(replica, data)
+        start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
+        if len(states) == 1:  # a new run: what its user has frozen since the last one counts
+            replica.as_given()
+        del states  # as large as the model
+        with closing(data):
+            if task.trains:
+                with joined(worker, task, replica, ends_at=last_step(task, start)) as sync:
+                    rows = _Fit(worker, task, replica, data, start, sync).run()
+                    state = sync.whole(replica).state() if worker.leads else b""
+            else:
+                rows, state = [_judged(worker, replica, data, show=task.show)], b""
+        if not worker.leads:
+            return [b"", b""]
+        return [json.dumps({"rows": rows, "layout": data.layout, "mode": replica.mode}).encode(), state]
+
+
+def _process_group(worker: Worker, task: Task, placed: Placement) -> AbstractContextManager[None]:
+    if not task.process_group:
+        return nullcontext()
+    from kindler.sync.process_group import process_group
+
+    return process_group(worker, shared_gpus=placed.shared, timeout_s=task.settings.sync_timeout_s)
 
 
 def _hold(replica: Stepper, data: BatchStream) -> None:

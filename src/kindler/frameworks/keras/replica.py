@@ -108,6 +108,16 @@ class KerasReplica(BaseReplica):
         self._features = list(features)
         self._arranged = Arranged(self.model, inputs=inputs, features=features, labels=labels)
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the backend computes on a GPU."""
+        return backends.on_gpu(self.spec.backend)
+
+    @classmethod
+    def may_use_gpus(cls, spec: KerasSpec) -> bool:
+        """Whether the backend could compute on a GPU."""
+        return backends.may_use_gpus(spec.backend)
+
     @classmethod
     def from_bytes(cls, spec: bytes, **options: Any) -> KerasReplica:
         """A replica of the spec that `dumps` packed; the options are the constructor's."""

@@ -11,7 +11,7 @@ import torch
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Array
 
-__all__ = ["arrays", "held", "preload", "resolve_device", "tensors"]
+__all__ = ["arrays", "has_gpu_build", "held", "preload", "resolve_device", "tensors"]
 
 _MOST_HELD = 3  # a third of the memory that is free, so that the rest is left for training
 _CHUNK_BYTES = 64 << 20
@@ -30,6 +30,11 @@ def preload() -> None:
     # Adam's moments of units that have died decay into denormal numbers, which CPUs compute ten times
     # slower; forks inherit this. It is set in our own processes alone.
     torch.set_flush_denormal(True)
+
+
+def has_gpu_build() -> bool:
+    """Whether torch was built for CUDA or ROCm; asks no device."""
+    return torch.version.cuda is not None or torch.version.hip is not None
 
 
 def resolve_device(device: str, local_rank: int = 0) -> torch.device:

@@ -24,7 +24,7 @@ from kindler.frameworks.contract import Batch
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
-from kindler.frameworks.torch.device import arrays, held, preload, resolve_device, tensors
+from kindler.frameworks.torch.device import arrays, has_gpu_build, held, preload, resolve_device, tensors
 from kindler.frameworks.torch.graphs import (
     GraphedStep,
     facts_of,
@@ -127,6 +127,9 @@ class TorchReplica(BaseReplica):
         self.device = resolve_device(device, local_rank)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+            if spec.tf32:
+                torch.set_float32_matmul_precision("high")
+                torch.backends.cudnn.allow_tf32 = True
         seed_own(seed)
         torch.manual_seed(seed)
         self.model: torch.nn.Module = build_model(spec).to(self.device)
@@ -151,10 +154,27 @@ class TorchReplica(BaseReplica):
         self._changed: list[bool] = []
         self._epoch_rows = 0
         self._freezer = Freezer()
+        scales = spec.precision == "fp16"
+        self._scaler = torch.amp.GradScaler(self.device.type) if scales else None
         self._graphs: GraphedStep | None = None
         self._chosen = False
         self._now: Batch
         self.mode: str | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it computes on a GPU."""
+        return bool(self.device.type == "cuda")
+
+    @classmethod
+    def may_use_gpus(cls, spec: TorchSpec) -> bool:
+        """Whether torch was built for GPUs."""
+        return has_gpu_build()
+
+    @classmethod
+    def wants_process_group(cls, spec: TorchSpec) -> bool:
+        """Whether the user's model calls `torch.distributed`."""
+        return spec.process_group
 
     @classmethod
     def make_spec(cls, **options: Any) -> TorchSpec:
@@ -243,7 +263,7 @@ class TorchReplica(BaseReplica):
         self._collective = collective
         if collective.size == 1:
             return
-        if complaints := synchronized(self.model):
+        if not self.spec.process_group and (complaints := synchronized(self.model)):
             raise ConfigError(complaints[0])
         refuse_several(self.optimizer)
         state = share_bytes(collective, self.state() if collective.rank == 0 else b"")
@@ -282,6 +302,13 @@ class TorchReplica(BaseReplica):
             return
         if batch.rows:
             self._backward(batch, self._tensors(batch.features), self._tensors(batch.labels))
+        elif self.spec.process_group:
+            raise ConfigError(
+                f"worker {self.rank} has no row in step {self.step + 1}, and with process_group=True every"
+                " worker must run the model in every step.\n"
+                "Hint: a batch_size that leaves the last batch of an epoch at least as many rows as there are"
+                " workers."
+            )
         elif self._exchange is not None:
             self._exchange.idle(weighted=self.loss.weighted)
         if fresh:
@@ -363,6 +390,9 @@ class TorchReplica(BaseReplica):
         if not batch.rows:
             return Gradients([np.zeros_like(to_array(parameter)) for parameter in trained], 0.0)
         weight = self._backward(batch, self._tensors(batch.features), self._tensors(batch.labels))
+        if self._scaler is not None:
+            self._scaler.unscale_(self.optimizer)
+            self._scaler.update()
         # Where no weights divide it, the sum of all ranks' gradients is the mean over the rows of all.
         scale = 1.0 if self.loss.weighted else batch.global_rows / batch.rows
         self._count_rows(batch)
@@ -380,7 +410,10 @@ class TorchReplica(BaseReplica):
             parameter.grad = (
                 None if array is None else torch.from_numpy(np.ascontiguousarray(array)).to(parameter)
             )
-        self._move()
+        if self._scaler is not None and not self._all_finite():
+            self.step += 1  # as the scaler does: a gradient that was too large moves nothing
+            return
+        self._move(unscaled=True)
 
     def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
         """The first server's state, with what the others know of their parameters."""
@@ -417,10 +450,13 @@ class TorchReplica(BaseReplica):
             parameter.grad = None
         return fresh
 
-    def _move(self) -> None:
+    def _move(self, *, unscaled: bool = False) -> None:
+        scaler = None if unscaled else self._scaler
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
         self._clip()
         self._freezer.settle()
-        step_optimizer(self.optimizer)
+        step_optimizer(self.optimizer, scaler)
         if self._scheduler is not None and self.spec.scheduler_step == "step":
             self._scheduler.step()
         self.step += 1
@@ -504,6 +540,7 @@ class TorchReplica(BaseReplica):
             "resting": sorted(self._modes.resting),
             "optimizer": optimizer.state_dict() if optimizer is not None else None,
             "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
+            **({} if self._scaler is None else {"scaler": self._scaler.state_dict()}),
             "rng": self._rng(),
             "epoch": self.epoch,
             "step": self.step,
@@ -526,6 +563,8 @@ class TorchReplica(BaseReplica):
         recall_trained(fields["trained"], self._modules())
         if fields["scheduler"] is not None and self._scheduler is not None:
             self._scheduler.load_state_dict(fields["scheduler"])
+        if self._scaler is not None and fields.get("scaler"):
+            self._scaler.load_state_dict(fields["scaler"])
         self.epoch, self.step = fields["epoch"], fields["step"]
         self._load_rng(fields["rng"])
 
@@ -687,6 +726,7 @@ class TorchReplica(BaseReplica):
             share = 1.0 if self.loss.sums else judged.scale / unit
             loss = judged.loss if share == 1.0 else judged.loss * share
             with self._collecting(last=number == passes, weight=weight / unit):
+                loss = loss if self._scaler is None else self._scaler.scale(loss)
                 loss.backward()  # type: ignore[no-untyped-call]
         if self._exchange is not None:
             self._exchange.finish()
@@ -758,7 +798,12 @@ class TorchReplica(BaseReplica):
     def _precision(self) -> AbstractContextManager[Any]:
         if self.spec.precision is None:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        half = torch.float16 if self.spec.precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=half)
+
+    def _all_finite(self) -> bool:
+        grads = [parameter.grad for parameter in self.parameters.held if parameter.grad is not None]
+        return all(bool(torch.isfinite(grad).all()) for grad in grads)
 
     def _clip(self) -> None:
         if self.spec.clip_value is not None:
