@@ -243,7 +243,7 @@ def test_a_run_goes_on_from_its_checkpoint_bit_for_bit() -> None:
             assert np.array_equal(one.cpu().numpy(), other.cpu().numpy()), options
 
 
-def test_out_of_memory_and_a_label_out_of_range_reach_the_user_with_a_hint_and_the_next_fit_works() -> None:
+def test_out_of_memory_and_an_index_out_of_range_reach_the_user_with_a_hint_and_the_next_fit_works() -> None:
     import torch
     from torch import nn
 
@@ -252,6 +252,10 @@ def test_out_of_memory_and_a_label_out_of_range_reach_the_user_with_a_hint_and_t
     class Huge(nn.Linear):
         def forward(self, x: Any) -> Any:
             return super().forward(x) + torch.empty(1 << 42, device=x.device)[:1]
+
+    class Far(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) + self.weight[:, :2][(x[:, 0] > -99).long() * 99].detach()
 
     def fit(model: Any, labels: Any) -> str:
         est = Estimator.from_torch(
@@ -267,8 +271,10 @@ def test_out_of_memory_and_a_label_out_of_range_reach_the_user_with_a_hint_and_t
     said = fit(lambda: Huge(4, 2), good)
     assert "OutOfMemory" in said, said
     assert "a smaller batch_size" in said, said
-    said = fit(lambda: nn.Linear(4, 2), good + 5)
-    assert "the labels of N classes are 0 to N - 1" in said, said
+    said = fit(lambda: Far(4, 2), good)
+    assert "device-side assert" in said, said
+    assert "those of an embedding 0 to num_embeddings - 1" in said, said
+    assert "labels must be from 0 to 1" in fit(lambda: nn.Linear(4, 2), good + 5)
     assert fit(lambda: nn.Linear(4, 2), good) == ""
 
 
