@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -79,20 +80,24 @@ def arrays(outputs: Any) -> list[Array]:
 
 def held(
     columns: Sequence[Array], device: torch.device, wanted: bool | str
-) -> Sequence[Callable[[slice | Array], torch.Tensor]] | None:
-    """Copies of the columns on a GPU, as functions that take rows from them; None where they stay.
+) -> Sequence[Callable[[slice | Array], Any]] | None:
+    """How rows of the columns get to a GPU, as functions that take some; None where they stay as they are.
 
     Args:
         columns: Rows first.
         device: Where the model is.
-        wanted: Whether to; "auto" where they take no more than a third of the memory that is free.
+        wanted: Whether to keep all of them there; "auto" where they take no more than a third of the memory
+            that is free. Otherwise rows are copied when they are taken.
     """
-    if device.type != "cuda" or not wanted or not columns or not all(map(_can_be_held, columns)):
+    if device.type != "cuda" or not columns or not all(map(_can_be_held, columns)):
         return None
     size = sum(column.nbytes for column in columns)
-    if wanted == "auto" and size > torch.cuda.mem_get_info(device)[0] // _MOST_HELD:
-        return None
-    return [_Held(column, device) for column in columns]
+    if wanted == "auto":
+        wanted = size <= torch.cuda.mem_get_info(device)[0] // _MOST_HELD
+    if wanted:
+        return [_Held(column, device) for column in columns]
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return [_Copied(column, device, stream) for column in columns]
 
 
 def _can_be_held(column: Array) -> bool:
@@ -120,10 +125,48 @@ class _Held:
         return self._rows.index_select(0, places)
 
 
+class _Copied:
+    """A column of the host's, whose rows are copied to a GPU through pinned memory, ahead of their step."""
+
+    ahead = 2
+
+    def __init__(self, column: Array, device: torch.device, stream: Any) -> None:
+        self._column, self._device, self._stream = column, device, stream
+        self._dtype = torch.from_numpy(np.empty(0, column.dtype)).dtype
+
+    def __call__(self, rows: slice | Array) -> OnItsWay:
+        count = len(range(*rows.indices(len(self._column)))) if isinstance(rows, slice) else len(rows)
+        pinned = torch.empty((count, *self._column.shape[1:]), dtype=self._dtype, pin_memory=True)
+        if isinstance(rows, slice):
+            pinned.numpy()[...] = self._column[rows]
+        else:
+            np.take(self._column, rows, axis=0, out=pinned.numpy(), mode="clip")
+        with torch.cuda.stream(self._stream):
+            tensor = pinned.to(self._device, non_blocking=True)
+            return OnItsWay(tensor, self._stream.record_event())
+
+
+@dataclass(frozen=True, slots=True)
+class OnItsWay:
+    """Rows that another stream copies to a GPU."""
+
+    tensor: torch.Tensor
+    copied: Any
+
+    def arrived(self) -> torch.Tensor:
+        """The rows; whatever the current stream does next is done after they were copied."""
+        stream = torch.cuda.current_stream(self.tensor.device)
+        stream.wait_event(self.copied)
+        self.tensor.record_stream(stream)
+        return self.tensor
+
+
 def _tensor(array: Any, device: torch.device) -> torch.Tensor:
     """The array on the device; what may not be written is copied, since a model may write its input."""
     if isinstance(array, torch.Tensor):
         return array  # held there
+    if isinstance(array, OnItsWay):
+        return array.arrived()
     if not array.flags.writeable and device.type == "cpu":
         array = np.array(array)
     tensor = torch.from_numpy(array)
