@@ -124,13 +124,14 @@ class Batches:
     def held_by(
         self, hold: Callable[[Sequence[Array]], Sequence[Callable[[slice | Array], Any]] | None]
     ) -> None:
-        """Let whoever computes keep the features, and take rows from there.
+        """Let whoever computes take rows of the features, in their own way.
 
-        A taker with an attribute `ahead` is called by a thread that is so many batches ahead.
+        A taker with a true attribute `holds` has all rows where they are needed: nothing is made ahead then.
         """
         if not self._columns.stack_features and (takers := hold(self._features)) is not None:
             self._takers = tuple(takers)
-            self._prefetch = max((getattr(taker, "ahead", 0) for taker in takers), default=0)
+            if all(getattr(taker, "holds", False) for taker in takers):
+                self._prefetch = 0
 
     def epoch(self, epoch: int) -> Generator[Batch, None, None]:
         """The steps of one pass. Close it (or use it up) to end its thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +109,8 @@ def _can_be_held(column: Array) -> bool:
 class _Held:
     """A column on a GPU."""
 
+    holds = True
+
     def __init__(self, column: Array, device: torch.device) -> None:
         rows = max(1, _CHUNK_BYTES // max(1, column[:1].nbytes))
         parts = [np.array(column[start : start + rows]) for start in range(0, len(column), rows)]
@@ -126,21 +129,21 @@ class _Held:
 
 
 class _Copied:
-    """A column of the host's, whose rows are copied to a GPU through pinned memory, ahead of their step."""
-
-    ahead = 2
+    """A column of the host's, whose rows are picked by all threads and copied through pinned memory."""
 
     def __init__(self, column: Array, device: torch.device, stream: Any) -> None:
-        self._column, self._device, self._stream = column, device, stream
-        self._dtype = torch.from_numpy(np.empty(0, column.dtype)).dtype
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*not writable")  # it is only read
+            self._rows = torch.from_numpy(column)
+        self._device, self._stream = device, stream
 
     def __call__(self, rows: slice | Array) -> OnItsWay:
-        count = len(range(*rows.indices(len(self._column)))) if isinstance(rows, slice) else len(rows)
-        pinned = torch.empty((count, *self._column.shape[1:]), dtype=self._dtype, pin_memory=True)
         if isinstance(rows, slice):
-            pinned.numpy()[...] = self._column[rows]
+            pinned = self._rows[rows].pin_memory()
         else:
-            np.take(self._column, rows, axis=0, out=pinned.numpy(), mode="clip")
+            pinned = torch.empty((len(rows), *self._rows.shape[1:]), dtype=self._rows.dtype, pin_memory=True)
+            places = torch.from_numpy(np.ascontiguousarray(rows, np.int64))
+            torch.index_select(self._rows, 0, places, out=pinned)
         with torch.cuda.stream(self._stream):
             tensor = pinned.to(self._device, non_blocking=True)
             return OnItsWay(tensor, self._stream.record_event())
