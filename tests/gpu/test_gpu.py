@@ -346,9 +346,20 @@ def test_a_warm_process_of_torch_has_opened_no_device() -> None:
 def test_keras_on_torch_trains_on_the_gpu_and_its_warm_process_has_opened_none() -> None:
     _need("keras")
     _preloaded_without_device("kindler.frameworks.keras.replica:preload", {"KERAS_BACKEND": "torch"})
-    code = """
+    _train_keras("torch", "variable.value.device.type")
+
+
+def test_keras_on_jax_trains_on_the_gpu() -> None:
+    _need("keras")
+    _need("jax")
+    _train_keras("jax", "{'gpu': 'cuda'}.get(*2 * [next(iter(variable.value.devices())).platform])")
+
+
+def _train_keras(backend: str, device: str) -> None:
+    """Train on a CPU and on the GPU, with one worker and with two; `device` says where a variable is."""
+    code = f"""
         import os
-        os.environ["KERAS_BACKEND"] = "torch"
+        os.environ["KERAS_BACKEND"] = {backend!r}
         import keras, numpy as np
         import kindler
 
@@ -358,9 +369,9 @@ def test_keras_on_torch_trains_on_the_gpu_and_its_warm_process_has_opened_none()
                 self.wanted = wanted
 
             def on_train_batch_end(self, batch, logs=None):
-                devices = {variable.value.device.type for variable in self.model.trainable_variables}
-                if devices != {self.wanted}:
-                    raise RuntimeError(f"weights are on {devices}")
+                devices = {{{device} for variable in self.model.trainable_variables}}
+                if devices != {{self.wanted}}:
+                    raise RuntimeError(f"weights are on {{devices}}")
 
         def create(config):
             # A GPU draws other random weights than a CPU does from the same seed.
@@ -371,12 +382,12 @@ def test_keras_on_torch_trains_on_the_gpu_and_its_warm_process_has_opened_none()
 
         x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
         y = x.sum(1, keepdims=True)
-        losses = {}
+        losses = {{}}
         for device, workers in (("cpu", 1), ("auto", 1), ("cpu", 2), ("cuda", 2)):
             wanted = "cpu" if device == "cpu" else "cuda"
             est = kindler.Estimator.from_keras(
                 model_creator=create,
-                keras_backend="torch",
+                keras_backend={backend!r},
                 device=device,
                 workers=workers,
                 share_gpus=True,
