@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kindler.config import RunSettings as RunSettings
+    from kindler.data.preparation import batched as batched
     from kindler.estimator.estimator import Estimator as Estimator
     from kindler.estimator.model_fn import InputData as InputData
     from kindler.features import MinMaxScaler as MinMaxScaler
@@ -75,6 +76,7 @@ _PUBLIC = {
     "TriggerAnd": "kindler.train.triggers",
     "TriggerOr": "kindler.train.triggers",
     "XShards": "kindler.xshards",
+    "batched": "kindler.data.preparation",
     "errors": "kindler",
     "init": "kindler.spark.session",
     "om": "kindler.omega",
@@ -115,6 +117,7 @@ __all__ = [
     "TriggerOr",
     "XShards",
     "__version__",
+    "batched",
     "errors",
     "init",
     "om",
