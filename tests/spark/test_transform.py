@@ -64,7 +64,7 @@ def reader(workers: int, **options: Any) -> Estimator:
     )
 
 
-def test_rows_that_spark_sends_are_augmented_alike_whoever_gets_them(partitioned: Any, tmp_path: Path) -> None:
+def test_rows_that_spark_sends_are_augmented_alike(partitioned: Any, tmp_path: Path) -> None:
     rows = [(i, TOKENS[i], f"row {i}", LABELS[i]) for i in range(ROWS)]
     frame = partitioned([rows[:7], rows[7:40], [], rows[40:]], SCHEMA)
     columns = {"feature_cols": ["id", "tokens", "text"], "label_cols": "y"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import io
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -58,10 +57,7 @@ def decode(
     if not isinstance(data, bytes | bytearray | memoryview | np.bytes_):
         raise DataError(f"is a {type(data).__name__}, where the bytes of an image are expected.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", image_module.DecompressionBombWarning)
-            image = image_module.open(io.BytesIO(data), formats=list(formats))
-        with image:
+        with image_module.open(io.BytesIO(data), formats=list(formats)) as image:
             width, height = image.size
             if width * height > max_pixels:
                 raise DataError(
@@ -77,12 +73,12 @@ def decode(
             pixels = np.array(image if image.mode == mode else image.convert(mode))
     except DataError:
         raise
-    except image_module.DecompressionBombError as exc:
+    except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as exc:
         raise DataError(f"claims to be an image of too many pixels: {exc}") from exc
     except Exception as exc:
         begins = bytes(data[:8])
         raise DataError(
-            f"cannot be read as an image ({' or '.join(formats)}): {exc or type(exc).__name__}; it has"
+            f"cannot be read as an image ({' or '.join(formats)}): {str(exc) or type(exc).__name__}; it has"
             f" {len(data):,} bytes and begins with {begins!r}."
         ) from exc
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
@@ -97,7 +93,8 @@ def resize(image: Array, size: Size) -> Array:
     scaled = np.tensordot(rows, image.astype(np.float32), axes=(1, 0))
     scaled = np.tensordot(columns, scaled, axes=(1, 1)).swapaxes(0, 1)
     if image.dtype == np.uint8:
-        return np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
+        rounded: Array = np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
+        return rounded
     return np.ascontiguousarray(scaled.astype(image.dtype, copy=False))
 
 
@@ -141,7 +138,8 @@ def normalise(image: Array, mean: float | Sequence[float] = 0.0, std: float | Se
     by = np.float32(255.0) if image.dtype == np.uint8 else np.float32(1.0)
     scale = np.asarray(std, np.float32) * by
     shifted: Array = image.astype(np.float32) - np.asarray(mean, np.float32) * by
-    return shifted / scale
+    scaled: Array = shifted / scale
+    return scaled
 
 
 def from_bytes(

@@ -189,7 +189,7 @@ class Preparer:
 
     def pads(self, name: str) -> bool:
         """Whether a ragged column of the data is padded to the longest row of the batch."""
-        return rule_for(self._preparation.pad, name) == "batch"
+        return bool(rule_for(self._preparation.pad, name) == "batch")
 
     def __call__(
         self,
@@ -343,7 +343,7 @@ class Preparer:
     ) -> tuple[Array, Array | None]:
         known = self._known.get(name)
         column = Column(name=name, role=role, allow_nan=known is not None and known.allow_nan)
-        if isinstance(values, np.ndarray) and values is raw.get(name):
+        if name in raw and values is raw[name] and isinstance(values, np.ndarray):
             as_asked = role == "feature" or (known is not None and known.dtype is not None)
             return (values if as_asked else _label(values)), None
         pad = None if collated else rule_for(self._preparation.pad, name)
@@ -355,10 +355,10 @@ class Preparer:
             fill = fill_value(self._preparation.pad_value, name, rows, role)
             array, mask = padded(rows, pad, fill, width=widths.get(name), column=name, where=where)
             return self._checked(array, column, where), mask
-        array = rows.even() if isinstance(rows, Ragged) else rows
-        if array is None:
+        even: Array | None = rows.even() if isinstance(rows, Ragged) else rows
+        if even is None:
             raise self._uneven(column, values, where)
-        return self._checked(array, column, where), None
+        return self._checked(even, column, where), None
 
     def _as_lists(self, pad: Any, before: Any) -> AsLists:
         """Which values of a column become ragged rows, so that whether it is padded depends on no batch."""

@@ -252,4 +252,4 @@ def _lists_of_text(inner: pa.Array, offsets: Array, column: Column, where: Where
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class RaggedFile:
         self._name, self._offsets_name = name, f"{name[:-4]}.offsets.bin"
         self._first, self._ends = first, list[Array]()
         self._file: BinaryIO | None = None
-        self._own: BinaryIO | None = None
+        self._own: IO[bytes] | None = None
         self._offsets: BinaryIO | None = None
         self._folder = Path()
 

@@ -23,7 +23,7 @@ class RowRandom:
 
     def __init__(self, seed: int) -> None:
         sequence = np.random.SeedSequence([seed & (2**63 - 1), _ROWS])
-        self._key = sequence.generate_state(2, np.uint64)
+        self._key = np.asarray(sequence.generate_state(2, np.uint64), np.uint64)
         self._bits = np.random.Philox(0)
         self._generator = np.random.Generator(self._bits)
 
