@@ -303,7 +303,7 @@ def test_a_transform_is_stored_as_code_and_served_bytes(tmp_path: Path) -> None:
     served = load(om.store, version, trusted=True).predictor
     sent = [{"png": {"b64": base64.b64encode(data).decode()}} for data in table.column("png").to_pylist()]
     body = json.dumps({"instances": sent}).encode()
-    request = TfServing().decode(Sent("POST", "", {}, body), served.signature, Target("images", None))
+    request = TfServing().decode(Sent(body, {}, {}), served.signature, Target("images", None))
     (outputs,) = served.call(fit_inputs(served.signature, request.inputs), "predict").values()
     np.testing.assert_allclose(outputs, expected, atol=1e-6)
     with pytest.raises(DataError, match="column 'png', row 0: cannot be read as an image"):

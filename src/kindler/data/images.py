@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -116,16 +117,18 @@ def random_crop(image: Array, size: Size, rng: np.random.Generator, *, padding: 
     """A part of the image of size (height, width), anywhere; `padding` adds black borders first."""
     height, width = _pair(size)
     high, wide = image.shape[0] + 2 * padding - height, image.shape[1] + 2 * padding - width
-    if padding:
-        bordered = np.zeros(
-            (image.shape[0] + 2 * padding, image.shape[1] + 2 * padding, *image.shape[2:]), image.dtype
-        )
-        bordered[padding:-padding, padding:-padding] = image
-        image = bordered
     if min(high, wide) < 0:
         return crop(image, size)  # which says what is wrong
-    top, left = int(rng.integers(high + 1)), int(rng.integers(wide + 1))
-    return crop(image, size, top=top, left=left)
+    first, second = rng.random(2).tolist()
+    top, left = int(first * (high + 1)) - padding, int(second * (wide + 1)) - padding
+    if not padding:
+        return crop(image, size, top=top, left=left)
+    part = np.zeros((height, width, *image.shape[2:]), image.dtype)
+    rows, columns = slice(max(0, top), top + height), slice(max(0, left), left + width)
+    seen = image[rows, columns]
+    below, beside = max(0, -top), max(0, -left)
+    part[below : below + seen.shape[0], beside : beside + seen.shape[1]] = seen
+    return part
 
 
 def flip(image: Array) -> Array:
@@ -135,11 +138,21 @@ def flip(image: Array) -> Array:
 
 def normalise(image: Array, mean: float | Sequence[float] = 0.0, std: float | Sequence[float] = 1.0) -> Array:
     """The image as float32, uint8 scaled to 0-1 first, less `mean` and divided by `std`, by channel."""
+    return _normalised(image, mean, std)
+
+
+def _normalised(image: Array, mean: Any, std: Any, *, first: bool = False) -> Array:
+    """The same for one image or many; with channels moved to the first place of each, if `first`."""
     by = np.float32(255.0) if image.dtype == np.uint8 else np.float32(1.0)
-    scale = np.asarray(std, np.float32) * by
-    shifted: Array = image.astype(np.float32) - np.asarray(mean, np.float32) * by
-    scaled: Array = shifted / scale
-    return scaled
+    shift = np.asarray(mean, np.float32) * by
+    scale = np.float32(1.0) / (np.asarray(std, np.float32) * by)
+    if first:
+        image = np.moveaxis(image, -1, -3)
+        shift, scale = (part if not part.ndim else part[:, None, None] for part in (shift, scale))
+    made: Array = np.empty(image.shape, np.float32)
+    np.subtract(image, shift, out=made)
+    made *= scale
+    return made
 
 
 def from_bytes(
@@ -224,19 +237,49 @@ class ImageTransform:
         return replace(self, augments=False)
 
     def __call__(self, row: Mapping[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
+        self._check(row)
+        made = {name: value for name, value in row.items() if name != self.column}
+        try:
+            made[self.to] = self._finished(self._pixels(row[self.column], rng))
+        except DataError as exc:
+            raise DataError(str(exc), column=self.column) from exc.__cause__
+        return made
+
+    def of_batch(self, columns: Mapping[str, Any], rngs: Any = None) -> dict[str, Any]:
+        """The same for many rows at once, which takes less time: images of one size are finished together.
+
+        Args:
+            columns: The columns.
+            rngs: The random numbers of the rows (`kindler.data.row_rng.RowRandoms`).
+
+        Raises:
+            DataError: Of the first image that cannot be used; its `position` says which it is.
+        """
+        self._check(columns)
+        made = {name: values for name, values in columns.items() if name != self.column}
+        cells = columns[self.column]
+        drawn = itertools.repeat(None) if rngs is None or not self.augments else rngs.in_turn()
+        pixels = []
+        for position, (data, rng) in enumerate(zip(cells, drawn, strict=False)):
+            try:
+                pixels.append(self._pixels(data, rng))
+            except DataError as exc:
+                named = DataError(str(exc), column=self.column)
+                named.position = position  # type: ignore[attr-defined]
+                raise named from exc.__cause__
+        one_size = len({image.shape for image in pixels}) == 1
+        made[self.to] = self._finished(np.stack(pixels)) if one_size else [self._finished(p) for p in pixels]
+        return made
+
+    def _check(self, row: Mapping[str, Any]) -> None:
         if self.column not in row:
             raise ConfigError(
                 f"from_bytes({self.column!r}): rows have no such column, only {list(row)}.\n"
                 f"Hint: feature_cols must name {self.column!r}."
             )
-        made = {name: value for name, value in row.items() if name != self.column}
-        try:
-            made[self.to] = self._image(row[self.column], rng)
-        except DataError as exc:
-            raise DataError(str(exc), column=self.column) from exc.__cause__
-        return made
 
-    def _image(self, data: bytes, rng: np.random.Generator | None) -> Array:
+    def _pixels(self, data: bytes, rng: np.random.Generator | None) -> Array:
+        """One image, decoded, scaled, cut and mirrored."""
         image = decode(data, mode=self.mode, max_pixels=self.max_pixels)
         if self.size is not None:
             image = resize(image, self.size)
@@ -245,15 +288,15 @@ class ImageTransform:
             image = random_crop(image, self.crop, drawn, padding=self.padding)
         elif self.crop is not None:
             image = crop(image, self.crop)
-        if self.flip and drawn is not None and drawn.integers(2):
-            image = flip(image)
+        return flip(image) if self.flip and drawn is not None and drawn.random() < 0.5 else image
+
+    def _finished(self, pixels: Array) -> Array:
+        """One image, or many of one size, as the model takes them."""
+        first = self.channels == "first"
         if self.mean is not None or self.std is not None:
-            image = normalise(
-                image, 0.0 if self.mean is None else self.mean, 1.0 if self.std is None else self.std
-            )
-        if self.channels == "first":
-            image = image.transpose(2, 0, 1)
-        return np.ascontiguousarray(image)
+            mean, std = 0.0 if self.mean is None else self.mean, 1.0 if self.std is None else self.std
+            return _normalised(pixels, mean, std, first=first)
+        return np.ascontiguousarray(np.moveaxis(pixels, -1, -3) if first else pixels)
 
 
 def _pair(size: Any, name: str = "size") -> tuple[int, int]:

@@ -231,8 +231,9 @@ class Preparer:
     def _transformed(
         self, function: Any, raw: Mapping[str, Any], rows: int, where: Where, epoch: int, numbers: Array
     ) -> dict[str, Any]:
-        if isinstance(function, batched) or getattr(function, "batched", False):
-            return self._by_batch(function, raw, rows, where, epoch, numbers)
+        by_batch = function.function if isinstance(function, batched) else getattr(function, "of_batch", None)
+        if by_batch is not None:
+            return self._by_batch(by_batch, raw, rows, where, epoch, numbers)
         columns = {name: _listed(values) for name, values in raw.items()}
         names, random = list(columns), RowRandom(self._seed)
         argument = _chance_argument(function)
@@ -255,16 +256,17 @@ class Preparer:
     def _by_batch(
         self, function: Any, raw: Mapping[str, Any], rows: int, where: Where, epoch: int, numbers: Array
     ) -> dict[str, Any]:
-        inner = function.function if isinstance(function, batched) else function
-        argument = _chance_argument(inner)
+        argument = _chance_argument(function)
         chance = {} if argument is None else {argument: RowRandoms(self._seed, epoch, numbers)}
         given = {
             name: values.rows() if isinstance(values, Ragged) else values for name, values in raw.items()
         }
         try:
-            made = _called(inner, given, chance)
+            made = _called(function, given, chance)
         except Exception as exc:  # noqa: BLE001 (raised again, with the rows)
-            self._raise(exc, self._argument, f"{where(0)} to {where(rows - 1)}")
+            position = getattr(exc, "position", None)
+            place = f"{where(0)} to {where(rows - 1)}" if position is None else where(position)
+            self._raise(exc, self._argument, place)
         self._check_dict(made, self._argument, where(0))
         self._check_rows(made, rows, self._argument)
         return dict(made)

@@ -71,7 +71,9 @@ class Ragged:
 
     @property
     def nbytes(self) -> int:
-        return int(self.flat.nbytes + self.offsets.nbytes)
+        """Of these rows alone, whatever else the flat array holds."""
+        values = int(self.offsets[-1] - self.offsets[0])
+        return values * self.flat[:1].nbytes + int(self.offsets.nbytes)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

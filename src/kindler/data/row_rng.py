@@ -6,7 +6,7 @@ those of a counter (Philox) that every row of every epoch has a stretch of to it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -49,6 +49,11 @@ class RowRandoms(Sequence[np.random.Generator]):
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+    def in_turn(self) -> Iterator[np.random.Generator]:
+        """One generator, set to each row in turn: quicker, for whoever is done with a row before the next."""
+        random = RowRandom(self._seed)
+        return (random.of(self._epoch, number) for number in self._numbers.tolist())
 
     @overload
     def __getitem__(self, row: int) -> np.random.Generator: ...
