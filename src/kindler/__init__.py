@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kindler.config import RunSettings as RunSettings
+    from kindler.data.preparation import batched as batched
     from kindler.engine.here import WorkerInfo as WorkerInfo
     from kindler.engine.here import worker as worker
     from kindler.estimator.estimator import Estimator as Estimator
@@ -78,6 +79,7 @@ _PUBLIC = {
     "TriggerOr": "kindler.train.triggers",
     "WorkerInfo": "kindler.engine.here",
     "XShards": "kindler.xshards",
+    "batched": "kindler.data.preparation",
     "errors": "kindler",
     "init": "kindler.spark.session",
     "om": "kindler.omega",
@@ -120,6 +122,7 @@ __all__ = [
     "WorkerInfo",
     "XShards",
     "__version__",
+    "batched",
     "errors",
     "init",
     "om",

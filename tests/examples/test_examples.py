@@ -24,10 +24,12 @@ TESTED = {
     "first_steps.py",
     "first_steps_keras.py",
     "keras_digits.py",
+    "keras_text.py",
     "local_arrays.py",
     "lost_worker.py",
     "mnist_spark.py",
     "parquet_to_parquet.py",
+    "png_images.py",
     "quickstart.py",
     "store_and_runtime.py",
 }
@@ -66,6 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_torch(folder: Path) -> Printed:
     """What examples printed that ran one after another; they share PyTorch, Java and a warm process."""
     on_mnist = ("mnist_spark.py", "--data", SHARED / "mnist", "--rows", "2000", "--epochs", "3")
+    on_cifar = ("png_images.py", "--data", SHARED / "cifar10-mini", "--rows", "750", "--epochs", "4")
     programs = [
         ("custom_callback.py",),
         ("lost_worker.py",),
@@ -73,6 +76,7 @@ def on_torch(folder: Path) -> Printed:
         ("quickstart.py", "--plot", "training.png"),
         ("first_steps.py",),
         *([on_mnist] if (SHARED / "mnist").is_dir() else []),
+        *([on_cifar] if (SHARED / "cifar10-mini").is_dir() else []),
     ]
     return run_in_turn(folder, *[(EXAMPLES / name, *arguments) for name, *arguments in programs])
 
@@ -80,7 +84,7 @@ def on_torch(folder: Path) -> Printed:
 @pytest.fixture(scope="module")
 def on_keras(folder: Path) -> Printed:
     """The same for examples with Keras on TensorFlow."""
-    programs = [("first_steps_keras.py",), ("keras_digits.py", "--backend", "tensorflow")]
+    programs = [("first_steps_keras.py",), ("keras_digits.py", "--backend", "tensorflow"), ("keras_text.py",)]
     return run_in_turn(
         folder,
         *[(EXAMPLES / name, *arguments) for name, *arguments in programs],
@@ -133,6 +137,22 @@ def test_a_stored_model_answers_in_the_runtime_and_as_the_readme_asks_its_server
             server.terminate()
     scores = json.loads(reply.stdout)["result"]
     assert [row.index(max(row)) for row in scores] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(not (SHARED / "cifar10-mini").is_dir(), reason="no CIFAR-10 in ../shared/data")
+def test_images_are_learned_from_pngs_in_a_frame(on_torch: Printed) -> None:
+    printed = on_torch("png_images.py")
+
+    assert number("test accuracy", printed) > 0.2
+    assert "scored: ['png', 'prediction'], 5 rows" in printed
+
+
+def test_a_keras_model_learns_from_strings(on_keras: Printed) -> None:
+    printed = on_keras("keras_text.py")
+
+    assert number("test accuracy", printed) > 0.95
+    assert "predicted: [1, 0]" in printed
 
 
 @pytest.mark.spark

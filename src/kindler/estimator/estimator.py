@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+import cloudpickle
 import numpy as np
 
 from kindler.config import RunSettings
 from kindler.data.column_options import ColumnOptions, Names
+from kindler.data.columns import Column, Columns
+from kindler.data.preparation import Preparation, Preparer
 from kindler.engine import local
 from kindler.errors import ConfigError, NotFittedError, UntrustedError
 from kindler.estimator.checks import (
@@ -27,6 +31,7 @@ from kindler.estimator.checks import (
     column_complaints,
     engine_complaints,
     loader_complaints,
+    preparation_complaints,
     refuse,
     row_weight_complaints,
     seed_complaints,
@@ -40,6 +45,7 @@ from kindler.estimator.model import FrameworkModel, LiveModel
 from kindler.estimator.model_fn import ModelFnEstimator
 from kindler.files import beside, folder_at, place, split
 from kindler.frameworks.caller_state import leaves_no_trace
+from kindler.frameworks.pickling import travelling
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.sync.contract import SyncConfig
 from kindler.train import estimator_file
@@ -59,6 +65,7 @@ if TYPE_CHECKING:
 __all__ = ["Estimator"]
 
 Hear = Callable[[Mapping[str, Any]], None]
+AnyOptions = TypeVar("AnyOptions", FitOptions, EvaluateOptions, PredictOptions)
 
 
 class Door:
@@ -90,8 +97,11 @@ class Estimator:
         seed: int,
         settings: RunSettings,
         log_dir: str | PathLike[str] | None = None,
+        preparation: Preparation | None = None,
     ) -> None:
         self._model = model
+        self._preparation = preparation or Preparation()
+        self._warned_of_chance = False
         self._workers = workers
         self._engine: Engine = engine
         self._device = device
@@ -135,6 +145,13 @@ class Estimator:
         settings: RunSettings | None = None,
         backend: str | None = None,
         log_dir: str | PathLike[str] | None = None,
+        transform: Callable[..., Any] | None = None,
+        eval_transform: Callable[..., Any] | None = None,
+        collate: Callable[..., Any] | None = None,
+        pad: Any = None,
+        pad_value: Any = None,
+        masks: bool = True,
+        length_col: str | None = None,
     ) -> Estimator:
         """Create an estimator from a PyTorch model.
 
@@ -174,6 +191,18 @@ class Estimator:
             backend: Accepted for programs written for Orca ("bigdl", "torch_distributed", "horovod", "spark",
                 "ray"), without effect.
             log_dir: The folder that the driver writes event files for TensorBoard to.
+            transform: A function of a row: a dict of its feature and label columns and, if it has a parameter
+                `rng`, a random generator of that row and epoch. It returns a dict of columns, which the model
+                takes instead, and runs in the workers, beside the steps. With `kindler.batched`, a function
+                of a batch of columns.
+            eval_transform: The same for `evaluate`, validation and `predict`. None uses `transform` there.
+            collate: A function of a list of rows that returns a dict of arrays: the batch.
+            pad: "batch" pads rows of different lengths to the longest of the batch, a number to that length;
+                or a dict of these by column. The model gets a mask for each padded column, after all columns.
+            pad_value: What rows are padded with, or a dict of that by column. None is 0, and -100 for labels.
+            masks: Whether the model gets masks.
+            length_col: A column whose rows are as long as a row is, or whose numbers say so: each step
+                trains on rows of similar length.
         """
         FRAMEWORKS.load("torch")
         from kindler.frameworks.torch.spec import TorchSpec, check
@@ -196,11 +225,21 @@ class Estimator:
             device_cache=device_cache,
             process_group=process_group,
         )
+        preparation = Preparation(
+            transform=transform,
+            eval_transform=eval_transform,
+            collate=collate,
+            pad=pad,
+            pad_value=pad_value,
+            masks=masks,
+            length_col=length_col,
+        )
         refuse(
             *check(spec),
             *engine_complaints(workers, engine),
             *seed_complaints(seed),
             *backend_complaints(backend),
+            *preparation.complaints(),
         )
         uses_torchmetrics = "torchmetrics" in {type(m).__module__.partition(".")[0] for m in _flat(metrics)}
         return cls(
@@ -216,6 +255,7 @@ class Estimator:
             seed=seed,
             settings=_with_sharing(settings, share_gpus),
             log_dir=log_dir,
+            preparation=preparation,
         )
 
     @classmethod
@@ -237,6 +277,13 @@ class Estimator:
         inputs: Literal["auto", "positional", "dict"] = "auto",
         log_dir: str | PathLike[str] | None = None,
         settings: RunSettings | None = None,
+        transform: Callable[..., Any] | None = None,
+        eval_transform: Callable[..., Any] | None = None,
+        collate: Callable[..., Any] | None = None,
+        pad: Any = None,
+        pad_value: Any = None,
+        masks: bool = True,
+        length_col: str | None = None,
     ) -> Estimator:
         """Create an estimator from a Keras model: Keras 3 on any backend, or Keras 2 as `tf_keras`.
 
@@ -260,6 +307,18 @@ class Estimator:
                 ("dict"), or by name if the model's inputs have the names of the columns ("auto").
             log_dir: The folder that the driver writes event files for TensorBoard to.
             settings: Time limits, threads, shared memory.
+            transform: A function of a row: a dict of its feature and label columns and, if it has a parameter
+                `rng`, a random generator of that row and epoch. It returns a dict of columns, which the model
+                takes instead, and runs in the workers, beside the steps. With `kindler.batched`, a function
+                of a batch of columns.
+            eval_transform: The same for `evaluate`, validation and `predict`. None uses `transform` there.
+            collate: A function of a list of rows that returns a dict of arrays: the batch.
+            pad: "batch" pads rows of different lengths to the longest of the batch, a number to that length;
+                or a dict of these by column. The model gets a mask for each padded column, after all columns.
+            pad_value: What rows are padded with, or a dict of that by column. None is 0, and -100 for labels.
+            masks: Whether the model gets masks.
+            length_col: A column whose rows are as long as a row is, or whose numbers say so: each step
+                trains on rows of similar length.
         """
         from kindler.frameworks.keras import backends
         from kindler.frameworks.keras.spec import KerasSpec, check
@@ -271,7 +330,21 @@ class Estimator:
             config=dict(config or {}),
             inputs=inputs,
         )
-        refuse(*check(spec), *engine_complaints(workers, engine), *seed_complaints(seed))
+        preparation = Preparation(
+            transform=transform,
+            eval_transform=eval_transform,
+            collate=collate,
+            pad=pad,
+            pad_value=pad_value,
+            masks=masks,
+            length_col=length_col,
+        )
+        refuse(
+            *check(spec),
+            *engine_complaints(workers, engine),
+            *seed_complaints(seed),
+            *preparation.complaints(),
+        )
         chosen = backends.backend_of(model, keras_backend)
         backends.require(chosen)
         return cls(
@@ -283,6 +356,7 @@ class Estimator:
             seed=seed,
             settings=_with_sharing(settings, share_gpus),
             log_dir=log_dir,
+            preparation=replace(preparation, text=chosen == "tensorflow"),
         )
 
     @classmethod
@@ -593,6 +667,7 @@ class Estimator:
         model, validated = self._model, validation is not None
         refuse(
             *ability_complaints(model.row, "train"),
+            *preparation_complaints(self._preparation, options, data, validation),
             *model.lacking("optimizer", "loss"),
             *model.against_data(data.data),
             *row_weight_complaints(model.row, options),
@@ -604,6 +679,9 @@ class Estimator:
             *column_complaints(options.columns, data, validation),
             *callback_complaints(options.callbacks, model.row, validated=validated),
         )
+        options = self._with_preparation(options, trains=True)
+        if validated:
+            self._warn_of_chance()
         inputs = [data] if validation is None else [data, validation]
         params = run_params(
             model.spec,
@@ -630,7 +708,8 @@ class Estimator:
             )
             self._summaries.finish(results.rows)
             on_driver.finish(results.rows)
-            self._layout, self._columns = results.layout, replace(options.columns, weight_col=None)
+            self._layout = results.layout
+            self._columns = replace(options.columns, weight_col=None, ragged=None, length_col=None)
             self._live.state = results.state
             first = results.rows[0]["epoch"] if options.resume and results.rows else math.inf
             earlier = [row for row in self.history if row["epoch"] < first]
@@ -686,8 +765,11 @@ class Estimator:
             *self._model.against_data(given.data),
             *options.complaints(),
             *column_complaints(columns, given),
+            *preparation_complaints(self._preparation, options, given),
         )
+        self._warn_of_chance()
         options = replace(options, columns=given.complete(columns, self._columns))
+        options = self._with_preparation(options)
         return self._run(given, options, hear=self._summaries.report).rows[0]
 
     @leaves_no_trace
@@ -749,15 +831,18 @@ class Estimator:
 
     def _predict(self, given: Input, options: PredictOptions) -> Any:
         refuse(*given.score_complaints(options), *options.complaints())
+        self._warn_of_chance()
         columns = replace(given.complete(options.columns, self._columns), label_cols=None, need_labels=False)
+        options = self._with_preparation(replace(options, columns=columns))
         request = ScoreRequest(
             framework=self._model.framework,
             spec=self._model.packed,
             state=self._live.state,
-            options=replace(options, columns=columns),
+            options=options,
             layout=self._layout,
             device=self._device,
             seed=self._seed,
+            labels=tuple(self._columns.labels or ("label", "y")),
             job=job_of(
                 self._model,
                 self._settings,
@@ -826,6 +911,7 @@ class Estimator:
             model_dir=model_dir,
             seed=seed,
             settings=settings or self._settings,
+            preparation=self._preparation,
         )
         if state:
             made._live.state = state
@@ -1039,7 +1125,9 @@ class Estimator:
             "signature": self.signature,
             "history": list(self.history),
         }
-        return estimator_file.Saved(facts, self._model.packed, self._live.state)
+        prepared = self._preparation.functions or self._preparation.active
+        packed = travelling(self._preparation) if prepared else b""
+        return estimator_file.Saved(facts, self._model.packed, self._live.state, packed)
 
     @classmethod
     def _of_saved(cls, saved: estimator_file.Saved, options: dict[str, Any]) -> Estimator:
@@ -1049,10 +1137,47 @@ class Estimator:
         model = FrameworkModel.unpacked(facts["framework"], saved.recipe, tuple(facts["preload"]))
         known = {name: facts[name] for name in ("workers", "engine", "device", "seed")}
         arguments = {"model_dir": None, "settings": RunSettings(), **known, **options}
+        if saved.preparation:
+            arguments["preparation"] = cloudpickle.loads(saved.preparation)
         estimator = cls(model, **arguments)
         estimator.restore_columns(facts["signature"], facts["history"])
         estimator._live.state = saved.state
         return estimator
+
+    @property
+    def preparation(self) -> Preparation:
+        """What is done to rows between the data and the model: the transform, collate and padding."""
+        return self._preparation
+
+    def preparer(self) -> Preparer:
+        """What does to rows that are scored what `predict` does, for whoever calls the model itself."""
+        columns = self._columns
+        features = columns.features or [name for name in ("features", "x") if name in self._layout] or ["x"]
+        return Preparer(
+            self._preparation,
+            Columns(features=tuple(Column(name=name, role="feature") for name in features), labels=()),
+            trains=False,
+            seed=self._seed,
+            labels=tuple(columns.labels or ("label", "y")),
+        )
+
+    def _with_preparation(self, options: AnyOptions, *, trains: bool = False) -> AnyOptions:
+        """The options, with what the estimator does to rows."""
+        own = self._preparation
+        columns = replace(options.columns, ragged=own.ragged, length_col=own.length_col if trains else None)
+        return replace(options, columns=columns, preparation=own if own.ragged else None)
+
+    def _warn_of_chance(self) -> None:
+        """Say once that rows are augmented where they are judged."""
+        if self._preparation.augments_all and not self._warned_of_chance:
+            self._warned_of_chance = True
+            warnings.warn(
+                "transform draws random numbers and there is no eval_transform: rows that are evaluated or"
+                " scored are augmented as well, each in the same way every time.\n"
+                "Hint: pass eval_transform=..., which does the rest of it without chance.",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def _run(
         self,

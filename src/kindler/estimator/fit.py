@@ -158,9 +158,10 @@ def run(plan: RunPlan) -> RunResults:
 
 
 def _prepared(plan: RunPlan, item: Input, name: str, spark: SparkSession | None, folder: Path) -> Prepared:
+    columns = plan.options.columns
     request = SourceRequest(
         name=name,
-        columns=plan.options.columns,
+        columns=columns if name == "data" else replace(columns, length_col=None),
         ingest=plan.options.ingest,
         spark=spark,
         scratch=folder,

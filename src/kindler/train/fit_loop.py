@@ -16,6 +16,7 @@ from typing import Any
 
 import cloudpickle
 
+from kindler.data.prepared_batches import PreparedBatches
 from kindler.frameworks.contract import Fitter
 from kindler.frameworks.devices import explained
 from kindler.sync.contract import Sync
@@ -102,6 +103,7 @@ class _Picked:
 
     def __init__(self, worker: Worker, data: IndexedBatches, numbers: Sequence[int]) -> None:
         self._worker, self._data, self._numbers = worker, data, numbers
+        self.varies = isinstance(data, PreparedBatches) and data.varies
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -117,6 +119,7 @@ class _Stretch:
 
     def __init__(self, worker: Worker, data: IndexedBatches, reporter: ProgressReporter) -> None:
         self._worker, self._data, self._reporter = worker, data, reporter
+        self.varies = isinstance(data, PreparedBatches) and data.varies
         self._lock = threading.Lock()  # Keras asks from a thread of its own, and now and then from two
         self.first = self.length = 0
 
@@ -162,7 +165,12 @@ class _Follower:
             callbacks=self._remembering,
             anywhere=not sync.in_step,
         )
-        self._reporter = ProgressReporter(worker, show=task.show, waited_s=lambda: sync.waited_s)
+        self._reporter = ProgressReporter(
+            worker,
+            show=task.show,
+            waited_s=lambda: sync.waited_s,
+            prepares=isinstance(train, PreparedBatches),
+        )
         self._logged = StepReporter(worker, active=task.log_steps)
         self._stretch = _Stretch(worker, train, self._reporter)
         self._done = self._base = self._first_step = 0

@@ -18,6 +18,7 @@ import cloudpickle
 import numpy as np
 
 from kindler.data.batches import Batch, Batches
+from kindler.data.prepared_batches import PreparedBatches
 from kindler.engine.gpus import Placement
 from kindler.frameworks.contract import Stepper
 from kindler.frameworks.devices import explained
@@ -94,6 +95,8 @@ def _hold(replica: Stepper, data: BatchStream) -> None:
 
 def _varying_shapes(data: BatchStream) -> list[Sequence[int]] | None:
     """The first batch's shapes of the labels' rows, where other batches may have other ones: in a stream."""
+    if isinstance(data, PreparedBatches):
+        return None if data.label_shapes is None else list(data.label_shapes)
     return None if data.counts else [data.layout[name][1] for name in data.labels]
 
 
@@ -139,7 +142,12 @@ class _Fit:
         # agree where they exchange gradients: the driver is not in the way of a step.
         several = worker.size > 1 and sync.in_step
         self._agree_each_step = self._keeper.active and several and _look_at_steps(self._hooks)
-        self._progress = ProgressReporter(worker, show=task.show, waited_s=lambda: sync.waited_s)
+        self._progress = ProgressReporter(
+            worker,
+            show=task.show,
+            waited_s=lambda: sync.waited_s,
+            prepares=isinstance(train, PreparedBatches),
+        )
         self._step_log = StepReporter(worker, active=task.log_steps)
 
     def run(self) -> list[dict[str, Any]]:

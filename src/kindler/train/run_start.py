@@ -25,6 +25,7 @@ from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train.checkpoint_file import Checkpoint, CheckpointWarning, Header, parse
 from kindler.train.loader_source import Reader, StreamSource
 from kindler.train.loader_steps import AgreedSteps, NumberedSteps
+from kindler.train.prepared import preparation_for, prepared_batches
 from kindler.train.task import Task
 
 __all__ = [
@@ -238,7 +239,9 @@ def open_batches(worker: Worker, task: Task, source: Source, what: str, *, train
     """This worker's part of a source, cut into as many steps as on every other; all workers call it."""
     dealing = task.dealing or Dealing.between(worker.size, seed=task.seed)
     shuffle = trains and task.training.shuffle
-    spool = source.open(worker, dealing, in_order=trains and not shuffle)
+    preparation = preparation_for(task, source)
+    numbered = (trains and not shuffle) or preparation is not None
+    spool = source.open(worker, dealing, in_order=numbered)
     own_lanes = spool.lane_counts(dealing.known_lanes)[worker.rank :: worker.size]
     parts = _gathered(worker, {"rows": spool.rows, "lanes": own_lanes})
     # In a message of their own: they are the same on most workers, and equal bytes travel once.
@@ -255,17 +258,26 @@ def open_batches(worker: Worker, task: Task, source: Source, what: str, *, train
         counts = [part["rows"] for part in parts]
     # A checkpoint from the middle of an epoch can be used with the same rows only.
     marked = task.model_dir is not None and trains
-    return Batches(
+    batching: dict[str, Any] = {
+        "counts": counts,
+        "rank": worker.rank,
+        "size": worker.size,
+        "batch_size": task.options.batch_size,
+        "seed": task.seed,
+        "shuffle": shuffle,
+        "marks": _marks(worker, spool, len(counts)) if marked else (),
+        "weighted": task.options.columns.weight_col is not None,
+    }
+    if preparation is None:
+        return Batches(spool, source.columns, **batching)
+    return prepared_batches(
+        worker,
         spool,
         source.columns,
-        counts=counts,
-        rank=worker.rank,
-        size=worker.size,
-        batch_size=task.options.batch_size,
-        seed=task.seed,
-        shuffle=shuffle,
-        marks=_marks(worker, spool, len(counts)) if marked else (),
-        weighted=task.options.columns.weight_col is not None,
+        preparation,
+        trains=trains,
+        stack=bool(task.options.columns.stack_features),
+        **batching,
     )
 
 

@@ -258,7 +258,9 @@ def _count(data: Any) -> Any:
 
 
 def _one_row(part: Any) -> Any:
-    return tf.zeros([1, *part.shape[1:]], part.dtype)
+    if part.shape[1:].is_fully_defined():
+        return tf.zeros([1, *part.shape[1:]], part.dtype)
+    return tf.zeros(tf.concat([[1], tf.shape(part)[1:]], 0), part.dtype)
 
 
 def _value(variable: Any) -> Any:
