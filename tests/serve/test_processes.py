@@ -68,6 +68,10 @@ def test_after_a_crash_a_hang_and_an_exit_the_next_request_is_served(served: Ser
     assert len(seen) == 3  # a crash and a hang cost a process; an exception does not
     assert served.process.pid not in seen
     assert served.process.poll() is None
+    told = httpx.get(f"{served.url}/metrics", timeout=60).text
+    for reason in ("crashed", "hung"):
+        line = f'kindler_process_restarts_total{{model="naughty",reason="{reason}",version="1"}} 1.0'
+        assert line in told
     assert values(ask(served, "naughty", [[5.0]])) == [10.0]  # what it prints is in nobody's way
 
 

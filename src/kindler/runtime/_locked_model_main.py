@@ -36,7 +36,7 @@ def _loaded(order: Frame, sock: socket.socket) -> tuple[LoadedModel | None, Repo
     try:
         os.chdir("/")
         jail.enter([folder], keep=(sock.fileno(),))
-        made = load_files(order.fields["kind"], folder, order.fields["meta"], trusted=False)
+        made = load_files(order.fields["model_kind"], folder, order.fields["meta"], trusted=False)
     except BaseException as exc:  # noqa: BLE001 - the edge of the process: the worker is told
         return None, Report("failed", error=described(exc))
     return made, Report("done")

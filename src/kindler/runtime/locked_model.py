@@ -99,7 +99,8 @@ class LockedModel:
         self._child = fork_server.start_child(recipe, owner=os.getpid(), timeout_s=_START_S, entry=_ENTRY)
         threading.Thread(target=_pass_on, args=(self._child.output,), daemon=True).start()
         try:
-            self._child.channel.send("load", kind=version.kind, folder=str(folder), meta=dict(version.meta))
+            order = {"model_kind": version.kind, "folder": str(folder), "meta": dict(version.meta)}
+            self._child.channel.send("load", **order)
             self._answer()
         except BaseException:
             self.close()
