@@ -180,9 +180,8 @@ def test_arrow_types_that_repeat_their_bytes_are_refused_by_name(
     assert watch.growth < GROWTH
 
 
-def no_bytes(columns: int) -> bytes:
-    """Columns of 8 values for each byte, all of them empty."""
-    values = 8 * 400 * columns
+def no_bytes(columns: int, values: int) -> bytes:
+    """Columns of values that take no bytes."""
     empty = pa.FixedSizeBinaryArray.from_buffers(pa.binary(0), values, [None, pa.py_buffer(b"")])
     sink = pa.BufferOutputStream()
     table = pa.table({f"c{i}": empty for i in range(columns)})
@@ -203,8 +202,8 @@ def many_batches() -> bytes:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: no_bytes(1), "texts of no bytes"),
-        (lambda: no_bytes(200), "values in"),
+        (lambda: no_bytes(1, 1000), "texts of no bytes"),
+        (lambda: no_bytes(200, 100_000), "values in"),
         (many_batches, "messages"),
         (lambda: arrow_table({f"c{i}": pa.array([1.0]) for i in range(12_000)}), "columns"),
     ],

@@ -192,5 +192,8 @@ def test_where_no_process_can_be_locked_in_kinds_that_need_it_are_refused(tmp_pa
         UntrustedError, match="need a process that is locked in, and here is none: no Landlock"
     ):
         start_of(version, tmp_path, ServeSettings(), lacking="no Landlock")
+    object.__setattr__(version, "meta", {"model_kind": "sklearn"})  # as metadata of an archive may say
+    with pytest.raises(UntrustedError, match="of kind 'onnx', was refused"):
+        start_of(version, tmp_path, ServeSettings(), lacking="no Landlock")
     assert not start_of(version, tmp_path, ServeSettings(trusted=True), lacking="none").order["jailed"]
     om.close()
