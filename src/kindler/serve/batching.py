@@ -608,7 +608,7 @@ def _key(inputs: Arrays, method: str) -> Hashable:
 
 
 def _kinds(array: Array) -> Hashable:
-    """What values an array has. Of objects the types: text beside bytes, or beside dates, would become one."""
+    """What values an array has. Of objects the types: text beside bytes, or dates, would become one."""
     return array.dtype.str if array.dtype.kind != "O" else frozenset(map(type, array.ravel().tolist()))
 
 
