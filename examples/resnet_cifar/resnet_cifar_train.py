@@ -85,6 +85,7 @@ def run(flags_obj, export=None):
             "sparse_categorical_crossentropy",
             metrics=["sparse_categorical_accuracy"],
         )
+    model.distribute_reduction_method = "first"  # Keras adds up the means of all workers by default
     train, test = (
         input_fn(is_training, flags_obj.data_dir, flags_obj.batch_size, workers, worker, flags_obj.seed)
         for is_training in (True, False)
