@@ -86,6 +86,7 @@ class Worker:
         self._is_fed: bool = fields["fed"]
         self._feeds = Feeds("the driver", channel.send, waiting=self.tick)
         self._released = threading.Event()
+        self._others_ended = threading.Event()
         self._gathered: queue.Queue[tuple[list[bytes], frozenset[int]]] = queue.Queue()
         self._turn = 0
         self._ticks = 0
@@ -232,6 +233,11 @@ class Worker:
         if not self._released.wait(self._sync_timeout_s):
             raise SyncError(f"the held ports of worker {self.rank} were not released.")
 
+    @property
+    def others_ended(self) -> threading.Event:
+        """Of a service with a grace: set once every other rank has a result. It should return then."""
+        return self._others_ended
+
     def feed(self, name: str) -> FeedReader:
         """What the driver pushes to this rank under `name`, as it comes.
 
@@ -351,6 +357,8 @@ def _listen(channel: Channel, worker: Worker) -> None:
                 worker._feeds.heard(frame)
             elif frame.kind == "released":
                 worker._released.set()
+            elif frame.kind == "ending":
+                worker._others_ended.set()
     except ChannelClosed:
         os._exit(1)  # the supervisor is gone: nobody wants the result
 
