@@ -27,7 +27,7 @@ def run_in_turn(
     *programs: Sequence[object],
     paths: Sequence[Path] = (),
     quiet: bool = True,
-    preload: str | None = None,
+    warm: bool = False,
     **environ: str,
 ) -> Printed:
     """Run programs, each a path with its arguments, in a process of their own.
@@ -37,7 +37,7 @@ def run_in_turn(
         programs: The path of each program and its arguments.
         paths: Where Python looks first.
         quiet: They must not show Spark's insides, or a traceback, where they end well.
-        preload: What Spark's Python workers inherit, see `tests/warm_daemon.py`; None for Spark's own daemon.
+        warm: Spark's Python workers come from `tests/warm_daemon.py`.
         environ: Variables of the process.
 
     Returns:
@@ -50,7 +50,7 @@ def run_in_turn(
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT / "src", ROOT))),
             "TF_CPP_MIN_LOG_LEVEL": "2",
-            **({} if preload is None else environment(preload)),
+            **(environment() if warm else {}),
             **environ,
         },
         cwd=folder,

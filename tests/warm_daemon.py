@@ -2,7 +2,8 @@
 
 Spark forks a worker for each task that finds none idle, and has each import pandas, Arrow and what the task
 needs, PyTorch for one: seconds a worker. After every task it collects garbage, which takes the longer the
-more is imported. Here the daemon imports all of it once, and leaves it out of that.
+more is imported. Here the daemon imports all of it once, and leaves it out of that. Spark has a daemon for
+each kind of task: a framework is worth importing there only where many workers use it.
 
 A run of Kindler that fails does not end the warm process of its workers; see `tests/warm.py`.
 """
@@ -21,10 +22,10 @@ CONF = {"spark.python.daemon.module": "tests.warm_daemon"}
 _ALWAYS = ("pyspark.worker", "pandas", "pyarrow.parquet", "kindler.spark.engine", "kindler.spark.predict")
 
 
-def environment(preload: str) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Variables with which a program has this daemon; its Python must find `tests`."""
     (name, value), *_ = CONF.items()
-    return {PRELOAD: preload, "PYSPARK_SUBMIT_ARGS": f"--conf {name}={value} pyspark-shell"}
+    return {"PYSPARK_SUBMIT_ARGS": f"--conf {name}={value} pyspark-shell"}
 
 
 def _preload() -> None:

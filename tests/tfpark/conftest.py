@@ -14,7 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from kindler.compat import tensorflow as tf
 from tests.warm import _warm, cold
-from tests.warm_daemon import CONF, PRELOAD
+from tests.warm_daemon import CONF
 
 __all__ = ["_warm", "cold"]
 
@@ -44,7 +44,6 @@ def sc() -> Iterator[Any]:
 
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("src", "."))
-    os.environ[PRELOAD] = "tensorflow"
     yield init_nncontext({"spark.master": "local[2]", **CONF})
     kindler.stop()
     os.environ.clear()
