@@ -16,9 +16,11 @@ class SyncSpec(Spec):
 
     Attributes:
         server: Whether its workers need parameter servers: ranks of the role "ps" that run beside them.
+        divides: Whether it divides the optimizer between workers, which a framework must know how to do.
     """
 
     server: bool = False
+    divides: bool = False
 
 
 SYNCS: Registry[Spec] = Registry(
@@ -27,6 +29,7 @@ SYNCS: Registry[Spec] = Registry(
         SyncSpec(name="allreduce", target="kindler.sync.allreduce:AllReduce"),
         SyncSpec(name="async", target="kindler.sync.asynchronous:Asynchronous", server=True),
         SyncSpec(name="rounds", target="kindler.sync.rounds:Rounds"),
+        SyncSpec(name="sharded", target="kindler.sync.sharded:Sharded", divides=True),
     ],
     group="kindler.syncs",
 )

@@ -25,6 +25,7 @@ from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
 from kindler.frameworks.torch.device import arrays, held, preload, resolve_device, tensors
+from kindler.frameworks.torch.divided import DividedOptimizer, Slices, against_division, division_of
 from kindler.frameworks.torch.graphs import (
     GraphedStep,
     facts_of,
@@ -145,6 +146,7 @@ class TorchReplica(BaseReplica):
         self._parameters: Parameters | None = None
         self._collective: Collective | None = None
         self._exchange: GradientExchange | None = None
+        self._divided: DividedOptimizer | None = None
         self._tracked: Tracked | None = None
         self._looked_at_buffers = False
         self._buffers: list[torch.Tensor] = []
@@ -176,6 +178,7 @@ class TorchReplica(BaseReplica):
     loads = staticmethod(loads)
     lacking = staticmethod(missing)
     against_several = staticmethod(against_several)
+    against_division = staticmethod(against_division)
 
     @classmethod
     def against_parts(cls, spec: TorchSpec) -> list[str]:
@@ -257,6 +260,33 @@ class TorchReplica(BaseReplica):
         wanted = self.parameters.unexchanged()
         self._exchange = exchange.gradients(wanted)
         self.parameters.exchange(wanted)
+
+    def divide(self, exchange: Any, asked: str | None) -> None:
+        """Exchange gradients within `train_step`, and let the optimizer move only what this rank owns.
+
+        Args:
+            exchange: What makes slices.
+            asked: What the user says that the optimizer can be divided into; None if it is known.
+        """
+        assert self._collective is not None, "join comes first"
+        division = division_of(type(self.optimizer), asked)
+        wanted = self.parameters.unexchanged()
+        sliced: Slices = exchange.sliced(wanted, whole=division == "parameters")
+        self._exchange = sliced
+        self._divided = DividedOptimizer(self.optimizer, sliced, self._collective)
+        self.parameters.exchange(wanted)
+
+    def gather_state(self) -> None:
+        """Where the optimizer is divided: let the first rank know the whole of it until the next step."""
+        if self._divided is not None:
+            self._divided.gather()
+
+    def optimizer_bytes(self) -> int:
+        """The memory of the optimizer's state in this process."""
+        if self._divided is not None:
+            return self._divided.nbytes
+        values = (value for state in self.optimizer.state.values() for value in state.values())
+        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
     def as_given(self) -> None:
         """Freeze and unfreeze as the user's own model says, whatever the state that was loaded does."""
@@ -418,9 +448,14 @@ class TorchReplica(BaseReplica):
         return fresh
 
     def _move(self) -> None:
-        self._clip()
-        self._freezer.settle()
-        step_optimizer(self.optimizer)
+        if self._divided is None:
+            self._clip()
+            self._freezer.settle()
+            step_optimizer(self.optimizer)
+        else:
+            self._freezer.settle()
+            clips = {"clip_norm": self.spec.clip_norm, "clip_value": self.spec.clip_value}
+            self._divided.update(step_optimizer, **clips)
         if self._scheduler is not None and self.spec.scheduler_step == "step":
             self._scheduler.step()
         self.step += 1
@@ -502,12 +537,15 @@ class TorchReplica(BaseReplica):
             "trained": trained(self._modules()),
             "groups": group_names(optimizer, self._modules()) if optimizer is not None else None,
             "resting": sorted(self._modes.resting),
-            "optimizer": optimizer.state_dict() if optimizer is not None else None,
+            "optimizer": self._optimizer_state() if optimizer is not None else None,
             "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
             "rng": self._rng(),
             "epoch": self.epoch,
             "step": self.step,
         }
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        return self.optimizer.state_dict() if self._divided is None else self._divided.state_dict()
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`, or take only the model's weights from it."""
@@ -640,6 +678,8 @@ class TorchReplica(BaseReplica):
             raise lone_change()
         agree_on(self._collective, fresh)
         self._exchange.extend(fresh)
+        if self._divided is not None:
+            self._divided.take_in()
         self.parameters.exchange(fresh)
 
     def _label_source(self, batch: Batch) -> LabelSource:
