@@ -18,6 +18,7 @@ from kindler import Callback, Estimator, ModelCheckpoint
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
 from kindler.frameworks.torch.state import parse
+from kindler.testing.ranks import RankFailed
 from kindler.testing.replicas import ReplicaCase, ReplicaContract
 from kindler.testing.syncs import SyncContract
 
@@ -188,19 +189,25 @@ def test_each_of_two_workers_has_half_of_the_optimizers_memory(trained: list[dic
         assert largest / 2 - unused <= rank["Adam"][2] <= largest / 2 + unused + counters
 
 
-def _hosts(worker: GangWorker, shared_memory: bool) -> Any:
-    return _ranks(worker, "AdamW", cut=LATE, shared_memory=shared_memory)
+def _hosts(worker: GangWorker, options: dict[str, Any]) -> Any:
+    return _ranks(worker, "AdamW", cut=LATE, **options)
 
 
 @pytest.mark.parametrize(
-    ("hosts", "shared_memory"),
-    [(None, True), (None, False), (("a", "b", "b"), True), (("a", "b", "a"), True)],
-    ids=["one host", "no shared memory", "two hosts", "two hosts, mixed"],
+    ("hosts", "options"),
+    [
+        (None, {}),
+        (None, {"one_copy": True}),
+        (None, {"shared_memory": False}),
+        (("a", "b", "a"), {"one_copy": True}),
+        (("a", "b", "b"), {"divide": "parameters"}),
+    ],
+    ids=["one host", "one copy", "no shared memory", "two hosts", "two hosts, whole parameters"],
 )
 def test_slices_travel_between_hosts_too_and_a_worker_may_have_no_rows(
-    hosts: Sequence[str] | None, shared_memory: bool
+    hosts: Sequence[str] | None, options: dict[str, Any]
 ) -> None:
-    found = run_ranks(3, _hosts, shared_memory, hosts=hosts)
+    found = run_ranks(3, _hosts, options, hosts=hosts)
 
     alone = _alone("AdamW")
     for parameters, _, _ in found:
@@ -238,11 +245,11 @@ class _Halved(nn.Module):
         return self.layer(x)
 
 
-def _moving(worker: GangWorker | None) -> list[Array]:
+def _moving(worker: GangWorker | None, one_copy: bool = False) -> list[Array]:
     spec = TorchSpec(model=_Halved, optimizer=torch.optim.Adam, loss=nn.MSELoss())
     replica = TorchReplica(spec, device="cpu", rank=worker.rank if worker else 0)
     if worker is not None:
-        attach(replica, worker, sync="sharded")
+        attach(replica, worker, sync="sharded", one_copy=one_copy)
     for step in range(STEPS):
         replica.train_step(share(*_data(step), CUT, worker.rank) if worker else batch(*_data(step)))
     return replica.read()
@@ -254,6 +261,8 @@ def test_weights_that_the_model_itself_changes_are_those_that_move() -> None:
     for found in run_ranks(2, _moving):
         for mine, wanted in zip(found, expected, strict=True):
             np.testing.assert_allclose(mine, wanted, rtol=0, atol=1e-6)
+    with pytest.raises(RankFailed, match="share one copy of the parameters"):
+        run_ranks(2, _moving, True)
 
 
 class _Signs(torch.optim.Optimizer):

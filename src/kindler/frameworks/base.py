@@ -189,7 +189,7 @@ class BaseReplica:
         """Only for frameworks that say what they fuse with."""
         raise ConfigError(f"{type(self).__name__} exchanges no gradients within its own step.")
 
-    def divide(self, exchange: Any, asked: str | None) -> None:
+    def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
         """Only for frameworks whose optimizer can move parts of the parameters."""
         raise ConfigError(f"the optimizer of {type(self).__name__} cannot be divided between workers.")
 

@@ -57,7 +57,7 @@ class Replica(Protocol):
     def fuse(self, exchange: Any) -> None:
         """From now on let `train_step` exchange gradients itself; only where `fuses` says so."""
 
-    def divide(self, exchange: Any, asked: str | None) -> None:
+    def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
         """As `fuse`, and let the optimizer move only what this rank owns; only where `fuses` says so."""
 
     def train_step(self, batch: Any) -> None:

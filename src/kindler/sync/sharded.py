@@ -2,8 +2,8 @@
 
 At every step a rank adds up all ranks' gradients of its slice, moves it with the optimizer, and all ranks
 take over each other's slices. The result is that of all-reduce; each rank does 1/N of the optimizer's work
-and keeps 1/N of its memory. How gradients and slices travel is in `sliced_torch.py`; how the optimizer is divided
-is the business of the replica.
+and keeps 1/N of its memory. How gradients and slices travel is in `sliced_torch.py`; how the optimizer is
+divided is the business of the replica.
 """
 
 from __future__ import annotations
@@ -31,16 +31,20 @@ class Sharded(AllReduce):
         divide: What the optimizer can be divided into: "elements", if it moves each element of a parameter by
             itself; "parameters", if it moves each parameter by itself. None for optimizers of torch, of which
             it is known.
+        one_copy: Whether workers that are all on one machine share one copy of the parameters. That is faster
+            and saves memory, but callbacks and the model must not write weights.
     """
 
-    def __init__(self, settings: RunSettings, *, divide: str | None = None) -> None:
+    def __init__(self, settings: RunSettings, *, divide: str | None = None, one_copy: bool = False) -> None:
         super().__init__(settings)
         if divide is not None and divide not in DIVISIONS:
             raise ConfigError(
                 f"sync='sharded': divide is one of {', '.join(map(repr, DIVISIONS))}, or None; received"
                 f" {divide!r}."
             )
-        self._divide = divide
+        if not isinstance(one_copy, bool):
+            raise ConfigError(f"sync='sharded': one_copy is True or False; received {one_copy!r}.")
+        self._divide, self._one_copy = divide, one_copy
         self._optimizer_bytes = 0
 
     def catch_up(self, replica: Any) -> None:
@@ -71,4 +75,4 @@ class Sharded(AllReduce):
             shared_memory=self.settings.shared_memory,
         )
         self._exchange = exchange
-        replica.divide(exchange, self._divide)
+        replica.divide(exchange, self._divide, one_copy=self._one_copy)

@@ -27,10 +27,10 @@ from typing import Any, Protocol
 from kindler.errors import SyncError, SyncTimeoutError
 from kindler.sync.wait_clock import Waiting
 
-__all__ = ["Arrays", "Channel", "HostRanks", "Member", "Rendezvous", "Segment", "channels"]
+__all__ = ["ALIGN_BYTES", "Arrays", "Channel", "HostRanks", "Member", "Rendezvous", "Segment", "channels"]
 
 _LINE_BYTES = 64  # one cache line: counters of two ranks never share one
-_ALIGN_BYTES = 4096
+ALIGN_BYTES = 4096
 _SPIN_S = 0.00005  # looking without a pause before the core is left to others, the awaited rank among them
 _NAP_S = 0.00002
 _LONG_NAP_S = 0.001
@@ -250,6 +250,11 @@ class Channel:
         """All ranks' slots, for making views of them: only `await_all` says when they may be read."""
         return self._slots_as(dtype)
 
+    def board(self, dtype: Any) -> Any:
+        """All slots as one array, which they are where a slot's size is a multiple of `ALIGN_BYTES`."""
+        assert self.nbytes % ALIGN_BYTES == 0, "there would be gaps"
+        return self._arrays.view(self._mapping, self._offsets[0], self.nbytes * len(self._offsets), dtype)
+
     def gather_into(self, out: Any) -> None:
         """Wait for all ranks and add up their slots in rank order; the round stays open."""
         self._await(_ARRIVED, self._round, "shared-memory exchange")
@@ -409,4 +414,4 @@ def _fence() -> None:
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
+    return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES

@@ -50,6 +50,11 @@ class OneHostSlices(HostBucket):
     _own: Sequence[Stretch] = ()
     _others: Sequence[tuple[Stretch, torch.Tensor]] = ()
     _summed: Sequence[slice] | None = None
+    _meeting: Channel | None = None
+
+    def share(self, meeting: Channel) -> None:
+        """From now on all ranks have the same memory for their parameters: only meet, through this."""
+        self._meeting = meeting
 
     def divide(self, by_rank: Sequence[Sequence[Stretch]], values: int) -> None:
         """Note who owns what."""
@@ -73,12 +78,18 @@ class OneHostSlices(HostBucket):
 
     def publish(self) -> None:
         """Write them to this rank's slot."""
+        if self._meeting is not None:
+            self._meeting.post()
+            return
         self.begin()
         copy_all((self.fill[stretch.span], stretch.flat) for stretch in self._own)
         self._channel.post()
 
     def collect(self) -> None:
         """Read the other slots."""
+        if self._meeting is not None:
+            self._meeting.await_all()
+            return
         self._channel.await_all()
         copy_all((stretch.flat, place) for stretch, place in self._others)
         self._channel.skip()

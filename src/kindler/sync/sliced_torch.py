@@ -8,16 +8,18 @@ caller's affair.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 
+from kindler.errors import ConfigError
 from kindler.sync.allreduce_torch import TorchExchange
+from kindler.sync.arrays_torch import TORCH
 from kindler.sync.buckets_torch import Bucket
 from kindler.sync.gradients_torch import GradientSync, Load, Member, laid_out_as, lies_dense, reals
-from kindler.sync.shared_memory import Channel
+from kindler.sync.shared_memory import ALIGN_BYTES, Channel, channels
 from kindler.sync.slice_buckets_torch import OneHostSlices, RingSlices, SliceBucket, SummedSlices
 from kindler.sync.slice_plan import Share, by_elements, by_parameters
 
@@ -67,11 +69,30 @@ class SliceExchange(TorchExchange):
     _contiguous = True
 
     def sliced(
-        self, parameters: Iterable[torch.nn.Parameter], *, whole: bool, **options: int
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        *,
+        whole: bool,
+        one_copy: bool = False,
+        **options: int,
     ) -> SlicedGradients:
-        """The exchange of these parameters' gradients by slices; `whole` cuts between parameters only."""
+        """The exchange of these parameters' gradients by slices.
+
+        Args:
+            parameters: Those whose gradients are exchanged.
+            whole: Whether to cut between parameters only.
+            one_copy: Whether ranks keep one copy of the parameters, where all of them share memory.
+            options: Sizes of buckets.
+        """
         self._contiguous = not whole
-        return SlicedGradients(parameters, self, whole=whole, **options)
+        shared = self.device.type == "cpu" and self._where.one_host
+        return SlicedGradients(parameters, self, whole=whole, one_copy=one_copy and shared, **options)
+
+    def board(self, elements: int, dtype: torch.dtype) -> tuple[torch.Tensor, Channel]:
+        """Memory that all ranks, of one host, have in common, and what they meet through; all call it."""
+        share = -(-elements * dtype.itemsize // self.size)
+        [channel] = channels(self._worker, self._host, [-(-share // ALIGN_BYTES) * ALIGN_BYTES], TORCH)
+        return channel.board(dtype)[:elements], channel
 
     @property
     def order(self) -> list[int]:
@@ -94,11 +115,13 @@ class SlicedGradients(GradientSync):
         parameters: Those whose gradients are exchanged; ones that need none are left out.
         group: Where the buckets come from.
         whole: Whether parameters are left whole.
+        one_copy: Whether the ranks, all of one host, keep one copy of the parameters.
         options: Sizes of buckets.
 
     Attributes:
         parameters: All that were taken in, in the order of their numbers.
         pieces: Those of this rank.
+        one_copy: As given.
     """
 
     def __init__(
@@ -107,8 +130,10 @@ class SlicedGradients(GradientSync):
         group: SliceExchange,
         *,
         whole: bool,
+        one_copy: bool = False,
         **options: int,
     ) -> None:
+        self.one_copy = one_copy
         self.parameters: list[torch.nn.Parameter] = []
         self.pieces: list[Piece] = []
         self._slices = group
@@ -152,6 +177,11 @@ class SlicedGradients(GradientSync):
         """Send what backward did not, wait for the sums and put them into this rank's pieces."""
         memory = [parameter.data_ptr() for parameter in self.parameters]
         if memory != self._memory:  # user code has given a parameter other memory since the last step
+            if self.one_copy:
+                raise ConfigError(
+                    "sync='sharded': the model or a callback has given a parameter other memory, but workers"
+                    " share one copy of the parameters.\nHint: leave one_copy out of sync_options."
+                )
             self._find_memory()
         super().finish(scale)
 
@@ -187,6 +217,22 @@ class SlicedGradients(GradientSync):
         self.pieces += mine
         self._everybodys += [piece for pieces in by_rank for piece in pieces]
         cast(SliceBucket, load.bucket).divide(by_rank, load.flags.start)
+        if self.one_copy:
+            self._share(load, starts)
+
+    def _share(self, load: Load, starts: Sequence[int]) -> None:
+        """Let all ranks have one memory for the parameters of this load; they have the same values now."""
+        board, meeting = self._slices.board(starts[-1], load.bucket.fill.dtype)
+        for member, start in zip(load.members, starts, strict=False):
+            parameter = member.parameter
+            part = board[start : start + reals(parameter)].view(parameter.dtype)
+            place = laid_out_as(parameter, part)
+            if self._slices.rank == 0:
+                place.copy_(parameter.detach())
+            parameter.data = place
+        meeting.post()
+        meeting.await_all()
+        cast(OneHostSlices, load.bucket).share(meeting)
 
     def _find_memory(self) -> None:
         for piece in self._everybodys:

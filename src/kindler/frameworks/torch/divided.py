@@ -189,9 +189,9 @@ class DividedOptimizer:
         if self._gathered is None or self._collective.rank != 0:
             raise ConfigError(
                 "the state of the optimizer is divided between the workers, and this one does not know the"
-                " whole of it here.\nHint: the first worker does at the end of each epoch, as in `if run.rank == 0:"
-                " run.write_checkpoint(path)`; within an epoch run.save_checkpoint() asks for a checkpoint in"
-                " model_dir."
+                " whole of it here.\nHint: the first worker does at the end of each epoch, as in"
+                " `if run.rank == 0: run.write_checkpoint(path)`; within an epoch run.save_checkpoint() asks"
+                " for a checkpoint in model_dir."
             )
         optimizer = self._optimizer
         kept = optimizer.state

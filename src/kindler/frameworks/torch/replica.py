@@ -261,17 +261,19 @@ class TorchReplica(BaseReplica):
         self._exchange = exchange.gradients(wanted)
         self.parameters.exchange(wanted)
 
-    def divide(self, exchange: Any, asked: str | None) -> None:
+    def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
         """Exchange gradients within `train_step`, and let the optimizer move only what this rank owns.
 
         Args:
             exchange: What makes slices.
             asked: What the user says that the optimizer can be divided into; None if it is known.
+            one_copy: Whether ranks of one host share one copy of the parameters.
         """
         assert self._collective is not None, "join comes first"
         division = division_of(type(self.optimizer), asked)
         wanted = self.parameters.unexchanged()
-        sliced: Slices = exchange.sliced(wanted, whole=division == "parameters")
+        whole = division == "parameters"
+        sliced: Slices = exchange.sliced(wanted, whole=whole, one_copy=one_copy)
         self._exchange = sliced
         self._divided = DividedOptimizer(self.optimizer, sliced, self._collective)
         self.parameters.exchange(wanted)
@@ -441,6 +443,8 @@ class TorchReplica(BaseReplica):
     def _begin_step(self) -> list[torch.nn.Parameter]:
         """Ready for backward; the parameters that are trained from this step on."""
         _ = self.optimizer, self.tracked  # built before anything runs in training mode
+        if self._divided is not None:
+            self._freezer.settle()  # once they have this rank's gradients, others may move parameters
         self._modes.train()
         fresh = self._fresh_parameters()
         for parameter in self.parameters.held:
