@@ -9,7 +9,7 @@ send what they have to the first one, which puts it together in torch's ordinary
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -195,7 +195,7 @@ class DividedOptimizer:
             )
         optimizer = self._optimizer
         kept = optimizer.state
-        known = {**kept, **self._gathered}
+        known: dict[Any, Any] = {**kept, **self._gathered}
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         optimizer.state = defaultdict(dict, {p: known[p] for p in held if p in known})
         try:
@@ -218,7 +218,7 @@ class DividedOptimizer:
             for group, whole in zip(optimizer.param_groups, held, strict=True):
                 group["params"] = whole
 
-    def _clip_norm(self, grads: Sequence[torch.Tensor], most: float) -> None:
+    def _clip_norm(self, grads: list[torch.Tensor], most: float) -> None:
         """What torch's clip_grad_norm_ does, with the norm over the pieces of all ranks."""
         square = 0.0
         if grads:
