@@ -187,10 +187,10 @@ def test_gradients_of_the_step_in_which_a_layer_is_unfrozen_accumulate(trained: 
         )
 
 
-def _differing(worker: GangWorker, change: str, sync: str) -> str:
+def _differing(worker: GangWorker, change: str) -> str:
     spec = TorchSpec(model=Layers, optimizer=functools.partial(torch.optim.SGD, lr=0.1), loss=nn.MSELoss())
     replica = TorchReplica(spec, device="cpu", rank=worker.rank)
-    attach(replica, worker, sync=sync)
+    attach(replica, worker)
     model: Any = replica.model
     if change == "alone" and worker.rank == 1:
         model.first.requires_grad_(True)
@@ -214,11 +214,8 @@ def _differing(worker: GangWorker, change: str, sync: str) -> str:
         ("drawn", "has other values on one worker than on another.*manual_seed"),
     ],
 )
-@pytest.mark.parametrize("sync", ["allreduce", "sharded"])
-def test_a_change_that_is_not_the_same_on_all_workers_is_refused_at_once(
-    change: str, complaint: str, sync: str
-) -> None:
-    found = run_ranks(2, _differing, change, sync)
+def test_a_change_that_is_not_the_same_on_all_workers_is_refused_at_once(change: str, complaint: str) -> None:
+    found = run_ranks(2, _differing, change)
 
     assert bool(found[0]) is (change != "alone"), "who changed nothing has nothing to complain about"
     with pytest.raises(ConfigError, match=f"(?s){complaint}"):
