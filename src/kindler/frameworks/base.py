@@ -130,10 +130,8 @@ class BaseReplica:
     @classmethod
     def against_division(cls, spec: Any, asked: str | None) -> list[str]:
         """Nobody has said how to divide the optimizer."""
-        return [
-            "only the optimizer of a PyTorch model can be divided between workers.\n"
-            "Hint: sync='allreduce' has the same result."
-        ]
+        complaint = "only the optimizer of a PyTorch model can be divided between workers."
+        return [f"{complaint}\nHint: sync='allreduce' has the same result."]
 
     @classmethod
     def environment(cls, spec: Any) -> tuple[tuple[str, str], ...]:
