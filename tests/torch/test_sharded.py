@@ -14,7 +14,7 @@ from interrupted import DATA, Falls, assert_same, attempts, figures, fit, shaky,
 from rows import Array, batch, share
 from torch import nn
 
-from kindler import Callback, Estimator, ModelCheckpoint
+from kindler import Callback, EarlyStopping, Estimator, ModelCheckpoint, SeveralIteration
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
 from kindler.frameworks.torch.state import parse
@@ -66,6 +66,15 @@ class TestTorch(ReplicaContract):
             clip_norm=1.0,
         )
         return ReplicaCase(spec=spec, batches=batches)
+
+
+class TestFsdp(SyncContract):
+    sync = "fsdp"
+    preload = PRELOAD
+
+
+class TestTorchByFsdp(TestTorch):
+    sync = "fsdp"
 
 
 class Mixed(nn.Module):
@@ -318,6 +327,9 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (torch.optim.LBFGS, {}, "LBFGS evaluates the model several times"),
     (torch.optim.Adam, {"divide": "rows"}, "divide is one of 'elements', 'parameters', or None"),
     (torch.optim.Adam, {"shards": 2}, "are not those of sync='sharded'"),
+    (torch.optim.Adam, {"one_copy": 1}, "one_copy is True or False"),
+    (torch.optim.Adam, {"modules": "first"}, "modules is a list of names of modules"),
+    (torch.optim.Adafactor, {"modules": []}, "sync='fsdp': optimizer Adafactor moves a parameter by what"),
 ]
 
 
@@ -325,9 +337,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 def test_what_cannot_be_divided_is_refused_before_workers_start(
     optimizer: Any, options: dict[str, Any], complaint: str
 ) -> None:
+    sync = "fsdp" if options.get("modules") is not None else "sharded"
+
     def fitted() -> None:
         est = Estimator.from_torch(model=Mixed, optimizer=optimizer, loss=nn.MSELoss(), workers=2)
-        est.fit(_data(0), sync="sharded", sync_options=options, verbose=0)
+        est.fit(_data(0), sync=sync, sync_options=options, verbose=0)
 
     with pytest.raises(ConfigError, match=complaint):
         fitted()
@@ -385,6 +399,50 @@ def test_a_run_has_the_result_of_all_reduce_and_a_checkpoint_of_it_goes_on_with_
         on.append(weights(est))
     for name, found in on[0].items():
         np.testing.assert_allclose(found, on[1][name], rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_fsdp_has_the_result_of_all_reduce_and_its_checkpoints_go_on_with_any_sync(tmp_path: Path) -> None:
+    def estimator(folder: Path | None = None) -> Estimator:
+        return Estimator.from_torch(
+            model=lambda: nn.Sequential(
+                nn.Linear(4, 32, bias=False), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 1)
+            ),
+            optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=0.02),
+            loss=nn.MSELoss(),
+            workers=2,
+            clip_norm=0.5,
+            model_dir=folder,
+        )
+
+    x, y = _data(7)
+    options: dict[str, Any] = {"batch_size": 8, "validation_data": (x[:5], y[:5]), "verbose": 0}
+    plain, full, again = estimator(), estimator(tmp_path / "run"), estimator()
+    expected = plain.fit((x, y), epochs=2, **options)
+    stopping = [EarlyStopping("loss", patience=9, restore_best=True), ModelCheckpoint(tmp_path / "kept")]
+    history = full.fit(
+        (x, y),
+        epochs=2,
+        sync="fsdp",
+        sync_options={"modules": ["0"]},
+        callbacks=stopping,
+        checkpoint_trigger=SeveralIteration(1),
+        **options,
+    )
+    again.load_checkpoint(tmp_path / "kept")
+
+    for name in ("loss", "val_loss", "num_samples"):
+        assert history[name] == pytest.approx(expected[name], rel=1e-5)
+    whole = 2 * 4 * sum(p.numel() for p in plain.get_model().parameters())
+    assert whole / 2 <= history["optimizer_bytes"][-1] <= 0.65 * whole
+    for est, sync in ((full, "allreduce"), (again, "fsdp")):
+        wanted = weights(plain)
+        for name, found in weights(est).items():
+            np.testing.assert_allclose(found, wanted[name], rtol=0, atol=1e-5, err_msg=name)
+        est.fit((x, y), epochs=1, sync=sync, **options)
+    plain.fit((x, y), epochs=1, **options)
+    for est in (full, again):
+        for name, found in weights(est).items():
+            np.testing.assert_allclose(found, weights(plain)[name], rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_a_run_that_lost_a_worker_in_mid_epoch_ends_as_if_it_had_not(tmp_path: Path) -> None:

@@ -135,6 +135,8 @@ def division_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str
         return
     if row.divides:
         problems = model.against_division(sync.options.get("divide"))
+        if row.cuts and not problems:
+            problems = model.against_division("elements")
         yield from (f"sync={sync.name!r}: {problem}" for problem in problems)
 
 

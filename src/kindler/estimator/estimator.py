@@ -526,9 +526,9 @@ class Estimator:
             class_weight: Keras only: the weight of a row by its label.
             sample_weight_col: Keras only: a column with the weight of each row.
             sync: How workers agree: "allreduce", "sharded" (the same result, each worker updating a slice of
-                the parameters; PyTorch only), "async" (a parameter server applies what each worker learns),
-                "rounds" (workers train by themselves and average their weights), or the name of a sync that
-                another package adds.
+                the parameters; PyTorch only), "fsdp" (the parameters are divided, too; PyTorch only), "async"
+                (a parameter server applies what each worker learns), "rounds" (workers train by themselves
+                and average their weights), or the name of a sync that another package adds.
             sync_options: Options of that sync.
 
         Returns:

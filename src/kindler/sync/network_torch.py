@@ -25,7 +25,7 @@ from kindler.sync.arrays_torch import TORCH
 from kindler.sync.ring import Ring, neighbours
 from kindler.sync.wait_clock import Waiting
 
-__all__ = ["Meeting", "Network", "Work", "connect"]
+__all__ = ["Meeting", "Network", "Work", "bound_store", "connect", "opened_listener"]
 
 dist: Any = torch.distributed  # its stubs leave out the classes that are used here
 
@@ -176,7 +176,7 @@ def _connect_nccl(
     worker: Meeting, members: Sequence[int], timeout_s: float, waiting: Waiting
 ) -> Network | None:
     hosting, timeout = worker.rank == members[0], timedelta(seconds=timeout_s)
-    listener = _listener(worker) if hosting else None
+    listener = opened_listener(worker) if hosting else None
     port = listener.getsockname()[1] if listener is not None else 0
     told = worker.gather(json.dumps([worker.address, port]).encode(), members[:1])
     if worker.rank not in members:
@@ -191,7 +191,8 @@ def _connect_nccl(
     return _NcclNetwork(group, store, waiting, members.index(worker.rank))
 
 
-def _listener(worker: Meeting) -> socket.socket:
+def opened_listener(worker: Meeting) -> socket.socket:
+    """A socket at a free port of the address that workers use."""
     with _backend_errors("opening the meeting point"):
         family = socket.AF_INET6 if ":" in worker.address else socket.AF_INET
         return socket.create_server((worker.address, 0), family=family)
