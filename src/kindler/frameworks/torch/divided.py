@@ -84,8 +84,8 @@ def division_of(kind: type[torch.optim.Optimizer], asked: str | None) -> str:
     if known == "parameters" and asked == "elements":
         raise ConfigError(
             f"optimizer {kind.__name__} moves a parameter by what the whole of it looks like (its rows and"
-            " columns), so it cannot be divided into elements.\nHint: sync='sharded' leaves parameters whole for it,"
-            " unless sync_options={'divide': ...} says otherwise."
+            " columns), so it cannot be divided into elements.\nHint: sync='sharded' leaves parameters whole"
+            " for it, unless sync_options={'divide': ...} says otherwise."
         )
     if (found := asked or known) is None:
         raise ConfigError(

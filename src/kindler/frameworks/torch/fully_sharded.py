@@ -127,11 +127,12 @@ class FullySharded:
     def model_state(self) -> dict[str, Any]:
         """The model's state dict, of whole parameters; asking the model itself would divide them again."""
         self._require_whole()
-        named, state = self._named(), self._empty.copy()
+        named = self._named()
+        state: dict[str, Any] = self._empty.copy()
         for name in state:
             state[name] = named[name]
         if hasattr(self._empty, "_metadata"):
-            state._metadata = self._empty._metadata
+            state._metadata = self._empty._metadata  # type: ignore[attr-defined]
         return state
 
     def load_model(self, state: Mapping[str, torch.Tensor]) -> None:
