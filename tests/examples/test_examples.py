@@ -132,9 +132,6 @@ def test_images_are_learned_from_pngs_in_a_frame(on_torch: Printed) -> None:
     assert "scored: ['png', 'prediction'], 5 rows" in printed
 
 
-
-
-
 @pytest.mark.spark
 def test_mnist_learns_from_a_few_images(mnist: Path, on_torch: Printed) -> None:
     assert number("test accuracy", on_torch("mnist_spark.py")) > 0.6

@@ -27,6 +27,7 @@ __all__ = [
     "callback_complaints",
     "checkpoint_complaints",
     "column_complaints",
+    "division_complaints",
     "engine_complaints",
     "loader_complaints",
     "preparation_complaints",
@@ -145,6 +146,17 @@ def server_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
     yield from (f"sync={sync.name!r}: {problem}" for problem in model.against_server())
     if isinstance(shards := sync.options.get("shards"), int) and shards > 1:
         yield from (f"sync_options={{'shards': {shards}}}: {problem}" for problem in model.against_parts())
+
+
+def division_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
+    """Why the work of this model's optimizer cannot be divided between workers."""
+    if sync.name not in SYNCS.names or not isinstance(row := SYNCS.spec(sync.name), SyncSpec):
+        return
+    if row.divides:
+        problems = model.against_division(sync.options.get("divide"))
+        if row.cuts and not problems:
+            problems = model.against_division("elements")
+        yield from (f"sync={sync.name!r}: {problem}" for problem in problems)
 
 
 def sync_complaints(sync: SyncConfig) -> Iterator[str]:

@@ -29,6 +29,7 @@ from kindler.estimator.checks import (
     callback_complaints,
     checkpoint_complaints,
     column_complaints,
+    division_complaints,
     engine_complaints,
     loader_complaints,
     preparation_complaints,
@@ -610,9 +611,10 @@ class Estimator:
             validation_freq: Validate every so many epochs, or after the epochs with these numbers.
             class_weight: Keras only: the weight of a row by its label.
             sample_weight_col: Keras only: a column with the weight of each row.
-            sync: How workers agree: "allreduce", "async" (a parameter server applies what each worker
-                learns), "rounds" (workers train by themselves and average their weights), or the name of a
-                sync that another package adds.
+            sync: How workers agree: "allreduce", "sharded" (the same result, each worker updating a slice of
+                the parameters; PyTorch only), "fsdp" (the parameters are divided, too; PyTorch only), "async"
+                (a parameter server applies what each worker learns), "rounds" (workers train by themselves
+                and average their weights), or the name of a sync that another package adds.
             sync_options: Options of that sync.
 
         Returns:
@@ -674,6 +676,7 @@ class Estimator:
             *sync_complaints(options.sync),
             *loader_complaints(options.sync, data),
             *server_complaints(options.sync, model),
+            *division_complaints(options.sync, model),
             *options.complaints(),
             *checkpoint_complaints(options, model_dir=self._model_dir, validated=validated),
             *column_complaints(options.columns, data, validation),

@@ -171,6 +171,13 @@ class DriverModel(Protocol):
         """Why several parameter servers cannot share the parameters; empty if they can."""
 
     @classmethod
+    def against_division(cls, spec: Any, asked: str | None) -> list[str]:
+        """Why workers cannot divide the optimizer's work, as far as it is known on the driver.
+
+        `asked` is what the user says that it can be divided into: "elements", "parameters" or None.
+        """
+
+    @classmethod
     def environment(cls, spec: Any) -> tuple[tuple[str, str], ...]:
         """Variables that must be set in workers before the framework is imported."""
 

@@ -63,6 +63,12 @@ class Network(Protocol):
     def all_reduce(self, tensor: torch.Tensor, *, doing: str = "all-reduce") -> Work:
         """Start the sum over members, in place; the work's `wait` ends it."""
 
+    def reduce_scatter(self, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        """Start the sum of each member's part, which ends there; `bounds` is where parts begin and end."""
+
+    def all_gather(self, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        """Start to bring each member's part to all members."""
+
     def close(self) -> None:
         """Leave; the others notice if they go on."""
 
@@ -140,7 +146,16 @@ class _RingNetwork:
             if flat.data_ptr() != whole.data_ptr():
                 whole.copy_(flat.view(whole.shape))
 
-        job = _Job(made, self._waiting)
+        return self._job(made)
+
+    def reduce_scatter(self, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        return self._job(lambda: self._ring.reduce_scatter(flat, bounds))
+
+    def all_gather(self, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        return self._job(lambda: self._ring.all_gather(flat, bounds))
+
+    def _job(self, call: Callable[[], None]) -> Work:
+        job = _Job(call, self._waiting)
         self._jobs.put(job)
         return job
 
@@ -173,7 +188,7 @@ def _connect_nccl(
         options._timeout = timeout
         named = dist.PrefixStore(f"kindler/{worker.run_id}", store)
         group = dist.ProcessGroupNCCL(named, members.index(worker.rank), len(members), options)
-    return _NcclNetwork(group, store, waiting)
+    return _NcclNetwork(group, store, waiting, members.index(worker.rank))
 
 
 def meeting_point(address: str) -> socket.socket:
@@ -209,14 +224,24 @@ class _NcclWork:
 class _NcclNetwork:
     """A process group of torch that belongs to this run alone: the default one stays free for the user."""
 
-    def __init__(self, group: Any, store: Any, waiting: Waiting) -> None:
+    def __init__(self, group: Any, store: Any, waiting: Waiting, place: int) -> None:
         self._group = group
+        self._place = place
         self._waiting = waiting
         self._store = store  # the first member's holds the listening socket
 
     def all_reduce(self, tensor: torch.Tensor, *, doing: str = "all-reduce") -> Work:
         with _backend_errors(doing):
             return _NcclWork(self._group.allreduce([tensor]), doing, self._waiting)
+
+    def reduce_scatter(self, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        return self.all_reduce(flat, doing="sum of gradients")
+
+    def all_gather(self, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        place = self._place
+        flat[: bounds[place]].zero_()
+        flat[bounds[place + 1] :].zero_()
+        return self.all_reduce(flat, doing="exchange of slices")
 
     def close(self) -> None:
         group, self._group, self._store = self._group, None, None

@@ -87,7 +87,8 @@ def _fit(
         follower = _Follower(worker, task, replica, train, validation, start, sync)
         with closing(follower):
             follower.follow()
-        return follower.rows, sync.whole(replica).state() if worker.leads else b""
+        whole = sync.whole(replica)  # on all workers: they may have to meet for it
+        return follower.rows, whole.state() if worker.leads else b""
 
 
 def _judged(worker: Worker, replica: Fitter, data: IndexedBatches, hooks: Any = None) -> dict[str, Any]:
@@ -164,6 +165,7 @@ class _Follower:
             start=start,
             callbacks=self._remembering,
             anywhere=not sync.in_step,
+            whole=sync.whole,
         )
         self._reporter = ProgressReporter(
             worker,
@@ -291,7 +293,7 @@ class _Follower:
             asked_to_stop = worker.total([int(asked_to_stop)]) != [0]
         ended = options.end_trigger is not None and options.end_trigger(progress)
         reason = "a callback asked for it" if asked_to_stop else "its end trigger fired" if ended else None
-        self._keeper.after_epoch(self._sync.whole(replica), progress, row, stopped=reason)
+        self._keeper.after_epoch(replica, progress, row, stopped=reason)
         self._sync.next_epoch(replica, row)
         self.rows.append(row)
         if worker.leads:

@@ -71,7 +71,8 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
             if task.trains:
                 with joined(worker, task, replica, ends_at=last_step(task, start)) as sync:
                     rows = _Fit(worker, task, replica, data, start, sync).run()
-                    state = sync.whole(replica).state() if worker.leads else b""
+                    whole = sync.whole(replica)  # on all workers: they may have to meet for it
+                    state = whole.state() if worker.leads else b""
             else:
                 rows, state = [_judged(worker, replica, data, show=task.show)], b""
         if not worker.leads:
@@ -137,6 +138,7 @@ class _Fit:
             start=start,
             callbacks=options.callbacks,
             anywhere=not sync.in_step,
+            whole=sync.whole,
         )
         # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask. They
         # agree where they exchange gradients: the driver is not in the way of a step.
@@ -155,6 +157,7 @@ class _Fit:
         rows = [dict(row) for row in self._start.rows]
         view, done = self._view, self._start.step_in_epoch
         with self._keeper, closing(self._validation) if self._validation is not None else nullcontext():
+            self._gather_for_hooks()
             self._each("on_run_begin")
             restore_callbacks(self._hooks, self._start.callbacks)
             over = self._start.stopped is not None or self._over_already()
@@ -251,16 +254,21 @@ class _Fit:
         """What follows an epoch; whether the run is over."""
         replica, view = self._replica, self._view
         replica.end_epoch(row)
+        self._gather_for_hooks()
         self._each("on_epoch_end", row)
         asked = self._agree()
         progress = _after_epoch(replica.epoch, replica.step, row)
-        whole = self._sync.whole(replica)
-        self._keeper.after_epoch(whole, progress, row, stopped=view.stopping, asked=asked)
+        self._keeper.after_epoch(replica, progress, row, stopped=view.stopping, asked=asked)
         replica.settle()
         self._sync.next_epoch(replica, row)
         if self._worker.leads:
             self._worker.report("epoch", row=row, step=replica.step)
         return view.stopping is not None or self._triggered(progress)
+
+    def _gather_for_hooks(self) -> None:
+        """One of them may write a checkpoint by itself, and on the first worker only."""
+        if self._hooks:
+            self._sync.whole(self._replica)
 
     def _agree(self) -> bool:
         """A callback may decide by what only its own worker knows: all stop, and save, when one does."""

@@ -33,6 +33,7 @@ __all__ = [
     "loads",
     "missing",
     "needs_closure",
+    "optimizer_kind",
     "synchronized",
 ]
 
@@ -126,7 +127,7 @@ def check(spec: TorchSpec) -> list[str]:
 def against_several(spec: TorchSpec) -> list[str]:
     """What speaks against training by several workers, as far as it is known without running a creator."""
     complaints = [] if spec.process_group else _synchronized_instance(spec.model)
-    if issubclass(_optimizer_kind(spec.optimizer), torch.optim.SparseAdam):
+    if issubclass(optimizer_kind(spec.optimizer), torch.optim.SparseAdam):
         complaints.append(SPARSE)
     return complaints
 
@@ -189,7 +190,7 @@ def _inner(given: Any) -> Any:
     return given
 
 
-def _optimizer_kind(given: Any) -> type:
+def optimizer_kind(given: Any) -> type:
     """The class of an optimizer: its own, or the one that it is."""
     inner = _inner(given)
     return inner if isinstance(inner, type) else type(given)
@@ -243,7 +244,7 @@ def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
         )
     elif isinstance(_inner(optimizer), type):
         yield from _class_complaints(optimizer)
-    kind = _optimizer_kind(optimizer)
+    kind = optimizer_kind(optimizer)
     if issubclass(kind, torch.optim.Optimizer) and needs_closure(kind):
         yield CLOSURE.format(name=kind.__name__)
     if spec.scheduler_creator is not None and optimizer is None:
