@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from kindler.collective import Array
 from kindler.data.batches import Batch, Batches
 from kindler.frameworks.contract import Stepper
 from kindler.frameworks.registry import FRAMEWORKS
@@ -60,6 +61,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
         label_names=data.labels,
         label_shapes=_varying_shapes(data),
     )
+    replica.expect(_no_rows(data))
     _hold(replica, data)
     start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
     if len(states) == 1:  # a new run: what its user has frozen since the last one counts
@@ -75,6 +77,11 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     if not worker.leads:
         return [b"", b""]
     return [json.dumps({"rows": rows, "layout": data.layout}).encode(), state]
+
+
+def _no_rows(data: BatchStream) -> list[Array]:
+    """The inputs' shapes and dtypes, as arrays without rows."""
+    return [np.empty((0, *shape), dtype) for dtype, shape in (data.layout[name] for name in data.features)]
 
 
 def _hold(replica: Stepper, data: BatchStream) -> None:
