@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kindler import Estimator
-from kindler.errors import MissingExtraError
+from kindler.errors import ConfigError
 from kindler.train.options import PredictOptions
 
 
@@ -65,7 +65,7 @@ def entries(
 
 
 def _to_onnx(est: Estimator, path: Path) -> None:
-    with contextlib.suppress(MissingExtraError):  # Keras needs other packages for it on other backends
+    with contextlib.suppress(ConfigError):  # Keras 2 needs another package for it
         est.to_onnx(path)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kindler import Estimator, XShards
+from kindler import Estimator, LearningRateMonitor, XShards
 from kindler.config import RunSettings
 from kindler.errors import ConfigError
 from kindler.frameworks.mxnet import create_config
@@ -136,10 +136,11 @@ def test_models_estimators_and_checkpoints_come_back(alone: tuple[Estimator, Any
 def test_schedules_and_losses_are_those_of_gluon() -> None:
     schedule = mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.1)
     config = create_config("sgd", {"learning_rate": 0.1, "lr_scheduler": schedule})
-    est = estimator(config=config)
-    est.fit((X, Y), epochs=3, batch_size=48, verbose=0)
+    history = estimator(config=config).fit(
+        (X, Y), epochs=3, batch_size=48, callbacks=[LearningRateMonitor()], verbose=0
+    )
 
-    assert est.get_train_summary("lr")[:, 1].tolist() == pytest.approx([0.1, 0.05, 0.025])
+    assert history["lr"] == pytest.approx([0.1, 0.1, 0.05])  # MXNet halves it before steps 3, 5, ...
 
 
 @pytest.mark.parametrize(
@@ -176,10 +177,10 @@ def _mnist(folder: Path, kind: str, count: int) -> tuple[Any, Any]:
 
 
 def test_lenet_learns_mnist_with_two_workers(mnist: Path) -> None:
-    x, y = _mnist(mnist, "train", 60_000 if WHOLE else 3_000)
-    test = _mnist(mnist, "t10k", 10_000 if WHOLE else 500)
+    x, y = _mnist(mnist, "train", 60_000 if WHOLE else 1_500)
+    test = _mnist(mnist, "t10k", 10_000 if WHOLE else 300)
     config = create_config("adam", {"learning_rate": 0.002})
     est = estimator(workers=2, model=networks.lenet, config=config)
-    est.fit((x, y), epochs=2 if WHOLE else 3, batch_size=128, verbose=0)
+    est.fit((x, y), epochs=2 if WHOLE else 3, batch_size=128 if WHOLE else 64, verbose=0)
 
     assert est.evaluate(test, verbose=0)["accuracy"] >= (0.97 if WHOLE else 0.88)

@@ -339,7 +339,8 @@ def _arrays(columns: Sequence[Array]) -> list[Any]:
 def _dtype(array: Array) -> str:
     """MXNet has no wide integers beside int64, and no booleans that compute."""
     names = {"bool": "uint8", "uint16": "int32", "uint32": "int64", "uint64": "int64", "int16": "int32"}
-    return names.get(array.dtype.name, array.dtype.name)
+    name = str(array.dtype.name)
+    return names.get(name, name)
 
 
 def _several(outputs: Any) -> list[Any]:
