@@ -161,7 +161,7 @@ def _made_up(features: Sequence[Array]) -> tuple[Array, ...]:
     """Other values than the example's, which may be zeros: code that branches on them takes another way."""
     random = np.random.default_rng(0)
     return tuple(
-        random.normal(size=array.shape).astype(array.dtype) if array.dtype.kind == "f" else array
+        np.asarray(random.normal(size=array.shape), array.dtype) if array.dtype.kind == "f" else array
         for array in features
     )
 
