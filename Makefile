@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test gate test-unit test-torch test-keras test-tf-graph test-tfpark test-sparkflow test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples costs check check-style check-types check-layers check-docs bench docs clean
+.PHONY: help install quickstart test gate test-unit test-torch test-keras test-tf-graph test-tfpark test-openvino test-mxnet test-sparkflow test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples costs check check-style check-types check-layers check-docs bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -58,7 +58,12 @@ $(VENV)/.mlflow-server: | $(BIN)/python
 		'gunicorn<27' 'docker<8' 'aiohttp<4' aiosignal aiohappyeyeballs frozenlist multidict propcache yarl attrs
 	@touch $@
 
-install: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.mlflow-server ## install what the checks and tests need
+# Without its dependencies, which it wants older than others can use them.
+$(VENV)/.mxnet: | $(BIN)/python
+	$(PIP) --no-deps 'mxnet==1.9.1' 'graphviz>=0.8'
+	@touch $@
+
+install: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.mlflow-server $(VENV)/.mxnet ## install what the checks and tests need
 
 quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from a Spark DataFrame
 	$(BIN)/python examples/quickstart.py
@@ -68,7 +73,7 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 # runs all of them and still fails if one did.
 IN_TURN := --no-print-directory --keep-going --jobs=3 --output-sync=target
 PARTS = test-spark-programs test-spark test-keras-tensorflow test-tf-graph test-tfpark test-sparkflow test-tune test-cluster test-examples test-torch test-serve \
-	$(KERAS_FLAVOURS:%=test-keras-%) test-unit test-runtime test-page test-cli test-store test-tracking
+	$(KERAS_FLAVOURS:%=test-keras-%) test-mxnet test-openvino test-unit test-runtime test-page test-cli test-store test-tracking
 CHECKS := check-types check-docs check-layers check-style
 
 test: install ## run every test
@@ -96,6 +101,12 @@ test-keras-%: $(VENV)/.dev
 
 test-tf-graph: $(VENV)/.dev ## TensorFlow graphs and model functions, on both engines
 	$(PYTEST) tests/tf_graph
+
+test-openvino: $(VENV)/.dev ## models of OpenVINO, on the local engine
+	$(PYTEST) tests/openvino
+
+test-mxnet: $(VENV)/.dev $(VENV)/.mxnet ## Gluon blocks of MXNet, on the local engine
+	$(PYTEST) tests/mxnet
 
 test-spark: $(VENV)/.dev ## everything that can share one Spark session
 	$(PYTEST) tests/spark

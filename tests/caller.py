@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from kindler import Estimator
+from kindler.errors import ConfigError
 from kindler.train.options import PredictOptions
 
 
@@ -24,6 +26,7 @@ def public_entries() -> set[str]:
 
 
 GRAPHS = {"from_graph", "from_model_fn"}  # tests/tf_graph
+RUNTIMES = {"from_openvino", "from_mxnet"}  # tests/openvino, tests/mxnet
 
 
 def entries(
@@ -54,6 +57,8 @@ def entries(
         "get_train_summary": est.get_train_summary,
         "get_validation_summary": lambda: est._summaries and None,
         "save": lambda: est.save(saved),
+        "to_onnx": lambda: _to_onnx(est, folder / "net.onnx"),
+        "to_openvino": lambda: est.to_openvino(folder / "net.xml"),
         "load": lambda: make().load(saved),
         "load_weights": lambda: make().load_weights(saved),
         "from_file": lambda: (est.save(whole), Estimator.load(whole, trusted=True)),
@@ -61,6 +66,11 @@ def entries(
         "load_checkpoint": lambda: make().load_checkpoint(checkpoint),
         "latest_checkpoint": lambda: Estimator.latest_checkpoint(folder / "checkpoints"),
     }
+
+
+def _to_onnx(est: Estimator, path: Path) -> None:
+    with contextlib.suppress(ConfigError):  # Keras 2 needs another package for it
+        est.to_onnx(path)
 
 
 def state_of_the_process() -> dict[str, Any]:

@@ -50,7 +50,7 @@ HOMES = {
     ),
     "jax": ("frameworks.keras", "models"),
     "mxnet": ("frameworks.mxnet",),
-    "openvino": ("models",),
+    "openvino": ("frameworks.openvino", "models"),
     "onnxruntime": ("models",),
     "mlflow": ("tracking",),
     "optuna": ("tune",),

@@ -39,7 +39,7 @@ def test_no_call_changes_the_callers_randomness_or_settings(tmp_path: Path) -> N
     data = {"x": DATA["x"], "y": DATA["y"]}
     calls = caller.entries(estimator, data, {"x": DATA["x"]}, tmp_path, suffix=".keras")
 
-    assert set(calls) | {"from_torch"} | caller.GRAPHS == caller.public_entries()
+    assert set(calls) | {"from_torch"} | caller.GRAPHS | caller.RUNTIMES == caller.public_entries()
     assert caller.changed_by(calls) == {}
     assert [first, draws()] == expected
 

@@ -39,6 +39,7 @@ def frame() -> Any:
         ({"x": X}, MemoryInput),
         ((X, X), MemoryInput),
         (X, MemoryInput),
+        ([X, X], MemoryInput),
         (pd.DataFrame({"x": [1]}), MemoryInput),
         (pa.table({"x": [1]}), MemoryInput),
         ("rows.parquet", ParquetInput),
@@ -57,7 +58,7 @@ def test_each_kind_of_data_has_its_input(data: Any, kind: type[Input]) -> None:
     assert given.data is data
 
 
-@pytest.mark.parametrize("data", [42, None, [], {}, [X, X], (X, X, X)], ids=repr)
+@pytest.mark.parametrize("data", [42, None, [], {}, [X, 1], (X, X, X)], ids=repr)
 def test_what_is_not_data_is_answered_with_what_is(data: Any) -> None:
     with pytest.raises(ConfigError, match=r"data is (a|an) (?s:.*)Hint: pass a Spark DataFrame, an XShards"):
         recognise(data)

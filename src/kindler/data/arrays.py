@@ -76,6 +76,7 @@ def is_local_data(data: Any) -> bool:
         or datasets.is_dataset(data)
         or isinstance(data, np.ndarray | pa.Table | pa.RecordBatch)
         or (isinstance(data, tuple) and 1 <= len(data) <= 2)
+        or (isinstance(data, list) and bool(data) and all(isinstance(part, np.ndarray) for part in data))
     )
 
 
@@ -83,8 +84,8 @@ def kind(data: Any) -> str:
     """What this is, in the words of a message."""
     if isinstance(data, dict):
         return "a dict of arrays" if data else "an empty dict"
-    if isinstance(data, tuple):
-        return f"a tuple of {len(data)}"
+    if isinstance(data, tuple | list):
+        return f"a {type(data).__name__} of {len(data)}"
     if isinstance(data, np.ndarray):
         return f"an array of shape {data.shape}"
     for what, types in (("a pyarrow Table", pa.Table), ("a pyarrow RecordBatch", pa.RecordBatch)):
@@ -98,8 +99,8 @@ def kind(data: Any) -> str:
 def named(data: Any) -> Named:
     """The columns of local data.
 
-    A tuple (x, y), or a dict with an "x" that holds several arrays, says what are inputs and what
-    are targets: one array is named "x" (or "y"), several "x0", "x1", ..., those of a dict as there.
+    A tuple (x, y), a list of inputs, or a dict with an "x" that holds several arrays, says what are inputs
+    and what are targets: one array is named "x" (or "y"), several "x0", "x1", ..., those of a dict as there.
     """
     datasets.refuse_unusable(data)
     if not is_local_data(data):
@@ -110,7 +111,7 @@ def named(data: Any) -> Named:
         return Named(_unique(zip(data.schema.names, data.columns, strict=True)))
     if _is_frame(data):
         return Named(_unique((str(name), data.iloc[:, i]) for i, name in enumerate(data.columns)))
-    if isinstance(data, np.ndarray):
+    if isinstance(data, np.ndarray | list):
         return _paired(data)
     if isinstance(data, tuple):
         return _paired(*data)

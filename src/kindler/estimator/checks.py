@@ -19,7 +19,7 @@ from kindler.estimator.model import FrameworkModel
 from kindler.frameworks.registry import FrameworkSpec
 from kindler.sync.contract import SyncConfig
 from kindler.sync.registry import SYNCS, SyncSpec
-from kindler.train.options import FitOptions, RunOptions
+from kindler.train.options import FitOptions, PredictOptions, RunOptions
 
 __all__ = [
     "ability_complaints",
@@ -33,6 +33,7 @@ __all__ = [
     "preparation_complaints",
     "refuse",
     "row_weight_complaints",
+    "runtime_complaints",
     "seed_complaints",
     "server_complaints",
     "sync_complaints",
@@ -124,6 +125,16 @@ def row_weight_complaints(row: FrameworkSpec, options: FitOptions) -> Iterator[s
 def ability_complaints(row: FrameworkSpec, ability: str) -> Iterator[str]:
     if ability not in row.can:
         yield f"models of {row.name!r} cannot {ability}."
+
+
+def runtime_complaints(options: PredictOptions) -> Iterator[str]:
+    """A model is converted for the shapes of its columns, which a transform changes."""
+    if options.preparation is not None:
+        yield (
+            f"runtime={options.runtime!r} takes columns as they are, and this estimator has a transform,"
+            " collate or pad.\nHint: leave runtime=None; or convert the model with to_openvino(...) and"
+            " score prepared columns with Estimator.from_openvino."
+        )
 
 
 def loader_complaints(sync: SyncConfig, data: Input) -> Iterator[str]:

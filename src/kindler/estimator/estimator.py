@@ -35,10 +35,12 @@ from kindler.estimator.checks import (
     preparation_complaints,
     refuse,
     row_weight_complaints,
+    runtime_complaints,
     seed_complaints,
     server_complaints,
     sync_complaints,
 )
+from kindler.estimator.exporting import Example, example_of, in_openvino, write_onnx, write_openvino
 from kindler.estimator.fit import RunPlan, RunResults, job_of, run
 from kindler.estimator.inputs.contract import Input, ScoreRequest
 from kindler.estimator.inputs.recognise import Engine, choose_engine, recognise
@@ -54,7 +56,7 @@ from kindler.train.checkpoint_dir import is_model_file, latest
 from kindler.train.checkpoint_file import Header, is_checkpoint, read_checkpoint, write_checkpoint
 from kindler.train.driver_callbacks import DriverCallback, DriverCallbackList, split_callbacks
 from kindler.train.history import History
-from kindler.train.options import EvaluateOptions, FitOptions, Ingest, PredictOptions
+from kindler.train.options import EvaluateOptions, FitOptions, Ingest, PredictOptions, Runtime
 from kindler.train.run_params import run_params
 from kindler.train.summaries import Summaries
 from kindler.train.tensorboard import board, log_folder
@@ -114,6 +116,7 @@ class Estimator:
         self._layout: dict[str, Any] = {}
         self._log_dir = None if log_dir is None else log_folder(log_dir)
         self._summaries = Summaries()
+        self._converted: tuple[str, FrameworkModel] | None = None
         self.history = History()
 
     @classmethod
@@ -500,6 +503,115 @@ class Estimator:
 
     @classmethod
     @leaves_no_trace
+    def from_openvino(
+        cls,
+        model_path: str | PathLike[str],
+        *,
+        threads: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        device: str = "CPU",
+        workers: int | None = None,
+        engine: Engine = "auto",
+        settings: RunSettings | None = None,
+    ) -> Estimator:
+        """Create an estimator that predicts with a model of OpenVINO; it cannot be trained.
+
+        `predict` takes any number of rows and any `batch_size`, also for a model that was made for one number
+        of rows. Every host compiles the model once. Columns go to the inputs of their names, or else in
+        their order.
+
+        Args:
+            model_path: The .xml file of a model, with its weights in a .bin file beside it; or a file of
+                another format that OpenVINO reads, such as ONNX.
+            threads: Compute threads of each process. None is one in Spark's tasks, and otherwise the cores
+                that the process may use.
+            config: Properties of OpenVINO to compile the model with, such as
+                `{"PERFORMANCE_HINT": "THROUGHPUT"}`.
+            device: The OpenVINO device that computes.
+            workers: Processes that score local shards and Parquet files. None is one per core.
+            engine: "spark", "local", or "auto": Spark if the data is in Spark.
+            settings: Time limits, threads.
+
+        Raises:
+            ConfigError: There is no such file, or OpenVINO cannot read it.
+            MissingExtraError: OpenVINO is not installed.
+        """
+        refuse(*engine_complaints(workers, engine))
+        spec = FRAMEWORKS.load("openvino").make_spec(
+            model_path=model_path, threads=threads, properties=config, device=device
+        )
+        return cls(
+            FrameworkModel(framework="openvino", spec=spec),
+            workers=workers,
+            engine=engine,
+            device="cpu",
+            model_dir=None,
+            seed=0,
+            settings=settings or RunSettings(),
+        )
+
+    @classmethod
+    @leaves_no_trace
+    def from_mxnet(
+        cls,
+        config: Mapping[str, Any] | None,
+        model_creator: Callable[..., Any],
+        loss_creator: Callable[..., Any] | None = None,
+        eval_metrics_creator: Callable[..., Any] | None = None,
+        validation_metrics_creator: Callable[..., Any] | None = None,
+        workers: int | None = 2,
+        *,
+        engine: Engine = "auto",
+        model_dir: str | PathLike[str] | None = None,
+        seed: int | None = None,
+        log_dir: str | PathLike[str] | None = None,
+        settings: RunSettings | None = None,
+    ) -> Estimator:
+        """Create an estimator from a Gluon block of Apache MXNet 1.9.1.
+
+        `fit` and `evaluate` also take functions of `(config, kv)` that return an MXNet data iterator or a
+        Gluon DataLoader on each worker: `config["batch_size"]` is the worker's share, and `kv` has `rank` and
+        `num_workers`.
+
+        Args:
+            config: The argument of all creators, such as `kindler.frameworks.mxnet.create_config` makes it:
+                "optimizer" and "optimizer_params" are those of MXNet.
+            model_creator: Called with `config`; returns a `mxnet.gluon.Block`.
+            loss_creator: Called with `config`; returns a `mxnet.gluon.loss.Loss`. Not needed to predict.
+            eval_metrics_creator: Called with `config`; returns the `mxnet.metric` objects of training.
+            validation_metrics_creator: The same for validation and evaluation; None takes those of training.
+            workers: Number of workers. None is one per slot of the Spark application, or one per core.
+            engine: "spark", "local", or "auto": Spark if the data is in Spark.
+            model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
+                several machines must share it.
+            seed: Decides the initial weights, the order of rows, and dropout. None is that of `config`, or 0.
+            log_dir: The folder that the driver writes event files for TensorBoard to.
+            settings: Time limits, threads, shared memory.
+
+        Raises:
+            ConfigError: A creator is not a function.
+            MissingExtraError: MXNet is not installed.
+        """
+        if seed is None:
+            seed = config.get("seed", 0) if isinstance(config, Mapping) else 0
+        return cls.from_framework(
+            "mxnet",
+            workers=workers,
+            engine=engine,
+            device="cpu",
+            model_dir=model_dir,
+            seed=seed,
+            log_dir=log_dir,
+            settings=settings,
+            config=config,
+            model_creator=model_creator,
+            loss_creator=loss_creator,
+            eval_metrics_creator=eval_metrics_creator,
+            validation_metrics_creator=validation_metrics_creator,
+        )
+
+    @classmethod
+    @leaves_no_trace
     def from_framework(
         cls,
         framework: str,
@@ -657,7 +769,8 @@ class Estimator:
             class_weight=None if class_weight is None else dict(class_weight),
             sync=SyncConfig(name=sync, options=dict(sync_options or {})),
         )
-        return self._fit(recognise(data), _recognised(validation_data), options, driver_callbacks)
+        adapted, validation = self._model.as_data(data), self._model.as_data(validation_data)
+        return self._fit(recognise(adapted), _recognised(validation), options, driver_callbacks)
 
     def _fit(
         self,
@@ -752,7 +865,7 @@ class Estimator:
         Returns:
             The loss, each metric by its name, and `num_samples`: the values that a single process computes.
         """
-        given = recognise(data)
+        given = recognise(self._model.as_data(data))
         columns = ColumnOptions(
             feature_cols=feature_cols,
             label_cols=label_cols,
@@ -764,6 +877,7 @@ class Estimator:
         )
         options = EvaluateOptions(batch_size=batch_size, columns=columns, ingest=ingest, verbose=verbose)
         refuse(
+            *ability_complaints(self._model.row, "evaluate"),
             *self._model.lacking("loss"),
             *self._model.against_data(given.data),
             *options.complaints(),
@@ -789,6 +903,7 @@ class Estimator:
         dtypes: Mapping[str, Any] | None = None,
         stack_features: bool | None = None,
         ingest: Ingest = "auto",
+        runtime: Runtime | None = None,
     ) -> Any:
         """Score every row of `data`.
 
@@ -811,6 +926,8 @@ class Estimator:
                 `fit` did.
             ingest: For a DataFrame that is a plain scan of Parquet files: "direct" reads the files in Python,
                 "inline" sends the rows through Spark.
+            runtime: "openvino" converts the model and computes it with OpenVINO, which is often faster on
+                CPUs. None computes it with its own framework.
 
         Returns:
             The scored data; for a Parquet path, `output_path`.
@@ -829,6 +946,7 @@ class Estimator:
             verbose=verbose,
             output_cols=(output_cols,) if isinstance(output_cols, str) else tuple(output_cols or ()) or None,
             output_path=output_path,
+            runtime=runtime,
         )
         return self._predict(given, options)
 
@@ -837,17 +955,22 @@ class Estimator:
         self._warn_of_chance()
         columns = replace(given.complete(options.columns, self._columns), label_cols=None, need_labels=False)
         options = self._with_preparation(replace(options, columns=columns))
+        model, state = self._model, self._live.state
+        if options.runtime is not None and options.runtime != model.framework:
+            refuse(*ability_complaints(model.row, "export"), *runtime_complaints(options))
+            example = Example.of_columns(*given.sample(columns, self._layout))
+            model, state = self._in_openvino(example, state), b""
         request = ScoreRequest(
-            framework=self._model.framework,
-            spec=self._model.packed,
-            state=self._live.state,
+            framework=model.framework,
+            spec=model.packed,
+            state=state,
             options=options,
             layout=self._layout,
             device=self._device,
             seed=self._seed,
             labels=tuple(self._columns.labels or ("label", "y")),
             job=job_of(
-                self._model,
+                model,
                 self._settings,
                 target="kindler.inference.files:run",
                 buffers=(),
@@ -855,6 +978,13 @@ class Estimator:
             ),
         )
         return given.score(request)
+
+    def _in_openvino(self, example: Example, state: bytes) -> FrameworkModel:
+        """The model as it is now, converted; the last conversion is kept."""
+        key = example.key(self._model, state)
+        if self._converted is None or self._converted[0] != key:
+            self._converted = (key, in_openvino(self._model, state, example))
+        return self._converted[1]
 
     @leaves_no_trace
     def predict_with(self, data: Any, options: PredictOptions) -> Any:
@@ -1031,6 +1161,40 @@ class Estimator:
                 estimator_file.write(unfinished, self._as_saved())
             else:
                 self._live.replica.save(str(unfinished))
+
+    @leaves_no_trace
+    def to_onnx(self, path: str | PathLike[str], example: Any = None) -> None:
+        """Write the trained model as an ONNX file that takes any number of rows.
+
+        Args:
+            path: The file.
+            example: A few rows, as `predict` takes them. None takes the shapes of the last `fit`.
+
+        Raises:
+            ConfigError: The model cannot be exported, or the shapes of its inputs are not known.
+            MissingExtraError: A package that this needs is not installed.
+        """
+        refuse(*ability_complaints(self._model.row, "export"))
+        write_onnx(self._model, self._live.state, path, example_of(example, self._columns, self._layout))
+
+    @leaves_no_trace
+    def to_openvino(self, path: str | PathLike[str], example: Any = None) -> None:
+        """Write the trained model as files of OpenVINO, which `Estimator.from_openvino` reads.
+
+        Args:
+            path: The .xml file; the weights go to a .bin file of the same name.
+            example: A few rows, as `predict` takes them. None takes the shapes of the last `fit`.
+
+        Raises:
+            ConfigError: The model cannot be converted, or the shapes of its inputs are not known.
+            MissingExtraError: OpenVINO is not installed.
+        """
+        write_openvino(
+            self._model,
+            self._live.state,
+            path,
+            lambda: example_of(example, self._columns, self._layout),
+        )
 
     load = Door()
     """`Estimator.load(path)` is `Estimator.from_file(path)`; `est.load(path)` is `est.load_weights(path)`."""

@@ -82,6 +82,10 @@ class FrameworkModel:
         needed: bool = self.replica_type.needs_labels(self.spec)
         return needed
 
+    def as_data(self, data: Any) -> Any:
+        """Data in a form that Kindler takes."""
+        return self.replica_type.as_data(self.spec, data)
+
     def against_data(self, data: Any) -> list[str]:
         """Complaints about data that cannot feed it, as far as the driver can know."""
         complaints: list[str] = self.replica_type.against_data(self.spec, data)

@@ -154,6 +154,18 @@ class BaseReplica:
         """Nothing has to be set before the framework is imported."""
         return ()
 
+    @classmethod
+    def as_data(cls, spec: Any, data: Any) -> Any:
+        """Data is what Kindler takes for every framework."""
+        return data
+
+    def expect(self, features: Sequence[Array]) -> None:
+        """The model knows the shapes of its inputs."""
+
+    def export(self, form: str, path: str, features: Sequence[Array]) -> None:
+        """Needed where the framework's row says that it can."""
+        raise ConfigError(f"models of this framework cannot be written as {form}.")
+
     def names(self) -> list[str]:
         """Parameters."""
         raise NotImplementedError

@@ -96,6 +96,18 @@ class Scorer(Protocol):
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
         """The model's outputs for these rows, one array an output, rows first."""
 
+    def export(self, form: str, path: str, features: Sequence[Array]) -> None:
+        """Write the model as "onnx" or "openvino" (an .xml file and a .bin file); its row says if it can.
+
+        Args:
+            form: The format.
+            path: The file.
+            features: A few rows of each input, of which `predict` was called before.
+
+        Raises:
+            ConfigError: The model cannot be converted.
+        """
+
 
 class DriverModel(Protocol):
     """The model in the user's own process, made as `cls(spec, device="cpu", seed=...)`.
@@ -153,6 +165,10 @@ class DriverModel(Protocol):
     @classmethod
     def needs_labels(cls, spec: Any) -> bool:
         """Whether training and judging it takes labels."""
+
+    @classmethod
+    def as_data(cls, spec: Any, data: Any) -> Any:
+        """What `fit` and `evaluate` were given, in a form that Kindler takes, if it has a form of its own."""
 
     @classmethod
     def against_data(cls, spec: Any, data: Any) -> list[str]:
@@ -284,6 +300,9 @@ class Stepper(Scorer, Tallies, Keeps, Protocol):
 
     def as_given(self) -> None:
         """Take from the user's own model what it says besides weights (what is frozen), not from a state."""
+
+    def expect(self, features: Sequence[Array]) -> None:
+        """Inputs of these shapes will come; the arrays have no rows. Called before states are loaded."""
 
     def hold(self, columns: Sequence[Array]) -> Sequence[Callable[[slice | Array], Any]] | None:
         """Keep these columns where the model computes, if that pays; a function for each that takes rows."""

@@ -109,11 +109,14 @@ class _Kind:
 
 
 _KERAS = "kindler.frameworks.keras.loaders"
+_MXNET = "kindler.frameworks.mxnet.loaders"
 _KINDS = (
     _Kind("torch", "DataLoader", "kindler.frameworks.torch.loaders", "open_loader", "pack_loader"),
     _Kind("tensorflow", "DatasetV2", _KERAS, "open_dataset", "pack_dataset"),
     _Kind("keras", "PyDataset", _KERAS, "open_indexed", "pack_indexed"),
     _Kind("tf_keras", "Sequence", _KERAS, "open_indexed", "pack_indexed"),
+    _Kind("mxnet", "DataIter", _MXNET, "open_loader", "pack_loader"),
+    _Kind("mxnet", "DataLoader", _MXNET, "open_loader", "pack_loader"),
 )
 
 

@@ -19,19 +19,21 @@ class FrameworkSpec(Spec):
     """A framework, and what it can do: nobody needs to ask for its name.
 
     Attributes:
-        can: "train", "predict".
+        can: "train", "evaluate", "predict"; "export" for those whose models become ONNX or OpenVINO files.
         loop: Who makes the steps: Kindler ("step", a `Stepper`), or the framework itself ("fit", a `Fitter`).
         callbacks: The packages whose `Callback` classes its users' callbacks are derived from.
         row_weights: Whether it takes a weight per row, and weights of classes.
         live: Whether the user may change the model between runs, so that its own state counts.
     """
 
-    can: frozenset[str] = frozenset({"train", "predict"})
+    can: frozenset[str] = frozenset({"train", "evaluate", "predict"})
     loop: Literal["step", "fit"] = "step"
     callbacks: tuple[str, ...] = ("kindler",)
     row_weights: bool = False
     live: bool = False
 
+
+_EVERYTHING = frozenset({"train", "evaluate", "predict", "export"})
 
 FRAMEWORKS = Registry(
     "framework",
@@ -42,6 +44,7 @@ FRAMEWORKS = Registry(
             package="torch",
             extra="torch",
             preload="kindler.frameworks.torch.replica:preload",
+            can=_EVERYTHING,
         ),
         FrameworkSpec(
             name="keras",
@@ -49,6 +52,7 @@ FRAMEWORKS = Registry(
             package="keras",
             extra="keras",
             preload="kindler.frameworks.keras.replica:preload",
+            can=_EVERYTHING,
             loop="fit",
             callbacks=("keras", "tf_keras"),
             row_weights=True,
@@ -61,6 +65,21 @@ FRAMEWORKS = Registry(
             extra="tensorflow",
             preload="kindler.frameworks.tf_graph.replica:preload",
             live=True,
+        ),
+        FrameworkSpec(
+            name="openvino",
+            target="kindler.frameworks.openvino.replica:OpenvinoReplica",
+            package="openvino",
+            extra="openvino",
+            preload="kindler.frameworks.openvino.replica:preload",
+            can=frozenset({"predict"}),
+        ),
+        FrameworkSpec(
+            name="mxnet",
+            target="kindler.frameworks.mxnet.replica:MxnetReplica",
+            package="mxnet",
+            extra="mxnet",
+            preload="kindler.frameworks.mxnet.replica:preload",
         ),
     ],
     group="kindler.frameworks",

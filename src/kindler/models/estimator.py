@@ -45,6 +45,11 @@ class EstimatorKind(ModelKind):
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
         model = obj.get_model()
         inner = MODEL_KINDS.kind_of(model)
+        if not isinstance(inner, FrameworkKind):
+            raise ConfigError(
+                f"an estimator of a model of kind {inner.kind!r} cannot be stored.\n"
+                "Hint: store its model, estimator.get_model()."
+            )
         known_only(options, inner.put_options, what=f"put of an estimator of kind {inner.kind!r}")
         inside = folder / _MODEL
         inside.mkdir()

@@ -20,8 +20,6 @@ from kindler.models.signature import Arrays, Signature, TensorSpec
 __all__ = ["OpenvinoKind", "OpenvinoModel"]
 
 _FILE = "model.xml"
-# Where a processor has them, OpenVINO would compute in 16 bits, and answer otherwise than elsewhere.
-_SETTINGS = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 class OpenvinoKind(FileKind):
@@ -63,18 +61,23 @@ class OpenvinoModel(Predictor):
 
     def __init__(self, path: Path) -> None:
         openvino = imported("openvino", what="an OpenVINO model", package="openvino", extra="openvino")
+        from kindler.frameworks.openvino.graph import SETTINGS, cause, shape_of
+
         core = openvino.Core()
         try:
-            compiled: Any = core.compile_model(core.read_model(str(path)), "CPU", _SETTINGS)
+            compiled: Any = core.compile_model(core.read_model(str(path)), "CPU", SETTINGS)
         except RuntimeError as exc:
-            told = _last(exc).replace(str(path), path.name)
+            told = cause(exc).replace(str(path), path.name)
             raise ConfigError(f"OpenVINO cannot load {path.name}: {told}") from exc
         self._request = compiled.create_infer_request()
         self._lock = threading.Lock()
         self.signature = Signature(_specs(compiled.inputs, "input"), _specs(compiled.outputs, "output"))
         self.size = path.with_suffix(".bin").stat().st_size
         self._rows = DeclaredRows(
-            self._run, self.signature, list(map(_shape, compiled.inputs)), list(map(_shape, compiled.outputs))
+            self._run,
+            self.signature,
+            list(map(shape_of, compiled.inputs)),
+            list(map(shape_of, compiled.outputs)),
         )
         self.joins = self._rows.joins
 
@@ -88,26 +91,13 @@ class OpenvinoModel(Predictor):
 
 
 def _specs(ports: Any, what: str) -> tuple[TensorSpec, ...]:
+    from kindler.frameworks.openvino.graph import names_of, shape_of
+
     return tuple(
         TensorSpec(
-            next(iter(sorted(port.get_names())), f"{what}_{i}"),
+            name,
             str(np.dtype(port.get_element_type().to_dtype()).name),
-            (None, *shape[1:]) if (shape := _shape(port)) else None,
+            (None, *shape[1:]) if (shape := shape_of(port)) else None,
         )
-        for i, port in enumerate(ports)
+        for name, port in zip(names_of(ports, what), ports, strict=True)
     )
-
-
-def _shape(port: Any) -> list[int | None] | None:
-    shape = port.get_partial_shape()
-    return [_length(n) for n in shape] if shape.rank.is_static else None
-
-
-def _length(dimension: Any) -> int | None:
-    return None if dimension.is_dynamic else int(dimension.get_length())
-
-
-def _last(error: BaseException) -> str:
-    """The cause; the lines before it are places in OpenVINO's source."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:300]

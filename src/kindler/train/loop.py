@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from kindler.collective import Array
 from kindler.data.batches import Batch, Batches
 from kindler.data.prepared_batches import PreparedBatches
 from kindler.engine.gpus import Placement
@@ -62,6 +63,8 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
             label_names=data.labels,
             label_shapes=_varying_shapes(data),
         )
+        if not isinstance(data, PreparedBatches):
+            replica.expect(_no_rows(data))
         _hold(replica, data)
         start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
         if len(states) == 1:  # a new run: what its user has frozen since the last one counts
@@ -86,6 +89,11 @@ def _process_group(worker: Worker, task: Task, placed: Placement) -> AbstractCon
     from kindler.sync.process_group import process_group
 
     return process_group(worker, shared_gpus=placed.shared, timeout_s=task.settings.sync_timeout_s)
+
+
+def _no_rows(data: BatchStream) -> list[Array]:
+    """The inputs' shapes and dtypes, as arrays without rows."""
+    return [np.empty((0, *shape), dtype) for dtype, shape in (data.layout[name] for name in data.features)]
 
 
 def _hold(replica: Stepper, data: BatchStream) -> None:

@@ -19,9 +19,10 @@ from kindler.sync.contract import SyncConfig
 from kindler.train.metric_names import parse
 from kindler.train.triggers import Trigger
 
-__all__ = ["ENDLESS", "EvaluateOptions", "FitOptions", "Ingest", "PredictOptions", "RunOptions"]
+__all__ = ["ENDLESS", "EvaluateOptions", "FitOptions", "Ingest", "PredictOptions", "RunOptions", "Runtime"]
 
 Ingest: TypeAlias = Literal["auto", "inline", "direct"]
+Runtime: TypeAlias = Literal["openvino"]
 
 ENDLESS = 2**31  # epochs, where only steps or a trigger end the run
 
@@ -69,12 +70,19 @@ class PredictOptions(RunOptions):
             outputs), or the keys if the model returns a dict.
         output_path: The folder that the scored rows of Parquet files are written to.
         finish: Makes the columns of the model's outputs, batch by batch; None takes the outputs as they are.
+        runtime: What computes the model: "openvino", or None for its own framework.
     """
 
     batch_size: int = 1024
     output_cols: tuple[str, ...] | None = None
     output_path: str | PathLike[str] | None = None
     finish: Callable[[list[Any]], list[Any]] | None = None
+    runtime: Runtime | None = None
+
+    def complaints(self) -> Iterator[str]:
+        yield from super().complaints()
+        if self.runtime is not None and self.runtime not in get_args(Runtime):
+            yield f"runtime must be 'openvino', or None for the model's framework; received {self.runtime!r}."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Columns
+from kindler.data.columns import Array, Columns
 from kindler.data.preparation import Preparation
 from kindler.data.sources import Source
 from kindler.engine.job import Job
@@ -145,6 +145,15 @@ class Input(ABC):
         Raises:
             ConfigError: The options do not fit the data.
             DataError: The data cannot feed a model.
+        """
+
+    @abstractmethod
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+        """The columns that `score` reads, and a few rows of the features: real ones, or zeros.
+
+        Args:
+            options: Which columns.
+            layout: dtype and row shape of the columns that the model was trained on.
         """
 
     def score_complaints(self, options: PredictOptions) -> list[str]:

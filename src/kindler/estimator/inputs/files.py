@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import pyarrow as pa
 
 from kindler.data import parquet
+from kindler.data.column_options import ColumnOptions
+from kindler.data.columns import Array, Columns
 from kindler.data.sources import ParquetSource, parquet_source
 from kindler.engine import local
 from kindler.errors import ConfigError, DataError
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
-from kindler.estimator.inputs.samples import RowCounter
+from kindler.estimator.inputs.samples import RowCounter, repeated_row
 from kindler.files import beside
 from kindler.inference.files import FileTask
 from kindler.inference.outputs import refuse_taken
@@ -41,6 +45,12 @@ class ParquetInput(Input):
         return not_empty(
             parquet_source(parquet.inspect(self.data, opener(request.spark)), request.columns)
         ), None
+
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+        files = parquet.inspect(self.data)
+        columns = not_empty(parquet_source(files, options)).columns
+        first = next(iter(parquet.scan(files, columns.names, 0, 1)))
+        return columns, repeated_row(pa.Table.from_batches([first]), columns)
 
     def score_complaints(self, options: PredictOptions) -> list[str]:
         if options.output_path is not None:

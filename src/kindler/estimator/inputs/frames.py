@@ -14,8 +14,11 @@ from kindler.estimator.inputs.samples import repeated_row, zeros
 from kindler.inference.outputs import arrow_type, refuse_taken, to_arrow
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
+    from kindler.data.column_options import ColumnOptions
     from kindler.data.columns import Array, Columns
     from kindler.spark.direct_scan import PlainScan
     from kindler.train.options import Ingest
@@ -49,6 +52,14 @@ class FrameInput(Input):
             table = collected(frame, columns.names)
             return arrow_source(table, request.columns, scratch=request.scratch), None
         return DeliveredSource(columns, request.name), Feed(name=request.name, frame=frame, columns=columns)
+
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+        from kindler.spark.frames import arrow_types, refuse_ambiguous
+
+        types = arrow_types(self.data)
+        columns = options.plan(types)
+        refuse_ambiguous(self.data, columns.names)
+        return columns, zeros(columns, layout, types) or self._first_row(columns)
 
     def score(self, request: ScoreRequest) -> Any:
         from kindler.spark.frames import arrow_types, refuse_ambiguous

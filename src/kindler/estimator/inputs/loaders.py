@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from kindler.data.column_options import ColumnOptions
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
 from kindler.train.loader_source import is_stream, stream_source
 from kindler.train.options import PredictOptions
@@ -33,6 +35,9 @@ class LoaderInput(Input):
             allow_nan=request.columns.allow_nan or False,
         )
         return source, None
+
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> NoReturn:
+        raise TypeError(_COMPLAINT)
 
     def score_complaints(self, options: PredictOptions) -> list[str]:
         return [_COMPLAINT]

@@ -10,12 +10,15 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data import datasets
+from kindler.data.arrays import named
 from kindler.data.batches import inputs
-from kindler.data.columns import Array, Column
+from kindler.data.column_options import ColumnOptions
+from kindler.data.columns import Array, Column, Columns
 from kindler.data.ragged import Ragged
 from kindler.data.sources import DeliveredSource, FolderSource, arrow_source, is_local_data
 from kindler.data.spool import Spool
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
+from kindler.estimator.inputs.samples import few_rows
 from kindler.inference.outputs import like, refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
 from kindler.temporary import Folder
@@ -43,6 +46,13 @@ class MemoryInput(Input):
         if request.spark is None or request.shares_files:
             return here, None
         return _shipped(here, request.name, request.spark)
+
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+        found = named(self.rows).called(options.features, None)
+        if options.feature_cols is None:
+            options = replace(options, feature_cols=found.features)
+        columns = options.plan(found.types)
+        return columns, few_rows(found.columns, columns)
 
     def score(self, request: ScoreRequest) -> Any:
         rows, options = self.rows, request.options

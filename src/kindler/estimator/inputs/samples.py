@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kindler.data.columns import Array, Columns, to_numpy
+from kindler.data.arrays import values
+from kindler.data.columns import Array, Columns, conform, to_numpy
 from kindler.data.ragged import read_column
 from kindler.engine.hub import Event
 from kindler.errors import DataError
 from kindler.train.progress import ProgressBar
 
-__all__ = ["PROBE_ROWS", "RowCounter", "repeated_row", "zeros"]
+__all__ = ["PROBE_ROWS", "RowCounter", "few_rows", "repeated_row", "zeros"]
 
 PROBE_ROWS = 2  # a model that squeezes its output would lose the rows of a single one
 
@@ -52,6 +53,19 @@ def repeated_row(row: pa.Table, columns: Columns) -> list[Array]:
         raise DataError("the data has no rows, so the width of its columns is unknown.")
     arrays = [read_column(row.column(c.name), c, where=lambda i: i) for c in columns.features]
     return [array[np.zeros(PROBE_ROWS, np.int64)] for array in arrays]
+
+
+def few_rows(given: Mapping[str, Any], columns: Columns) -> list[Array]:
+    """The first rows of columns in memory, as many as a model is tried with."""
+    arrays = []
+    for column in columns.features:
+        first = values(given[column.name][:PROBE_ROWS], column.name)
+        read = conform if isinstance(first, np.ndarray) else to_numpy
+        array = np.array(read(first, column, where=lambda i: i))
+        if not len(array):
+            raise DataError("the data has no rows, so the width of its columns is unknown.")
+        arrays.append(np.repeat(array[:1], PROBE_ROWS, axis=0) if len(array) < PROBE_ROWS else array)
+    return arrays
 
 
 class RowCounter:

@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from kindler.data.batches import inputs
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Array, conform
+from kindler.data.columns import Array, Columns, conform
 from kindler.data.shards.codec import pack
 from kindler.data.shards.reading import values
 from kindler.engine.cores import usable_cores
+from kindler.errors import DataError
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
 from kindler.estimator.inputs.samples import PROBE_ROWS, RowCounter, repeated_row, zeros
 from kindler.inference.shards import ShardScorer
@@ -59,6 +60,13 @@ class ShardsInput(Input):
             here=request.shares_files,
         )
 
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+        chosen = as_input.choose(self.data, options)
+        rows = _rows(self.data, chosen, layout)
+        if rows is None:
+            raise DataError("the shards have no rows, so the width of their columns is unknown.")
+        return chosen.columns, rows
+
     def score(self, request: ScoreRequest) -> XShards:
         shards, job = self.data, request.job
         chosen = as_input.choose(shards, request.options.columns)
@@ -80,16 +88,22 @@ def _sample(
     shards: XShards, chosen: as_input.Chosen, layout: Mapping[str, Any], *, prepares: bool
 ) -> tuple[Array, ...] | None:
     """Inputs for shards without rows, where there are any; None where the width of the columns is unknown."""
-    columns = chosen.columns
     if all(as_input.row_counts(shards)):
         return None
+    rows = _rows(shards, chosen, layout, prepares=prepares)
+    return None if rows is None else inputs(chosen.columns, rows)
+
+
+def _rows(
+    shards: XShards, chosen: as_input.Chosen, layout: Mapping[str, Any], *, prepares: bool = False
+) -> list[Array] | None:
+    columns = chosen.columns
     if chosen.schema is None:
         given = [(chosen.arrays[c.name].shape, chosen.arrays[c.name].dtype, c) for c in columns.features]
-        empty = [conform(np.zeros((PROBE_ROWS, *s), dtype), c, where=str) for s, dtype, c in given]
-        return inputs(columns, empty)
+        return [conform(np.zeros((PROBE_ROWS, *s), dtype), c, where=str) for s, dtype, c in given]
     types = {field.name: field.type for field in chosen.schema}
     sample = None if prepares else zeros(columns, layout, types)
     if sample is None and len(shards):
         row = values(pack(shards.head(1)), columns.names, chosen.schema)
         sample = repeated_row(pa.table(row), columns)
-    return None if sample is None else inputs(columns, sample)
+    return sample

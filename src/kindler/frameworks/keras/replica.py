@@ -23,6 +23,7 @@ from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Batch, Feed, Watch
 from kindler.frameworks.keras import backends, callbacks, files
 from kindler.frameworks.keras.dataset import Arranged, Remembering, dataset
+from kindler.frameworks.keras.export import export
 from kindler.frameworks.keras.gradient_hook import Exchange, install, install_remote, refuse_own_step
 from kindler.frameworks.keras.metrics import Tallies
 from kindler.frameworks.keras.spec import (
@@ -606,6 +607,12 @@ class KerasReplica(BaseReplica):
         named = list(_leaves(outputs))
         self.output_names = tuple(name for name, _ in named) if isinstance(outputs, Mapping) else None
         return [np.asarray(part) for _, part in named]
+
+    def export(self, form: str, path: str, features: Sequence[Array]) -> None:
+        """Write the model as "onnx" or "openvino"; a few rows of its inputs were predicted before."""
+        self._settle()
+        backend = "tf_keras" if self.flavour == "tf_keras" else self.spec.backend
+        export(self.model, form, path, backend=backend, features=features)
 
     def trained_model(self) -> Any:
         """The model itself."""

@@ -26,6 +26,7 @@ from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
 from kindler.frameworks.torch.device import arrays, has_gpu_build, held, preload, resolve_device, tensors
 from kindler.frameworks.torch.divided import DividedOptimizer, Slices, against_division, division_of
+from kindler.frameworks.torch.export import export, numbered
 from kindler.frameworks.torch.graphs import (
     GraphedStep,
     facts_of,
@@ -733,6 +734,19 @@ class TorchReplica(BaseReplica):
             outputs = self._forward(self._tensors(features))
         self.output_names = tuple(map(str, outputs)) if isinstance(outputs, Mapping) else None
         return arrays(outputs)
+
+    def export(self, form: str, path: str, features: Sequence[Array]) -> None:
+        """Write the model as "onnx" or "openvino"; a few rows of its inputs were predicted before."""
+        outputs = self.predict(tuple(features))
+        export(
+            self.model,
+            form,
+            path,
+            names=self._names if len(self._names) == len(features) else numbered("x", len(features)),
+            outputs=self.output_names or numbered("prediction_", len(outputs)),
+            features=features,
+            by_name=self.spec.inputs == "dict",
+        )
 
     @property
     def _others(self) -> Collective | None:

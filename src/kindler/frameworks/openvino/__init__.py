@@ -1,0 +1,1 @@
+"""OpenVINO: models that predict on CPUs, and are trained elsewhere."""

@@ -1,0 +1,172 @@
+"""Models compiled once per host: the first process that needs one compiles it, the others read the result.
+
+Compiled models are files in the private folder of this user, of which the most recently used are kept. A
+model that declares one number of rows is made to take any number, if it computes each row by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kindler.errors import ConfigError
+from kindler.frameworks.openvino import graph
+from kindler.frameworks.openvino.graph import openvino, shape_of
+from kindler.frameworks.openvino.spec import OpenvinoSpec
+from kindler.temporary import locked, private_folder
+
+__all__ = ["cache_folder", "compiled"]
+
+_log = logging.getLogger(__name__)
+
+_KEPT = 16
+_CLOSE, _NEAR_ZERO = 1e-3, 1e-5  # calls of different sizes differ in their last bits
+
+
+def compiled(spec: OpenvinoSpec, threads: int | None) -> Any:
+    """The model, ready to be called.
+
+    Args:
+        spec: The model.
+        threads: Compute threads, unless the spec says how many; None for as many as OpenVINO likes.
+
+    Raises:
+        ConfigError: OpenVINO cannot compile it.
+    """
+    core, settings = openvino.Core(), _settings(spec, threads)
+    try:
+        path = cache_folder() / f"{_key(spec)}.blob"
+    except (ConfigError, OSError) as exc:
+        _log.warning("compiling %s for this process alone: %s", spec.name, exc)
+        return _compiled(core, spec, settings)
+    with locked(path.parent / f".lock-{path.name[0]}"):
+        if not path.exists():
+            model = _compiled(core, spec, settings)
+            _keep(path, model)
+            return model
+    try:
+        os.utime(path)
+        return core.import_model(path.read_bytes(), spec.device, settings)
+    except (RuntimeError, OSError) as exc:
+        _log.warning("compiling %s again, what was kept cannot be read: %s", spec.name, graph.cause(exc))
+        path.unlink(missing_ok=True)
+        return _compiled(core, spec, settings)
+
+
+def cache_folder() -> Path:
+    """Where this user's compiled models are."""
+    folder = private_folder() / "openvino"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _settings(spec: OpenvinoSpec, threads: int | None) -> dict[str, Any]:
+    settings: dict[str, Any] = {**graph.SETTINGS, **spec.properties}
+    wanted = spec.threads or threads
+    if spec.device == "CPU":
+        # Pinned threads of several processes would all sit on the same cores.
+        settings.setdefault("ENABLE_CPU_PINNING", False)
+        settings.setdefault("NUM_STREAMS", 1)
+        if wanted is not None:
+            settings.setdefault("INFERENCE_NUM_THREADS", wanted)
+    return settings
+
+
+def _key(spec: OpenvinoSpec) -> str:
+    """What the result of compiling depends on; how many threads compute is decided when it is read."""
+    digest = hashlib.sha256()
+    facts = [openvino.__version__, platform.node(), spec.device, {**graph.SETTINGS, **spec.properties}]
+    for part in (json.dumps(facts, sort_keys=True).encode(), spec.xml, spec.weights):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _compiled(core: Any, spec: OpenvinoSpec, settings: Mapping[str, Any]) -> Any:
+    def compile_model(model: Any) -> Any:
+        return core.compile_model(model, spec.device, dict(settings))
+
+    try:
+        model = graph.read_ir(spec.xml, spec.weights, spec.name)
+        if _declares_rows(model):
+            freed = _freed(graph.read_ir(spec.xml, spec.weights, spec.name))
+            made = compile_model(freed) if freed is not None else None
+            if made is not None and _is_per_row(made):
+                return made
+        return compile_model(model)
+    except RuntimeError as exc:
+        raise ConfigError(f"OpenVINO cannot compile {spec.name}: {graph.cause(exc)}") from exc
+
+
+def _keep(path: Path, model: Any) -> None:
+    """Write the compiled model, whole or not at all, and remove those that were not used for longest."""
+    unfinished, stream = path.with_suffix(".unfinished"), io.BytesIO()
+    try:
+        model.export_model(stream)
+        unfinished.write_bytes(stream.getbuffer())
+        unfinished.replace(path)
+        others = sorted(path.parent.glob("*.blob"), key=lambda file: file.stat().st_mtime, reverse=True)
+        for file in others[_KEPT:]:
+            file.unlink(missing_ok=True)
+    except (RuntimeError, OSError) as exc:  # a full disk, or a device that exports nothing: it works without
+        unfinished.unlink(missing_ok=True)
+        _log.info("the compiled model is not kept: %s", graph.cause(exc))
+
+
+def _declares_rows(model: Any) -> bool:
+    return any(shape and shape[0] is not None for shape in map(shape_of, model.inputs))
+
+
+def _freed(model: Any) -> Any:
+    """The model with a free first dimension; None if that is not the rows of its outputs, too."""
+    shapes = [shape_of(port) for port in model.inputs]
+    if not all(shapes) or len({shape[0] for shape in shapes if shape}) != 1:
+        return None
+    free = [[-1, *(-1 if n is None else n for n in (shape or [])[1:])] for shape in shapes]
+    try:
+        model.reshape({i: openvino.PartialShape(shape) for i, shape in enumerate(free)})
+    except RuntimeError:  # a constant in it was made for the number of rows
+        return None
+    return model if all((shape_of(port) or [0])[0] is None for port in model.outputs) else None
+
+
+def _is_per_row(model: Any) -> bool:
+    """Whether rows come out the same apart and together, as far as made-up rows can show."""
+    random, rows = np.random.default_rng(0), []
+    for port in model.inputs:
+        shape, dtype = shape_of(port), np.dtype(port.get_element_type().to_dtype())
+        if shape is None or None in shape[1:]:
+            return False
+        sizes = (2, *(int(n or 0) for n in shape[1:]))
+        # 0 and 1 are valid indices of most tables.
+        made = random.normal(size=sizes) if dtype.kind == "f" else random.integers(0, 2, sizes)
+        rows.append(made.astype(dtype))
+    request = model.create_infer_request()
+
+    def outputs(*arrays: Any) -> list[Any]:
+        found = request.infer(dict(enumerate(arrays)))
+        return [np.array(found[i]) for i in range(len(model.outputs))]
+
+    try:
+        together = outputs(*rows)
+        apart = [outputs(*(array[i : i + 1] for array in rows)) for i in range(2)]
+    except RuntimeError:
+        return False
+    for place, both in enumerate(together):
+        alone = [part[place] for part in apart]
+        if len(both) != 2 or any(len(part) != 1 for part in alone):
+            return False
+        largest = float(np.max(np.abs(both), initial=0.0)) if both.dtype.kind in "fiu" else 0.0
+        joined = np.concatenate(alone)
+        if not np.allclose(joined, both, rtol=_CLOSE, atol=_NEAR_ZERO * largest, equal_nan=True):
+            return False
+    return True

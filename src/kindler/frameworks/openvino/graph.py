@@ -1,0 +1,72 @@
+"""OpenVINO's own objects: models read from bytes and files, the shapes they declare, their errors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kindler.errors import ConfigError
+from kindler.temporary import Folder
+
+__all__ = ["SETTINGS", "cause", "names_of", "read_file", "read_ir", "shape_of", "written"]
+
+# Where a processor has them, OpenVINO would compute in 16 bits, and answer otherwise than elsewhere.
+SETTINGS = {"INFERENCE_PRECISION_HINT": "f32"}
+
+openvino: Any = importlib.import_module("openvino")
+
+
+def read_ir(xml: bytes, weights: bytes, name: str) -> Any:
+    """The model of an .xml file and the .bin file beside it.
+
+    Raises:
+        ConfigError: They are not a model.
+    """
+    try:
+        return openvino.Core().read_model(xml, weights)
+    except RuntimeError as exc:
+        raise ConfigError(f"OpenVINO cannot load {name}: {cause(exc)}") from exc
+
+
+def read_file(path: Path) -> Any:
+    """The model of a file that OpenVINO understands: its own, ONNX, TensorFlow's or TensorFlow Lite's.
+
+    Raises:
+        ConfigError: It is not a model, or of a format that OpenVINO does not read.
+    """
+    try:
+        return openvino.Core().read_model(str(path))
+    except RuntimeError as exc:
+        raise ConfigError(f"OpenVINO cannot load {path.name}: {cause(exc)}") from exc
+
+
+def written(model: Any) -> tuple[bytes, bytes]:
+    """A model as the bytes of an .xml and a .bin file."""
+    with Folder("kindler-openvino-") as folder:
+        path = folder / "model.xml"
+        # By itself, OpenVINO would make 16 bits of its weights.
+        openvino.save_model(model, str(path), compress_to_fp16=False)
+        return path.read_bytes(), path.with_suffix(".bin").read_bytes()
+
+
+def shape_of(port: Any) -> list[int | None] | None:
+    """The declared shape of an input or output; None for a length that is free, and for a free rank."""
+    shape = port.get_partial_shape()
+    return [_length(n) for n in shape] if shape.rank.is_static else None
+
+
+def names_of(ports: Sequence[Any], what: str) -> list[str]:
+    """A name for each input or output: one of its own, if it has any."""
+    return [next(iter(sorted(port.get_names())), f"{what}_{i}") for i, port in enumerate(ports)]
+
+
+def cause(error: BaseException) -> str:
+    """Why OpenVINO failed; the lines before the last are places in its source."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]
+
+
+def _length(dimension: Any) -> int | None:
+    return None if dimension.is_dynamic else int(dimension.get_length())

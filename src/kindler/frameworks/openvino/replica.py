@@ -1,0 +1,93 @@
+"""A model that OpenVINO computes: it predicts, and is trained elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NoReturn
+
+from kindler.collective import Array
+from kindler.errors import ConfigError
+from kindler.frameworks.base import BaseReplica
+from kindler.frameworks.openvino import graph
+from kindler.frameworks.openvino.compiled import compiled
+from kindler.frameworks.openvino.rows import RowCaller
+from kindler.frameworks.openvino.spec import OpenvinoSpec, dumps, loads, make_spec
+
+__all__ = ["OpenvinoReplica", "preload"]
+
+
+def preload() -> None:
+    """This module imports what is slow; nothing is compiled, so that no thread starts."""
+
+
+class OpenvinoReplica(BaseReplica):
+    """One process's copy of a model; keeps the contracts `DriverModel` and `Scorer`.
+
+    Args:
+        spec: The model.
+        device: Not needed: the spec names OpenVINO's device.
+        rank: This rank.
+        local_rank: Its number on its host.
+        seed: Not needed.
+        threads: Compute threads, where the spec leaves them open.
+        feature_names: Names of the columns that inputs are fed from.
+        label_names: Not needed.
+        label_shapes: Not needed.
+    """
+
+    def __init__(
+        self,
+        spec: OpenvinoSpec,
+        *,
+        device: str = "cpu",
+        rank: int = 0,
+        local_rank: int = 0,
+        seed: int = 0,
+        threads: int | None = None,
+        feature_names: Sequence[str] = (),
+        label_names: Sequence[str] = (),
+        label_shapes: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        super().__init__(spec, device=device, rank=rank, seed=seed)
+        self._threads, self._features = threads, tuple(feature_names)
+        self.output_names = spec.output_names
+
+    dumps = staticmethod(dumps)
+    loads = staticmethod(loads)
+
+    @classmethod
+    def make_spec(cls, **options: Any) -> OpenvinoSpec:
+        """A spec of the arguments of `Estimator.from_openvino`."""
+        return make_spec(**options)
+
+    def predict(self, features: tuple[Array, ...]) -> list[Array]:
+        """The outputs for these rows, in the model's order."""
+        names = self._features if len(self._features) == len(features) else [""] * len(features)
+        return self._caller(self._caller.arranged(names, features))
+
+    def trained_model(self) -> Any:
+        """The model as an `openvino.Model`."""
+        return graph.read_ir(self.spec.xml, self.spec.weights, self.spec.name)
+
+    def save(self, path: str) -> NoReturn:
+        """Two files are more than `save` writes."""
+        raise ConfigError(
+            "save() writes one file, and a model of OpenVINO has two.\n"
+            "Hint: to_openvino('model.xml') writes both; save('name.estimator') keeps the whole estimator."
+        )
+
+    def load(self, path: str) -> NoReturn:
+        """The weights belong to the graph."""
+        raise ConfigError(
+            "a model of OpenVINO has its weights with it.\n"
+            "Hint: Estimator.from_openvino(model_path=...) reads another one."
+        )
+
+    def state(self) -> bytes:
+        """Nothing is learned."""
+        return b""
+
+    @cached_property
+    def _caller(self) -> RowCaller:
+        return RowCaller(compiled(self.spec, self._threads), self.spec.name)

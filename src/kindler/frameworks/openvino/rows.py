@@ -1,0 +1,176 @@
+"""Any number of rows for a compiled model, whatever number it takes at a time.
+
+Rows are the first dimension of every input. Where each row is as large as a whole input of the model, as a
+row of images that the model takes as one batch, the model is called for each row by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kindler.collective import Array
+from kindler.errors import ConfigError, DataError
+from kindler.frameworks.openvino.graph import cause, names_of, shape_of
+
+__all__ = ["RowCaller"]
+
+
+class RowCaller:
+    """Calls a compiled model; for one thread.
+
+    Attributes:
+        names: The names of the inputs, one each.
+
+    Args:
+        model: The compiled model.
+        name: What messages call it.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        self._model, self._name = model, name
+        self._request = model.create_infer_request()
+        self.names = names_of(model.inputs, "input")
+        self._aliases = [set(port.get_names()) for port in model.inputs]
+        self._shapes = [shape_of(port) for port in model.inputs]
+        self._dtypes = [np.dtype(port.get_element_type().to_dtype()) for port in model.inputs]
+        fixed = {shape[0] for shape in self._shapes if shape and shape[0] is not None}
+        self._size: int | None = fixed.pop() if len(fixed) == 1 else None
+        self._fills: bool | None = None
+
+    def arranged(self, columns: Sequence[str], arrays: Sequence[Array]) -> list[Array]:
+        """The arrays in the order of the inputs: by name if the columns have the inputs' names.
+
+        Raises:
+            ConfigError: There are more or fewer columns than inputs.
+        """
+        if len(arrays) != len(self.names):
+            raise ConfigError(
+                f"{self._name} takes {len(self.names)} inputs ({', '.join(self.names)}), and the data has"
+                f" {len(arrays)} ({', '.join(columns)}).\n"
+                "Hint: feature_cols=[...] names one column for each input, in the model's order."
+            )
+        places = [[i for i, name in enumerate(columns) if name in aliases] for aliases in self._aliases]
+        if all(len(place) == 1 for place in places):
+            return [arrays[place[0]] for place in places]
+        return list(arrays)
+
+    def __call__(self, arrays: Sequence[Array]) -> list[Array]:
+        """The outputs for these rows, in the order of the inputs.
+
+        Raises:
+            DataError: Rows are not of the shape or dtype that the model takes.
+        """
+        inputs = [self._cast(array, i) for i, array in enumerate(arrays)]
+        rows = len(inputs[0])
+        if self._is_whole(inputs):
+            found = [self._run([array[row] for array in inputs]) for row in range(rows)]
+            return [np.stack(parts) for parts in zip(*found, strict=True)]
+        inputs = [self._rowwise(array, i) for i, array in enumerate(inputs)]
+        if self._size is None or rows == self._size:
+            return self._run(inputs)
+        return self._in_groups(inputs, rows, self._size)
+
+    def _in_groups(self, inputs: Sequence[Array], rows: int, size: int) -> list[Array]:
+        """As many rows at a time as the model takes; the last group is filled with its last row."""
+        whole = rows - rows % size
+        groups = [[array[i : i + size] for array in inputs] for i in range(0, whole, size)]
+        if whole < rows:
+            self._require_filling(inputs, size)
+            groups.append([_filled(array[whole:], size) for array in inputs])
+        found = [self._run(group) for group in groups]
+        for place, part in enumerate(found[0]):
+            if part.ndim == 0 or len(part) != size:
+                raise self._no_rows(place, size, part.shape)
+        return [np.concatenate(parts)[:rows] for parts in zip(*found, strict=True)]
+
+    def _require_filling(self, inputs: Sequence[Array], size: int) -> None:
+        """Rows that fill a group must not change what comes of the others."""
+        if self._fills is None:
+            first = [np.repeat(array[:1], size, axis=0) for array in inputs]
+            mixed = [np.concatenate([a[:1], _other(a[:1], size - 1)]) for a in inputs]
+            pairs = list(zip(self._run(first), self._run(mixed), strict=True))
+            for place, (part, _) in enumerate(pairs):
+                if part.ndim == 0 or len(part) != size:
+                    raise self._no_rows(place, size, part.shape)
+            self._fills = all(np.allclose(a[0], b[0], rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in pairs)
+        if not self._fills:
+            raise DataError(
+                f"{self._name} takes {size} rows at a time, and what it gives for one depends on the others,"
+                " so that a batch of fewer rows cannot be completed.\n"
+                f"Hint: pass a multiple of {size} rows, and a batch_size that is one."
+            )
+
+    def _no_rows(self, place: int, size: int, shape: Sequence[int]) -> DataError:
+        return DataError(
+            f"{self._name} takes {size} rows at a time, and its output {place} has the shape {list(shape)},"
+            " which is not a row for each of them."
+        )
+
+    def _is_whole(self, inputs: Sequence[Array]) -> bool:
+        """Whether each row has the rank and the sizes of a whole input of the model."""
+        return all(
+            shape is not None and array.ndim == len(shape) + 1 and _fits(array.shape[1:], shape)
+            for array, shape in zip(inputs, self._shapes, strict=True)
+        )
+
+    def _rowwise(self, array: Array, place: int) -> Array:
+        shape = self._shapes[place]
+        if shape is None:
+            return array
+        if array.ndim == 1 and len(shape) == 2 and shape[1] in (1, None):
+            array = array[:, None]  # numbers for a model that takes rows of one number
+        if array.ndim != len(shape) or not _fits(array.shape[1:], shape[1:]):
+            wanted = ", ".join(["rows", *("any" if n is None else str(n) for n in shape[1:])])
+            raise DataError(
+                f"has the shape {list(array.shape)}; {self._name} takes [{wanted}].\n"
+                "Hint: shapes={column: (...)} gives flat rows their shape.",
+                column=self.names[place],
+            )
+        return array
+
+    def _cast(self, array: Array, place: int) -> Array:
+        target = self._dtypes[place]
+        if array.dtype == target:
+            return np.ascontiguousarray(array)
+        if not _castable(array, target):
+            raise DataError(
+                f"is {array.dtype.name}, and {self._name} takes {target.name}.", column=self.names[place]
+            )
+        with np.errstate(over="ignore"):  # beyond the largest float is infinity, as everywhere
+            return np.ascontiguousarray(array.astype(target))
+
+    def _run(self, inputs: Sequence[Array]) -> list[Array]:
+        try:
+            found = self._request.infer(dict(enumerate(inputs)), share_inputs=True, share_outputs=True)
+        except RuntimeError as exc:
+            shapes = ", ".join(str(list(array.shape)) for array in inputs)
+            raise DataError(f"{self._name} cannot compute inputs of shape {shapes}: {cause(exc)}") from exc
+        return [np.array(found[i]) for i in range(len(self._model.outputs))]
+
+
+def _fits(sizes: Sequence[int], declared: Sequence[int | None]) -> bool:
+    return len(sizes) == len(declared) and all(
+        want is None or want == have for have, want in zip(sizes, declared, strict=True)
+    )
+
+
+def _castable(array: Array, target: np.dtype[Any]) -> bool:
+    if array.dtype.kind in "iu" and target.kind in "iu":
+        info = np.iinfo(target)
+        return not array.size or bool(array.min() >= info.min and array.max() <= info.max)
+    if array.dtype.kind == "b" and target.kind in "iuf":
+        return True
+    return bool(np.can_cast(array.dtype, target, casting="same_kind"))
+
+
+def _filled(array: Array, size: int) -> Array:
+    return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
+
+
+def _other(row: Array, count: int) -> Array:
+    """Rows that differ from this one: turned round, which keeps indices valid, and twice as large."""
+    turned = row.reshape(1, -1)[:, ::-1].reshape(row.shape)
+    return np.repeat(turned * 2 if row.dtype.kind == "f" else turned, count, axis=0)

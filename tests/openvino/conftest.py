@@ -1,0 +1,7 @@
+"""What all tests with OpenVINO share."""
+
+from __future__ import annotations
+
+from tests.warm import _warm, cold
+
+__all__ = ["_warm", "cold"]
