@@ -33,6 +33,8 @@ def torch_metrics(methods: Sequence[ValidationMethod], loss: Any) -> dict[str, A
         first = method.first_class if not one_based else 1
         if isinstance(method, AUC):
             made[method.tag] = ExactAUC(float(first if method.by_class else 0))
+        elif (counted := getattr(method, "counted", None)) is not None:
+            made[method.tag] = getattr(torchmetrics.classification, counted)(validate_args=False)
         elif not isinstance(method, Loss):
             made[method.tag] = RowMean(method, first if method.by_class else 0)
     return made

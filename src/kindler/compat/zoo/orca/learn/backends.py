@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kindler.compat.zoo.orca.errors import InvalidInput
 from kindler.sync.registry import SYNCS
 
-__all__ = ["BACKENDS", "sync_of"]
+__all__ = ["BACKENDS", "check_backend", "sync_of"]
 
-# Every one of them computes the same steps: they differ in who holds the state of the optimizer.
+# All of them compute the same steps. With "bigdl" each worker holds a slice of the optimizer's state.
 BACKENDS = {
     "bigdl": "sharded",
     "spark": "allreduce",
@@ -20,19 +21,29 @@ BACKENDS = {
 }
 
 
-def sync_of(backend: str, known: Sequence[str]) -> str:
-    """The sync that a backend stands for.
-
-    Args:
-        backend: Orca's name.
-        known: The names that this estimator takes.
+def check_backend(backend: Any, known: Sequence[str]) -> str:
+    """The name of a backend that an estimator takes.
 
     Raises:
         InvalidInput: It takes none of this name.
     """
     if backend not in known:
         raise InvalidInput(
-            f"Only {', '.join(known)} backend are supported for now; received backend={backend!r}."
+            f"Only {', '.join(known[:-1])} and {known[-1]} backend are supported;"
+            f" received backend={backend!r}."
         )
+    return str(backend)
+
+
+def sync_of(backend: str, *, divide: str | None) -> dict[str, Any]:
+    """The options of `fit` that a backend stands for.
+
+    Args:
+        backend: Orca's name.
+        divide: What the optimizer's work can be divided into: "elements" where each element of a parameter
+            moves by itself, "" where that is known of its class, None where it is not known.
+    """
     sync = BACKENDS[backend]
-    return sync if sync in SYNCS.names else "allreduce"
+    if sync != "sharded" or divide is None or sync not in SYNCS.names:
+        return {"sync": "allreduce"}
+    return {"sync": sync, "sync_options": {"divide": divide} if divide else {}}

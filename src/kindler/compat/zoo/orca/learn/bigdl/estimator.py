@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from kindler.compat.bigdl.nn.base import Layer
 from kindler.compat.bigdl.nn.files import read_layer, write_layer
 from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.metrics_torch import torch_metrics
@@ -142,9 +143,9 @@ class BigDLEstimator:
             epochs=more,
             batch_size=batch_size,
             validation_data=validation_data,
-            sync=sync_of("bigdl", ["bigdl"]),
             **self._columns(data, feature_cols, label_cols),
             **options,
+            **sync_of("bigdl", divide=self._divide()),
         )
         self._core.get_model()
         if isinstance(self.optimizer, OptimMethod):
@@ -317,6 +318,15 @@ class BigDLEstimator:
                 "set_constant_gradient_clipping needs an optimizer of bigdl.optim.optimizer, such as Adam()."
             )
         return self.optimizer
+
+    def _divide(self) -> str | None:
+        """What the optimizer's work can be divided into; regularizers know whole parameters only."""
+        layers = [part for part in self.model.modules() if isinstance(part, Layer)]
+        if not isinstance(self.optimizer, OptimMethod) or any(
+            True for p in layers for _ in p.own_regularizers()
+        ):
+            return None
+        return "elements"
 
     def _rebuild(self) -> None:
         """Another estimator of the same model that goes on from where this one is."""
