@@ -92,8 +92,8 @@ class Estimator:
             )
         if config is not None and "batch_size" in config:
             raise InvalidInput(
-                "Please do not specify batch_size in config. Input batch_size in fit/evaluate/predict function"
-                " of the estimator instead."
+                "Please do not specify batch_size in config. Input batch_size in fit/evaluate/predict"
+                " function of the estimator instead."
             )
         if not callable(model):
             raise InvalidInput(f"Must provide a function for model_creator, or a model; received {model!r}.")
