@@ -273,6 +273,14 @@ def test_both_prefixes_are_one_package(name: str) -> None:
     assert old.__spec__.name == f"kindler.compat.zoo.orca.{name}"
 
 
+@pytest.mark.parametrize("name", ["nn.layer", "nn.criterion", "nn.initialization_method", "optim.optimizer"])
+def test_dllib_is_the_later_home_of_bigdl(name: str) -> None:
+    new = importlib.import_module(f"kindler.compat.bigdl.dllib.{name}")
+    assert new is importlib.import_module(f"kindler.compat.bigdl.{name}")
+    common = importlib.import_module("kindler.compat.bigdl.dllib.utils.common")
+    assert common is importlib.import_module("kindler.compat.bigdl.util.common")
+
+
 def test_a_module_that_is_not_there_is_not_found_under_either_prefix() -> None:
     for prefix in ("zoo", "bigdl"):
         with pytest.raises(ModuleNotFoundError, match=r"orca\.learn\.caffe"):

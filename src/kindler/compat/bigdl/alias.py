@@ -30,7 +30,7 @@ class _Finder(MetaPathFinder):
         self.name, self.target = name, target
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        if not fullname.startswith(f"{self.name}."):
+        if fullname != self.name and not fullname.startswith(f"{self.name}."):
             return None
         real = self.target + fullname.removeprefix(self.name)
         found = importlib.util.find_spec(real)

@@ -121,7 +121,6 @@ class TensorFlow2Estimator:
             What Keras's history has: "epochs", "steps", "verbose", and a list of each metric, a value an
             epoch.
         """
-        started = {"initial_epoch": initial_epoch} if initial_epoch else {}
         rows = self._made.fit(
             data,
             epochs=epochs,
@@ -134,7 +133,7 @@ class TensorFlow2Estimator:
             validation_freq=validation_freq,
             feature_cols=feature_cols,
             label_cols=label_cols,
-            **started,
+            initial_epoch=initial_epoch or None,
         )
         names = [name for name in rows.names if name not in _NOT_METRICS]
         figures = {name: [value for value in rows[name] if value is not None] for name in names}
