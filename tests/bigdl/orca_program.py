@@ -34,6 +34,13 @@ def train_loader(config: dict[str, Any], batch_size: int) -> Any:
     return torch.utils.data.DataLoader(rows, batch_size=batch_size)
 
 
+HOOKS = {
+    f"{when}_{what}"
+    for when in ("before", "after")
+    for what in ("run", "train_epoch", "val_epoch", "train_iter", "val_iter")
+}
+
+
 class Diary(Callback):
     """Writes down which hooks are called, and what the runner looks like."""
 
@@ -42,9 +49,7 @@ class Diary(Callback):
         self.lines: list[str] = []
 
     def __getattribute__(self, name: str) -> Any:
-        if name.startswith(("before_", "after_")) and name.endswith(
-            ("_run", "train_epoch", "val_epoch", "_iter")
-        ):
+        if name in HOOKS:
             object.__getattribute__(self, "lines").append(name)
         return object.__getattribute__(self, name)
 
