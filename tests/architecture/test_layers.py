@@ -35,8 +35,9 @@ HOMES = {
         "models",
         "cluster.torch_iterable",
         "compat.zoo",
+        "compat.bigdl",
     ),
-    "torchmetrics": ("frameworks.torch",),
+    "torchmetrics": ("frameworks.torch", "compat.bigdl"),
     "keras": ("frameworks.keras", "models", "compat.zoo"),
     "tf_keras": ("frameworks.keras", "models", "compat"),
     "tensorflow": (

@@ -77,7 +77,8 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
                     whole = sync.whole(replica)  # on all workers: they may have to meet for it
                     state = whole.state() if worker.leads else b""
             else:
-                rows, state = [_judged(worker, replica, data, show=task.show)], b""
+                tell = "validation" if task.log_steps else None
+                rows, state = [_judged(worker, replica, data, show=task.show, tell=tell)], b""
         if not worker.leads:
             return [b"", b""]
         return [json.dumps({"rows": rows, "layout": data.layout, "mode": replica.mode}).encode(), state]
@@ -206,7 +207,7 @@ class _Fit:
         self._step_log.flush()
         self._sync.catch_up(replica)
         replica.merge_buffers()
-        logs = _merged(self._worker, replica)
+        logs = _merged(self._worker, replica, tell="train" if self._step_log.active else None)
         seconds = time.perf_counter() - started
         rows = logs.pop("num_samples")
         row = {
@@ -253,7 +254,8 @@ class _Fit:
 
     def _validated(self, validation: BatchStream) -> dict[str, Any]:
         self._each("on_validation_begin")
-        logs = _judged(self._worker, self._replica, validation)
+        tell = "validation" if self._step_log.active else None
+        logs = _judged(self._worker, self._replica, validation, tell=tell)
         named = {f"val_{name}": value for name, value in logs.items()}
         self._each("on_validation_end", named)
         return named
@@ -316,7 +318,9 @@ class _Fit:
             getattr(hook, name)(self._view, *args)
 
 
-def _judged(worker: Worker, replica: Stepper, data: BatchStream, *, show: bool = False) -> dict[str, Any]:
+def _judged(
+    worker: Worker, replica: Stepper, data: BatchStream, *, show: bool = False, tell: str | None = None
+) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     progress = ProgressReporter(worker, show=show)
     progress.begin(epoch=1, epochs=1, steps=data.expected, quiet=True)
@@ -327,11 +331,16 @@ def _judged(worker: Worker, replica: Stepper, data: BatchStream, *, show: bool =
             progress.step(
                 step, batch.global_rows, lambda: (replica.running_loss(), replica.running_metrics())
             )
-    return _merged(worker, replica)
+    return _merged(worker, replica, tell=tell)
 
 
-def _merged(worker: Worker, replica: Stepper) -> dict[str, Any]:
-    return merged_by_first(worker, replica.take_tallies(), replica.merge_tallies)
+def _merged(worker: Worker, replica: Stepper, *, tell: str | None = None) -> dict[str, Any]:
+    """The figures over all workers; with `tell`, the driver also hears those of each."""
+    tallies = replica.take_tallies()
+    if tell is not None:
+        own = replica.merge_tallies([tallies])
+        worker.report("worker", rank=worker.rank, part=tell, epoch=replica.epoch, figures=own)
+    return merged_by_first(worker, tallies, replica.merge_tallies)
 
 
 def _after_epoch(epoch: int, step: int, row: Mapping[str, Any]) -> Progress:

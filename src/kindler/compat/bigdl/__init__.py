@@ -1,1 +1,1 @@
-"""BigDL's module paths: `bigdl.optim.optimizer` is `kindler.compat.bigdl.optim.optimizer`."""
+"""BigDL's module paths: `bigdl.nn.layer` is `kindler.compat.bigdl.nn.layer`, and so on."""

@@ -98,6 +98,8 @@ class LossRule:
         self._class_weight = options.get("weight")
         self._by_targets = self.by_class and means
         self._by_elements = self.elementwise and means
+        # A loss may say itself what its mean divides by.
+        self._own_divisor = None if self.sums else getattr(loss, "loss_divisor", None)
         # The sum is exact where the mean is 0/0: a rank all of whose targets are ignored.
         self._loss = _summing(loss) if self._by_targets else loss
 
@@ -124,6 +126,9 @@ class LossRule:
             )
         if self._by_targets:
             return self._weighed(loss, targets[0], rows)
+        if self._own_divisor is not None:
+            divisor = self._own_divisor(*arguments)
+            return Judged(loss, divisor, divisor)
         return self._averaged(loss, targets, rows)
 
     def _averaged(self, loss: torch.Tensor, targets: tuple[torch.Tensor, ...], rows: int) -> Judged:

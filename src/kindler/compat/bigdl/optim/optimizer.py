@@ -14,6 +14,7 @@ from kindler.compat.bigdl.optim.methods import (
     ParallelAdam,
     RMSprop,
 )
+from kindler.compat.bigdl.optim.regularizers import L1L2Regularizer, L1Regularizer, L2Regularizer
 from kindler.compat.bigdl.optim.schedules import (
     Default,
     Exponential,
@@ -64,6 +65,9 @@ __all__ = [
     "Exponential",
     "Ftrl",
     "HitRatio",
+    "L1L2Regularizer",
+    "L1Regularizer",
+    "L2Regularizer",
     "Loss",
     "MaxEpoch",
     "MaxIteration",

@@ -64,9 +64,15 @@ class ValidationMethod:
 
     Attributes:
         tag: The name of its result.
+        by_class: Whether its labels are class numbers.
+        first_class: The number of the first class.
+        rows: How many rows make one group, where it judges groups.
     """
 
     tag: str
+    by_class = False
+    first_class = 0
+    rows: int | None = None
 
     def __init__(self, bigdl_type: str = "float") -> None: ...
 
@@ -89,6 +95,7 @@ class Top1Accuracy(ValidationMethod):
     """
 
     tag = "Top1Accuracy"
+    by_class = True
 
     def tensor(self, tf: Any, output: Any, label: Any) -> Any:
         width = output.shape[-1] if output.shape.rank is not None and output.shape.rank > 1 else 1
@@ -110,6 +117,7 @@ class Top5Accuracy(ValidationMethod):
     """The share of rows whose label is among the five largest outputs."""
 
     tag = "Top5Accuracy"
+    by_class = True
 
     def tensor(self, tf: Any, output: Any, label: Any) -> Any:
         width = output.shape[-1]
@@ -159,6 +167,7 @@ class AUC(ValidationMethod):
     """The area under the ROC curve, exactly: the number of thresholds has no effect."""
 
     tag = "AucScore"
+    by_class = True
 
     def __init__(self, threshold_num: int = 200, bigdl_type: str = "float") -> None: ...
 
@@ -185,7 +194,7 @@ class _Ranking(ValidationMethod):
     name: str
 
     def __init__(self, k: int = 10, neg_num: int = 100, bigdl_type: str = "float") -> None:
-        self.k, self.neg_num = k, neg_num
+        self.k, self.neg_num, self.rows = k, neg_num, neg_num + 1
         self.tag = f"{self.name}@{k}"
 
     def _places(self, output: Array, label: Array) -> Array:
@@ -224,6 +233,7 @@ class TreeNNAccuracy(ValidationMethod):
     """The accuracy of the first node of a tree's outputs."""
 
     tag = "TreeNNAccuracy()"
+    by_class = True
 
     def score(self, output: Array, label: Array) -> float:
         output = output[:, 0] if output.ndim == 3 else output

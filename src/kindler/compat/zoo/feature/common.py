@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from kindler.compat.zoo.tfpark.rows import RddRows, Rows, require_rdd
 from kindler.compat.zoo.tfpark.structures import Unpack
 from kindler.errors import ConfigError
 
-__all__ = ["ChainedPreprocessing", "FeatureSet", "Preprocessing", "Sample"]
+__all__ = [
+    "ArrayToTensor",
+    "ChainedPreprocessing",
+    "FeatureLabelPreprocessing",
+    "FeatureSet",
+    "MLlibVectorToTensor",
+    "Preprocessing",
+    "Sample",
+    "ScalarToTensor",
+    "SeqToMultipleTensors",
+    "SeqToTensor",
+    "TensorToSample",
+]
 
 
 class Preprocessing:
@@ -34,6 +48,90 @@ class ChainedPreprocessing(Preprocessing):
         for step in self.transformers:
             item = step(item)
         return item
+
+
+class SeqToTensor(Preprocessing):
+    """The numbers of a row as an array of a shape.
+
+    Args:
+        size: The shape; empty leaves it as it is.
+        bigdl_type: Without effect.
+    """
+
+    def __init__(self, size: Sequence[int] = (), bigdl_type: str = "float") -> None:
+        self.size = tuple(int(length) for length in size)
+
+    def __call__(self, item: Any) -> Any:
+        """The array."""
+        array = np.asarray(item, dtype=np.float32)
+        return array.reshape(self.size) if self.size else array
+
+
+class ArrayToTensor(SeqToTensor):
+    """The same as `SeqToTensor`."""
+
+
+class MLlibVectorToTensor(SeqToTensor):
+    """A vector of Spark ML as an array of a shape."""
+
+    def __call__(self, item: Any) -> Any:
+        """The array."""
+        return super().__call__(item.toArray() if hasattr(item, "toArray") else item)
+
+
+class ScalarToTensor(SeqToTensor):
+    """A number as an array of length 1."""
+
+    def __init__(self, bigdl_type: str = "float") -> None:
+        super().__init__((1,))
+
+
+class SeqToMultipleTensors(Preprocessing):
+    """The numbers of a row cut into several arrays, for a model of several inputs.
+
+    Args:
+        size: The shape of each.
+        bigdl_type: Without effect.
+    """
+
+    def __init__(self, size: Sequence[Sequence[int]] = (), bigdl_type: str = "float") -> None:
+        self.sizes = [tuple(int(length) for length in shape) for shape in size]
+
+    def __call__(self, item: Any) -> Any:
+        """The arrays."""
+        flat, arrays, start = np.asarray(item, dtype=np.float32).reshape(-1), [], 0
+        for shape in self.sizes:
+            end = start + int(np.prod(shape))
+            arrays.append(flat[start:end].reshape(shape))
+            start = end
+        return arrays
+
+
+class FeatureLabelPreprocessing(Preprocessing):
+    """One step for features and another one for labels."""
+
+    def __init__(
+        self,
+        feature_transformer: Callable[[Any], Any],
+        label_transformer: Callable[[Any], Any],
+        bigdl_type: str = "float",
+    ) -> None:
+        self.feature_transformer, self.label_transformer = feature_transformer, label_transformer
+
+    def __call__(self, item: Any) -> Sample:
+        """The sample of a pair."""
+        features, labels = item
+        return Sample(self.feature_transformer(features), self.label_transformer(labels))
+
+
+class TensorToSample(Preprocessing):
+    """An array as a sample without labels."""
+
+    def __init__(self, bigdl_type: str = "float") -> None: ...
+
+    def __call__(self, item: Any) -> Sample:
+        """The sample."""
+        return Sample(item)
 
 
 class Sample:

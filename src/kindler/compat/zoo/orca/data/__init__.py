@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from kindler.xshards import SharedValue, XShards
 
-__all__ = ["SharedValue", "XShards"]
+__all__ = ["SharedValue", "SparkXShards", "XShards"]
+
+SparkXShards = XShards

@@ -10,6 +10,7 @@ from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.summaries import TrainSummary, ValidationSummary
 from kindler.compat.bigdl.optim.triggers import EveryEpoch
 from kindler.compat.bigdl.optim.validation import Scores
+from kindler.compat.zoo.orca.errors import as_orca
 from kindler.compat.zoo.tfpark import checkpoints
 from kindler.compat.zoo.tfpark.keras_graph import KerasGraph, is_graph_model
 from kindler.compat.zoo.tfpark.model import keras_estimator, renamed
@@ -36,6 +37,7 @@ class Estimator:
         self._loaded = False
 
     @staticmethod
+    @as_orca
     def from_graph(
         *,
         inputs: Any,
@@ -86,6 +88,7 @@ class Estimator:
         return GraphEstimator(made, model_dir=model_dir, counts=isinstance(optimizer, OptimMethod))
 
     @staticmethod
+    @as_orca
     def from_keras(
         keras_model: Any,
         metrics: Any = None,
@@ -113,11 +116,13 @@ class Estimator:
         )
 
     @staticmethod
+    @as_orca
     def load_keras_model(path: str) -> Estimator:
         """An estimator of a Keras model in a file."""
         keras: Any = importlib.import_module("tf_keras")
         return Estimator.from_keras(keras.models.load_model(path))
 
+    @as_orca
     def fit(
         self,
         data: Any,
@@ -176,6 +181,7 @@ class Estimator:
         self._made.get_model()
         return self
 
+    @as_orca
     def evaluate(
         self, data: Any, batch_size: int = 32, feature_cols: Any = None, label_cols: Any = None,
         auto_shard_files: bool = False,
@@ -185,6 +191,7 @@ class Estimator:
         found = self._made.evaluate(self._data(data, batch_size), batch_size=batch_size, verbose=0, **columns)
         return renamed(found)
 
+    @as_orca
     def predict(
         self, data: Any, batch_size: int = 4, feature_cols: Any = None, auto_shard_files: bool = False
     ) -> Any:
@@ -196,6 +203,7 @@ class Estimator:
         """The Keras model; for a graph, the session."""
         return self._made.get_model()
 
+    @as_orca
     def load_orca_checkpoint(self, path: str | PathLike[str], version: int | None = None) -> Estimator:
         """Go on from a checkpoint in a `model_dir`.
 

@@ -1,0 +1,1 @@
+"""`bigdl.nn`: layers, criteria and ways to initialize weights."""

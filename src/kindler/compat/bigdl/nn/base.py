@@ -1,0 +1,349 @@
+"""`Layer`: a torch module with the methods that BigDL's layers have.
+
+A layer called with tensors is a torch module. Called with arrays, `forward` returns arrays and remembers what
+`backward` needs. Called with nodes, it becomes a node of a graph, see `graph.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import nn
+
+from kindler.compat.bigdl.nn.conversion import are_arrays, gradients_of, leaves, to_arrays, to_tensors
+from kindler.compat.bigdl.nn.files import CLASSES, read_layer, write_layer
+from kindler.compat.bigdl.nn.graph import Node, nodes_of
+from kindler.compat.bigdl.nn.regularizers import Regularizer
+from kindler.errors import ConfigError
+
+__all__ = ["INTMAX", "INTMIN", "Layer", "ParameterTable", "uniform"]
+
+INTMAX, INTMIN = 2**31 - 1, -(2**31)
+
+Array = np.ndarray[Any, Any]
+
+# What `backward` needs of the last `forward` with arrays; not in the layers, which must be picklable.
+_TAPES: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()
+
+
+class ParameterTable(Iterator[nn.Parameter]):
+    """The parameters of a layer: torch's iterator, and by the name of a layer what BigDL returns.
+
+    `model.parameters()["fc1"]["weight"]` is an array; "gradWeight" and "gradBias" are there as well.
+    """
+
+    def __init__(self, layer: nn.Module, parameters: Iterator[nn.Parameter]) -> None:
+        self._layer, self._parameters = layer, parameters
+
+    def __next__(self) -> nn.Parameter:
+        return next(self._parameters)
+
+    def __getitem__(self, name: str) -> dict[str, Array]:
+        return self._table()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._table()
+
+    def __len__(self) -> int:
+        return len(self._table())
+
+    def keys(self) -> Any:
+        """Names of the layers that have parameters."""
+        return self._table().keys()
+
+    def values(self) -> Any:
+        """Their parameters."""
+        return self._table().values()
+
+    def items(self) -> Any:
+        """Names and parameters."""
+        return self._table().items()
+
+    def _table(self) -> dict[str, dict[str, Array]]:
+        table: dict[str, dict[str, Array]] = {}
+        for module in self._layer.modules():
+            own = dict(module.named_parameters(recurse=False))
+            if own and isinstance(module, Layer):
+                table[module.name()] = _named_arrays(own)
+        return table
+
+
+def _named_arrays(own: dict[str, nn.Parameter]) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    for name, parameter in own.items():
+        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        arrays[name] = to_arrays(parameter)
+        arrays[f"grad{name[:1].upper()}{name[1:]}"] = to_arrays(gradient)
+    return arrays
+
+
+class Layer(nn.Module):
+    """Base class of BigDL's layers.
+
+    Subclasses define `compute`, which gets a tensor, or a list of tensors where the layer takes a table.
+
+    Args:
+        bigdl_type: Without effect.
+    """
+
+    made_with: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__.startswith(__package__):
+            CLASSES[cls.__name__] = cls
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        layer = super().__new__(cls)
+        object.__setattr__(layer, "made_with", (args, kwargs))  # what `files.py` writes
+        return layer
+
+    def __init__(self, bigdl_type: str = "float") -> None:
+        super().__init__()
+        self.bigdl_type = bigdl_type
+        self._given_name: str | None = None
+        self._regularizers: dict[str, Regularizer] = {}
+
+    def compute(self, value: Any) -> Any:
+        """The output for a tensor, or for a list of tensors."""
+        raise NotImplementedError
+
+    def forward(self, *inputs: Any) -> Any:
+        """The output: tensors for tensors, arrays for arrays."""
+        value = inputs[0] if len(inputs) == 1 else list(inputs)
+        if not are_arrays(value):
+            return self.compute(list(value) if isinstance(value, tuple) else value)
+        tensors = to_tensors(value, tracked=True)
+        with torch.enable_grad():
+            output = self(tensors)
+        _TAPES[self] = (tensors, output)
+        return to_arrays(output)
+
+    def __call__(self, *inputs: Any) -> Any:
+        if not inputs:
+            return Node(self, ())
+        if nodes := nodes_of(inputs[0] if len(inputs) == 1 else inputs):
+            return Node(self, nodes)
+        return super().__call__(*inputs)
+
+    def backward(self, input: Any, grad_output: Any) -> Any:  # noqa: A002 - BigDL's name
+        """The gradient with respect to the input, after `forward`; gradients of parameters are added up.
+
+        Args:
+            input: What `forward` was called with.
+            grad_output: The gradient with respect to its output.
+        """
+        if self not in _TAPES:
+            self.forward(input)
+        tensors, output = _TAPES.pop(self)
+        pairs = zip(leaves(output), leaves(to_tensors(grad_output)), strict=True)
+        chosen = [(out, grad.reshape(out.shape)) for out, grad in pairs if out.requires_grad]
+        torch.autograd.backward([out for out, _ in chosen], [grad for _, grad in chosen])
+        return gradients_of(tensors)
+
+    def name(self) -> str:
+        """The name that `set_name` gave it, or one of its own."""
+        return self._given_name or f"{type(self).__name__}{id(self):x}"
+
+    def set_name(self, name: str) -> Layer:
+        """Give it a name; returns the layer."""
+        self._given_name = name
+        return self
+
+    def parameters(self, recurse: bool = True) -> ParameterTable:
+        """The parameters, by torch's or by BigDL's rules; see `ParameterTable`."""
+        return ParameterTable(self, super().parameters(recurse))
+
+    def get_weights(self) -> list[Array]:
+        """The weights of all layers, in their order: of each the weight, then the bias."""
+        return [to_arrays(parameter).copy() for parameter in nn.Module.parameters(self)]
+
+    def set_weights(self, weights: Any) -> None:
+        """Set the weights.
+
+        Args:
+            weights: Arrays in the order and the shapes of `get_weights`.
+
+        Raises:
+            ConfigError: There are more or fewer, or a shape is another.
+        """
+        given = [weights] if isinstance(weights, np.ndarray) else list(weights)
+        own = list(nn.Module.parameters(self))
+        if len(given) != len(own):
+            raise ConfigError(
+                f"set_weights: the layer has {len(own)} arrays of weights; received {len(given)}."
+            )
+        for place, (parameter, array) in enumerate(zip(own, given, strict=True)):
+            if tuple(np.shape(array)) != tuple(parameter.shape):
+                raise ConfigError(
+                    f"set_weights: array {place} must have the shape {tuple(parameter.shape)}; received"
+                    f" {tuple(np.shape(array))}."
+                )
+        with torch.no_grad():
+            for parameter, array in zip(own, given, strict=True):
+                parameter.copy_(torch.as_tensor(np.asarray(array), dtype=parameter.dtype))
+
+    def is_with_weights(self) -> bool:
+        """Whether it has weights."""
+        return any(True for _ in nn.Module.parameters(self))
+
+    def set_init_method(self, weight_init_method: Any = None, bias_init_method: Any = None) -> Layer:
+        """Draw the weight and the bias anew, with methods of `bigdl.nn.initialization_method`."""
+        for name, method in (("weight", weight_init_method), ("bias", bias_init_method)):
+            parameter = getattr(self, name, None)
+            if method is not None and isinstance(parameter, nn.Parameter):
+                method.fill(parameter.data)
+        return self
+
+    def reset(self) -> Layer:
+        """Draw all weights anew."""
+        for module in self.modules():
+            if isinstance(module, Layer):
+                module.initialize()
+        return self
+
+    def initialize(self) -> None:
+        """Draw this layer's own weights."""
+
+    def zero_grad_parameters(self) -> None:
+        """Forget the gradients of all parameters."""
+        for parameter in nn.Module.parameters(self):
+            parameter.grad = None
+
+    def update_parameters(self, learning_rate: float) -> None:
+        """A step of gradient descent with the gradients that `backward` has added up."""
+        with torch.no_grad():
+            for parameter in nn.Module.parameters(self):
+                if parameter.grad is not None:
+                    parameter.sub_(learning_rate * parameter.grad)
+
+    def freeze(self, names: Sequence[str] | str | None = None) -> Layer:
+        """Do not train these layers, or all of them; returns the layer."""
+        return self._set_trained(names, trained=False)
+
+    def unfreeze(self, names: Sequence[str] | str | None = None) -> Layer:
+        """Train these layers again, or all of them."""
+        return self._set_trained(names, trained=True)
+
+    def _set_trained(self, names: Sequence[str] | str | None, *, trained: bool) -> Layer:
+        wanted = [names] if isinstance(names, str) else names
+        known = {module.name(): module for module in self.modules() if isinstance(module, Layer)}
+        unknown = sorted(set(wanted or ()) - set(known))
+        if unknown:
+            raise ConfigError(f"there is no layer {unknown[0]!r}; names are given with set_name.")
+        for layer in [self] if wanted is None else [known[name] for name in wanted]:
+            for parameter in nn.Module.parameters(layer):
+                parameter.requires_grad_(trained)
+        return self
+
+    def is_training(self) -> bool:
+        """Whether it is in training mode."""
+        return self.training
+
+    def evaluate(self, *args: Any) -> Any:
+        """Without arguments, switch to evaluation mode; otherwise judge an RDD of `Sample`s.
+
+        Args:
+            args: The RDD or an iterable of samples, the rows of a batch, and a list of validation methods.
+
+        Returns:
+            The layer, or a list of `EvaluatedResult`.
+        """
+        if not args:
+            return self.eval()
+        from kindler.compat.bigdl.nn.samples import evaluated
+
+        return evaluated(self, *args)
+
+    def predict(self, x: Any, batch_size: int = -1) -> Any:
+        """The outputs for arrays as an array, for an RDD of `Sample`s as an RDD."""
+        from kindler.compat.bigdl.nn.samples import predicted
+
+        return predicted(self, x, batch_size)
+
+    def predict_class(self, x: Any, batch_size: int = -1) -> Any:
+        """The number of the largest output of each row, counted from 1."""
+        from kindler.compat.bigdl.nn.samples import predicted_classes
+
+        return predicted_classes(self, x, batch_size)
+
+    predict_local = predict_distributed = predict
+    predict_class_local = predict_class_distributed = predict_class
+
+    def set_seed(self, seed: int = 123) -> Layer:
+        """Seed the numbers that new layers draw their weights from."""
+        torch.manual_seed(seed)
+        return self
+
+    def saveModel(self, modelPath: str, weightPath: str | None = None, over_write: bool = False) -> None:
+        """Write the layer to a file, which `Model.loadModel` reads without running code of it.
+
+        Args:
+            modelPath: The file.
+            weightPath: Without effect: the weights are in the same file.
+            over_write: Whether an existing file is replaced.
+        """
+        write_layer(self, modelPath, over_write=over_write)
+
+    def save(self, path: str, over_write: bool = False) -> None:
+        """The same as `saveModel`."""
+        self.saveModel(path, over_write=over_write)
+
+    @staticmethod
+    def loadModel(modelPath: str, weightPath: str | None = None, bigdl_type: str = "float") -> Any:
+        """Read a layer that `saveModel` wrote."""
+        return read_layer(modelPath)
+
+    load = loadModel
+
+    def regularize(self, **regularizers: Any) -> None:
+        """Remember regularizers by the names of parameters; None is none."""
+        for name, given in regularizers.items():
+            if given is None:
+                continue
+            if not isinstance(given, Regularizer):
+                raise ConfigError(
+                    f"{type(self).__name__}: a regularizer is L1Regularizer, L2Regularizer or"
+                    f" L1L2Regularizer of bigdl.optim.optimizer; received {given!r}."
+                )
+            self._regularizers[name] = given
+
+    def own_regularizers(self) -> Iterator[tuple[nn.Parameter, Regularizer]]:
+        """Parameters of this layer alone, with what is added to their gradients."""
+        for name, regularizer in self._regularizers.items():
+            parameter = getattr(self, name, None)
+            if isinstance(parameter, nn.Parameter):
+                yield parameter, regularizer
+
+    def start_with(self, **arrays: Any) -> None:
+        """Set parameters to initial values, by name; None leaves what was drawn."""
+        for name, array in arrays.items():
+            parameter = getattr(self, name, None)
+            if array is None or not isinstance(parameter, nn.Parameter):
+                continue
+            value = torch.as_tensor(np.asarray(array), dtype=parameter.dtype)
+            if value.numel() != parameter.numel():
+                raise ConfigError(
+                    f"{type(self).__name__}: init_{name} must have the shape {tuple(parameter.shape)};"
+                    f" received {tuple(value.shape)}."
+                )
+            with torch.no_grad():
+                parameter.copy_(value.reshape(parameter.shape))
+
+    def without_effect(self, **arguments: Any) -> None:
+        """Warn of arguments that are accepted for programs of BigDL and change nothing."""
+        given = [name for name, value in arguments.items() if value is not None]
+        if given:
+            warnings.warn(f"{type(self).__name__}: {', '.join(given)} have no effect.", stacklevel=3)
+
+
+def uniform(*parameters: nn.Parameter | None, bound: float) -> None:
+    """Draw parameters between -bound and bound."""
+    for parameter in parameters:
+        if parameter is not None:
+            nn.init.uniform_(parameter, -bound, bound)

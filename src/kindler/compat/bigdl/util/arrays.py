@@ -1,0 +1,118 @@
+"""`JTensor` and `Sample`: arrays in the forms in which BigDL's programs pass them around.
+
+Neither torch nor Spark is needed for them, so that executors can make them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kindler.errors import ConfigError
+
+__all__ = ["JTensor", "Sample"]
+
+Array = np.ndarray[Any, Any]
+
+
+class JTensor:
+    """An array of float32, dense or sparse.
+
+    Args:
+        storage: The values, in the order of rows.
+        shape: The shape.
+        bigdl_type: Without effect.
+        indices: Of a sparse tensor: an array with a row for each axis, whose columns are the places of the
+            values, counted from 0.
+    """
+
+    def __init__(self, storage: Any, shape: Any, bigdl_type: str = "float", indices: Any = None) -> None:
+        self.storage: Array = np.asarray(storage, dtype=np.float32).reshape(-1)
+        self.shape: Array = np.asarray(shape, dtype=np.int64).reshape(-1)
+        self.indices: Array | None = None if indices is None else np.asarray(indices, dtype=np.int64)
+        self.bigdl_type = bigdl_type
+        if self.indices is None and self.storage.size != int(self.shape.prod()):
+            raise ConfigError(
+                f"JTensor: {self.storage.size} values do not fill the shape {tuple(self.shape)}."
+            )
+        if self.indices is not None and self.indices.shape != (self.shape.size, self.storage.size):
+            raise ConfigError(
+                f"JTensor: indices must have the shape {(self.shape.size, self.storage.size)}: a row for each"
+                f" axis, a column for each value; received {self.indices.shape}."
+            )
+
+    @classmethod
+    def from_ndarray(cls, a_ndarray: Any, bigdl_type: str = "float") -> JTensor | None:
+        """A tensor of an array; None gives None."""
+        if a_ndarray is None:
+            return None
+        array = np.asarray(a_ndarray, dtype=np.float32)
+        return cls(array, array.shape or (1,), bigdl_type)
+
+    @classmethod
+    def sparse(cls, a_ndarray: Any, i_ndarray: Any, shape: Any, bigdl_type: str = "float") -> JTensor | None:
+        """A sparse tensor of values, their places and a shape."""
+        return None if a_ndarray is None else cls(a_ndarray, shape, bigdl_type, i_ndarray)
+
+    def to_ndarray(self) -> Array:
+        """The values as an array; those that a sparse tensor does not have are 0."""
+        if self.indices is None:
+            return self.storage.reshape(tuple(self.shape))
+        dense = np.zeros(tuple(self.shape), dtype=np.float32)
+        np.add.at(dense, tuple(self.indices), self.storage)
+        return dense
+
+    def __repr__(self) -> str:
+        kind = "JTensor" if self.indices is None else "SparseJTensor"
+        return f"{kind}: storage: {self.storage}, shape: {self.shape}"
+
+
+class Sample:
+    """The features and labels of one row.
+
+    Attributes:
+        features: The features, each a `JTensor`.
+        labels: The labels, each a `JTensor`.
+    """
+
+    def __init__(self, features: Any, labels: Any, bigdl_type: str = "float") -> None:
+        self.features: list[JTensor] = _tensors(features)
+        self.labels: list[JTensor] = _tensors(labels)
+        self.bigdl_type = bigdl_type
+
+    @classmethod
+    def from_ndarray(cls, features: Any, labels: Any = None, bigdl_type: str = "float") -> Sample:
+        """A sample of arrays or numbers, or of lists of them.
+
+        Args:
+            features: An array, or a list of arrays for a model of several inputs.
+            labels: A number, an array, or a list of arrays.
+            bigdl_type: Without effect.
+        """
+        return cls(features, labels if labels is not None else [], bigdl_type)
+
+    @classmethod
+    def from_jtensor(cls, features: Any, labels: Any, bigdl_type: str = "float") -> Sample:
+        """A sample of tensors."""
+        return cls(features, labels, bigdl_type)
+
+    @property
+    def feature(self) -> JTensor:
+        """The first of the features."""
+        return self.features[0]
+
+    @property
+    def label(self) -> JTensor:
+        """The first of the labels."""
+        return self.labels[0]
+
+    def __repr__(self) -> str:
+        return f"Sample: features: {self.features}, labels: {self.labels},"
+
+
+def _tensors(given: Any) -> list[JTensor]:
+    several: Sequence[Any] = given if isinstance(given, list | tuple) else [given]
+    made = [part if isinstance(part, JTensor) else JTensor.from_ndarray(part) for part in several]
+    return [part for part in made if part is not None]

@@ -1,0 +1,93 @@
+"""What preprocessing says about the shape of rows, and the module that gives rows that shape."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from kindler.compat.zoo.feature.common import (
+    ChainedPreprocessing,
+    FeatureLabelPreprocessing,
+    SeqToMultipleTensors,
+    SeqToTensor,
+    TensorToSample,
+)
+from kindler.errors import ConfigError, DataError
+
+__all__ = ["ShapedModel", "shapes_of"]
+
+Shapes = list[tuple[int, ...]]
+
+
+def shapes_of(given: Any, argument: str) -> Shapes | None:
+    """The shapes of the inputs of a row; None leaves rows as they are.
+
+    Args:
+        given: None, a shape, a list of shapes, or steps of `zoo.feature.common` that say one.
+        argument: The name of the argument, for complaints.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if given is None or isinstance(given, TensorToSample):
+        return None
+    if isinstance(given, FeatureLabelPreprocessing):
+        label = argument.startswith("label")
+        return shapes_of(given.label_transformer if label else given.feature_transformer, argument)
+    if isinstance(given, ChainedPreprocessing):
+        found = [shapes_of(step, argument) for step in given.transformers]
+        return next((shapes for shapes in reversed(found) if shapes is not None), None)
+    if isinstance(given, SeqToTensor):
+        return [given.size] if given.size else None
+    if isinstance(given, SeqToMultipleTensors):
+        return given.sizes or None
+    if isinstance(given, list | tuple) and given:
+        if all(isinstance(length, int) for length in given):
+            return [tuple(given)]
+        if all(isinstance(part, list | tuple) and all(isinstance(n, int) for n in part) for part in given):
+            return [tuple(part) for part in given]
+    raise ConfigError(
+        f"{argument} is a shape such as [28, 28], a list of shapes for several inputs, or SeqToTensor,"
+        f" SeqToMultipleTensors or ArrayToTensor of zoo.feature.common; received {given!r}.\n"
+        "Hint: preprocess other columns before, with Spark or XShards.transform_shard."
+    )
+
+
+class ShapedModel(nn.Module):
+    """A model of BigDL's layers that gets its rows in given shapes, and floats as float32.
+
+    Args:
+        model: The model.
+        shapes: The shape of each input of a row; None leaves them as they are.
+    """
+
+    def __init__(self, model: nn.Module, shapes: Shapes | None) -> None:
+        super().__init__()
+        self.model, self.shapes = model, shapes
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """The model's output; a table is a list of outputs."""
+        given = [part.float() if part.is_floating_point() else part for part in inputs]
+        if self.shapes is not None:
+            given = self._shaped(given, self.shapes)
+        output = self.model(given[0] if len(given) == 1 else given)
+        return tuple(output) if isinstance(output, list) else output
+
+    def _shaped(self, given: list[torch.Tensor], shapes: Shapes) -> list[torch.Tensor]:
+        rows = given[0].shape[0]
+        if len(given) != len(shapes):  # one vector for all inputs
+            flat = torch.cat([part.reshape(rows, -1).float() for part in given], 1)
+            lengths = [math.prod(shape) for shape in shapes]
+            if flat.shape[1] != sum(lengths):
+                raise DataError(f"rows have {flat.shape[1]} numbers; feature_preprocessing wants {shapes}.")
+            given = list(torch.split(flat, lengths, 1))
+        for part, shape in zip(given, shapes, strict=True):
+            if math.prod(part.shape[1:]) != math.prod(shape):
+                raise DataError(
+                    f"rows of shape {tuple(part.shape[1:])} do not fill the shape {shape} of"
+                    " feature_preprocessing."
+                )
+        return [part.reshape(rows, *shape) for part, shape in zip(given, shapes, strict=True)]

@@ -1,0 +1,274 @@
+"""What Orca's callbacks see of a run, and the callback of Kindler that calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kindler.compat.zoo.orca.errors import InvalidInput
+from kindler.compat.zoo.orca.learn.pytorch.callbacks.base import Callback
+from kindler.compat.zoo.orca.learn.pytorch.callbacks.maincallback import MainCallback
+from kindler.files import folder_at, split
+from kindler.frameworks.torch.loss import Judged
+from kindler.train import callbacks as core
+
+__all__ = ["OrcaHooks", "Runner", "epoch_stats", "refuse_fixed"]
+
+_FORWARD = ("on_iter_forward", "on_train_forward", "on_val_forward")
+_FIXED = ("on_pred_forward", "on_iter_backward", "on_lr_adjust")
+
+
+def epoch_stats(row: Mapping[str, Any], last_loss: float | None = None) -> dict[str, Any]:
+    """A row of the history under Orca's names."""
+    stats: dict[str, Any] = {
+        "epoch": row["epoch"],
+        "batch_count": row["steps"],
+        "num_samples": row["num_samples"],
+        "train_loss": row["loss"],
+    }
+    if last_loss is not None:
+        stats["last_train_loss"] = last_loss
+    return stats | {name.lower(): value for name, value in row.items() if name.startswith("val_")}
+
+
+class Runner:
+    """The run as Orca's callbacks see it.
+
+    Attributes:
+        batch: The tensors of the current batch: features, then labels.
+        output: What the model returned for it.
+        target: Its labels.
+        loss: Its loss, of this worker's rows.
+        batch_idx: Its number within the epoch, from 0.
+        epochs: The number of the epoch, from 1.
+        num_epochs: The number of the last epoch.
+        epoch_stats: The figures of the epoch, once it is over.
+        config: What creators are called with.
+        stop: Set it to True to end training after the epoch.
+    """
+
+    def __init__(self, run: core.Run, config: Mapping[str, Any], epochs: int | None) -> None:
+        self._run = run
+        self.config = dict(config)
+        self.epochs, self.num_epochs = run.epoch, None if epochs is None else run.epoch + epochs
+        self.batch_idx = 0
+        self.batch: tuple[Any, ...] = ()
+        self.output: Any = None
+        self.target: Any = None
+        self.loss: Any = None
+        self.epoch_stats: dict[str, Any] = {}
+        self.metrics_stats: dict[str, Any] = {}
+        self.stop = False
+        self._pocket: dict[str, Any] = {}
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker, from 0."""
+        return self._run.rank
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return self._run.size
+
+    @property
+    def global_step(self) -> int:
+        """Steps since the model was new."""
+        return self._run.step
+
+    @property
+    def model(self) -> Any:
+        """This worker's replica of the model."""
+        return self._run.model
+
+    @property
+    def models(self) -> list[Any]:
+        """The model, in a list."""
+        return [self._run.model]
+
+    @property
+    def optimizer(self) -> Any:
+        """Its optimizer."""
+        return self._run.optimizer
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizer, in a list."""
+        return [self._run.optimizer]
+
+    @property
+    def scheduler(self) -> Any:
+        """Its schedule of learning rates, or None."""
+        return self._run._replica._scheduler
+
+    @property
+    def schedulers(self) -> list[Any]:
+        """The schedule, in a list that is empty where there is none."""
+        return [] if self.scheduler is None else [self.scheduler]
+
+    @property
+    def criterion(self) -> Any:
+        """The loss."""
+        return self._run._replica.loss.function
+
+    def put(self, name: str, value: Any) -> None:
+        """Keep a value for other hooks."""
+        if name in self._pocket:
+            raise InvalidInput(f"runner.put: there is a value {name!r} already; use update.")
+        self._pocket[name] = value
+
+    def update(self, name: str, value: Any) -> None:
+        """Replace a value that was kept."""
+        self._pocket[name] = value
+
+    def get(self, name: str) -> Any:
+        """A value that was kept."""
+        return self._pocket[name]
+
+    def remove(self, name: str) -> None:
+        """Forget a value."""
+        self._pocket.pop(name, None)
+
+    def get_state_dict(self) -> dict[str, Any]:
+        """Epoch, model and optimizer as state dicts."""
+        return {
+            "epoch": self.epochs,
+            "models": [self.model.state_dict()],
+            "optimizers": [self.optimizer.state_dict()],
+        }
+
+    def save_checkpoint(self, filepath: str, save_weights_only: bool = False) -> None:
+        """Write a file that `load_checkpoint` of the estimator reads."""
+        if save_weights_only:
+            folder, name = split(filepath)
+            folder_at(folder).write(name, [self._run.weights()])
+        else:
+            self._run.write_checkpoint(filepath)
+
+
+class OrcaHooks(core.Callback):
+    """Calls Orca's callbacks from those of Kindler.
+
+    Args:
+        callbacks: Orca's callbacks.
+        config: What creators are called with.
+        epochs: Epochs to train, if that is known.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], config: Mapping[str, Any], epochs: int | None) -> None:
+        self._callbacks, self._config, self._epochs = list(callbacks), dict(config), epochs
+        self._runner: Runner | None = None
+
+    def on_run_begin(self, run: core.Run) -> None:
+        """Look at batches from now on."""
+        self._runner = Runner(run, self._config, self._epochs)
+        self._watch(run._replica, self._runner)
+        self._each("before_run", run)
+
+    def on_epoch_begin(self, run: core.Run) -> None:
+        """An epoch begins."""
+        self._known.epochs, self._known.batch_idx = run.epoch, 0
+        self._each("before_train_epoch", run)
+
+    def on_step_begin(self, run: core.Run) -> None:
+        """A step begins."""
+        self._each("before_train_iter", run)
+
+    def on_step_end(self, run: core.Run) -> None:
+        """A step is over."""
+        self._each("after_train_iter", run)
+        self._known.batch_idx += 1
+
+    def on_validation_begin(self, run: core.Run) -> None:
+        """Validation begins."""
+        self._known.batch_idx = 0
+        self._each("before_val_epoch", run)
+
+    def on_validation_end(self, run: core.Run, logs: dict[str, Any]) -> None:
+        """Validation is over."""
+        self._known.metrics_stats = {name.lower(): value for name, value in logs.items()}
+        self._each("after_val_epoch", run)
+
+    def on_epoch_end(self, run: core.Run, logs: dict[str, Any]) -> None:
+        """An epoch and its validation are over."""
+        self._known.epoch_stats = epoch_stats(logs)
+        self._each("after_train_epoch", run)
+
+    def on_run_end(self, run: core.Run) -> None:
+        """The run is over."""
+        self._each("after_run", run)
+
+    @property
+    def _known(self) -> Runner:
+        assert self._runner is not None, "on_run_begin comes first"
+        return self._runner
+
+    def _each(self, hook: str, run: core.Run) -> None:
+        for callback in self._callbacks:
+            getattr(callback, hook)(self._known)
+        if self._known.stop and run.stopping is None:
+            run.stop("runner.stop was set by a callback")
+
+    def _watch(self, replica: Any, runner: Runner) -> None:
+        """Let the runner see each batch, and a `MainCallback` compute it."""
+        main = next((part for part in self._callbacks if isinstance(part, MainCallback)), None)
+        own = main if main is not None and _overrides(main, _FORWARD) else None
+        judge = replica._judge
+
+        def judged(features: tuple[Any, ...], labels: tuple[Any, ...], rows: int, source: Any) -> Judged:
+            runner.batch, runner.target = (*features, *labels), labels[0] if len(labels) == 1 else labels
+            if own is None:
+                found: Judged = judge(features, labels, rows, source)
+                runner.loss = found.loss.detach() * found.scale / max(float(found.weight), 1e-30)
+                return found
+            forward = own.on_train_forward if replica.model.training else own.on_val_forward
+            forward(runner)
+            if not isinstance(runner.loss, torch.Tensor):
+                raise InvalidInput(
+                    f"on_iter_forward must set runner.loss to a tensor; it is {runner.loss!r}."
+                )
+            targets = runner.target if isinstance(runner.target, tuple) else (runner.target,)
+            made = Judged(runner.loss, float(rows), float(rows), opaque=True)
+            replica.counter.add(made, runner.output, targets, rows)
+            return made
+
+        def evaluated(batch: Any) -> None:
+            for callback in self._callbacks:
+                callback.before_val_iter(runner)
+            step(batch)
+            for callback in self._callbacks:
+                callback.after_val_iter(runner)
+            runner.batch_idx += 1
+
+        step = replica.eval_step
+        replica._judge, replica.eval_step = judged, evaluated
+        if own is None:
+            replica.model.register_forward_hook(lambda _, __, output: setattr(runner, "output", output))
+
+
+def refuse_fixed(callbacks: Sequence[Any]) -> None:
+    """Complain about what cannot be a callback.
+
+    Raises:
+        InvalidInput: One is no callback of Orca, there are two `MainCallback`s, or one overrides too much.
+    """
+    wrong = [item for item in callbacks if not isinstance(item, Callback)]
+    if wrong:
+        raise InvalidInput(f"callbacks must be those of orca.learn.pytorch.callbacks; received {wrong[0]!r}.")
+    mains = [item for item in callbacks if isinstance(item, MainCallback)]
+    if len(mains) > 1:
+        raise InvalidInput("callbacks can have one MainCallback only.")
+    for main in mains:
+        fixed = _overrides(main, _FIXED)
+        if fixed:
+            raise InvalidInput(
+                f"MainCallback.{fixed[0]} cannot be overridden.\nHint: clip gradients with"
+                " kindler.Estimator.from_torch(clip_norm=...), schedule rates with scheduler_creator, and"
+                " return from the model what predict is to return."
+            )
+
+
+def _overrides(main: MainCallback, names: Sequence[str]) -> list[str]:
+    return [name for name in names if getattr(type(main), name) is not getattr(MainCallback, name)]

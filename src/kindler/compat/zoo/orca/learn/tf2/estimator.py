@@ -1,0 +1,264 @@
+"""`zoo.orca.learn.tf2.Estimator`: Keras models made by creator functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
+from kindler.compat.zoo.orca.learn.backends import check_backend
+from kindler.compat.zoo.orca.learn.nodes import workers_of
+from kindler.estimator.estimator import Estimator as CoreEstimator
+
+__all__ = ["Estimator", "TensorFlow2Estimator"]
+
+_BACKENDS = ("tf2", "ray", "spark", "horovod")
+_NOT_METRICS = ("epoch", "steps", "num_samples", "seconds", "rows_per_s", "val_num_samples")
+
+
+class Estimator:
+    """Creates estimators of Keras models."""
+
+    @staticmethod
+    @as_orca
+    def from_keras(
+        *,
+        model_creator: Any = None,
+        config: Mapping[str, Any] | None = None,
+        verbose: bool = False,
+        workers_per_node: int = 1,
+        compile_args_creator: Any = None,
+        backend: str = "ray",
+        cpu_binding: bool = False,
+        log_to_driver: bool = True,
+        model_dir: str | PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> TensorFlow2Estimator:
+        """Create an estimator from a function that makes a Keras model.
+
+        Args:
+            model_creator: Called with `config`; returns a compiled model.
+            config: The argument of all creators; it must not contain "batch_size".
+            verbose: Without effect.
+            workers_per_node: Workers of each node; a local session is one node.
+            compile_args_creator: Called with `config`; returns the arguments of `compile`, for a model that
+                is not compiled yet.
+            backend: "tf2", "ray", "spark" or "horovod"; all compute the same.
+            cpu_binding: Without effect.
+            log_to_driver: Without effect.
+            model_dir: A folder for checkpoints.
+            kwargs: Without effect.
+        """
+        check_backend(backend, _BACKENDS)
+        if config is not None and "batch_size" in config:
+            raise InvalidInput(
+                "Please do not specify batch_size in config. Input batch_size in fit/evaluate function of the"
+                " estimator instead."
+            )
+        if not callable(model_creator):
+            raise InvalidInput(f"model_creator must be a function of config; received {model_creator!r}.")
+        made = CoreEstimator.from_keras(
+            model_creator=model_creator,
+            config=config,
+            compile_args_creator=compile_args_creator,
+            workers=workers_of(workers_per_node),
+            model_dir=model_dir,
+        )
+        return TensorFlow2Estimator(made)
+
+    @staticmethod
+    @as_orca
+    def latest_checkpoint(checkpoint_dir: str) -> str | None:
+        """The newest checkpoint in a folder."""
+        return CoreEstimator.latest_checkpoint(checkpoint_dir)
+
+
+class TensorFlow2Estimator:
+    """Trains, evaluates and scores a Keras model. Made by `Estimator.from_keras`."""
+
+    def __init__(self, made: CoreEstimator) -> None:
+        self._made = made
+
+    @as_orca
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        batch_size: int = 32,
+        verbose: int = 1,
+        callbacks: Sequence[Any] | None = None,
+        validation_data: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_freq: Any = 1,
+        data_config: Mapping[str, Any] | None = None,
+        feature_cols: Any = None,
+        label_cols: Any = None,
+    ) -> dict[str, Any]:
+        """Train.
+
+        Args:
+            data: A Spark DataFrame, an `XShards`, or a function of `(config, batch_size)` that returns a
+                `tf.data.Dataset`; it gets its worker's share of `batch_size`.
+            epochs: Number of the last epoch.
+            batch_size: Rows of a step over all workers.
+            verbose: 0 shows no progress.
+            callbacks: Callbacks of Keras.
+            validation_data: Data to judge after epochs.
+            class_weight: The weight of a row by its label.
+            initial_epoch: The epoch to start counting from.
+            steps_per_epoch: Steps of an epoch; None is one pass over all rows.
+            validation_steps: Without effect: every row is judged once.
+            validation_freq: Validate every so many epochs.
+            data_config: Without effect: pass it in `config`.
+            feature_cols: Columns of a DataFrame for the inputs.
+            label_cols: Its columns for the labels.
+
+        Returns:
+            What Keras's history has: "epochs", "steps", "verbose", and a list of each metric, a value an
+            epoch.
+        """
+        rows = self._made.fit(
+            data,
+            epochs=epochs,
+            batch_size=batch_size,
+            verbose=verbose,
+            callbacks=callbacks,
+            validation_data=validation_data,
+            class_weight=class_weight,
+            steps_per_epoch=steps_per_epoch,
+            validation_freq=validation_freq,
+            feature_cols=feature_cols,
+            label_cols=label_cols,
+            initial_epoch=initial_epoch or None,
+        )
+        names = [name for name in rows.names if name not in _NOT_METRICS]
+        figures = {name: [value for value in rows[name] if value is not None] for name in names}
+        return {"verbose": verbose, "epochs": epochs, "steps": rows[-1]["steps"], **figures}
+
+    @as_orca
+    def evaluate(
+        self,
+        data: Any,
+        batch_size: int = 32,
+        num_steps: int | None = None,
+        verbose: int = 1,
+        sample_weight: Any = None,
+        callbacks: Sequence[Any] | None = None,
+        data_config: Mapping[str, Any] | None = None,
+        feature_cols: Any = None,
+        label_cols: Any = None,
+    ) -> dict[str, Any]:
+        """Every row once: "validation_loss", and "validation_" with the name of each metric.
+
+        Args:
+            data: Data as `fit` takes it.
+            batch_size: Rows of a step over all workers.
+            num_steps: Without effect: every row counts.
+            verbose: 0 shows no progress.
+            sample_weight: Must be None.
+            callbacks: Without effect.
+            data_config: Without effect.
+            feature_cols: Columns of a DataFrame for the inputs.
+            label_cols: Its columns for the labels.
+        """
+        if sample_weight is not None:
+            raise InvalidInput("evaluate: sample_weight is not supported.")
+        found = self._made.evaluate(
+            data, batch_size=batch_size, verbose=verbose, feature_cols=feature_cols, label_cols=label_cols
+        )
+        return {f"validation_{name}": value for name, value in found.items() if name != "num_samples"}
+
+    @as_orca
+    def predict(
+        self,
+        data: Any,
+        batch_size: int = 32,
+        verbose: int = 1,
+        steps: int | None = None,
+        callbacks: Sequence[Any] | None = None,
+        data_config: Mapping[str, Any] | None = None,
+        feature_cols: Any = None,
+        min_partition_num: int | None = None,
+        output_cols: Any = None,
+    ) -> Any:
+        """The data with the outputs, as `prediction`.
+
+        Args:
+            data: A Spark DataFrame or an `XShards`.
+            batch_size: Rows per call of the model.
+            verbose: 0 shows no progress.
+            steps: Without effect.
+            callbacks: Without effect.
+            data_config: Without effect.
+            feature_cols: Columns of a DataFrame for the inputs.
+            min_partition_num: Without effect.
+            output_cols: Names for several outputs.
+        """
+        return self._made.predict(
+            data, batch_size=batch_size, verbose=verbose, feature_cols=feature_cols, output_cols=output_cols
+        )
+
+    def get_model(self, sample_input: Any = None) -> Any:
+        """The model with its trained weights."""
+        return self._made.get_model()
+
+    @as_orca
+    def save(
+        self,
+        filepath: str,
+        overwrite: bool = True,
+        include_optimizer: bool = True,
+        save_format: str | None = None,
+        signatures: Any = None,
+        options: Any = None,
+    ) -> str:
+        """Write the model: ".keras" and ".h5" are files, a name without a suffix a SavedModel."""
+        if filepath.endswith(".h5"):
+            self._made.get_model().save(filepath)
+        else:
+            self._made.save(filepath)
+        return filepath
+
+    @as_orca
+    def load(
+        self,
+        filepath: str,
+        custom_objects: Any = None,
+        compile: bool = True,  # noqa: A002 - Keras's name
+        options: Any = None,
+    ) -> None:
+        """Take the weights of a model in a file."""
+        self._made.load_weights(filepath)
+
+    @as_orca
+    def save_weights(
+        self, filepath: str, overwrite: bool = True, save_format: str | None = None, options: Any = None
+    ) -> str:
+        """Write the weights."""
+        self._made.get_model().save_weights(filepath)
+        return filepath
+
+    @as_orca
+    def load_weights(
+        self, filepath: str, by_name: bool = False, skip_mismatch: bool = False, options: Any = None
+    ) -> None:
+        """Read the weights of a file."""
+        self._made.load_weights(filepath)
+
+    @as_orca
+    def save_checkpoint(self, checkpoint: str) -> str:
+        """Write all that training goes on from, the optimizer included."""
+        self._made.save_checkpoint(checkpoint)
+        return checkpoint
+
+    @as_orca
+    def load_checkpoint(self, checkpoint: str, sample_input: Any = None) -> None:
+        """Go on from what `save_checkpoint` wrote, the optimizer included."""
+        self._made.load_checkpoint(checkpoint)
+
+    def shutdown(self) -> None:
+        """Release what the estimator holds: nothing."""

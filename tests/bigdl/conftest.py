@@ -1,0 +1,29 @@
+"""What all tests with BigDL's layers share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.warm import _warm, cold
+
+__all__ = ["_warm", "cold"]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def sc() -> Iterator[Any]:
+    """A Spark context, for test_spark_*.py, which come last: with it, everything runs on Spark."""
+    from kindler.compat.zoo.orca import init_orca_context, stop_orca_context
+
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("src", "."))
+    yield init_orca_context(cluster_mode="local", cores=2, memory="1g")
+    stop_orca_context()
+    os.environ.clear()
+    os.environ.update(before)

@@ -1,0 +1,125 @@
+"""Programs of BigDL and Orca on Spark, with nothing but their import lines changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orca_program as program
+import pytest
+from torch import nn
+
+from kindler.compat.bigdl.nn.criterion import *
+from kindler.compat.bigdl.nn.layer import *
+from kindler.compat.bigdl.optim.optimizer import *
+from kindler.compat.bigdl.util.common import Sample, to_sample_rdd
+from kindler.compat.zoo.feature.common import SeqToTensor
+from kindler.compat.zoo.orca import OrcaContext
+from kindler.compat.zoo.orca.data import XShards
+from kindler.compat.zoo.orca.learn import pytorch
+from kindler.compat.zoo.orca.learn.bigdl import Estimator
+from kindler.compat.zoo.orca.learn.metrics import Accuracy
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def spark(sc: Any) -> Any:
+    session = OrcaContext.get_spark_session()
+    assert OrcaContext.get_spark_context() is sc
+    return session
+
+
+def test_the_program_of_the_page_trains_and_scores_a_parquet_file(spark: Any, tmp_path: Path) -> None:
+    pairs = [([2.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [2.0, 1.0])] * 5
+    path = str(tmp_path / "data.parquet")
+    spark.createDataFrame(pairs, "features array<double>, label array<double>").write.parquet(path)
+
+    linear_model = Sequential().add(Linear(2, 2))
+    mse_criterion = MSECriterion()
+    est = Estimator.from_bigdl(model=linear_model, loss=mse_criterion, optimizer=Adam())
+
+    # read spark Dataframe
+    df = spark.read.parquet(path)
+
+    # distributed model training
+    before = linear_model.get_weights()[0]
+    est.fit(df, 1, batch_size=4)
+
+    # distributed model inference
+    result_df = est.predict(df)
+
+    rows = result_df.collect()
+    assert result_df.columns == ["features", "label", "prediction"]
+    w, b = est.get_model().get_weights()
+    assert not np.array_equal(w, before)
+    features = np.array([row["features"] for row in rows])
+    np.testing.assert_allclose([row["prediction"] for row in rows], features @ w.T + b, rtol=1e-4)
+    assert sorted(map(tuple, features)) == sorted(tuple(x) for x, _ in pairs)
+
+
+def test_classes_of_a_frame_are_counted_from_1_and_columns_become_one_vector(
+    spark: Any, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    values = [(*map(float, row), float(row[0] > row[1]) + 1.0) for row in rng.normal(size=(32, 2))]
+    df = spark.createDataFrame(values, "a double, b double, label double").repartition(3)
+    est = Estimator.from_bigdl(
+        model=Sequential().add(Linear(2, 2)).add(LogSoftMax()),
+        loss=ClassNLLCriterion(),
+        optimizer=Adam(0.1),
+        feature_preprocessing=SeqToTensor([2]),
+        label_preprocessing=SeqToTensor([1]),
+        metrics=Accuracy(),
+    )
+    est.set_tensorboard(str(tmp_path), "app")
+
+    est.fit(data=df, epochs=6, batch_size=8, feature_cols=["a", "b"], validation_data=df)
+    result = est.evaluate(df, batch_size=8, feature_cols=["a", "b"])
+
+    scored = est.predict(df, feature_cols=["a", "b"]).collect()
+    right = [np.argmax(row["prediction"]) + 1 == row["label"] for row in scored]
+    assert result["Top1Accuracy"] == pytest.approx(np.mean(right))
+    assert np.mean(right) > 0.8
+    assert len(est.get_validation_summary("Top1Accuracy")) == 6
+    est.fit(data=df, epochs=1, batch_size=8, feature_cols=["a", "b"])  # of a DataFrame: one epoch more
+    assert est.optimizer.state["epoch"] == 8
+
+
+def test_models_score_and_judge_rdds_of_samples(spark: Any) -> None:
+    x, y = np.arange(8.0).reshape(4, 2), np.array([1.0, 2.0, 1.0, 2.0])
+    model = Sequential().add(Linear(2, 2)).add(LogSoftMax())
+    rdd = to_sample_rdd(x, y, 2)
+
+    outputs = np.stack(model.predict(rdd).collect())
+    (result,) = model.evaluate(rdd, 3, [Top1Accuracy()])
+
+    np.testing.assert_allclose(outputs, model.predict(x), rtol=1e-5)
+    assert (result.result, result.total_num) == (np.mean(outputs.argmax(1) + 1 == y), 4)
+    assert model.predict_class(rdd).collect() == list(outputs.argmax(1) + 1)
+    assert isinstance(rdd.first(), Sample)
+
+
+def test_torch_programs_train_and_score_frames_and_shards(spark: Any) -> None:
+    rows = [(x.tolist(), float(y[0])) for x, y in zip(program.X, program.Y, strict=True)]
+    df = spark.createDataFrame(rows, "image array<float>, label float")
+    est = pytorch.Estimator.from_torch(
+        model=program.model_creator,
+        optimizer=program.optimizer_creator,
+        loss=nn.MSELoss(),
+        config={"lr": 0.1},
+        backend="torch_distributed",
+        workers_per_node=2,
+    )
+    stats = est.fit(data=df, epochs=2, batch_size=8, feature_cols=["image"], label_cols=["label"])
+    assert [row["num_samples"] for row in stats] == [23, 23]
+
+    predictions = est.predict(data=df, feature_cols=["image"])
+    assert predictions.schema["prediction"].dataType.simpleString() == "float"
+    rows = predictions.collect()
+    w, b = (part.detach().numpy() for part in est.get_model().parameters())
+    expected = np.array([row["image"] for row in rows]) @ w[0] + b
+    np.testing.assert_allclose([row["prediction"] for row in rows], expected, rtol=1e-4, atol=1e-5)
+    shards = est.predict(XShards.partition({"x": program.X}))
+    assert sum(len(shard["prediction"]) for shard in shards.collect()) == 23
