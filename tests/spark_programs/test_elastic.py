@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.spark_programs.cluster import Cluster
 from tests.spark_programs.conftest import last_line, run_programs
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -14,9 +15,10 @@ ROWS = 80
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("elastic")
-    printed = run_programs(folder, ("elastic.py", folder), quiet=False)  # Spark tells of the executors
+    program = ("elastic.py", cluster.address, folder)
+    printed = run_programs(folder, program, quiet=False)  # Spark tells of executors that are killed
     runs: dict[str, Any] = last_line(printed("elastic.py"))
     return runs
 

@@ -88,7 +88,8 @@ class _LocalLaunch:
     def _supervise(self, rank: int, hub: Hub) -> None:
         job = self._job
         replaceable = job.replaceable and rank < job.crew
-        for left in range(job.settings.max_failures if replaceable else 0, -1, -1):
+        left = job.settings.max_failures if replaceable else 0
+        while True:
             try:
                 with Supervisor(job, rank, hub=hub.address, owner=os.getpid(), base=self._base) as supervisor:
                     supervisor.start()
@@ -98,6 +99,7 @@ class _LocalLaunch:
             died = replaceable and (outcome.kind == "lost" or supervisor.dismissed)
             if not died or not left:
                 break
+            left -= 1
         self._outcomes.append(outcome)
         if died:
             hub.give_up(rank, {"host": "this machine", "reason": "it gave no sign of life", **outcome.fields})

@@ -186,6 +186,7 @@ class _SparkLaunch:
 
     def clean_up(self, *, failed: bool) -> None:
         """Tasks end the fork servers of a run that failed."""
+        _running.discard(self)
 
 
 class _LaunchAtDriver(_SparkLaunch):
@@ -419,7 +420,8 @@ class _SupervisorTask:
         far, base = self.hub is not None, _local_folder(rank)
         with ExitStack() as stack:
             rows: Path | None = None  # where they lie between a worker that died and the next one
-            for left in range(self.again, -1, -1):
+            left = self.again
+            while True:
                 with Supervisor(
                     job, rank, hub=hub, owner=owner, base=base, far=far, cargo=self.cargo, attempt=attempt
                 ) as supervisor:
@@ -434,10 +436,11 @@ class _SupervisorTask:
                     outcome = supervisor.run()
                     if not job.replaceable or (outcome.kind != "lost" and not supervisor.dismissed):
                         return outcome
-                    if left:
-                        rows = rows or stack.enter_context(Folder(f"kindler-{job.run_id}-rows-", base))
-                        self._move_rows(supervisor.scratch, rows)
-        raise _WorkerIsLost(outcome.fields.get("reason", "the driver has not heard of it for too long"))
+                    if not left:
+                        raise _WorkerIsLost(outcome.fields.get("reason", "the driver heard nothing of it"))
+                    rows = rows or stack.enter_context(Folder(f"kindler-{job.run_id}-rows-", base))
+                    self._move_rows(supervisor.scratch, rows)
+                    left -= 1
 
     def _move_rows(self, source: Path, target: Path) -> None:
         for name, _ in self.feeds:

@@ -57,7 +57,8 @@ class _Plane(BaseReplica):
         (x,), (y,) = batch.features, batch.labels
         return Gradients([2 * x.T @ (x @ self._weights - y) / max(batch.rows, 1)], float(batch.rows))
 
-    def apply(self, gradients: Sequence[Array]) -> None:
+    def apply(self, gradients: Sequence[Array | None]) -> None:
+        assert gradients[0] is not None
         self._speed = 0.5 * self._speed + gradients[0]
         self._weights = self._weights - 0.02 * self._speed
         self.step += 1

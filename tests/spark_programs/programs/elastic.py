@@ -1,6 +1,6 @@
 """Rounds and asynchronous training on executors that Spark allocates as it needs them, and that are killed.
 
-`python elastic.py WORK_FOLDER` prints what came of the runs, as JSON.
+`python elastic.py MASTER WORK_FOLDER` prints what came of the runs, as JSON.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from pyspark.sql import SparkSession
 from torch import nn
 
 import kindler
 from kindler.errors import ConfigError
-from kindler.spark.java import find_java
-from tests.java_options import JAVA_OPTIONS
 
 ROWS, FOLDERS = 80, "SPARK_EXECUTOR_DIRS"
 
@@ -64,8 +61,8 @@ class Said(logging.Handler):
 
 def train(spark: Any, folder: Path, *, sync: str, kill: bool) -> dict[str, Any]:
     folder.mkdir()
-    said = Said()
-    logging.getLogger("kindler.estimator.fit").addHandler(said)
+    said, log = Said(), logging.getLogger("kindler.estimator.fit")
+    log.addHandler(said)
     random = np.random.default_rng(0)
     x = random.normal(size=(ROWS, 3))
     rows = [(row.tolist(), float(row @ [1.0, -2.0, 0.5])) for row in x]
@@ -87,6 +84,7 @@ def train(spark: Any, folder: Path, *, sync: str, kill: bool) -> dict[str, Any]:
         sync_options={"every_steps": 3} if sync == "rounds" else {},
         verbose=0,
     )
+    log.removeHandler(said)
     return {
         "killed": (folder / "killed").exists(),
         "loss": history["loss"],
@@ -110,21 +108,15 @@ def refusal(spark: Any) -> str:
     return ""
 
 
-def main(work: str) -> None:
-    os.environ["JAVA_HOME"] = str(find_java().home)
-    os.environ["JAVA_TOOL_OPTIONS"] = JAVA_OPTIONS
+def main(master: str, work: str) -> None:
     settings = {
-        "spark.master": "local-cluster[2,1,1024]",
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.maxExecutors": "2",
         "spark.dynamicAllocation.initialExecutors": "0",
+        "spark.executor.cores": "1",
         "spark.sql.shuffle.partitions": "2",
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
     }
-    spark = SparkSession.builder.config(map=settings).getOrCreate()
+    spark = kindler.init(master, conf=settings)
     place = Path(work)
     told = {
         "refusal": refusal(spark),
@@ -133,7 +125,6 @@ def main(work: str) -> None:
         "async": train(spark, place / "async", sync="async", kill=True),
     }
     print(json.dumps(told))  # noqa: T201
-    spark.stop()
 
 
 if __name__ == "__main__":
