@@ -16,7 +16,7 @@ from kindler.errors import ConfigError, UntrustedError
 from kindler.ml import KindlerEstimator, KindlerModel
 from kindler.models.registry import MODEL_KINDS
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 
 def line(path: str = "", *, rate: float = 0.05) -> Estimator:
