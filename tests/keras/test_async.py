@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,13 +74,34 @@ def test_one_worker_and_its_server_train_as_keras_alone_does() -> None:
         np.testing.assert_allclose(mine, wanted, rtol=0, atol=1e-4)
 
 
+class DieOnce(KERAS.callbacks.Callback):
+    """Of the workers, the first one that is in the third epoch dies."""
+
+    def __init__(self, marker: Path) -> None:
+        super().__init__()
+        self.marker, self.epoch = str(marker), 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.epoch == 2 and batch == 5 and not os.path.exists(self.marker):
+            os.close(os.open(self.marker, os.O_CREAT))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 @one_unless_whole
-def test_rounds_and_several_servers_learn_too() -> None:
+def test_rounds_with_deaths_and_without_and_several_servers_learn_too(tmp_path: Path) -> None:
     x, y = clouds()
     est = Estimator.from_keras(model=classifier(), workers=2)
-    history = est.fit(
-        (x, y), epochs=4, batch_size=32, sync="rounds", sync_options={"every_steps": 4}, verbose=0
-    )
+    rounds = {"epochs": 4, "batch_size": 32, "sync": "rounds", "sync_options": {"every_steps": 4}}
+    history = est.fit((x, y), verbose=0, **rounds)
+    disturbed = Estimator.from_keras(model=classifier(), workers=2)
+    figures = disturbed.fit((x, y), verbose=0, callbacks=[DieOnce(tmp_path / "dead")], **rounds)
+    assert (tmp_path / "dead").exists()
+    assert figures["loss"] == history["loss"]
+    for mine, wanted in zip(disturbed.get_model().get_weights(), est.get_model().get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, wanted)
     again = Estimator.from_keras(model=classifier(), workers=2)
     shared = again.fit((x, y), epochs=4, batch_size=32, sync="async", sync_options={"shards": 2}, verbose=0)
 

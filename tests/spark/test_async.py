@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator, RunSettings
+from kindler import Callback, Estimator, RunSettings
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
@@ -64,3 +67,46 @@ def test_all_slots_train_and_every_update_counts(
     else:
         assert history["rounds"] == [2, 2]
         np.testing.assert_array_equal(weight, np.full(2, -8.0))
+
+
+class DieOnce(Callback):
+    """The first worker dies in the second epoch, once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def on_step_end(self, run: Any) -> None:
+        marker = Path(self.folder, "dead")
+        if (run.rank, run.epoch) == (0, 2) and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_killed_in_a_round_is_replaced_with_its_rows_where_spark_does_not_retry(
+    spark: Any, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    rows = [(row.tolist(), float(row.sum())) for row in random.normal(size=(40, 2))]
+    frame = spark.createDataFrame(rows, "features array<float>, label float").repartition(3)
+    found = []
+    for callbacks in ([], [DieOnce(tmp_path)]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.2), nn.Linear(4, 1))
+        est = Estimator.from_torch(
+            model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.1), loss=nn.MSELoss(), workers=2
+        )
+        history = est.fit(
+            frame,
+            epochs=3,
+            batch_size=8,
+            shapes={"label": (1,)},
+            callbacks=callbacks,
+            sync="rounds",
+            sync_options={"every_steps": 2},
+            verbose=0,
+        )
+        weights = [value.tolist() for value in est.get_model().state_dict().values()]
+        found.append((history["loss"], history["num_samples"], weights))
+
+    assert (tmp_path / "dead").exists()
+    assert found[1] == found[0]

@@ -129,6 +129,16 @@ def test_dynamic_allocation_is_refused_with_what_to_do(spark: Any, monkeypatch: 
     ):
         slots.resolve_workers(spark, 2, RunSettings())
 
+    # Plain tasks need no slots beforehand; the number of workers must be known all the same.
+    assert slots.resolve_workers(spark, 7, RunSettings(), together=False) == 7
+    with pytest.raises(ConfigError, match=r"no limit of executors.*\n.*pass workers="):
+        slots.resolve_workers(spark, None, RunSettings(), together=False)
+    limits = {"spark.dynamicAllocation.maxExecutors": "3", "spark.executor.cores": "2"}
+    monkeypatch.setattr(slots, "_conf", lambda session, key: limits.get(key) or conf(session, key))
+    assert slots.resolve_workers(spark, None, RunSettings(), together=False) == 6
+    with pytest.raises(ConfigError, match=r"workers=7 but .* 6 tasks side by side"):
+        slots.resolve_workers(spark, 7, RunSettings(), together=False)
+
 
 @pytest.mark.parametrize(
     ("bad", "problem"),

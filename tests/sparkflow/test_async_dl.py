@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from google.protobuf import json_format
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import DenseVector, Vectors
@@ -106,6 +107,26 @@ def test_sparse_vectors_of_xor_are_learned_though_a_batch_is_larger_than_all_row
         tensorflowGraph=build_graph(xor), **{**PARAMS, "iters": 150, "tfLearningRate": 0.1}
     ).fit(frame)
     assert accuracy(model, frame) == 1.0
+
+
+def test_a_graph_that_tensorflow_exported_is_trained_by_workers_of_a_row_or_two(spark: Any) -> None:
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [None, 2], name="x")
+        y = tf.placeholder(tf.float32, [None, 1], name="y")
+        hidden = tf.layers.dense(x, 4, activation=tf.nn.relu)
+        out = tf.layers.dense(hidden, 1, name="outer", activation=tf.nn.sigmoid)
+        tf.losses.mean_squared_error(y, out)
+        graph = json_format.MessageToJson(tf.train.export_meta_graph())
+    rows = [(0.0, {0: 0.0, 1: 0.0}), (0.0, {0: 1.0, 1: 1.0}), (1.0, {0: 1.0}), (1.0, {1: 1.0})]
+    frame = spark.createDataFrame(
+        [(label, Vectors.sparse(2, x)) for label, x in rows], ["label", "features"]
+    ).repartition(4)
+
+    params = {**PARAMS, "partitions": 4, "iters": 3, "optimizerOptions": graph_utils.build_adam_config(0.1)}
+    scored = SparkAsyncDL(tensorflowGraph=graph, **params).fit(frame).transform(frame)
+
+    assert scored.columns == ["label", "features", "predicted"]
+    assert all(0.0 < row.predicted < 1.0 for row in scored.collect())
 
 
 def test_an_autoencoder_needs_no_labels_and_predicts_vectors(two_clouds: Any) -> None:

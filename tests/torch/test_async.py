@@ -258,6 +258,78 @@ def test_the_others_finish_when_a_worker_dies_and_the_report_says_so(
     assert Estimator.latest_checkpoint(tmp_path) is not None
 
 
+class DieOnce(Callback):
+    """Each of the ranks named dies once, after the third step of the second epoch."""
+
+    def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
+        self.folder, self.ranks = str(folder), ranks
+
+    def on_run_begin(self, run: Any) -> None:
+        self.seen = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+    def on_step_end(self, run: Any) -> None:
+        self.seen += 1
+        marker = Path(self.folder, f"dead-{run.rank}")
+        if run.epoch == 2 and run.step % 7 == 3 and run.rank in self.ranks and not marker.exists():
+            marker.touch()
+            die()
+
+    def on_epoch_end(self, run: Any, logs: Any) -> None:
+        assert self.seen == 7 * run.epoch, "no step is missing, and none was made twice"
+
+
+def dropping(**options: Any) -> Estimator:
+    """A model with all that a replacement could get wrong: statistics, momentum, randomness."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 12), nn.BatchNorm1d(12), nn.Dropout(0.3), nn.Linear(12, 1))
+    return Estimator.from_torch(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.02),
+        loss=nn.BCEWithLogitsLoss(),
+        metrics=["accuracy"],
+        workers=2,
+        **options,
+    )
+
+
+def test_rounds_in_which_workers_were_killed_end_as_those_in_which_they_lived(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = clouds()
+    told = []
+    for name, ranks in (("alone", ()), ("disturbed", (0, 1))):
+        folder = tmp_path / name
+        folder.mkdir()
+        est = dropping(model_dir=folder / "run")
+        history = est.fit(
+            (x, y),
+            epochs=3,
+            batch_size=64,
+            validation_data=(x[::4], y[::4]),
+            callbacks=[DieOnce(folder, ranks)],
+            sync="rounds",
+            sync_options={"every_steps": 2},
+            verbose=0,
+        )
+        timed = {"seconds", "rows_per_s"}
+        rows = [{name: value for name, value in row.items() if name not in timed} for row in history]
+        told.append((rows, est.predict(x), sorted(file.name for file in (folder / "run").iterdir())))
+
+    assert sorted(file.name for file in (tmp_path / "disturbed").glob("dead-*")) == ["dead-0", "dead-1"]
+    (rows, predictions, checkpoints), (other_rows, other_predictions, other_checkpoints) = told
+    assert other_rows == rows
+    assert [row["rounds"] for row in rows] == [4] * 3
+    np.testing.assert_array_equal(other_predictions, predictions)
+    assert other_checkpoints == checkpoints
+    assert "another one takes its place" in caplog.text
+
+
 def test_a_dead_server_ends_the_run_with_its_newest_checkpoint(tmp_path: Path) -> None:
     est = counter(2, model_dir=tmp_path)
 

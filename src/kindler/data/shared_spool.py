@@ -76,7 +76,8 @@ def _values_before(worker: Member, folder: Path, mine: list[int]) -> list[int]:
 def _meet(worker: Member) -> tuple[Path, int, int]:
     """The folder of this worker's spool, its place among those who write there, and how many they are."""
     mine = fresh_folder(worker.scratch)
-    if len(set(worker.hosts)) == worker.size:
+    # A worker that takes the place of a dead one finds no folder of its neighbours, who may be elsewhere.
+    if len(set(worker.hosts)) == worker.size or getattr(worker, "replaceable", False):
         return mine, 0, 1
     here = [rank for rank, host in enumerate(worker.hosts) if host == worker.hosts[worker.rank]]
     folder = Path(worker.all_gather(str(mine).encode())[here[0]].decode())

@@ -41,6 +41,9 @@ class Launch(Protocol):
         What must be closed after the last rank has ended goes on `stack`.
         """
 
+    def is_queued(self) -> bool:
+        """Whether ranks that have not come may be waiting for other gangs of this driver to end."""
+
     def is_alive(self) -> bool:
         """Whether anything of it still runs."""
 
@@ -231,6 +234,7 @@ class Gang:
                     listener=self._events.put,
                     settings=self.job.settings,
                     after_first=launch.after_first,
+                    queued=launch.is_queued,
                 )
             while launch.is_alive() and not self._stop.wait(_LOOK_S):
                 pass

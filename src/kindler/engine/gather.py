@@ -1,23 +1,35 @@
-"""One meeting of all ranks: each brings bytes, and gets those of the ranks it asks for, or a sum. Pure.
+"""One meeting of all ranks: each brings bytes, and gets those of others, a sum or a mean. Pure.
 
 Equal bytes travel once, since most of what ranks tell each other is the same for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Literal, TypeAlias
+import json
+import struct
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from kindler.engine.frames import Piece, encode
 
-__all__ = ["Gathering", "Wants", "pack_parts", "read_numbers", "unpack_parts", "write_numbers"]
+__all__ = [
+    "Gathering",
+    "Wants",
+    "pack_parts",
+    "read_arrays",
+    "read_numbers",
+    "unpack_parts",
+    "weighted_arrays",
+    "write_numbers",
+]
 
 
-Wants: TypeAlias = Sequence[int] | Literal["all", "sum"]
+Wants: TypeAlias = Sequence[int] | Literal["all", "sum", "mean"]
 
 _INT64 = np.dtype("<i8")
+_HEAD = struct.Struct("<dQ")  # the weight, and how many bytes say what the arrays are
 
 
 class Gathering:
@@ -30,7 +42,10 @@ class Gathering:
         self._wants: dict[int, Wants] = {}
 
     def bring(self, rank: int, data: bytes, wants: Wants) -> None:
-        """What `rank` brings, and whose bytes it wants; "sum" adds up arrays of 64-bit whole numbers."""
+        """What `rank` brings, and whose bytes it wants.
+
+        "sum" adds up arrays of 64-bit whole numbers, "mean" takes the mean of `weighted_arrays`.
+        """
         self._brought[rank] = data
         self._wants[rank] = wants if isinstance(wants, str) else tuple(wants)
 
@@ -56,6 +71,8 @@ class Gathering:
         if wants == "sum":
             arrays = [np.frombuffer(data, _INT64) for _, data in sorted(self._brought.items())]
             return [np.sum(arrays, axis=0, dtype=_INT64).tobytes()]
+        if wants == "mean":
+            return [_mean([data for _, data in sorted(self._brought.items())])]
         ranks = range(self._size) if wants == "all" else wants
         return [self._brought.get(int(rank), b"") for rank in ranks]
 
@@ -87,3 +104,38 @@ def read_numbers(data: bytes) -> list[int]:
     """What `write_numbers` made bytes of."""
     numbers: list[int] = np.frombuffer(data, _INT64).tolist()
     return numbers
+
+
+def weighted_arrays(arrays: Sequence[np.ndarray[Any, Any]], weight: float) -> bytes:
+    """What a rank brings to a "mean": flat arrays of floats, and what they weigh."""
+    kinds = json.dumps([(array.dtype.str, array.size) for array in arrays]).encode()
+    return b"".join([_HEAD.pack(weight, len(kinds)), kinds, *(array.tobytes() for array in arrays)])
+
+
+def read_arrays(data: bytes) -> list[np.ndarray[Any, Any]]:
+    """The flat arrays that a "mean" is."""
+    return list(_arrays(data))
+
+
+def _arrays(data: bytes) -> Iterator[np.ndarray[Any, Any]]:
+    start = _HEAD.size + _HEAD.unpack_from(data)[1]
+    for kind, count in json.loads(data[_HEAD.size : start]):
+        dtype = np.dtype(kind)
+        yield np.frombuffer(data, dtype, count, start)
+        start += count * dtype.itemsize
+
+
+def _mean(parts: Sequence[bytes]) -> bytes:
+    """The mean of what ranks brought, in double precision.
+
+    A rank of weight 0 counts for nothing, whatever its arrays hold; zeros where no rank weighs anything.
+    """
+    weights = [float(_HEAD.unpack_from(part)[0]) for part in parts]
+    whole, counting = sum(weights), [place for place, weight in enumerate(weights) if weight]
+    means = []
+    for mine in zip(*map(_arrays, parts), strict=True):
+        total = np.zeros(mine[0].shape, np.promote_types(mine[0].dtype, np.float64))
+        for place in counting:
+            total += mine[place] * (weights[place] / whole)
+        means.append(total.astype(mine[0].dtype))
+    return weighted_arrays(means, whole)

@@ -22,11 +22,12 @@ from kindler.engine.channel import Address, Frame
 from kindler.engine.connections import Owner, Peer, Switchboard
 from kindler.engine.feeds import Feeds, is_feed
 from kindler.engine.frames import Piece, encode
-from kindler.engine.gather import Gathering
+from kindler.engine.gather import Gathering, pack_parts
 from kindler.engine.job_buffers import parent_of
 from kindler.engine.listener import listen
 from kindler.engine.members import GangMember, members_of
 from kindler.engine.stall import Motion, beat_interval
+from kindler.engine.transcript import Transcript
 from kindler.errors import ConfigError, rank_name
 
 __all__ = ["Event", "Hub"]
@@ -56,6 +57,9 @@ class _JoinedRank:
     has_job: bool = False
     optional: bool = False
     finished: bool = False
+    dead: bool = False  # and to be replaced
+    died: float = 0.0
+    reported: int = -1  # the turn of the last report of the one that it has replaced
 
 
 class Hub:
@@ -69,6 +73,8 @@ class Hub:
         services: The ranks that are stopped as soon as all others are done.
         graces: Of these, those that are told so first, and the seconds that they have to end by themselves.
         crew: How many ranks take part in gathers: the first ones; None is all.
+        together: Whether each rank comes once; otherwise Spark may start the task of a rank again.
+        replaceable: Whether another process may take the place of one of these that has died.
         at_driver: Whether it is the driver's, which feeds workers and takes what they put out.
         host: The address to listen on.
         advertised: The address under which others reach it, where that is another one.
@@ -85,6 +91,8 @@ class Hub:
         services: Collection[int] = (),
         graces: Mapping[int, float] | None = None,
         crew: int | None = None,
+        together: bool = True,
+        replaceable: bool = False,
         at_driver: bool = True,
         host: str = "127.0.0.1",
         advertised: str | None = None,
@@ -98,6 +106,10 @@ class Hub:
         self._graces = dict(graces or {})
         self._crew = size if crew is None else crew
         self._left: set[int] = set()
+        self._together = together
+        self._transcript = Transcript(self._crew) if replaceable else None
+        self._standby: dict[int, tuple[Peer, Frame]] = {}
+        self._reported: dict[int, int] = {}  # by rank, the turn of its last report
         self._at_driver = at_driver
         self._host = host
         self._advertised = advertised
@@ -147,6 +159,9 @@ class Hub:
             self._board.close(self._settings.stop_timeout_s)
         for rank in range(self._size):
             self._close_feeds(rank, "the gang has ended")
+        if self._transcript is not None:
+            with self._transcript:
+                pass  # the thread that wrote to it has ended
 
     @property
     def address(self) -> Address:
@@ -191,8 +206,10 @@ class Hub:
         return feeds
 
     def missing(self) -> list[int]:
-        """The ranks that have not come yet."""
-        return [rank for rank in range(self._size) if rank not in self._members]
+        """The ranks that have not come yet, or must come again before anything begins."""
+        members = self._members
+        there = {rank for rank, member in list(members.items()) if member.has_job or not member.dead}
+        return [rank for rank in range(self._size) if rank not in there]
 
     def events(self, timeout_s: float) -> Iterator[Event]:
         """What has been said, waiting at most `timeout_s` for the first of it."""
@@ -209,9 +226,10 @@ class Hub:
             if self._aborted.is_set():
                 return
             self._aborted.set()
-            members = [m for m in self._members.values() if not m.finished]
-        for member in members:
-            member.peer.send("abort")
+            peers = [m.peer for m in self._members.values() if not m.finished]
+            peers += [peer for peer, _ in self._standby.values()]
+        for peer in peers:
+            peer.send("abort")
         for rank in range(self._size) if self._at_driver else ():
             self._close_feeds(rank, problem or "the gang was stopped")
 
@@ -224,7 +242,8 @@ class Hub:
         """Members that have given no sign of life for too long, as (rank, host)."""
         limit = time.monotonic() - self._settings.heartbeat_timeout_s
         with self._lock:
-            return [(r, m.host) for r, m in self._members.items() if not m.finished and m.heard < limit]
+            alive = [(r, m) for r, m in self._members.items() if not m.finished and not m.dead]
+            return [(rank, member.host) for rank, member in alive if member.heard < limit]
 
     @property
     def idle_s(self) -> float:
@@ -252,7 +271,7 @@ class Hub:
 
     def _heard(self, peer: Peer, frame: Frame) -> None:
         if peer.name is not None:
-            self._handle(peer.name, frame)
+            self._handle(peer, peer.name, frame)
         elif frame.kind == "hello":
             self._join(peer, frame)
         elif frame.kind == "fetch":
@@ -265,8 +284,12 @@ class Hub:
 
     def _join(self, peer: Peer, frame: Frame) -> None:
         rank, host = int(frame.fields["rank"]), str(frame.fields["host"])
-        if not 0 <= rank < self._size or rank in self._members:
+        known = self._members.get(rank)
+        if not 0 <= rank < self._size or (known is not None and self._together):
             raise ValueError(f"unexpected rank {rank}")
+        if known is not None and not (known.dead and not self._aborted.is_set()):
+            self._wait_in_line(peer, frame, known)
+            return
         with self._lock:
             self._members[rank] = _JoinedRank(
                 peer,
@@ -275,13 +298,35 @@ class Hub:
                 address=str(frame.fields.get("address", "127.0.0.1")),
                 ports=[int(port) for port in frame.fields.get("ports", ())],
                 cargo=frame.fields.get("cargo"),
+                reported=self._reported.get(rank, -1),
             )
-            everyone = len(self._members) == self._size
+            everyone = len(self._members) == self._size and not any(m.dead for m in self._members.values())
         peer.name = rank
         if self._aborted.is_set():
             peer.send("abort")
+        elif known is not None and known.has_job:
+            peer.send("welcome", json.dumps({**self._whereabouts(), "fed": self._at_driver}).encode())
         elif everyone:
             self._welcome()
+
+    def _wait_in_line(self, peer: Peer, frame: Frame, known: _JoinedRank) -> None:
+        """A rank comes again: Spark runs its task twice, or starts it again before the loss is noticed here.
+
+        It waits rather than ends, for Spark would take its end for that of the rank.
+        """
+        rank = int(frame.fields["rank"])
+        peer.name = rank
+        if self._aborted.is_set() or self.finished or (known.finished and self._transcript is not None):
+            peer.send("abort")  # nobody needs it any more
+            return
+        with self._lock:
+            before = self._standby.get(rank)
+            self._standby[rank] = (peer, frame)
+        if before is not None:
+            before[0].send("dismiss")
+        if self._transcript is not None and not frame.fields.get("attempt", 1):
+            # The whole stage begins again, and may need the slot of the task that still runs.
+            self._await_another(rank, {"host": known.host, "reason": "Spark has started its stage again"})
 
     def _welcome(self) -> None:
         """Tell everybody who is where, and from whom to fetch the job's buffers."""
@@ -310,9 +355,11 @@ class Hub:
             self._departed.notify_all()
         rank = peer.name
         member = None if rank is None else self._members.get(rank)
+        if rank is not None and self._standby.get(rank, (None,))[0] is peer:
+            del self._standby[rank]
         if rank is None or member is None or member.peer is not peer:
             return  # a stranger, or a worker that died while greeting; its supervisor tells of the latter
-        if member.finished or self._aborted.is_set():
+        if member.finished or member.dead or self._aborted.is_set():
             return
         reason = f"the connection to its machine broke ({why})"
         if self.let_go(rank, reason):
@@ -322,7 +369,10 @@ class Hub:
         self.abort(self._over[rank])
 
     def let_go(self, rank: int, reason: str) -> bool:
-        """Go on without a rank, if the others can; whether they do."""
+        """Go on without a rank, or wait for another one in its place, if the others can; whether they do."""
+        if self._transcript is not None and rank < self._crew:
+            self._await_another(rank, {"host": self._members[rank].host, "reason": reason})
+            return True
         with self._lock:
             member = self._members[rank]
             if not member.optional or member.finished:
@@ -334,8 +384,32 @@ class Hub:
         self._after(rank)
         return True
 
-    def _handle(self, rank: int, frame: Frame) -> None:
+    def give_up(self, rank: int, fields: dict[str, Any]) -> None:
+        """Nobody takes the place of a rank that has died: the run fails."""
+        with self._lock:
+            if self._members[rank].finished or self._aborted.is_set():
+                return
+            self._members[rank].finished = True
+        self._ended(rank, Event(rank, "lost", fields))
+        self.abort(self._over[rank])
+
+    def _await_another(self, rank: int, fields: dict[str, Any]) -> None:
+        with self._lock:
+            member = self._members[rank]
+            if member.dead or member.finished:
+                return
+            member.dead, member.died = True, time.monotonic()
+            self._motion.replaced(rank)
+            waiting = self._standby.pop(rank, None)
+        member.peer.send("dismiss")  # should it come back
+        self._events.put(Event(rank, "report", {"name": "replaced", "worker": rank, **fields}))
+        if waiting is not None:
+            self._join(*waiting)
+
+    def _handle(self, peer: Peer, rank: int, frame: Frame) -> None:
         member = self._members[rank]
+        if member.peer is not peer or member.dead:
+            return  # one that waits in line, or whose place another one has or shall have
         member.heard = time.monotonic()
         if frame.kind == "beat":
             return
@@ -348,6 +422,14 @@ class Hub:
             return
         if frame.kind == "gather":
             self._gather(rank, frame)
+            return
+        if frame.kind in ("open", "keep") and self._transcript is not None:
+            self._remember(rank, frame, self._transcript)
+            return
+        if frame.kind == "lost" and self._transcript is not None and rank < self._crew:
+            self._await_another(rank, frame.fields)
+            return
+        if frame.kind == "report" and self._is_known(rank, frame):
             return
         if frame.kind == "optional":
             member.optional = True
@@ -370,6 +452,8 @@ class Hub:
             self._stop_the_others(at_once=not frame.fields.get("sync", False), why=self._over[rank])
         else:
             self._after(rank)
+        if self._standby and self.finished:
+            self.abort()
 
     def _after(self, rank: int) -> None:
         """A rank is over, and the others go on: those who wait for it, and services, may be done."""
@@ -421,7 +505,7 @@ class Hub:
         with self._lock:
             if frame.kind == "pulse":
                 self._motion.pulse(rank, frame.fields["ticks"], frame.fields["waiting"], now)
-            elif frame.kind in ("gather", "report", "result") or is_feed(frame.kind):
+            elif frame.kind in ("gather", "report", "result", "keep") or is_feed(frame.kind):
                 self._motion.moved(now)
             elif frame.kind == "done":
                 self._motion.moved(now)
@@ -443,9 +527,18 @@ class Hub:
     def _tick(self, now: float) -> None:
         if self._abort_at is not None and now > self._abort_at:
             self.abort()
+        wait_s = self._settings.executor_wait_s
+        for rank, member in list(self._members.items()) if self._transcript is not None else ():
+            if member.dead and not member.finished and now - member.died > wait_s:
+                reason = f"it died, and no other worker took its place in {wait_s:g} s"
+                self.give_up(rank, {"host": member.host, "reason": reason})
 
     def _gather(self, rank: int, frame: Frame) -> None:
         turn = frame.fields["turn"]
+        told = None if self._transcript is None else self._transcript.answer(turn, rank)
+        if told is not None:
+            self._members[rank].peer.put([told])
+            return
         with self._lock:
             gathering = self._gatherings.setdefault(turn, Gathering(turn, self._crew))
             gathering.bring(rank, frame.buffers[0], frame.fields["wants"])
@@ -454,8 +547,27 @@ class Hub:
     def _answer(self, turn: int, gathering: Gathering) -> None:
         if gathering.complete(self._left):
             del self._gatherings[turn]
-            for other, pieces in gathering.answers(self._left).items():
+            answers = gathering.answers(self._left)
+            if self._transcript is not None:
+                self._transcript.answered(turn, answers)
+            for other, pieces in answers.items():
                 self._members[other].peer.put(pieces)
+
+    def _remember(self, rank: int, frame: Frame, transcript: Transcript) -> None:
+        turn = int(frame.fields["turn"])
+        if frame.kind == "keep":
+            transcript.keep(rank, turn, frame.buffers[0])
+            return
+        kept = transcript.opens(rank, turn)
+        self._members[rank].peer.send("gathered", *pack_parts([str(kept.turn).encode(), kept.data]))
+
+    def _is_known(self, rank: int, frame: Frame) -> bool:
+        """Whether the process before this one of the rank has said so already."""
+        turn = frame.fields.pop("turn", None)
+        if turn is None:
+            return False
+        self._reported[rank] = max(self._reported.get(rank, -1), turn)
+        return bool(turn <= self._members[rank].reported)
 
 
 def _problem(event: Event, name: str) -> str | None:

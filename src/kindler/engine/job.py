@@ -79,6 +79,10 @@ class Job:
         cwd: The driver's folder, for user modules that are found relative to it.
         sys_path: The driver's module search path.
         sizes: The sizes of the buffers, where those travel separately.
+        together: Whether all ranks must be started at once and end together. On Spark, others are plain
+            tasks, which it starts when there are slots and starts again when they fail.
+        replaceable: Whether a rank whose process dies is replaced by a new process, which goes on where it
+            had last called `worker.keep`; the others wait for it. Not with `together`, and not for services.
     """
 
     ranks: tuple[RankSpec, ...]
@@ -93,8 +97,12 @@ class Job:
     cwd: str = field(default_factory=os.getcwd)
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
     sizes: tuple[int, ...] = ()
+    together: bool = True
+    replaceable: bool = False
 
     def __post_init__(self) -> None:
+        if self.replaceable and self.together:
+            raise ConfigError("ranks that can be replaced do not all run together: pass together=False, too.")
         if all(spec.service for spec in self.ranks):
             raise ConfigError(
                 "a job needs at least one rank that is not a service: services run until it ends."

@@ -74,6 +74,8 @@ class _LocalLaunch:
                 services=job.services,
                 graces=job.graces,
                 crew=job.crew,
+                together=job.together,
+                replaceable=job.replaceable,
             )
         )
         for rank in range(job.size):
@@ -85,14 +87,26 @@ class _LocalLaunch:
         return hub
 
     def _supervise(self, rank: int, hub: Hub) -> None:
-        try:
-            with Supervisor(
-                self._job, rank, hub=hub.address, owner=os.getpid(), base=self._base
-            ) as supervisor:
-                supervisor.start()
-                self._outcomes.append(supervisor.run())
-        except Aborted:
-            pass
+        job = self._job
+        replaceable = job.replaceable and rank < job.crew
+        left = job.settings.max_failures if replaceable else 0
+        while True:
+            try:
+                with Supervisor(job, rank, hub=hub.address, owner=os.getpid(), base=self._base) as supervisor:
+                    supervisor.start()
+                    outcome = supervisor.run()
+            except Aborted:
+                return
+            died = replaceable and (outcome.kind == "lost" or supervisor.dismissed)
+            if not died or not left:
+                break
+            left -= 1
+        self._outcomes.append(outcome)
+        if died:
+            hub.give_up(rank, {"host": "this machine", "reason": "it gave no sign of life", **outcome.fields})
+
+    def is_queued(self) -> bool:
+        return False
 
     def is_alive(self) -> bool:
         return any(thread.is_alive() for thread in self._threads)

@@ -32,14 +32,16 @@ def watch(
     listener: Listener,
     settings: RunSettings,
     after_first: bool = False,
+    queued: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
     """Follow the run until `running()` is false; return the bad ends that were heard of.
 
     The listener gets what workers print and report and which have a result, a report "gang" of the gang
     itself once all ranks have come, and a report "left" of a rank that died while the others go on.
 
-    With `after_first` the time for all to come up counts from when the first one did: before that,
-    Spark is computing the data, for as long as it takes.
+    With `after_first` the time for all to come up counts from when the last of those did that have: before
+    the first one, Spark is computing the data, for as long as it takes. It does not count while `queued()`:
+    others have the slots.
 
     Once all ranks have ended, `running()` has `stop_timeout_s` to become false: what is still running then
     is not waited for.
@@ -50,9 +52,11 @@ def watch(
     deadline = time.monotonic() + settings.start_timeout_s
     bad: list[Outcome] = []
     ending = complete = gave_up = False
+    came = 0
     last_end: float | None = None
     while not ending:
-        if after_first and not hub.joined:
+        if after_first and (not hub.joined or hub.joined > came or (hub.missing() and queued())):
+            came = hub.joined
             deadline = time.monotonic() + settings.start_timeout_s
         if last_end is None and hub.finished:
             last_end = time.monotonic()

@@ -63,6 +63,11 @@ class Motion:
         """Something happened that only a gang that moves does."""
         self._moved = now
 
+    def replaced(self, rank: int) -> None:
+        """A rank begins again: until it has its job, nothing counts as a stall."""
+        self._ranks.pop(rank, None)
+        self._done.discard(rank)
+
     def ended(self, rank: int) -> None:
         """A rank is over, well or badly."""
         self._done.add(rank)

@@ -36,6 +36,7 @@ _LOOK_S = 0.1
 _STACKS_TIMEOUT_S = 2.0
 _STACKS_PAUSE_S = 0.1
 _KEPT_TIMEOUT_S = 120.0
+_PASSED_UP = ("gather", "report", "open", "keep", "bulk", "part")
 _PORTS_HINT = "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
 
 
@@ -69,6 +70,7 @@ def worker_fields(
         "secret": job.secret.hex(),
         "threads": job.threads,
         "cores": job.cores,
+        "replaceable": job.replaceable and not job.ranks[rank].beside,
         "heartbeat_s": beat_interval(settings.heartbeat_s, settings.stall_timeout_s),
         "sync_timeout_s": settings.sync_timeout_s,
         "sys_path": job.sys_path,
@@ -94,6 +96,10 @@ class Supervisor:
         base: Where the scratch folder is made.
         far: Whether results go to the hub as they come, rather than into the outcome that `run` returns.
         cargo: Whether the job's buffers are to be fetched, rather than in the job.
+        attempt: How often the task that this is in was started before; 0 also in a stage that begins again.
+
+    Attributes:
+        dismissed: Whether another process has the place of this one, or shall have it.
     """
 
     def __init__(
@@ -106,9 +112,11 @@ class Supervisor:
         base: Path | None = None,
         far: bool = False,
         cargo: bool = False,
+        attempt: int = 0,
     ) -> None:
         self._job = job
         self._rank = rank
+        self._attempt = attempt
         self._spec = job.ranks[rank]
         self._hub = hub
         self._owner = owner
@@ -120,6 +128,8 @@ class Supervisor:
         self._kept = threading.Event()
         self._host = socket.gethostname()
         self._aborted = threading.Event()
+        self._patient = not job.together
+        self.dismissed = False
         self._frozen = False
         self._optional = False
         self._welcome = threading.Event()
@@ -147,6 +157,7 @@ class Supervisor:
             rank=self._rank,
             host=self._host,
             address=self._address,
+            attempt=self._attempt,
             ports=self._held.numbers if self._held is not None else (),
             cargo=self._carrier.address if self._carrier is not None else None,
         )
@@ -205,7 +216,9 @@ class Supervisor:
     def _listen_for_others(self) -> None:
         job, ports = self._job, self._job.settings.port_range
         if self._cargo:
-            self._carrier = Carrier(self._rank, job.crew, job.secret, host=self._address, ports=ports)
+            # One that may come again gets them from the driver: others have long passed them on.
+            crew = job.crew if job.together else 0
+            self._carrier = Carrier(self._rank, crew, job.secret, host=self._address, ports=ports)
         if self._spec.ports:
             self._held = HeldPorts(self._spec.ports, address=self._address, ports=ports)
 
@@ -260,7 +273,7 @@ class Supervisor:
             raise self._start_error or StartTimeoutError("a worker process did not come up in time")
         while not self._welcome.wait(_LOOK_S):
             self.check()
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline and not self._patient:  # otherwise the driver decides
                 raise StartTimeoutError(
                     f"the other workers did not all come up in {self._job.settings.start_timeout_s:g} s.\n"
                     "Hint: are there as many free slots as workers?"
@@ -292,7 +305,7 @@ class Supervisor:
             self._up.send("pulse", ticks=0, waiting=False)
             while True:
                 frame = self._next(child)
-                if frame.kind in ("gather", "report", "bulk", "part") or is_feed(frame.kind):
+                if frame.kind in _PASSED_UP or is_feed(frame.kind):
                     self._pass_up(frame)
                 elif frame.kind == "optional":
                     self._optional = True
@@ -388,7 +401,8 @@ class Supervisor:
                     self._kept.set()
                 elif frame.kind == "stacks":
                     self._start(self._tell_stacks, "kindler-stacks")
-                elif frame.kind == "abort":
+                elif frame.kind in ("abort", "dismiss"):
+                    self.dismissed = frame.kind == "dismiss"
                     break
         except ChannelClosed:
             pass

@@ -19,10 +19,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from kindler.engine.channel import Channel, ChannelClosed
 from kindler.engine.cores import usable_cores
 from kindler.engine.feeds import WINDOW_BYTES, FeedReader, Feeds, FeedWriter, is_feed
-from kindler.engine.gather import Wants, read_numbers, unpack_parts, write_numbers
+from kindler.engine.gather import (
+    Wants,
+    read_arrays,
+    read_numbers,
+    unpack_parts,
+    weighted_arrays,
+    write_numbers,
+)
 from kindler.engine.gpus import Placement, gpus_of_task, machine_gpus, place
 from kindler.engine.here import WorkerInfo, be
 from kindler.engine.members import GangMember, cluster_spec, members_of
@@ -45,6 +54,7 @@ class Worker:
         size: How many there are, without those that run beside them.
         lost: The ranks that have gone while the others went on, as the last gather found it.
         outlives: Whether ranks go on without each other (`become_optional`).
+        replaceable: Whether another process takes the place of a rank that dies; see `opened`.
         role: What it is to the others, such as "worker", "chief" or "ps".
         index: Its number among those of its role.
         members: The role, machine, address and held ports of every rank.
@@ -67,6 +77,7 @@ class Worker:
         self.size = len(self.hosts)
         self.lost: frozenset[int] = frozenset()
         self.outlives = False
+        self.replaceable: bool = fields.get("replaceable", False)
         self.host: str = hosts[self.rank]
         self.members: tuple[GangMember, ...] = members_of(
             fields["roles"], hosts, fields["addresses"], fields["ports"]
@@ -148,19 +159,51 @@ class Worker:
         """
         return read_numbers(self._meet(write_numbers(numbers), "sum")[0])
 
+    def mean(self, arrays: Sequence[np.ndarray[Any, Any]], weight: float) -> list[np.ndarray[Any, Any]]:
+        """The mean over ranks of flat arrays of floats; all ranks call this in the same order.
+
+        A rank of weight 0 counts for nothing, whatever its arrays hold; zeros where no rank weighs anything.
+
+        Raises:
+            SyncTimeoutError: Some rank did not come.
+        """
+        if self.size == 1:
+            self.tick()
+            return [array.copy() if weight else np.zeros_like(array) for array in arrays]
+        return read_arrays(self._meet(weighted_arrays(arrays, weight), "mean")[0])
+
+    def opened(self) -> bytes:
+        """What this rank had kept before its process died and this one took its place; empty in a first one.
+
+        All ranks that can be replaced call it once, when they have prepared themselves. A process that takes
+        the place of another one makes the same gathers until here; then gathers go on from where `keep` was
+        called.
+        """
+        self._channel.send("open", turn=self._turn)
+        turn, kept = self._answer("opened")
+        self._turn = int(turn)
+        return kept
+
+    def keep(self, data: bytes) -> None:
+        """From now on, a process that takes the place of this one goes on from here, with these bytes."""
+        self._channel.send("keep", data, turn=self._turn)
+
     def _meet(self, data: bytes, wants: Wants) -> list[bytes]:
         if self.size == 1:
             self.tick()
             return [] if wants == [] else [data]
         turn, self._turn = self._turn, self._turn + 1
         self._channel.send("gather", data, turn=turn, wants=wants)
+        return self._answer("all_gather")
+
+    def _answer(self, op: str) -> list[bytes]:
         self.waiting = True
         try:
             gathered, self.lost = self._gathered.get(timeout=self._sync_timeout_s)
         except queue.Empty:
             others = [rank for rank in range(self.size) if rank != self.rank]
             raise SyncTimeoutError(
-                op="all_gather", missing=others, size=self.size, waited_s=self._sync_timeout_s
+                op=op, missing=others, size=self.size, waited_s=self._sync_timeout_s
             ) from None
         finally:
             self.waiting = False
@@ -266,6 +309,8 @@ class Worker:
     def report(self, kind: str, **fields: Any) -> None:
         """Tell the driver something, as JSON."""
         self.tick()
+        if self.replaceable:  # a process that takes the place of this one will say it again
+            fields["turn"] = self._turn
         self._channel.send("report", name=kind, **fields)
 
 

@@ -118,8 +118,11 @@ class Crew:
         settings: RunSettings,
         spark: SparkSession | None,
         say: Callable[[str], None],
+        *,
+        together: bool = True,
     ) -> None:
         self._workers, self._settings, self._spark, self.say = workers, settings, spark, say
+        self._together = together
         self.full = self.size = 0
 
     def gather(self) -> None:
@@ -133,7 +136,8 @@ class Crew:
         if self.full:
             self.size = remaining_workers(spark, self.full, settings, self.say)
         else:
-            self.full = self.size = resolve_workers(spark, self._workers, settings)
+            together = self._together
+            self.full = self.size = resolve_workers(spark, self._workers, settings, together=together)
 
     @property
     def could_be_full(self) -> bool:

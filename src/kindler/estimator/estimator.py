@@ -1095,6 +1095,11 @@ class Estimator:
         """The model with its trained weights, ready to predict: your own instance if you passed one."""
         return self._live.replica.trained_model()
 
+    def _storable(self) -> Any:
+        """What a kind of models can write: the model, or all that belongs to it where that is more."""
+        replica = self._live.replica
+        return getattr(replica, "stored_model", replica.trained_model)()
+
     @property
     def config(self) -> Mapping[str, Any]:
         """What creators are called with."""

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ from kindler.estimator.inputs.recognise import Engine, choose_engine, session_fo
 from kindler.estimator.model import FrameworkModel
 from kindler.files import folder_at
 from kindler.frameworks.pickling import travelling
-from kindler.sync.registry import servers_of
+from kindler.sync.contract import SyncConfig
+from kindler.sync.registry import servers_of, sync_spec
 from kindler.temporary import Folder
 from kindler.train.checkpoint_dir import StoredCheckpoint
 from kindler.train.checkpoint_file import Header
@@ -131,8 +133,9 @@ def run(plan: RunPlan) -> RunResults:
         spec = plan.model.packed
         what = "epoch" if task.trains else "evaluate"
         with ProgressBar(verbose=options.verbose, what=what) as progress:
-            gpus = [] if on_spark else _gpus_here(plan)
-            crew = Crew(plan.workers or len(gpus) or None, plan.settings, spark, _teller(plan, progress))
+            gpus, together = [] if on_spark else _gpus_here(plan), _together(plan, spark)
+            workers = plan.workers or len(gpus) or None
+            crew = Crew(workers, plan.settings, spark, _teller(plan, progress), together=together)
             returning = ReturningExecutors(crew, task)
             hear = _listener(progress, plan.hear, returning.heard, _mourner(crew.say))
 
@@ -155,6 +158,16 @@ def run(plan: RunPlan) -> RunResults:
     told, state = next(outcome.buffers for outcome in outcomes if outcome.buffers and outcome.buffers[0])
     report = json.loads(told)
     return RunResults(report["rows"], report["layout"], state, report.get("mode"))
+
+
+def _together(plan: RunPlan, spark: SparkSession | None) -> bool:
+    """Whether all workers must run at once: as the sync says, unless they meet at the first of them."""
+    options = plan.options
+    if spark is None or not isinstance(options, FitOptions) or sync_spec(options.sync).together:
+        return True
+    from kindler.spark.engine import meets_at_driver
+
+    return not meets_at_driver(spark, plan.settings)
 
 
 def _prepared(plan: RunPlan, item: Input, name: str, spark: SparkSession | None, folder: Path) -> Prepared:
@@ -195,6 +208,8 @@ def job_of(
     workers: int,
     cores: int | None = None,
     servers: int = 0,
+    together: bool = True,
+    replaceable: bool = False,
 ) -> Job:
     """A gang of `workers` that call `target`, with parameter servers beside them."""
     server = RankSpec(target=SERVER, role="ps", ports=1, service=True, beside=True)
@@ -206,6 +221,8 @@ def job_of(
         settings=settings,
         threads=settings.threads,
         cores=cores,
+        together=together,
+        replaceable=replaceable,
     )
 
 
@@ -220,9 +237,14 @@ def _teller(plan: RunPlan, progress: ProgressBar) -> Callable[[str], None]:
 
 
 def _mourner(say: Callable[[str], None]) -> Callable[[Mapping[str, Any]], None]:
-    """Says which worker died where the others go on."""
+    """Says which worker died where the others go on, or wait for another one in its place."""
 
     def hear(fields: Mapping[str, Any]) -> None:
+        if fields["name"] == "replaced":
+            say(
+                f"worker {fields['worker']} on {fields['host']} died ({fields['reason']}); another one takes"
+                " its place, and repeats its part of this epoch."
+            )
         if fields["name"] == "left":
             say(
                 f"worker {fields['worker']} on {fields['host']} died ({fields['reason']}); the others go on"
@@ -270,25 +292,25 @@ def _launch(
     dealing: Dealing,
 ) -> list[Outcome]:
     target, options = plan.model.entry, plan.options
-    servers = servers_of(options.sync) if isinstance(options, FitOptions) else 0
-    if spark is None:
-        job = job_of(
-            plan.model, plan.settings, target=target, buffers=buffers, workers=workers, servers=servers
-        )
-        return local.run(job, listener=listener)
-    from kindler.spark import engine
-    from kindler.spark.slots import cores_per_host
-
-    cores = cores_per_host(spark)
-    job = job_of(
+    sync = options.sync if isinstance(options, FitOptions) else SyncConfig()
+    row, servers = sync_spec(sync), servers_of(sync)
+    make = partial(
+        job_of,
         plan.model,
         plan.settings,
         target=target,
         buffers=buffers,
         workers=workers,
-        cores=cores,
         servers=servers,
+        together=row.together,
+        replaceable=row.replaceable,
     )
+    if spark is None:
+        return local.run(make(), listener=listener)
+    from kindler.spark import engine
+    from kindler.spark.slots import cores_per_host
+
+    job = make(cores=cores_per_host(spark))
     shared = None if plan.model_dir is None else folder_at(plan.model_dir)
     return engine.run(job, spark=spark, feeds=feeds, dealing=dealing, listener=listener, folder=shared)
 

@@ -202,6 +202,10 @@ class BaseReplica:
         """What callbacks see."""
         return self.model
 
+    def stored_model(self) -> Any:
+        """What is written to files when the model is stored."""
+        return self.trained_model()
+
     def as_given(self) -> None:
         """Nothing besides weights belongs to the user."""
 

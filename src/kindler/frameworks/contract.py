@@ -200,6 +200,9 @@ class DriverModel(Protocol):
     def trained_model(self) -> Any:
         """The model itself, ready to predict; the user's own instance where one was given."""
 
+    def stored_model(self) -> Any:
+        """What a kind of models (`kindler.models`) writes: the model, or it with what belongs to it."""
+
     def save(self, path: str) -> None:
         """Write the model in the framework's own format."""
 

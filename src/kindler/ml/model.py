@@ -15,6 +15,7 @@ from kindler.ml.outputs import as_vectors
 from kindler.ml.params import PredictParams
 from kindler.ml.persistence import SavedStage
 from kindler.ml.trust import is_trusted
+from kindler.models.estimator import EstimatorKind
 from kindler.models.registry import MODEL_KINDS
 from kindler.train.history import History
 
@@ -55,8 +56,9 @@ class KindlerModel(Model, PredictParams, HasLabelCol, SavedStage):
         return as_vectors(scored, self._vector_columns())
 
     def _write_files(self, folder: Path) -> dict[str, Any]:
-        kind = MODEL_KINDS.model_kind(_KIND)
-        return {"meta": kind.write(self.estimator, folder, trusted=False, **self._store_options)}
+        kind = EstimatorKind()
+        options = {**kind.to_predict(self.estimator), **self._store_options}
+        return {"meta": kind.write(self.estimator, folder, trusted=False, **options)}
 
     @classmethod
     def _from_files(cls, folder: Path, facts: dict[str, Any]) -> KindlerModel:

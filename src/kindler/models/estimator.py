@@ -35,7 +35,7 @@ class EstimatorKind(ModelKind):
     """`kindler.Estimator` objects. `get` takes the arguments of `Estimator.from_torch` or `from_keras`."""
 
     kind: ClassVar[str] = "estimator"
-    put_options: ClassVar[frozenset[str]] = frozenset({"init", "example"})
+    put_options: ClassVar[frozenset[str]] = frozenset({"init", "example", "training"})
     takes_any: ClassVar[bool] = True
     verbs: ClassVar[tuple[str, ...] | None] = ("predict", "score")
 
@@ -43,7 +43,7 @@ class EstimatorKind(ModelKind):
         return isinstance(obj, Estimator)
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        model = obj.get_model()
+        model = obj._storable()
         inner = MODEL_KINDS.kind_of(model)
         if not isinstance(inner, FrameworkKind):
             raise ConfigError(
@@ -80,7 +80,7 @@ class EstimatorKind(ModelKind):
 
     def predictor(self, model: Any) -> Predictor:
         """The inputs have the names and shapes of the columns it was trained on."""
-        trained = model.get_model()
+        trained = model._storable()
         inner = MODEL_KINDS.kind_of(trained).predictor(trained)
         known = model.signature
         if model.preparation.active:
@@ -122,6 +122,10 @@ class EstimatorKind(ModelKind):
         estimator, _ = fitted(read, data, _inner(meta).fit_options(options))
         return estimator, {}
 
+    def to_predict(self, obj: Any) -> dict[str, Any]:
+        """The options of `write` that leave out what only training needs."""
+        return dict(_checked(MODEL_KINDS.kind_of(obj._storable())).to_predict)
+
     def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         return _inner(meta).put_again(meta["model_meta"])
 
@@ -131,9 +135,12 @@ class EstimatorKind(ModelKind):
 
 def _inner(meta: Mapping[str, Any]) -> FrameworkKind:
     """The kind of the model inside; `meta` may name any."""
-    inner = MODEL_KINDS.model_kind(str(meta["model_kind"]))
+    return _checked(MODEL_KINDS.model_kind(str(meta["model_kind"])))
+
+
+def _checked(inner: ModelKind) -> FrameworkKind:
     if not isinstance(inner, FrameworkKind):
-        raise ConfigError(f"an estimator cannot have a model of kind {meta['model_kind']!r}.")
+        raise ConfigError(f"an estimator cannot have a model of kind {inner.kind!r}.")
     return inner
 
 

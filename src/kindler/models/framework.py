@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from kindler.estimator.estimator import Estimator
 from kindler.models.kind import ModelKind
@@ -27,7 +27,13 @@ _MAKING = (
 
 
 class FrameworkKind(ModelKind):
-    """A kind whose models an estimator can hold and train."""
+    """A kind whose models an estimator can hold and train.
+
+    Attributes:
+        to_predict: Options of `write` that leave out what only training needs.
+    """
+
+    to_predict: ClassVar[Mapping[str, Any]] = {}
 
     def estimator(self, **options: Any) -> Estimator:
         """Make an estimator of a model of this kind, by one of `Estimator`'s constructors."""

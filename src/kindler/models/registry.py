@@ -212,6 +212,16 @@ MODEL_KINDS = Kinds(
             needs_jail=False,
         ),
         Row(
+            "tf_graph",
+            "models.tf_graph:GraphKind",
+            loaded=("kindler.frameworks.tf_graph.spec",),
+            package="tensorflow",
+            extra="tensorflow",
+            family="keras",
+            preload=("kindler.models.tf_graph",),
+            threads=True,
+        ),
+        Row(
             "sklearn",
             "models.sklearn:SklearnKind",
             loaded=("sklearn",),

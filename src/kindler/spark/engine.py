@@ -1,8 +1,9 @@
-"""The Spark engine: one barrier task a worker, each the supervisor of a child process.
+"""The Spark engine: one task a worker, each the supervisor of a child process.
 
-`DataFrame.mapInArrow(barrier=True)` is all that is asked of Spark, so classic sessions and Spark
-Connect run the same code. Tasks end normally also when the run fails: the failure travels as an
-Outcome, and Spark has no stack to print.
+`DataFrame.mapInArrow` is all that is asked of Spark, so classic sessions and Spark Connect run the same
+code. It is a barrier stage, unless the job says that its ranks need not all run together. Tasks end normally
+also when the run fails: the failure travels as an Outcome, and Spark has no stack to print. Only a plain task
+whose worker can be replaced fails when that dies, so that Spark runs it again.
 
 Large things do not pass through the JVM: the job's buffers and the results travel over the workers'
 connections to the driver. Where workers cannot reach it, they travel with the task and its rows, or through a
@@ -23,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
-from pyspark import BarrierTaskContext
+from pyspark import BarrierTaskContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from kindler.config import RunSettings
@@ -46,6 +47,8 @@ from kindler.spark.frame_errors import frame_error
 from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, feed_frame, own_columns
 from kindler.spark.large_buffers import BufferFiles, SharedFolder
 from kindler.spark.session import LOOPBACK, is_connect, is_on_this_machine
+from kindler.spark.slots import never_retries
+from kindler.temporary import Folder
 
 __all__ = ["meets_at_driver", "run", "small_batches", "start"]
 
@@ -53,6 +56,7 @@ _RESULT = "rank int, part int, payload binary"
 _BATCH_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
 _IN_TASK_BYTES = 1 << 20  # buffers up to this size travel with the task: no connection is quicker
 _BATCH_BYTES = 4 << 20  # small enough to stay in cache on its way, large enough to amortise the call
+_running: set[_SparkLaunch] = set()  # the gangs of this process
 _batch_lock = threading.Lock()
 _batch_users: dict[
     int, tuple[int, str | None]
@@ -68,7 +72,7 @@ def start(
     folder: SharedFolder | None = None,
     detached: bool = False,
 ) -> Gang:
-    """Start `job` on barrier tasks, one for each rank, and return while it runs.
+    """Start `job` on tasks, one for each rank, and return while it runs.
 
     Args:
         job: What to run.
@@ -126,6 +130,8 @@ def _launch(
         raise ConfigError("feeds without a dealing: nothing says which rows belong to which rank.")
     if meets_at_driver(spark, job.settings):
         return _LaunchAtDriver(job, spark, frame, feeds)
+    # Those who meet at the first of them need it, and each other's addresses, from the beginning to the end.
+    job = replace(job, together=True, replaceable=False)
     return _LaunchAmongWorkers(job, spark, frame, feeds, folder)
 
 
@@ -139,21 +145,34 @@ class _SparkLaunch:
         self._spark = spark
         self._frame = frame
         self._feeds = feeds
+        self._hub: Hub | None = None
         self._call: _SparkJob
 
     def _start(self, task: _SupervisorTask, stack: ExitStack) -> None:
         stack.enter_context(small_batches(self._spark))
-        self._call = _SparkJob(self._spark, self._frame, task, tag=f"kindler-{self._job.run_id}")
+        tag = f"kindler-{self._job.run_id}"
+        self._call = _SparkJob(self._spark, self._frame, task, tag=tag, barrier=self._job.together)
         self._call.start()
+        _running.add(self)
 
     def _columns(self) -> tuple[tuple[str, Columns], ...]:
         return tuple((feed.name, feed.columns) for feed in self._feeds)
+
+    def is_queued(self) -> bool:
+        # Those that are not complete themselves do not count: two of them might wait for each other.
+        return any(other is not self and other.is_complete for other in tuple(_running))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of its ranks have come."""
+        return self._hub is None or not self._hub.missing()
 
     def is_alive(self) -> bool:
         return self._call.is_alive()
 
     def end(self) -> None:
         self._call.end(self._job.settings.stop_timeout_s)
+        _running.discard(self)
 
     def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
         if (error := self._call.error) is not None:
@@ -167,6 +186,7 @@ class _SparkLaunch:
 
     def clean_up(self, *, failed: bool) -> None:
         """Tasks end the fork servers of a run that failed."""
+        _running.discard(self)
 
 
 class _LaunchAtDriver(_SparkLaunch):
@@ -187,6 +207,8 @@ class _LaunchAtDriver(_SparkLaunch):
                 services=job.services,
                 graces=job.graces,
                 crew=job.crew,
+                together=job.together,
+                replaceable=job.replaceable,
                 host=bind,
                 advertised=advertised,
                 cargo=job.buffers if large else (),
@@ -194,11 +216,17 @@ class _LaunchAtDriver(_SparkLaunch):
         )
         lean = replace(job, buffers=()) if large else job
         task = _SupervisorTask(
-            job=lean, feeds=self._columns(), hub=hub.address, cargo=large, detached=self.detached
+            job=lean,
+            feeds=self._columns(),
+            hub=hub.address,
+            cargo=large,
+            detached=self.detached,
+            again=job.settings.max_failures if job.replaceable and never_retries(self._spark) else 0,
         )
         self._start(task, stack)
         # They come to an end when the hub says so: before the stack closes it.
         self._beside = stack.enter_context(BesideRanks(job, hub.address, far=True))
+        self._hub = hub
         return hub
 
     def outcomes(self, hub: Hub | None) -> list[Outcome]:
@@ -212,13 +240,9 @@ class _DetachedLaunch(_LaunchAtDriver):
     """The Spark job only starts the supervisors, which then run in processes of their own."""
 
     detached = True
-    _hub: Hub
-
-    def open(self, stack: ExitStack) -> Hub:
-        self._hub = super().open(stack)
-        return self._hub
 
     def is_alive(self) -> bool:
+        assert self._hub is not None
         if self._call.is_alive():
             return True
         started = self._call.error is None and all(o.kind == "detached" for o in self._call.outcomes)
@@ -226,6 +250,7 @@ class _DetachedLaunch(_LaunchAtDriver):
 
     def end(self) -> None:
         super().end()
+        assert self._hub is not None
         self._hub.await_departures(2 * self._job.settings.stop_timeout_s)
 
 
@@ -264,8 +289,11 @@ def _first_line(error: BaseException) -> str:
 class _SparkJob(threading.Thread):
     """The Spark job, waited for on a thread of its own, so that the driver can listen and interrupt."""
 
-    def __init__(self, spark: SparkSession, frame: DataFrame, task: _SupervisorTask, tag: str) -> None:
+    def __init__(
+        self, spark: SparkSession, frame: DataFrame, task: _SupervisorTask, *, tag: str, barrier: bool
+    ) -> None:
         super().__init__(name="kindler-spark-job", daemon=True)
+        self._barrier = barrier
         self._spark = spark
         self._frame = frame
         self._task = task
@@ -276,7 +304,7 @@ class _SparkJob(threading.Thread):
     def run(self) -> None:
         try:
             self._spark.addTag(self._tag)
-            table = self._frame.mapInArrow(self._task, _RESULT, barrier=True).toArrow()
+            table = self._frame.mapInArrow(self._task, _RESULT, barrier=self._barrier).toArrow()
             self.outcomes = _outcomes(table)
         except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
             self.error = exc
@@ -298,7 +326,17 @@ def _outcomes(table: pa.Table) -> list[Outcome]:
 
 @dataclass(frozen=True, kw_only=True)
 class _SupervisorTask:
-    """What runs in a Spark task. Built on the driver, pickled once, closed over nothing."""
+    """What runs in a Spark task. Built on the driver, pickled once, closed over nothing.
+
+    Attributes:
+        job: What the gang does.
+        feeds: The rows that come with the task.
+        hub: Where ranks meet; None is at the first of them.
+        cargo: Whether the job's buffers are to be fetched, rather than in the job.
+        files: Through which large buffers travel.
+        detached: Whether the task ends as soon as its rank runs.
+        again: How often this task itself replaces a worker that dies, where Spark does not run it again.
+    """
 
     job: Job
     feeds: tuple[tuple[str, Columns], ...]
@@ -306,9 +344,11 @@ class _SupervisorTask:
     cargo: bool = False
     files: BufferFiles | None = None
     detached: bool = False
+    again: int = 0
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = BarrierTaskContext.get()
+        context = BarrierTaskContext.get() if self.job.together else TaskContext.get()
+        assert context is not None
         for outcome in self._supervise(context, batches):
             for part, payload in enumerate(pack(outcome)):
                 yield pa.RecordBatch.from_arrays(
@@ -330,12 +370,14 @@ class _SupervisorTask:
                 self._meeting(context, rank) as (hub, watcher),
                 self._beside_first(rank, owner, hub) as beside,
             ):
-                outcome = self._work(rank, owner, hub, batches)
+                outcome = self._work(rank, owner, hub, batches, attempt=context.attemptNumber())
                 if watcher is not None:
                     watcher.join()  # the ranks beside serve until the last of the others is done
             outcome = watcher.verdict(outcome) if watcher is not None else outcome
         except Aborted:
             outcome = Outcome(rank, "aborted")
+        except _WorkerIsLost:
+            raise  # the run goes on: Spark starts the task again, here or elsewhere
         except Exception as exc:  # noqa: BLE001 - the edge of the task: it becomes an outcome
             outcome = Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
         if outcome.kind not in ("result", "left"):  # the others of a run that goes on still need it
@@ -371,19 +413,39 @@ class _SupervisorTask:
             return Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
         return Outcome(rank, "detached")
 
-    def _work(self, rank: int, owner: int, hub: Address, batches: Iterator[pa.RecordBatch]) -> Outcome:
+    def _work(
+        self, rank: int, owner: int, hub: Address, batches: Iterator[pa.RecordBatch], *, attempt: int
+    ) -> Outcome:
         job = self.job if self.files is None else self.files.received(self.job)
         job = _with_gpus(job, rank)
-        far = self.hub is not None
-        with Supervisor(
-            job, rank, hub=hub, owner=owner, base=_local_folder(rank), far=far, cargo=self.cargo
-        ) as supervisor:
-            supervisor.start()
-            try:
-                _spool(supervisor, self.feeds, batches, rank=rank, size=self.job.crew)
-            except KindlerError as exc:
-                return supervisor.failed(exc)
-            return supervisor.run()
+        far, base = self.hub is not None, _local_folder(rank)
+        with ExitStack() as stack:
+            rows: Path | None = None  # where they lie between a worker that died and the next one
+            left = self.again
+            while True:
+                with Supervisor(
+                    job, rank, hub=hub, owner=owner, base=base, far=far, cargo=self.cargo, attempt=attempt
+                ) as supervisor:
+                    supervisor.start()
+                    try:
+                        if rows is None:
+                            _spool(supervisor, self.feeds, batches, rank=rank, size=self.job.crew)
+                        else:
+                            self._move_rows(rows, supervisor.scratch)
+                    except KindlerError as exc:
+                        return supervisor.failed(exc)
+                    outcome = supervisor.run()
+                    if not job.replaceable or (outcome.kind != "lost" and not supervisor.dismissed):
+                        return outcome
+                    if not left:
+                        raise _WorkerIsLost(outcome.fields.get("reason", "the driver heard nothing of it"))
+                    rows = rows or stack.enter_context(Folder(f"kindler-{job.run_id}-rows-", base))
+                    self._move_rows(supervisor.scratch, rows)
+                    left -= 1
+
+    def _move_rows(self, source: Path, target: Path) -> None:
+        for name, _ in self.feeds:
+            (source / name).rename(target / name)
 
     @contextmanager
     def _meeting(self, context: Any, rank: int) -> Iterator[tuple[Address, _RankZeroWatcher | None]]:
@@ -408,6 +470,10 @@ class _SupervisorTask:
             host, port = json.loads(addresses[0])
             with _RankZeroWatcher(opened, self.job) if opened else nullcontext() as watcher:
                 yield (host, port), watcher
+
+
+class _WorkerIsLost(Exception):
+    """The worker of a task has died, and Spark is to start the task again."""
 
 
 class _RankZeroWatcher(threading.Thread):
@@ -485,7 +551,8 @@ def _check_lanes(lanes: Any, rank: int, size: int) -> None:
 
 def _with_gpus(job: Job, rank: int) -> Job:
     """The job, where `rank` has in its environment the GPUs that Spark gave to this task, if any."""
-    context = BarrierTaskContext.get()
+    context = TaskContext.get()
+    assert context is not None
     given = [a for kind, part in context.resources().items() if "gpu" in kind for a in part.addresses]
     if not given:
         return job

@@ -14,9 +14,17 @@ from kindler.config import RunSettings
 from kindler.errors import ConfigError, StartTimeoutError
 from kindler.spark.session import is_connect
 
-__all__ = ["cores_per_host", "least_cores", "remaining_workers", "resolve_workers", "slots"]
+__all__ = [
+    "cores_per_host",
+    "least_cores",
+    "never_retries",
+    "remaining_workers",
+    "resolve_workers",
+    "slots",
+]
 
 _LOOK_AGAIN_S = 0.25
+_NO_LIMIT = 2**31 - 1
 
 
 def slots(spark: SparkSession) -> int:
@@ -24,14 +32,24 @@ def slots(spark: SparkSession) -> int:
     return _connect_slots(spark) if is_connect(spark) else _classic_slots(spark)
 
 
-def resolve_workers(spark: SparkSession, workers: int | None, settings: RunSettings) -> int:
+def resolve_workers(
+    spark: SparkSession, workers: int | None, settings: RunSettings, *, together: bool = True
+) -> int:
     """The number of workers to start: as asked, or as many as there are slots.
 
     Executors may still be starting, so this waits for them.
 
+    Args:
+        spark: The session.
+        workers: How many were asked for; None is all.
+        settings: How long to wait.
+        together: Whether all must run at once; otherwise Spark may start executors for them as it goes.
+
     Raises:
         ConfigError: There are fewer slots than workers, or the application's size is not fixed.
     """
+    if not together and _is_dynamic(spark):
+        return _elastic_workers(spark, workers)
     _refuse_dynamic_allocation(spark)
     deadline = time.monotonic() + settings.start_timeout_s
     pause = _LOOK_AGAIN_S
@@ -44,6 +62,25 @@ def resolve_workers(spark: SparkSession, workers: int | None, settings: RunSetti
             )
         time.sleep(pause)  # executors register when they are up; Spark offers nothing to wait on
     return workers or free
+
+
+def _elastic_workers(spark: SparkSession, workers: int | None) -> int:
+    """The number of workers where Spark starts executors for tasks that wait, up to a limit."""
+    executors = int(_conf(spark, "spark.dynamicAllocation.maxExecutors") or _NO_LIMIT)
+    cores = int(_conf(spark, "spark.executor.cores") or 1)
+    most = executors * max(1, cores // int(_conf(spark, "spark.task.cpus") or 1))
+    if workers is None and executors == _NO_LIMIT:
+        raise ConfigError(
+            "this Spark application has spark.dynamicAllocation.enabled=true and no limit of executors, so"
+            " the number of workers cannot be taken from it.\n"
+            "Hint: pass workers=..., or set spark.dynamicAllocation.maxExecutors."
+        )
+    if workers is not None and workers > most:
+        raise ConfigError(
+            f"workers={workers} but this Spark application can run {most} tasks side by side.\n"
+            f"Hint: ask for at most {most} workers, or raise spark.dynamicAllocation.maxExecutors."
+        )
+    return workers or most
 
 
 def remaining_workers(
@@ -60,6 +97,8 @@ def remaining_workers(
     Raises:
         StartTimeoutError: No executor is left, and none came.
     """
+    if _is_dynamic(spark):
+        return wanted  # executors come when tasks wait for them
     began = time.monotonic()
     longest = max(settings.executor_wait_s, settings.start_timeout_s)
     announced = False
@@ -112,13 +151,24 @@ def _executors(spark: Any) -> list[tuple[str, int]]:
     return [(str(e.hostPort()).rpartition(":")[0], int(e.totalCores())) for e in executors]
 
 
+def never_retries(spark: SparkSession) -> bool:
+    """Whether Spark does not run a failed task again, as on "local[4]"; on "local[4, 2]" it does."""
+    master = _conf(spark, "spark.master") or ""
+    return master.startswith("local") and not master.startswith("local-cluster") and "," not in master
+
+
+def _is_dynamic(spark: SparkSession) -> bool:
+    return (_conf(spark, "spark.dynamicAllocation.enabled") or "false").lower() == "true"
+
+
 def _refuse_dynamic_allocation(spark: SparkSession) -> None:
-    if (_conf(spark, "spark.dynamicAllocation.enabled") or "false").lower() == "true":
+    if _is_dynamic(spark):
         raise ConfigError(
             "this Spark application has spark.dynamicAllocation.enabled=true; workers that train together"
             " must all run at once, which Spark does not promise then (SPARK-24942).\n"
             "Hint: start it with spark.dynamicAllocation.enabled=false and a fixed"
-            " spark.executor.instances, or train with engine='local'."
+            " spark.executor.instances, or train with engine='local', or with sync='rounds' or sync='async',"
+            " whose workers need not all run at once."
         )
 
 

@@ -16,7 +16,7 @@ from kindler.errors import SyncError
 from kindler.sync.flat_buffer import FlatLayout
 from kindler.sync.wait_clock import Waiting
 
-__all__ = ["GatherCollective"]
+__all__ = ["GatherCollective", "MeanAtHub"]
 
 _WEIGHT = struct.Struct("<d")
 
@@ -82,6 +82,29 @@ class GatherCollective:
                 else:
                     total += (view * share).astype(total.dtype, copy=False)
         return totals
+
+
+class MeanAtHub(GatherCollective):
+    """One whose means are made where ranks meet, so that each rank sends its arrays once and gets one answer.
+
+    Another process can take the place of a rank that dies: nothing is exchanged between ranks themselves.
+    """
+
+    def mean(self, arrays: Sequence[Array], weight: float) -> list[Array]:
+        """The mean over ranks, each counting by its weight."""
+        kinds = [np.asarray(array) for array in arrays]
+        with self._waiting:
+            means = self._worker.mean([_wide(array) for array in kinds], weight)
+        return [
+            mean.astype(array.dtype).reshape(array.shape)  # also where it was widened
+            for mean, array in zip(means, kinds, strict=True)
+        ]
+
+
+def _wide(array: Array) -> Array:
+    """Flat, and in float32 where its own type is smaller, or not one of numpy's."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat if flat.dtype.kind in "fc" and flat.dtype.itemsize >= 4 else flat.astype(np.float32)
 
 
 def _packed(layout: FlatLayout, arrays: Sequence[Array]) -> bytes:

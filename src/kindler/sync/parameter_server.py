@@ -216,6 +216,7 @@ class ParameterServer:
     def _pull(self, connection: _Connection) -> None:
         self._await_ready(connection)
         with self._changed:
+            self._outstanding.drop(connection)  # nothing will come of what it has pulled before
             self._pulls.append(connection)
             # In turn: one that has just pushed would be faster than all who wait.
             self._changed.wait_for(

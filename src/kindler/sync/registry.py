@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kindler.registry import Registry, Spec
 from kindler.sync.contract import SyncConfig
 
-__all__ = ["SYNCS", "SyncSpec", "servers_of"]
+__all__ = ["SYNCS", "SyncSpec", "servers_of", "sync_spec"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,19 +18,23 @@ class SyncSpec(Spec):
         server: Whether its workers need parameter servers: ranks of the role "ps" that run beside them.
         divides: Whether it divides the optimizer between workers, which a framework must know how to do.
         cuts: Whether it cuts parameters in parts for that, whatever the optimizer.
+        together: Whether its workers must all run at once and end together.
+        replaceable: Whether a worker that dies is replaced, and the others wait for it.
     """
 
     server: bool = False
     divides: bool = False
     cuts: bool = False
+    together: bool = True
+    replaceable: bool = False
 
 
 SYNCS: Registry[Spec] = Registry(
     "sync",
     [
         SyncSpec(name="allreduce", target="kindler.sync.allreduce:AllReduce"),
-        SyncSpec(name="async", target="kindler.sync.asynchronous:Asynchronous", server=True),
-        SyncSpec(name="rounds", target="kindler.sync.rounds:Rounds"),
+        SyncSpec(name="async", target="kindler.sync.asynchronous:Asynchronous", server=True, together=False),
+        SyncSpec(name="rounds", target="kindler.sync.rounds:Rounds", together=False, replaceable=True),
         SyncSpec(name="fsdp", target="kindler.sync.fsdp:Fsdp", divides=True, cuts=True),
         SyncSpec(name="sharded", target="kindler.sync.sharded:Sharded", divides=True),
     ],
@@ -38,7 +42,12 @@ SYNCS: Registry[Spec] = Registry(
 )
 
 
+def sync_spec(config: SyncConfig) -> SyncSpec:
+    """The row of a sync; what the row of a plug-in does not say is as for syncs that meet at every step."""
+    row = SYNCS.spec(config.name)
+    return row if isinstance(row, SyncSpec) else SyncSpec(name=row.name, target=row.target)
+
+
 def servers_of(config: SyncConfig) -> int:
     """How many parameter servers a run with this sync has beside its workers."""
-    row = SYNCS.spec(config.name)
-    return int(config.options.get("shards", 1)) if isinstance(row, SyncSpec) and row.server else 0
+    return int(config.options.get("shards", 1)) if sync_spec(config).server else 0

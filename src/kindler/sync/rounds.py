@@ -1,7 +1,7 @@
 """Rounds: each worker trains by itself for a while, then all go on from the mean of their weights.
 
-Workers exchange weights seldom, through what all-reduce exchanges gradients with. Each keeps the momentum of
-its own optimizer.
+Workers exchange weights seldom. Each keeps the momentum of its own optimizer. A worker that dies is replaced
+by a new process, which repeats what the dead one had done since the end of the last epoch; the others wait.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kindler.config import RunSettings
 from kindler.errors import ConfigError
 from kindler.sync.allreduce_host import HostGroup
 from kindler.sync.contract import Lockstep, Replica, Worker
+from kindler.sync.gather_collective import MeanAtHub
 
 __all__ = ["Rounds"]
 
@@ -44,7 +45,9 @@ class Rounds(Lockstep):
         self._step = 0
 
     def connect(self, worker: Any) -> Collective:
-        """Shared memory between ranks of one host, a ring between hosts."""
+        """Through the meeting point where ranks can be replaced; otherwise as all-reduce does."""
+        if getattr(worker, "replaceable", False):
+            return MeanAtHub(worker)
         settings = self.settings
         return HostGroup(worker, timeout_s=settings.sync_timeout_s, shared_memory=settings.shared_memory)
 
@@ -61,6 +64,7 @@ class Rounds(Lockstep):
     def begin_epoch(self, replica: Any) -> None:
         """Count the rounds of this epoch."""
         self._rounds = 0
+        self._step = int(getattr(replica, "step", 0))
 
     def step(self, replica: Any, batch: Any) -> None:
         """One step on this rank's rows alone."""

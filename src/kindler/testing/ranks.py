@@ -51,6 +51,7 @@ class GangWorker:
     reports: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     lost: frozenset[int] = frozenset()
     outlives: bool = False
+    replaceable: bool = False
 
     @property
     def leads(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from kindler.errors import ConfigError
 from kindler.train.agreement import to_first
 from kindler.train.checkpoint_dir import Checkpoints
-from kindler.train.checkpoint_file import Header
+from kindler.train.checkpoint_file import Header, pack
 from kindler.train.run_start import Start, Worker
 from kindler.train.task import Task
 from kindler.train.triggers import EveryEpoch, Progress
@@ -130,6 +130,23 @@ class CheckpointWriter:
         self._header = replace(self._header, rows=(*self._header.rows, dict(row)))
         if self.active and (asked or self._trigger(progress)):
             self._save(replica, (), stopped=stopped)
+
+    def epoch_is_over(self, replica: FreezableReplica, *, stopped: str | None = None) -> None:
+        """After all that an epoch ends with: let a process that takes the place of this one go on from here.
+
+        Args:
+            replica: This worker's own replica.
+            stopped: Why a callback ends the run here, or None.
+        """
+        if not self._worker.replaceable:
+            return
+        if self._folder is not None:
+            self._folder.wait()  # the replica freezes into memory that the writer still reads
+        states = callback_states(self._callbacks)
+        header = replace(
+            self._header, epoch=replica.epoch, step=replica.step, callbacks=states, stopped=stopped
+        )
+        self._worker.keep(b"".join(pack(header, replica.freeze()())))
 
     def __enter__(self) -> CheckpointWriter:
         return self

@@ -33,6 +33,7 @@ from kindler.train.run_start import (
     last_step,
     load_local_states,
     open_indexed_batches,
+    taken_over,
 )
 from kindler.train.task import Task
 from kindler.train.triggers import Progress, score_of
@@ -84,6 +85,7 @@ def _fit(
 ) -> tuple[list[dict[str, Any]], bytes]:
     with joined(worker, task, replica, ends_at=last_step(task, start)) as sync:
         sync.share_steps(replica)
+        start = taken_over(worker, replica, task, start, train)
         follower = _Follower(worker, task, replica, train, validation, start, sync)
         with closing(follower):
             follower.follow()
@@ -298,6 +300,7 @@ class _Follower:
         self.rows.append(row)
         if worker.leads:
             worker.report("epoch", row=row, step=replica.step)
+        self._keeper.epoch_is_over(replica, stopped=reason)
         return reason is not None
 
     def _rows_of_epoch(self) -> int:

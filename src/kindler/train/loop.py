@@ -38,6 +38,7 @@ from kindler.train.run_start import (
     last_step,
     load_local_states,
     open_batch_stream,
+    taken_over,
 )
 from kindler.train.task import Task
 from kindler.train.triggers import Progress, score_of
@@ -117,7 +118,7 @@ class _Fit:
         self, worker: Worker, task: Task, replica: Stepper, train: BatchStream, start: Start, sync: Sync
     ) -> None:
         self._worker, self._replica, self._train = worker, replica, train
-        self._start, self._sync = start, sync
+        self._sync = sync
         self._validation = (
             open_batch_stream(worker, task, task.validation, "validation_data", trains=False)
             if task.validation
@@ -125,6 +126,7 @@ class _Fit:
         )
         if self._validation is not None:
             _hold(replica, self._validation)
+        start = self._start = taken_over(worker, replica, task, start, train)
         options = self._options = task.training
         self._steps = options.steps_per_epoch or train.steps
         self._expected = options.steps_per_epoch or train.expected
@@ -273,6 +275,7 @@ class _Fit:
         self._sync.next_epoch(replica, row)
         if self._worker.leads:
             self._worker.report("epoch", row=row, step=replica.step)
+        self._keeper.epoch_is_over(whole, stopped=view.stopping)
         return view.stopping is not None or self._triggered(progress)
 
     def _gather_for_hooks(self) -> None:

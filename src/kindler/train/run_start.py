@@ -41,6 +41,7 @@ __all__ = [
     "open_batch_stream",
     "open_batches",
     "open_indexed_batches",
+    "taken_over",
     "usable",
 ]
 
@@ -57,6 +58,7 @@ class Worker(Protocol):
     scratch: Path
     lost: frozenset[int]
     outlives: bool
+    replaceable: bool
 
     @property
     def leads(self) -> bool: ...
@@ -65,6 +67,8 @@ class Worker(Protocol):
     def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
     def total(self, numbers: Sequence[int]) -> list[int]: ...
     def barrier(self) -> None: ...
+    def opened(self) -> bytes: ...
+    def keep(self, data: bytes) -> None: ...
     def report(self, kind: str, **fields: Any) -> None: ...
     def tick(self) -> None: ...
 
@@ -343,6 +347,17 @@ def begin(
         stopped=header.stopped,
         callbacks=header.callbacks,
     )
+
+
+def taken_over(worker: Worker, replica: Loads, task: Task, start: Start, data: DataInfo) -> Start:
+    """Where this process goes on: at `start`, or where one had come to whose place it takes.
+
+    All workers call it after they have joined each other and opened their data, and before the first epoch.
+    """
+    kept = worker.opened() if worker.replaceable else b""
+    if not kept:
+        return start
+    return begin(replica, task, [b"", kept], rank=worker.rank, counts=data.counts, marks=data.marks)
 
 
 def last_step(task: Task, start: Start) -> int | None:

@@ -29,15 +29,15 @@ Array = np.ndarray[Any, Any]
 
 
 def tensorflow_get_weights(vs: Sequence[Any] | None = None) -> list[Array]:
-    """The values of variables in the default session; by default of all trainable ones."""
-    variables = list(tf.trainable_variables() if vs is None else vs)
+    """The values of variables in the default session; without any, of all trainable ones."""
+    variables = list(vs or tf.trainable_variables())
     values: list[Array] = _session().run(variables)
     return values
 
 
 def tensorflow_set_weights(weights: Sequence[Array], vs: Sequence[Any] | None = None) -> None:
     """Give variables of the default session these values. The graph does not grow by it."""
-    variables = list(tf.trainable_variables() if vs is None else vs)
+    variables = list(vs or tf.trainable_variables())
     if len(variables) != len(weights):
         raise ConfigError(f"received {len(weights)} weights for {len(variables)} variables.")
     for variable, value in zip(variables, weights, strict=True):

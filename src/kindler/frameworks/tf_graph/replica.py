@@ -83,8 +83,9 @@ class GraphReplica(BaseReplica):
 
     @classmethod
     def make_spec(cls, **options: Any) -> GraphSpec:
-        """A spec of the arguments of `Estimator.from_graph`."""
-        return make_spec(**options)
+        """A spec of the arguments of `Estimator.from_graph`; or `spec`, one that was made already."""
+        made: GraphSpec | None = options.pop("spec", None)
+        return make_spec(**options) if made is None else made
 
     @classmethod
     def loads(cls, data: bytes) -> GraphSpec:
@@ -373,6 +374,11 @@ class GraphReplica(BaseReplica):
     def trained_model(self) -> Any:
         """The session, whose graph is `sess.graph`."""
         return self.sess
+
+    def stored_model(self) -> GraphSpec:
+        """The graph and its session, with what is fed and fetched."""
+        spec: GraphSpec = self.spec
+        return spec
 
     def save(self, path: str) -> None:
         """Write a SavedModel; its folder `variables` is a checkpoint that `tf.train.Saver` restores, too."""

@@ -1,0 +1,184 @@
+"""Gangs in which another process takes the place of a rank that died: all ends as if it had not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kindler.config import RunSettings
+from kindler.engine import local
+from kindler.engine.channel import Channel, connect
+from kindler.engine.gather import Gathering, read_arrays, unpack_parts, weighted_arrays
+from kindler.engine.hub import Hub
+from kindler.engine.job import Job, equal_ranks
+from kindler.engine.transcript import Transcript
+from kindler.engine.worker import Worker
+from kindler.errors import ConfigError, WorkerLost
+from tests.unit.engine.test_going_on import parsed
+
+TURNS, KEPT = 6, 3
+SECRET = b"s" * 32
+
+
+def trains(worker: Worker, folder: bytes, deaths: bytes) -> list[bytes]:
+    """Adds up means; `deaths` are "rank:turn", each of which happens once, or again and again after "!"."""
+    places = dict(part.split(":") for part in deaths.decode().split())
+    opened = worker.all_gather(b"opening %d" % worker.rank)
+    kept = worker.opened()
+    turn, value = (0, float(worker.rank)) if not kept else np.frombuffer(kept, np.float64).tolist()
+    for now in range(int(turn), TURNS):
+        dies = places.get(str(worker.rank), "")
+        marker = Path(folder.decode(), f"dead-{worker.rank}")
+        if dies.strip("!") == str(now) and (dies.endswith("!") or not marker.exists()):
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        [mean] = worker.mean([np.full(3, value)], weight=worker.rank + 1)
+        value = value * 0.5 + mean[0] + now
+        if worker.rank == 0:
+            worker.report("turn", number=now)
+        if now == KEPT:
+            worker.keep(np.array([now + 1, value]).tobytes())
+    return [str(value).encode(), b"|".join(opened), str(bool(kept)).encode()]
+
+
+def job(folder: Path, deaths: str, **settings: Any) -> Job:
+    return Job(
+        ranks=equal_ranks(f"{__name__}:trains", 3),
+        buffers=(str(folder).encode(), deaths.encode()),
+        settings=RunSettings(idle_s=0, **settings),
+        together=False,
+        replaceable=True,
+    )
+
+
+def outcome_of(folder: Path, deaths: str) -> tuple[list[tuple[bytes, ...]], list[dict[str, Any]]]:
+    folder.mkdir()
+    heard: list[dict[str, Any]] = []
+    outcomes = local.run(job(folder, deaths), listener=lambda event: heard.append(event.fields))
+    return [outcome.buffers for outcome in outcomes], heard
+
+
+@pytest.mark.usefixtures("no_workers_left")
+def test_a_gang_whose_ranks_were_replaced_ends_as_one_whose_ranks_lived(tmp_path: Path) -> None:
+    undisturbed, _ = outcome_of(tmp_path / "a", "")
+    # One dies before it has kept anything, one afterwards, and the one that reports in between.
+    results, heard = outcome_of(tmp_path / "b", f"0:{KEPT + 2} 1:0 2:{KEPT + 1}")
+
+    assert [result[:2] for result in results] == [result[:2] for result in undisturbed]
+    assert [result[2] for result in results] == [b"True", b"False", b"True"]
+    assert results[0][1] == b"opening 0|opening 1|opening 2"
+    assert [fields["number"] for fields in heard if fields.get("name") == "turn"] == list(range(TURNS))
+    dead = {fields["worker"]: fields["reason"] for fields in heard if fields.get("name") == "replaced"}
+    assert dead.keys() == {0, 1, 2}
+    assert all("SIGKILL" in reason for reason in dead.values())
+
+
+@pytest.mark.usefixtures("no_workers_left")
+def test_a_rank_that_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(WorkerLost, match=r"lost worker 1 .*SIGKILL"):
+        local.run(job(tmp_path, "1:2!", max_failures=1), listener=lambda event: None)
+
+
+def test_ranks_that_run_together_cannot_be_replaced() -> None:
+    with pytest.raises(ConfigError, match="pass together=False, too"):
+        Job(ranks=equal_ranks("a:b", 2), replaceable=True)
+
+
+def test_means_count_by_weight_in_their_own_types() -> None:
+    gathering = Gathering(0, 3)
+    for rank, weight in enumerate([1.0, 3.0, 0.0]):
+        arrays = [np.full(2, np.nan if rank == 2 else rank, np.float32), np.full(1, rank * 2.0)]
+        gathering.bring(rank, weighted_arrays(arrays, weight), "mean")
+
+    [mean] = unpack_parts(*parsed(gathering.answers()[0]).buffers)
+    single, double = read_arrays(mean)
+    assert (single.dtype, single.tolist()) == (np.float32, [0.75, 0.75])
+    assert (double.dtype, double.tolist()) == (np.float64, [1.5])
+
+
+def test_a_transcript_forgets_what_no_process_can_ask_for_and_leaves_no_file() -> None:
+    large = b"x" * (1 << 20)
+    with Transcript(2) as transcript:
+        for turn in range(4):
+            same = [large]
+            transcript.answered(turn, {0: same, 1: same})
+        for rank in (0, 1):
+            assert transcript.opens(rank, 1).data == b""
+        transcript.keep(0, 3, large)
+        assert transcript.answer(1, 0) == large, "the other one may still need it"
+        transcript.keep(1, 2, b"mine")
+
+        assert [turn for turn in range(5) if transcript.answer(turn, 0) is not None] == [0, 2, 3]
+        kept = transcript.opens(0, 1)
+        assert (kept.turn, kept.data) == (3, large)
+        assert transcript._folder is not None
+        folder = transcript._folder.path
+        assert len(list(folder.iterdir())) == 4  # turns 0, 2 and 3, and what rank 0 has kept
+    assert not folder.exists()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub(
+        size=2, secret=SECRET, settings=RunSettings(heartbeat_s=0.05), together=False, replaceable=True
+    ) as hub:
+        yield hub
+
+
+def come(hub: Hub, rank: int, attempt: int = 0) -> Channel:
+    channel = connect(hub.address, SECRET, timeout_s=10)
+    channel.send("hello", rank=rank, host=f"host-{rank}-{attempt}", attempt=attempt)
+    return channel
+
+
+def told(channel: Channel) -> str:
+    return str(channel.receive(10).kind)
+
+
+def test_a_second_task_of_a_rank_waits_until_the_first_is_gone(hub: Hub) -> None:
+    first, other = come(hub, 0), come(hub, 1)
+    assert told(first) == told(other) == "welcome"
+    for channel in (first, other):
+        channel.send("pulse", ticks=0, waiting=False)
+    second = come(hub, 0, attempt=1)
+    with pytest.raises(TimeoutError):
+        second.receive(0.3)
+    first.close()
+    assert told(second) == "welcome"
+    [event] = [event for event in hub.events(10) if event.fields["name"] == "replaced"]
+    assert (event.rank, event.fields["host"]) == (0, "host-0-0")
+    second.close()
+    other.close()
+
+
+def test_a_task_of_a_stage_that_begins_again_takes_the_place_of_one_that_runs(hub: Hub) -> None:
+    first, other = come(hub, 0), come(hub, 1)
+    assert told(first) == told(other) == "welcome"
+    for channel in (first, other):
+        channel.send("pulse", ticks=0, waiting=False)
+    again = come(hub, 0)
+    assert told(first) == "dismiss"
+    assert told(again) == "welcome"
+    first.send("error", types=["builtins:ValueError"], message="late", traceback="", host="a")
+    with pytest.raises(TimeoutError):
+        other.receive(0.3)  # nobody hears what a process says whose place another one has
+    other.close()
+    again.close()
+
+
+def test_a_rank_that_is_done_is_not_needed_again(hub: Hub) -> None:
+    first, other = come(hub, 0), come(hub, 1)
+    assert told(first) == told(other) == "welcome"
+    first.send("done")
+    while not any(event.kind == "done" for event in hub.events(10)):
+        pass
+    late = come(hub, 0, attempt=1)
+    assert told(late) == "abort"
+    for channel in (first, other, late):
+        channel.close()
