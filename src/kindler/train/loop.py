@@ -275,7 +275,7 @@ class _Fit:
         self._sync.next_epoch(replica, row)
         if self._worker.leads:
             self._worker.report("epoch", row=row, step=replica.step)
-        self._keeper.epoch_is_over(whole, stopped=view.stopping)
+        self._keeper.epoch_is_over(replica, stopped=view.stopping)
         return view.stopping is not None or self._triggered(progress)
 
     def _gather_for_hooks(self) -> None:
