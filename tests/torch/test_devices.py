@@ -96,7 +96,8 @@ class MeetsOthers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        assert dist.is_initialized()
+        if not dist.is_initialized():
+            raise LookupError("there is no process group")
         self.inner = nn.Linear(4, 1)
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -123,7 +124,7 @@ def test_a_model_may_call_torch_distributed() -> None:
         )
 
     fit(process_group=True)
-    with pytest.raises(AssertionError):
+    with pytest.raises(LookupError, match="there is no process group"):
         fit()
 
 
