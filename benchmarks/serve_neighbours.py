@@ -50,7 +50,7 @@ def main() -> None:
         others = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert others.stdout is not None
-            others.stdout.readline()  # each of them has been answered once
+            assert others.stdout.readline()  # each of them has been answered once
             noisy, more_wrong = asyncio.run(_asked(port, wanted))
         finally:
             others.terminate()
@@ -164,8 +164,9 @@ def _bombs() -> dict[str, tuple[str, bytes, str, str]]:
     path, infer = "/models/fine/invocations", "/v2/models/fine/infer"
     same = pa.DictionaryArray.from_arrays(pa.array(np.zeros(20_000_000, np.int32)), ["x" * 50])
     empty = pa.FixedSizeBinaryArray.from_buffers(pa.binary(0), 500_000, [None, pa.py_buffer(b"")])
-    views = pa.array(["x" * 100_000] * 5_000).dictionary_encode().dictionary.cast(pa.string_view())
-    views = views.take(pa.array(np.zeros(100_000, np.int64)))
+    view = struct.pack("<i4sii", 100_000, b"xxxx", 0, 0)  # the same bytes, shown again and again
+    shown = [None, pa.py_buffer(view * 20_000), pa.py_buffer(b"x" * 100_000)]
+    views = pa.Array.from_buffers(pa.string_view(), 20_000, shown)
     texts = b"".join(struct.pack("<I", 1) + b"x" for _ in range(100_000))
     tensor = {"name": "x", "shape": [100_000], "datatype": "BYTES"}
     tensor["parameters"] = {"binary_data_size": len(texts)}

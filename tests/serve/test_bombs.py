@@ -325,7 +325,7 @@ def test_texts_of_a_binary_tensor_are_taken_apart_by_another_process(
     head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": len(texts)}}]}).encode()
     headers = {"inference-header-content-length": str(len(head))}
     codec, sent = codec_of("/v2/models/net/infer"), Sent(head + texts, headers, {})
-    with pytest.raises(TooManyTexts):
+    with pytest.raises(TooManyTexts, match="bytes of texts"):
         codec.decode(sent, SIGNATURE, Target("net"))
     before = reading_s(roomy)
     reply = client.post("/v2/models/net/infer", content=head + texts, headers=headers)

@@ -93,20 +93,20 @@ def test_what_is_written_is_read_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "block",
+    ("block", "told"),
     [
-        b"\x80",  # no number
-        b"\xff\xff\xff\xff\xff\xff",  # a number without an end
-        b"\xbe",  # of a table that is empty
-        b"\x00\x05ab",  # a text that ends too early
-        b"\x00\x81\xff\x00",  # a text of nothing but padding that is too long
-        b"\x82\x3f\xe1\x01",  # the size of the table after a field
-        b"\x3f\xe1\x7f",  # a table that is larger than allowed
-        written([("a", "x" * 70_000)]),
+        (b"\x80", "without a number"),
+        (b"\xff\xff\xff\xff\xff\xff", "without an end"),
+        (b"\xbe", "cannot be read"),  # of a table that is empty
+        (b"\x00\x05ab", "ends too early"),
+        (b"\x00\x81\xff\x00", "middle of a word"),  # nothing but padding, and too much of it
+        (b"\x82\x3f\xe1\x01", "not agreed upon"),  # the size of the table after a field
+        (b"\x3f\xe1\x7f", "not agreed upon"),  # a table that is larger than allowed
+        (written([("a", "x" * 70_000)]), "more than 65536 bytes"),
     ],
 )
-def test_a_block_that_is_none_is_refused(block: bytes) -> None:
-    with pytest.raises(FieldError):
+def test_a_block_that_is_none_is_refused(block: bytes, told: str) -> None:
+    with pytest.raises(FieldError, match=told):
         reader().read(block)
 
 

@@ -265,7 +265,7 @@ def from_bytes(
         array = np.frombuffer(content, dtype)
         return _reshaped(array.astype(dtype.newbyteorder("="), copy=False), shape, name)
     if most_texts is not None and len(content) > most_texts:
-        raise TooManyTexts
+        raise TooManyTexts(f"{len(content)} bytes of texts")
     if 4 * math.prod(shape) > len(content):
         raise Problem(400, f"the input {name!r} has too few bytes for its shape {list(shape)}.")
     items: list[bytes] = []
