@@ -26,7 +26,7 @@ if __name__ == "__main__":
     ]
     reached = {}
     for nodes in args.nodes:
-        with cluster.run(resnet_cifar_dist.main_fun, flags, nodes) as running:
+        with cluster.run(resnet_cifar_dist.main_fun, flags, nodes, start_timeout_s=600) as running:
             pass
         reached[nodes] = running.return_values[0]["accuracy"]
     for nodes, accuracy in reached.items():

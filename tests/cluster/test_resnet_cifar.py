@@ -74,6 +74,7 @@ class Shell:
         text = re.sub(r"^\$ ", "", "\n".join([EXPORTS, *blocks]), flags=re.MULTILINE)
         for known, here in self._changes.items():
             text = text.replace(known, here)
+        text = text.replace("kindler submit", "kindler submit --start-timeout 600")  # of a busy machine
         text = re.sub(r"(--train_epochs[= ]1)", rf"\1 {SMALL} --export_dir={self.export}", text)
         return subprocess.Popen(
             ["bash", "-eu", "-c", text],

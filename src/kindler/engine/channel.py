@@ -125,6 +125,9 @@ class Channel:
             raise ChannelClosed(str(exc)) from exc
 
     def _read(self, size: int) -> bytes:
+        return bytes(self._fill(size))
+
+    def _fill(self, size: int) -> bytearray:
         data = bytearray(size)
         view, done = memoryview(data), 0
         while done < size:
@@ -135,7 +138,7 @@ class Channel:
             if not got:
                 raise ChannelClosed("the other end closed the connection")
             done += got
-        return bytes(data)
+        return data
 
 
 def connect(address: Address, secret: bytes, *, timeout_s: float) -> Channel:
