@@ -181,6 +181,6 @@ def test_lenet_learns_mnist_with_two_workers(mnist: Path) -> None:
     test = _mnist(mnist, "t10k", 10_000 if WHOLE else 300)
     config = create_config("adam", {"learning_rate": 0.002})
     est = estimator(workers=2, model=networks.lenet, config=config)
-    est.fit((x, y), epochs=2 if WHOLE else 3, batch_size=128 if WHOLE else 64, verbose=0)
+    est.fit((x, y), epochs=1 if WHOLE else 3, batch_size=128 if WHOLE else 64, verbose=0)
 
     assert est.evaluate(test, verbose=0)["accuracy"] >= (0.97 if WHOLE else 0.88)
