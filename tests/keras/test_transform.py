@@ -10,6 +10,7 @@ from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole
 
 from kindler import Estimator
 from kindler.errors import DataError
+from tests.whole import whole_only
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 
@@ -63,7 +64,7 @@ def trained(creator: Any, data: Any, workers: int, **options: Any) -> Estimator:
 @pytest.mark.parametrize(
     ("creator", "data", "options"),
     [
-        (dense, DATA, {"transform": noisy, "eval_transform": dict}),
+        pytest.param(dense, DATA, {"transform": noisy, "eval_transform": dict}, marks=whole_only),
         (reader, TOKENS, {"pad": "batch", "masks": False, "length_col": "tokens"}),
     ],
 )

@@ -76,17 +76,15 @@ def seen(folder: Path, epoch: int) -> dict[int, list[float]]:
     return {int(row): x for part in parts for row, x in part.items()}
 
 
-@pytest.mark.parametrize("kind", ["row", "batch"])
-def test_each_row_is_augmented_alike_by_one_worker_and_two_and_anew_in_each_epoch(
-    tmp_path: Path, kind: str
-) -> None:
-    @batched
-    def by_batch(columns: dict[str, Any], rngs: Any) -> dict[str, Any]:
-        noise = [rng.normal(scale=0.5, size=exact.WIDTH) for rng in rngs]
-        return {"id": columns["id"], "x": columns["x"] + noise}
+@batched
+def noisy_rows(columns: dict[str, Any], rngs: Any) -> dict[str, Any]:
+    noise = [rng.normal(scale=0.5, size=exact.WIDTH) for rng in rngs]
+    return {"id": columns["id"], "x": columns["x"] + noise}
 
+
+def test_each_row_is_augmented_alike_by_one_worker_and_two_and_anew_in_each_epoch(tmp_path: Path) -> None:
     trained = []
-    for workers in (1, 2):
+    for workers, transform in ((1, noisy), (2, noisy_rows)):
         folder = tmp_path / str(workers)
         folder.mkdir()
         model = Seen()
@@ -95,7 +93,7 @@ def test_each_row_is_augmented_alike_by_one_worker_and_two_and_anew_in_each_epoc
             optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
             loss=nn.CrossEntropyLoss(),
             workers=workers,
-            transform=noisy if kind == "row" else by_batch,
+            transform=transform,
             eval_transform=plain,
         )
         est.fit(DATA, EPOCHS, 20, callbacks=[Filed(folder)], verbose=0, **exact.COLUMNS)
@@ -187,6 +185,8 @@ def test_batches_of_two_workers_are_padded_as_by_hand_and_hold_every_row_once(
     spread = np.mean([np.ptp(LENGTHS[ids]) for ids in steps.values()])
     assert spread < 4 if length_col else spread > 8
 
+    if length_col is None:
+        return
     judged = est.evaluate(TOKENS, batch_size=ROWS, verbose=0)
     scored = est.predict({"id": TOKENS["id"], "tokens": TOKENS["tokens"]}, batch_size=ROWS, verbose=0)[
         "prediction"

@@ -122,8 +122,12 @@ class ColumnOptions:
 
         extra = [] if self.length_col in (None, *features, *labels) else [str(self.length_col)]
         _require(names, extra, "length_col")
+        inputs = tuple(made(name, "feature") for name in features)
+        texts = [column.name for column in inputs if column.ragged]
+        if self.stack_features and self.ragged == "text" and texts:
+            raise ConfigError(f"stack_features=True joins numbers, but {texts[0]!r} is text.")
         return Columns(
-            features=tuple(made(name, "feature") for name in features),
+            features=inputs,
             labels=tuple(made(name, "label") for name in labels),
             # What is made of the columns first is joined afterwards.
             stack_features=bool(self.stack_features) and self.ragged != "all",

@@ -54,6 +54,11 @@ def decode(
     Raises:
         DataError: The bytes are no such image, are cut off or damaged, or have too many pixels.
     """
+    return _decoded(data, mode, max_pixels, formats).copy()
+
+
+def _decoded(data: bytes, mode: str, max_pixels: int, formats: Sequence[str] = _FORMATS) -> Array:
+    """The same, as an array that nobody may write to."""
     image_module = _pillow()
     if not isinstance(data, bytes | bytearray | memoryview | np.bytes_):
         raise DataError(f"is a {type(data).__name__}, where the bytes of an image are expected.")
@@ -71,7 +76,7 @@ def decode(
                     f"is an image of more than 8 bits per channel (mode {image.mode!r}), which uint8 cannot"
                     " hold.\nHint: scale its values to 0-255 first."
                 )
-            pixels = np.array(image if image.mode == mode else image.convert(mode))
+            raw = (image if image.mode == mode else image.convert(mode)).tobytes()
     except DataError:
         raise
     except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as exc:
@@ -82,7 +87,7 @@ def decode(
             f"cannot be read as an image ({' or '.join(formats)}): {str(exc) or type(exc).__name__}; it has"
             f" {len(data):,} bytes and begins with {begins!r}."
         ) from exc
-    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+    return np.frombuffer(raw, np.uint8).reshape(height, width, len(raw) // (height * width))
 
 
 def resize(image: Array, size: Size) -> Array:
@@ -280,7 +285,7 @@ class ImageTransform:
 
     def _pixels(self, data: bytes, rng: np.random.Generator | None) -> Array:
         """One image, decoded, scaled, cut and mirrored."""
-        image = decode(data, mode=self.mode, max_pixels=self.max_pixels)
+        image = _decoded(data, self.mode, self.max_pixels)
         if self.size is not None:
             image = resize(image, self.size)
         drawn = rng if self.augments else None
@@ -296,7 +301,7 @@ class ImageTransform:
         if self.mean is not None or self.std is not None:
             mean, std = 0.0 if self.mean is None else self.mean, 1.0 if self.std is None else self.std
             return _normalised(pixels, mean, std, first=first)
-        return np.ascontiguousarray(np.moveaxis(pixels, -1, -3) if first else pixels)
+        return np.array(np.moveaxis(pixels, -1, -3) if first else pixels, order="C")
 
 
 def _pair(size: Any, name: str = "size") -> tuple[int, int]:

@@ -24,20 +24,22 @@ class RowRandom:
     def __init__(self, seed: int) -> None:
         sequence = np.random.SeedSequence([seed & (2**63 - 1), _ROWS])
         self._key = np.asarray(sequence.generate_state(2, np.uint64), np.uint64)
-        self._bits = np.random.Philox(0)
-        self._generator = np.random.Generator(self._bits)
-
-    def of(self, epoch: int, number: int) -> np.random.Generator:
-        """The generator of this row; what it gave for the row before is another one no longer."""
-        counter = np.array([0, 0, number & (2**64 - 1), epoch], np.uint64)
-        self._bits.state = {
+        self._counter = np.zeros(4, np.uint64)
+        self._state: Any = {
             "bit_generator": "Philox",
-            "state": {"counter": counter, "key": self._key},
+            "state": {"counter": self._counter, "key": self._key},
             "buffer": np.zeros(4, np.uint64),
             "buffer_pos": 4,
             "has_uint32": 0,
             "uinteger": 0,
         }
+        self._bits = np.random.Philox(0)
+        self._generator = np.random.Generator(self._bits)
+
+    def of(self, epoch: int, number: int) -> np.random.Generator:
+        """The generator of this row; what it gave for the row before is another one no longer."""
+        self._counter[2], self._counter[3] = number & (2**64 - 1), epoch
+        self._bits.state = self._state  # which is copied
         return self._generator
 
 

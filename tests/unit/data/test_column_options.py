@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,3 +98,16 @@ def test_types_that_cannot_work_are_refused_before_anything_is_read() -> None:
         ["x"],
         ["y"],
     )
+
+
+def test_text_is_ragged_where_the_model_takes_it_and_cannot_be_stacked() -> None:
+    types = {"text": pa.string(), "tokens": pa.list_(pa.int64()), "x": pa.float32(), "y": pa.int64()}
+    asked = ColumnOptions(feature_cols=["text", "x"], label_cols="y", ragged="text")
+
+    assert [column.ragged for column in asked.plan(types).features] == [True, False]
+    lists = replace(asked, feature_cols=["tokens"])
+    assert not lists.plan(types).features[0].ragged
+    assert replace(lists, ragged="all", length_col="x").plan(types).names == ("tokens", "y", "x")
+    assert not replace(lists, ragged="all", shapes={"tokens": 3}).plan(types).features[0].ragged
+    with pytest.raises(ConfigError, match="'text' is text"):
+        replace(asked, stack_features=True).plan(types)

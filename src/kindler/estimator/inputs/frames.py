@@ -71,8 +71,8 @@ class FrameInput(Input):
         refuse_ambiguous(frame, columns.names)
         predictor = request.predictor(columns, threads=1)
         scan = self._scan(columns, request.options.ingest)
-        # A transform may not take zeros: it is tried on a row of the data.
-        prepares = request.preparation(columns) is not None
+        # A transform may not take zeros: it is tried on a row of the data, unless there is none yet.
+        prepares = request.preparation(columns) is not None and not frame.isStreaming
         sample = (None if prepares else zeros(columns, request.layout, types)) or self._first_row(columns)
         # The driver is not bound by the threads of an executor.
         outputs = next(predictor.with_threads(None).score([inputs(columns, sample)]))
