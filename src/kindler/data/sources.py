@@ -33,6 +33,7 @@ __all__ = [
     "ParquetSource",
     "Source",
     "arrow_source",
+    "columns_in_memory",
     "is_local_data",
     "kind",
     "parquet_source",
@@ -202,7 +203,23 @@ def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Pa
         ConfigError: This is not data, its columns have different lengths, or the options do not fit it.
         DataError: There are no rows, or a value cannot feed a model.
     """
-    asked = options or ColumnOptions()
+    columns, arrays, rows = columns_in_memory(data, options or ColumnOptions())
+    folder = fresh_folder(scratch)
+    try:
+        _write(folder, columns, arrays, rows)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return FolderSource(str(folder), columns)
+
+
+def columns_in_memory(data: Any, asked: ColumnOptions) -> tuple[Columns, dict[str, Any], int]:
+    """The plan for data in memory, its columns as numpy or Arrow has them, and the number of rows.
+
+    Raises:
+        ConfigError: This is not data, its columns have different lengths, or the options do not fit it.
+        DataError: There are no rows.
+    """
     found = named(data).called(asked.features, asked.labels)
     if asked.feature_cols is None:
         asked = replace(asked, feature_cols=found.features)
@@ -218,13 +235,7 @@ def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Pa
     rows = _one_length({name: len(array) for name, array in arrays.items()})
     if not rows:
         raise DataError(f"{kind(data)} has no rows.")
-    folder = fresh_folder(scratch)
-    try:
-        _write(folder, columns, arrays, rows)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return FolderSource(str(folder), columns)
+    return columns, arrays, rows
 
 
 def _write(folder: Path, columns: Columns, arrays: Mapping[str, Any], rows: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 
 from kindler.collective import Array, Collective, Gradients, share_bytes
 from kindler.errors import ConfigError
-from kindler.frameworks.contract import Batch
+from kindler.frameworks.contract import Batch, Scored
 from kindler.frameworks.pickling import travelling
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
@@ -36,6 +36,7 @@ class BaseReplica:
     divisible = False
     model: Any = None
     optimizer: Any = None
+    takes_read_only = False
     mode: str | None = None
     output_names: tuple[str, ...] | None = None
 
@@ -58,6 +59,16 @@ class BaseReplica:
         self._sums: dict[str, float] = {}
         self._rows = 0.0
         seed_own(seed)
+
+    def predict(self, features: tuple[Array, ...]) -> list[Array]:
+        """The outputs for these rows."""
+        raise NotImplementedError
+
+    def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
+        """One batch after the other."""
+        for batch in batches:
+            outputs = self.predict(batch)
+            yield Scored(len(batch[0]), outputs, self.output_names)
 
     @property
     def on_gpu(self) -> bool:

@@ -8,7 +8,8 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kindler.collective import Array, Collective, Gradients
@@ -21,6 +22,7 @@ __all__ = [
     "Feed",
     "Fitter",
     "Keeps",
+    "Scored",
     "Scorer",
     "Stepper",
     "Tallies",
@@ -52,13 +54,30 @@ class Batch(Protocol):
         """Names a row of this rank's by where it stood in the data; None where that is not known."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The outputs of a batch.
+
+    Attributes:
+        rows: How many rows it had.
+        outputs: One array an output, rows first.
+        names: What the model called them; None where they have no names.
+    """
+
+    rows: int
+    outputs: list[Array]
+    names: tuple[str, ...] | None = None
+
+
 class Scorer(Protocol):
     """A model that predicts.
 
     Attributes:
+        takes_read_only: Whether `predict` takes arrays that must not be written to, as they are.
         output_names: What the model called the outputs that it returned last; None where they have no names.
     """
 
+    takes_read_only: bool
     output_names: tuple[str, ...] | None
 
     @classmethod
@@ -95,6 +114,9 @@ class Scorer(Protocol):
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
         """The model's outputs for these rows, one array an output, rows first."""
+
+    def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
+        """What `predict` gives for each of the batches, in their order; a few may be under way at a time."""
 
     def export(self, form: str, path: str, features: Sequence[Array]) -> None:
         """Write the model as "onnx" or "openvino" (an .xml file and a .bin file); its row says if it can.

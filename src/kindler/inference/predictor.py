@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -162,20 +163,20 @@ class Predictor:
                 yield stacked(features, stack=self.stack)
 
     def _scored(self, batches: Iterator[Arrays]) -> Iterator[list[np.ndarray[Any, Any]]]:
-        replica: Scorer | None = None
-        names = None
-        for number, batch in enumerate(batches):
-            # Not before the first batch: what prepared rows are called shows in them.
-            replica = self.replica() if replica is None else replica
-            outputs = replica.predict(batch)
-            self._check(outputs, len(batch[0]))
-            if number and replica.output_names != names:
+        first = next(batches, None)
+        if first is None:
+            return
+        # Not before the first batch: what prepared rows are called shows in them.
+        replica, names = self.replica(), None
+        for number, scored in enumerate(replica.predict_all(chain([first], batches))):
+            self._check(scored.outputs, scored.rows)
+            if number and scored.names != names:
                 raise ConfigError(
                     f"the model's outputs must have the same names in every batch; received"
-                    f" {replica.output_names} after {names}."
+                    f" {scored.names} after {names}."
                 )
-            names = replica.output_names
-            yield outputs if self.finish is None else self.finish(outputs)
+            names = scored.names
+            yield scored.outputs if self.finish is None else self.finish(scored.outputs)
 
     def names(self, outputs: int) -> tuple[str, ...]:
         """The names of the output columns; call it in a process that has scored a batch.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +15,19 @@ from kindler.data import datasets
 from kindler.data.arrays import named
 from kindler.data.batches import inputs
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Array, Column, Columns
+from kindler.data.columns import Array, Column, Columns, conform
 from kindler.data.ragged import Ragged
-from kindler.data.sources import DeliveredSource, FolderSource, arrow_source, is_local_data
+from kindler.data.sources import (
+    DeliveredSource,
+    FolderSource,
+    arrow_source,
+    columns_in_memory,
+    is_local_data,
+)
 from kindler.data.spool import Spool
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
 from kindler.estimator.inputs.samples import few_rows
+from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.outputs import like, refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
 from kindler.temporary import Folder
@@ -56,14 +65,21 @@ class MemoryInput(Input):
 
     def score(self, request: ScoreRequest) -> Any:
         rows, options = self.rows, request.options
-        with Folder("kindler-driver-") as folder:
-            source = arrow_source(rows, options.columns, scratch=folder)
-            spool, columns = Spool.open(source.folder), source.columns
-            arrays = [spool.arrays[column.name] for column in columns.features]
-            predictor = request.predictor(columns)
+        columns, given, count = columns_in_memory(rows, options.columns)
+        predictor = request.predictor(columns)
+        with ExitStack() as stack:
+            parts_of: Callable[[slice], list[Any]]
+            plain = all(isinstance(given[column.name], np.ndarray) for column in columns.features)
+            if plain and options.columns.ragged is None:
+                lent = FRAMEWORKS.load(request.framework).takes_read_only
+                parts_of = partial(_conformed, columns, given, lent=lent)
+            else:
+                folder = stack.enter_context(Folder("kindler-driver-"))
+                spool = Spool.open(arrow_source(rows, options.columns, scratch=folder).folder)
+                parts_of = partial(_spooled, columns, spool)
             chunks = (
-                inputs(columns, [_copied(array, start, start + options.batch_size) for array in arrays])
-                for start in range(0, spool.rows, options.batch_size)
+                inputs(columns, parts_of(slice(start, min(start + options.batch_size, count))))
+                for start in range(0, count, options.batch_size)
             )
             parts = list(predictor.score(chunks))
             outputs = [np.concatenate(column) for column in zip(*parts, strict=True)]
@@ -90,9 +106,19 @@ class DatasetInput(MemoryInput):
         return datasets.with_columns(self.data, rows, {name: to_arrow(out) for name, out in outputs.items()})
 
 
-def _copied(array: Any, start: int, stop: int) -> Any:
-    part = slice(start, stop)
-    return array.take(part) if isinstance(array, Ragged) else np.array(array[part])
+def _conformed(columns: Columns, given: Mapping[str, Array], rows: slice, *, lent: bool) -> list[Array]:
+    """Rows of arrays: copies, since a model may write to them, or views that nobody may write to."""
+    parts = []
+    for column in columns.features:
+        part = conform(given[column.name][rows], column, where=lambda row: rows.start + row).view()
+        part.flags.writeable = False
+        parts.append(part if lent else np.array(part))
+    return parts
+
+
+def _spooled(columns: Columns, spool: Spool, rows: slice) -> list[Any]:
+    arrays = [spool.arrays[column.name] for column in columns.features]
+    return [array.take(rows) if isinstance(array, Ragged) else np.array(array[rows]) for array in arrays]
 
 
 def _shipped(source: FolderSource, name: str, spark: SparkSession) -> Prepared:

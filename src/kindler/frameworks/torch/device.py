@@ -13,11 +13,12 @@ import torch
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Array
 
-__all__ = ["arrays", "has_gpu_build", "held", "preload", "resolve_device", "tensors"]
+__all__ = ["OnTheirWay", "arrays", "has_gpu_build", "held", "preload", "resolve_device", "tensors"]
 
 _MOST_HELD = 3  # a third of the memory that is free, so that the rest is left for training
 _CHUNK_BYTES = 64 << 20
 _SMALL_BYTES = 64 << 10
+_HALF = (torch.bfloat16, torch.float16)
 
 
 def preload() -> None:
@@ -70,13 +71,17 @@ def arrays(outputs: Any) -> list[Array]:
     Raises:
         ConfigError: Something else than tensors is among them.
     """
+    return [_array(output) for output in _flat(outputs)]
+
+
+def _flat(outputs: Any) -> list[torch.Tensor]:
     if isinstance(outputs, Mapping):
         outputs = list(outputs.values())
     several = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     if not all(isinstance(output, torch.Tensor) for output in several):
         kinds = ", ".join(type(output).__name__ for output in several)
         raise ConfigError(f"prediction needs a model whose outputs are tensors; it returned {kinds}.")
-    return [_array(output) for output in several]
+    return several
 
 
 def held(
@@ -182,7 +187,25 @@ def _tensor(array: Any, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+class OnTheirWay:
+    """A model's outputs, which are copied from a GPU."""
+
+    def __init__(self, outputs: Any) -> None:
+        self._here = []
+        with torch.inference_mode():
+            for output in _flat(outputs):
+                wide = output.float() if output.dtype in _HALF else output
+                here = torch.empty(wide.shape, dtype=wide.dtype, pin_memory=True)
+                self._here.append(here.copy_(wide, non_blocking=True))
+        self._copied = torch.cuda.current_stream().record_event()
+
+    def arrived(self) -> list[Array]:
+        """The outputs as arrays of their own."""
+        self._copied.synchronize()
+        return [np.array(here.numpy()) for here in self._here]
+
+
 def _array(output: torch.Tensor) -> Array:
-    if output.dtype in (torch.bfloat16, torch.float16):
+    if output.dtype in _HALF:
         output = output.float()
     return np.asarray(output.cpu().numpy())

@@ -8,7 +8,8 @@ the training loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -20,11 +21,19 @@ import torch
 from kindler.collective import Array, Collective, Gradients, share_bytes
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica, with_config
-from kindler.frameworks.contract import Batch
+from kindler.frameworks.contract import Batch, Scored
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
-from kindler.frameworks.torch.device import arrays, has_gpu_build, held, preload, resolve_device, tensors
+from kindler.frameworks.torch.device import (
+    OnTheirWay,
+    arrays,
+    has_gpu_build,
+    held,
+    preload,
+    resolve_device,
+    tensors,
+)
 from kindler.frameworks.torch.divided import DividedOptimizer, Slices, against_division, division_of
 from kindler.frameworks.torch.export import export, numbered
 from kindler.frameworks.torch.graphs import (
@@ -83,6 +92,8 @@ from kindler.frameworks.torch.state import (
     to_array,
 )
 
+_UNDER_WAY = 2  # batches that are scored while the outputs of one come back
+
 __all__ = ["TorchReplica", "TorchSpec", "check", "dumps", "loads", "preload", "resolve_device"]
 
 
@@ -109,6 +120,7 @@ class TorchReplica(BaseReplica):
 
     fuses = "torch"
     divisible = True
+    takes_read_only = True
 
     def __init__(
         self,
@@ -732,8 +744,28 @@ class TorchReplica(BaseReplica):
         self._modes.evaluate()
         with torch.inference_mode(), self._precision():
             outputs = self._forward(self._tensors(features))
-        self.output_names = tuple(map(str, outputs)) if isinstance(outputs, Mapping) else None
+        self.output_names = _names(outputs)
         return arrays(outputs)
+
+    def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
+        """On a GPU, a batch is copied and computed while the outputs of those before it come back."""
+        if not self.on_gpu:
+            yield from super().predict_all(batches)
+            return
+        waiting: deque[tuple[int, OnTheirWay, tuple[str, ...] | None]] = deque()
+        for batch in batches:
+            self._modes.evaluate()
+            with torch.inference_mode(), self._precision():
+                outputs = self._forward(self._tensors(batch))
+            waiting.append((len(batch[0]), OnTheirWay(outputs), _names(outputs)))
+            if len(waiting) > _UNDER_WAY:
+                yield self._arrived(*waiting.popleft())
+        while waiting:
+            yield self._arrived(*waiting.popleft())
+
+    def _arrived(self, rows: int, outputs: OnTheirWay, names: tuple[str, ...] | None) -> Scored:
+        self.output_names = names
+        return Scored(rows, outputs.arrived(), names)
 
     def export(self, form: str, path: str, features: Sequence[Array]) -> None:
         """Write the model as "onnx" or "openvino"; a few rows of its inputs were predicted before."""
@@ -942,6 +974,10 @@ class TorchReplica(BaseReplica):
 
     def _tensors(self, columns: tuple[Array, ...]) -> tuple[torch.Tensor, ...]:
         return tensors(columns, self.device)
+
+
+def _names(outputs: Any) -> tuple[str, ...] | None:
+    return tuple(map(str, outputs)) if isinstance(outputs, Mapping) else None
 
 
 def _gradient(parameter: torch.nn.Parameter, scale: float) -> Array:
