@@ -176,6 +176,13 @@ def test_what_the_model_does_not_take_is_said(array: Array, complaint: str) -> N
         fit(SIGNATURES[0], {"": array})
 
 
+def test_whole_numbers_that_the_model_cannot_hold_are_refused_and_not_wrapped() -> None:
+    narrow = Signature((TensorSpec("x", "int32", (None, 1)),))
+    assert fit(narrow, {"": np.array([[7]], np.int64)})["x"].dtype == np.int32
+    with pytest.raises(DataError, match=f"is int64 from {2**40} to {2**40}, and the model takes int32"):
+        fit(narrow, {"": np.array([[2**40]], np.int64)})
+
+
 def test_columns_are_found_by_name_where_the_model_has_names() -> None:
     columns = {name: np.array([number]) for number, name in enumerate("cba")}
     assert from_columns(SIGNATURES[0], columns)["x"].tolist() == [[2, 1, 0]]

@@ -216,17 +216,20 @@ def _fitted(array: Array, spec: TensorSpec) -> Array:
     if target.kind == "O":
         return array.astype(object)
     if array.dtype.kind in "OUSV" or not _castable(array, target):
-        raise DataError(f"the input {spec.name!r} is {_kind(array)}, and the model takes {target.name}.")
+        range_ = f" from {array.min()} to {array.max()}" if array.dtype.kind in "iu" and array.size else ""
+        raise DataError(
+            f"the input {spec.name!r} is {_kind(array)}{range_}, and the model takes {target.name}."
+        )
     with np.errstate(over="ignore"):  # beyond the largest float is infinity, as everywhere
         return array.astype(target)
 
 
 def _castable(array: Array, target: np.dtype[Any]) -> bool:
-    if np.can_cast(array.dtype, target, casting="same_kind"):
-        return True
     if array.dtype.kind in "iu" and target.kind in "iu":
         info = np.iinfo(target)
         return not array.size or bool(array.min() >= info.min and array.max() <= info.max)
+    if np.can_cast(array.dtype, target, casting="same_kind"):
+        return True
     return array.dtype.kind == "b" and target.kind in "iuf"
 
 
