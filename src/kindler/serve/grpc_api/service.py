@@ -15,7 +15,7 @@ from kindler.serve.auth import Resource, Wanted, bare_name, bucket_of, check_lim
 from kindler.serve.deadlines import within
 from kindler.serve.grpc_api.calls import Call
 from kindler.serve.grpc_api.messages import HEALTH, INFERENCE, message, methods
-from kindler.serve.grpc_api.tensors import InferMessage, parsed, request_from, response_to
+from kindler.serve.grpc_api.tensors import InferMessage, TooManyFields, parsed, request_from, response_to
 from kindler.serve.http_errors import Problem
 from kindler.serve.predict_app import MOST_TEXTS, PREDICTS, Front
 from kindler.serve.protocols.v2 import TooManyTexts
@@ -38,6 +38,7 @@ _NAME = "grpc"
 _LARGE_BYTES = 1 << 20  # of tensors that are not handled on the event loop
 _SPARE_BYTES = 1 << 20  # of a message around its tensors
 _HERE_BYTES, _THREAD_BYTES = 16 << 10, 1 << 18  # of a message without its raw tensors: where it is read
+_FEW_FIELDS = 256  # of a message that is looked through on the event loop
 _OPEN = Wanted(())
 _MODEL = Wanted(("predict", "read"), filtered=True)
 _ADMIN = Wanted(("admin",), filtered=True)
@@ -282,7 +283,10 @@ class Service:
         return {}
 
     async def _infer(self, asked: _Asked, content: bytes) -> Any:
-        sent = InferMessage(content)
+        try:
+            sent = InferMessage(content, _FEW_FIELDS)
+        except TooManyFields:
+            sent = await asyncio.to_thread(InferMessage, content)
         size = len(sent.rest)
         if size <= _THREAD_BYTES:
             told = await asyncio.to_thread(sent.parsed) if size > _HERE_BYTES else sent.parsed()

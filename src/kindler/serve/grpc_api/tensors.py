@@ -20,11 +20,11 @@ from kindler.serve.http_errors import Problem
 from kindler.serve.protocols.v2 import DTYPES, checked_shape, datatype_of, from_bytes, timeout_of, to_bytes
 from kindler.serve.requests import METHODS, Answer, InferRequest
 
-__all__ = ["InferMessage", "parsed", "request_from", "response_to"]
+__all__ = ["MOST_FIELDS", "InferMessage", "TooManyFields", "parsed", "request_from", "response_to"]
 
 _WIDE = {"i": np.int64, "u": np.uint64}  # what values have before they are made what their datatype says
 _INPUTS, _RAW_INPUTS = 5, 7  # numbers of fields
-_MOST_FIELDS = 10_000  # of a message; each takes some time
+MOST_FIELDS = 10_000  # of a message
 _MOST_LEFT = 1 << 18
 
 _CONTENTS = {
@@ -39,11 +39,16 @@ _CONTENTS = {
 }
 
 
+class TooManyFields(Exception):
+    """A message of so many fields that they are not looked at on the event loop."""
+
+
 class InferMessage:
     """A `ModelInferRequest`.
 
     Args:
         content: Its bytes.
+        most_fields: How many fields are looked at; each takes about a microsecond.
 
     Attributes:
         raw: The raw bytes of its tensors.
@@ -51,12 +56,13 @@ class InferMessage:
 
     Raises:
         Problem: 400: it is no message.
+        TooManyFields: See `most_fields`; never for the default, with which it is no message.
     """
 
     __slots__ = ("_parsed", "raw", "rest")
 
-    def __init__(self, content: bytes) -> None:
-        self.rest, self.raw = _without(content, _RAW_INPUTS)
+    def __init__(self, content: bytes, most_fields: int = MOST_FIELDS) -> None:
+        self.rest, self.raw = _without(content, _RAW_INPUTS, most_fields)
         self._parsed: Any = None
 
     def parsed(self) -> Any:
@@ -81,14 +87,14 @@ class InferMessage:
         return parsed("inference.ModelInferRequest", left)
 
 
-def _without(content: bytes, number: int) -> tuple[bytes, list[memoryview]]:
+def _without(content: bytes, number: int, most: int = MOST_FIELDS) -> tuple[bytes, list[memoryview]]:
     """A message without the fields of a number, and what these hold, which stays where it is."""
     view, kept, taken = memoryview(content), [], []
     after = 0
     try:
         for i, (found, _, start, begin, end) in enumerate(spans(content)):
-            if i >= _MOST_FIELDS:
-                raise Malformed(f"more than {_MOST_FIELDS} fields")
+            if i >= most:
+                raise TooManyFields if most < MOST_FIELDS else Malformed(f"more than {MOST_FIELDS} fields")
             if found == number:
                 kept.append(view[after:start])
                 taken.append(view[begin:end])
