@@ -54,7 +54,8 @@ def decode(
     Raises:
         DataError: The bytes are no such image, are cut off or damaged, or have too many pixels.
     """
-    return np.array(_decoded(data, mode, max_pixels, formats))
+    pixels: Array = _decoded(data, mode, max_pixels, formats).copy()
+    return pixels
 
 
 def _decoded(data: bytes, mode: str, max_pixels: int, formats: Sequence[str] = _FORMATS) -> Array:
