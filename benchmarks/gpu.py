@@ -2,14 +2,18 @@
 
 The MLP 784-256-256-10 with batches of 256 (its kernels are so short that launching them is most of a step),
 and a transformer of 12 layers, 768 wide, in bfloat16 (its kernels keep the GPU busy). AdamW, accuracy counted
-on the device; steps per second of the last epochs. Needs a GPU.
+on the device; steps per second of the last epochs. Keras on torch and on JAX against their own `fit`. Scoring
+an array against a loop with pinned batches. Needs a GPU.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,6 +22,7 @@ from _bench import CLASSES, WIDTH, Report, arguments, rounds
 MLP_BATCH, MLP_STEPS = 256, 300
 SEQUENCE_BATCH, SEQUENCE_STEPS, TOKENS, WORDS = 32, 60, 128, 1_000
 EPOCHS = 4
+SCORED, SCORE_BATCH = 256_000, 4_096
 
 
 def main() -> None:
@@ -44,11 +49,129 @@ def main() -> None:
     hand = measured["MLP by hand"]
     report.ratio("MLP / by hand", measured["MLP"], hand, at_least=0.95)
     report.ratio("MLP, graphs / by hand", measured["MLP, graphs"], hand, at_least=5.0)
-    report.ratio("rows on the GPU / copied", measured["MLP, rows on the GPU"], measured["MLP"])
+    report.ratio("rows on the GPU / copied", measured["MLP, rows on the GPU"], measured["MLP"], at_least=1.2)
     report.ratio(
         "transformer / by hand", measured["transformer"], measured["transformer by hand"], at_least=0.98
     )
+    _keras_report(report, given.repeats)
+    _predict_report(report, given.repeats)
     report.finish(device=_device())
+
+
+def _keras_report(report: Report, repeats: int) -> None:
+    """Keras's own `fit` and Kindler's, in a process of each backend."""
+    for backend in ("torch", "jax"):
+        if not (_installed("keras") and _installed(backend)):
+            continue
+        measured = rounds(
+            {
+                f"Keras on {backend}, {way}": lambda backend=backend, way=way: _keras_process(backend, way)
+                for way in ("model.fit", "kindler")
+            },
+            repeats=repeats,
+            warm_up=False,
+        )
+        plain, ours = measured.values()
+        for name, values in measured.items():
+            report.figure(name, values, "rows/s")
+        report.ratio(f"Keras on {backend}: kindler / model.fit", ours, plain, at_least=1.0)
+
+
+def _keras_process(backend: str, way: str) -> float:
+    code = f"import gpu; print(gpu.keras_rate({way!r}, {backend!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "KERAS_BACKEND": backend, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout.split()[-1])
+
+
+def keras_rate(way: str, backend: str) -> float:
+    """Rows/s of the last epochs of a Keras model, in a process of its own."""
+    import keras
+    import numpy as np
+
+    def create(config: Any) -> Any:
+        layers = [keras.layers.Input((WIDTH,)), *(keras.layers.Dense(256, "relu") for _ in range(2))]
+        model = keras.Sequential([*layers, keras.layers.Dense(CLASSES)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(), loss, metrics=["accuracy"])
+        return model
+
+    x, y = mlp_rows()
+    if way == "kindler":
+        from kindler import Estimator
+
+        estimator = Estimator.from_keras(
+            model_creator=create, keras_backend=backend, workers=1, engine="local", device="cuda"
+        )
+        history = estimator.fit((x, y), epochs=EPOCHS, batch_size=MLP_BATCH, verbose=0)
+        return median(history["rows_per_s"][1:])
+
+    class Clock(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends = [time.perf_counter()]
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.ends.append(time.perf_counter())
+
+    clock = Clock()
+    create({}).fit(x, y, epochs=EPOCHS, batch_size=MLP_BATCH, verbose=0, callbacks=[clock])
+    return len(x) / median(np.diff(clock.ends)[1:])
+
+
+def _predict_report(report: Report, repeats: int) -> None:
+    measured = rounds({"predict by hand": scored_by_hand, "predict": scored}, repeats=repeats, warm_up=False)
+    for name, values in measured.items():
+        report.figure(name, values, "rows/s")
+    report.ratio("predict / by hand", measured["predict"], measured["predict by hand"], at_least=0.9)
+
+
+def score_rows() -> Any:
+    """Rows to score."""
+    import numpy as np
+
+    return np.random.default_rng(0).random((SCORED, WIDTH), dtype=np.float32)
+
+
+def scored() -> float:
+    """Rows/s of `predict` over an array, once the model is loaded."""
+    import torch
+
+    from kindler import Estimator
+
+    x = score_rows()
+    estimator = Estimator.from_torch(model=mlp, loss=torch.nn.CrossEntropyLoss(), workers=1, device="cuda")
+    estimator.predict(x[:SCORE_BATCH], batch_size=SCORE_BATCH)
+    began = time.perf_counter()
+    estimator.predict(x, batch_size=SCORE_BATCH)
+    return SCORED / (time.perf_counter() - began)
+
+
+def scored_by_hand() -> float:
+    """The same of a loop with pinned batches."""
+    import numpy as np
+    import torch
+
+    rows, model, outputs = torch.from_numpy(score_rows()), mlp().cuda().eval(), []
+    with torch.inference_mode():
+        model(rows[:SCORE_BATCH].cuda())
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for start in range(0, SCORED, SCORE_BATCH):
+            batch = rows[start : start + SCORE_BATCH].pin_memory().cuda(non_blocking=True)
+            outputs.append(model(batch).cpu().numpy())
+        np.concatenate(outputs)
+    return SCORED / (time.perf_counter() - began)
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def mlp() -> Any:

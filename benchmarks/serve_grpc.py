@@ -1,18 +1,18 @@
-"""How many requests a second over gRPC, beside the same rows as JSON over HTTP?
+"""How many requests a second over gRPC, beside the same rows as JSON over HTTP, and what do they cost?
 
 One server answers both, one row a request: with a small network of scikit-learn's (784 to 128 to 10), and
-with one whose rows have the size of an image of 96 x 96 x 3. The client is a process of its own: for HTTP on
-plain sockets, for gRPC grpcio's own asynchronous client with a message that was made before.
+with one whose rows have the size of an image of 96 x 96 x 3. The client is a process of its own, on plain
+sockets for both and with a connection for each of its clients, as it shares the machine's cores with the
+server. Beside that: all calls over one connection, as one channel has them, and grpcio's own client. The CPU
+time of the server, with the processes of its models, is counted for each request.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +21,11 @@ from typing import Any
 
 import _bench as bench
 import numpy as np
+import psutil
 
 CLIENTS = (1, 16, 64)
 WIDTHS = {"small": (784, 128), "image": (96 * 96 * 3, 8)}
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
+WAYS = {"HTTP JSON": "", "gRPC": "sockets", "gRPC, one connection": "shared", "grpcio's client": "grpcio"}
 
 
 def main() -> None:
@@ -32,23 +33,33 @@ def main() -> None:
     given = bench.arguments(__doc__ or "", repeats=3)
     seconds = 1.0 if given.quick else 4.0
     report = bench.Report("serve_grpc", "requests a second over gRPC and JSON over HTTP", quick=given.quick)
-    measured: dict[tuple[str, str, int], list[float]] = {}
+    rates: dict[tuple[str, str, int], list[float]] = {}
+    costs: dict[tuple[str, str, int], list[float]] = {}
     with bench.workplace() as folder:
         bodies = stored(folder)
-        with server(folder) as where:
+        with server(folder) as (where, pid):
             for _ in range(given.repeats):
-                for (model, protocol), body in bodies.items():
+                for model in WIDTHS:
                     for clients in CLIENTS:
-                        rate = asked(protocol, model, where[protocol], body, clients, seconds)
-                        measured.setdefault((model, protocol, clients), []).append(rate)
-                        print(f"  {model}, {protocol}, {clients} clients: {rate:.0f}/s", flush=True)
-    for (model, protocol, clients), rates in measured.items():
-        report.figure(f"{model}, {protocol}, {clients} clients", rates, "requests/s")
+                        for way in WAYS:
+                            body = bodies[model, "grpc" if WAYS[way] else "http"]
+                            rate, cost = asked(way, model, where, body, clients, seconds, pid)
+                            rates.setdefault((model, way, clients), []).append(rate)
+                            costs.setdefault((model, way, clients), []).append(cost)
+                            told = f"{rate:.0f}/s, {cost * 1e6:.0f} us of the server's CPU each"
+                            print(f"  {model}, {way}, {clients} clients: {told}", flush=True)
+    for (model, way, clients), found in rates.items():
+        report.figure(f"{model}, {way}, {clients} clients", found, "requests/s")
+        if clients == max(CLIENTS):
+            spent = [cost * 1e6 for cost in costs[model, way, clients]]
+            report.figure(f"{model}, {way}, {clients} clients, the server's CPU", spent, "us/request")
     for model in WIDTHS:
         for clients in CLIENTS:
-            wanted = 1.2 if clients == 64 else None
-            pair = measured[model, "grpc", clients], measured[model, "http", clients]
-            report.ratio(f"{model}: gRPC / HTTP JSON, {clients} clients", *pair, at_least=wanted)
+            wanted = 1.2 if clients == max(CLIENTS) else None
+            for way in list(WAYS)[1:]:
+                pair = rates[model, way, clients], rates[model, "HTTP JSON", clients]
+                least = wanted if way == "gRPC" else None
+                report.ratio(f"{model}: {way} / HTTP JSON, {clients} clients", *pair, at_least=least)
     report.finish()
 
 
@@ -92,8 +103,8 @@ def grpc_body(model: str, row: Any) -> bytes:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[dict[str, str]]:
-    """The addresses of a server."""
+def server(folder: Path) -> Iterator[tuple[dict[str, str], int]]:
+    """The addresses of a server, and the number of its process."""
     command = [sys.executable, "-m", "kindler.cli", "serve", "--store", str(folder / "store"), "--port", "0"]
     process = subprocess.Popen(
         [*command, "--grpc-port", "0", "--log-level", "error"], stdout=subprocess.PIPE, text=True
@@ -101,52 +112,36 @@ def server(folder: Path) -> Iterator[dict[str, str]]:
     assert process.stdout is not None
     try:
         lines = [process.stdout.readline().split()[-1] for _ in range(2)]
-        yield {"http": lines[0].removeprefix("http://"), "grpc": lines[1]}
+        yield {"http": lines[0].removeprefix("http://"), "grpc": lines[1]}, process.pid
     finally:
         process.terminate()
         process.wait(60)
 
 
-def asked(protocol: str, model: str, where: str, body: Path, clients: int, seconds: float) -> float:
-    """Requests a second that were answered."""
-    if protocol == "http":
-        host, _, port = where.partition(":")
-        load = [str(Path(__file__).with_name("_serve_load.py")), host, port, "POST"]
-        load.append(f"/v2/models/{model}/infer")
-        command = [sys.executable, *load, str(body), str(clients), str(seconds)]
+def asked(
+    way: str, model: str, where: dict[str, str], body: Path, clients: int, seconds: float, pid: int
+) -> tuple[float, float]:
+    """Requests a second that were answered, and seconds of the server's CPU for each."""
+    here = Path(__file__).parent
+    host, _, port = where["grpc" if WAYS[way] else "http"].partition(":")
+    rest = [str(body), str(clients), str(seconds)]
+    if WAYS[way]:
+        load = [str(here / "_grpc_load.py"), WAYS[way], host, port, *rest]
     else:
-        command = [sys.executable, __file__, "--client", where, str(body), str(clients), str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+        load = [str(here / "_serve_load.py"), host, port, "POST", f"/v2/models/{model}/infer", *rest]
+    before = cpu_s(pid)
+    done = subprocess.run([sys.executable, *load], capture_output=True, text=True, check=True, env=os.environ)
     found = json.loads(done.stdout)
     assert not found["failures"], found
-    return float(found["rate"])
+    return float(found["rate"]), (cpu_s(pid) - before) / found["asked"]
 
 
-async def client(where: str, body: str, clients: int, seconds: float) -> None:
-    """Ask over gRPC, and print what was measured."""
-    import grpc
-
-    content = Path(body).read_bytes()
-    warm = time.perf_counter() + min(2.0, seconds / 2)
-    end, answered, failures = warm + seconds, 0, 0
-
-    async def one(channel: Any) -> None:
-        nonlocal answered, failures
-        call = channel.unary_unary(METHOD)
-        while time.perf_counter() < end:
-            try:
-                await call(content)
-                answered += time.perf_counter() > warm
-            except grpc.RpcError:
-                failures += 1
-
-    async with grpc.aio.insecure_channel(where) as channel:
-        await asyncio.gather(*(one(channel) for _ in range(clients)))
-    print(json.dumps({"rate": answered / seconds, "failures": failures}))
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process and its descendants have taken."""
+    server = psutil.Process(pid)
+    times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
+    return float(sum(spent.user + spent.system for spent in times))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--client"]:
-        asyncio.run(client(sys.argv[2], sys.argv[3], int(sys.argv[4]), float(sys.argv[5])))
-    else:
-        main()
+    main()

@@ -1,16 +1,19 @@
 """What does a healthy model notice of neighbours that hang, crash and eat memory, and of bombs?
 
 One server with a linear model whose answers are known, and three models that behave badly. 32 clients ask the
-healthy one, first alone, then while others ask the bad ones without a pause and send Parquet, CSV and JSON
-bodies that would become gigabytes. Every answer of the healthy model is compared with what it must be.
+healthy one, first alone, then while another process asks the bad ones without a pause, and sends bodies of
+every format that would become gigabytes or take long to read: Parquet, Arrow, CSV, JSON, binary tensors,
+packed ones, messages of gRPC. Every answer of the healthy model is compared with what it must be.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -22,6 +25,7 @@ from typing import Any
 
 import _bad_models
 import _bench as bench
+import _grpc_load
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,13 +42,19 @@ def main() -> None:
     given = bench.arguments(__doc__ or "", repeats=1)
     wanted = QUICK_ANSWERS if given.quick else ANSWERS
     report = bench.Report("serve_neighbours", "the p99 of a healthy model beside bad ones", quick=given.quick)
-    with bench.workplace() as folder, _server(folder) as (port, process):
-        bodies = [(f"/api/v1/model/{name}/predict", b'{"data": [[1.0]]}', _JSON) for name in BAD]
-        bodies += _bombs()
-        for path in ("/api/v1/model/fine/predict", *(path for path, _, _ in bodies[: len(BAD)])):
-            _load(port, path)
-        quiet, wrong = asyncio.run(_asked(port, min(wanted, QUIET_ANSWERS), []))
-        noisy, more_wrong = asyncio.run(_asked(port, wanted, bodies))
+    with bench.workplace() as folder, _server(folder) as (port, grpc_port, process):
+        for name in ("fine", *BAD):
+            _load(port, f"/api/v1/model/{name}/predict")
+        quiet, wrong = asyncio.run(_asked(port, min(wanted, QUIET_ANSWERS)))
+        command = [sys.executable, __file__, "--neighbours", str(port), str(grpc_port)]
+        others = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert others.stdout is not None
+            others.stdout.readline()  # each of them has been answered once
+            noisy, more_wrong = asyncio.run(_asked(port, wanted))
+        finally:
+            others.terminate()
+            told = others.communicate()[0]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=30) as reply:
             ready = reply.status == 200
         began = time.monotonic()
@@ -59,14 +69,14 @@ def main() -> None:
     report.ratio("SIGTERM to the end / (drain + 2 s)", [ended_s], [DRAIN_S + 2], at_most=1.0)
     report.limit("wrong answers", [wrong + more_wrong], "answers", at_most=0)
     report.limit("/readyz is not 200", [float(not ready)], "times", at_most=0)
-    report.finish()
+    report.finish(neighbours=json.loads(told))
 
 
 _JSON = "application/json"
 
 
-async def _asked(port: int, wanted: int, bodies: list[tuple[str, bytes, str]]) -> tuple[list[float], int]:
-    """Seconds of each answer of the healthy model, and how many were wrong; others send `bodies`."""
+async def _asked(port: int, wanted: int) -> tuple[list[float], int]:
+    """Seconds of each answer of the healthy model, and how many were wrong."""
     random = np.random.default_rng(0)
     rows = [random.normal(size=3).round(4) for _ in range(256)]
     seconds: list[float] = []
@@ -90,28 +100,55 @@ async def _asked(port: int, wanted: int, bodies: list[tuple[str, bytes, str]]) -
             wrong += not right
         writer.close()
 
-    async def bad(path: str, body: bytes, kind: str) -> None:
-        while True:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            try:
-                writer.write(_request(path, body, kind))
-                await _reply(reader)
-            except (OSError, asyncio.IncompleteReadError):
-                pass
-            finally:
-                writer.close()
-
-    others = [asyncio.create_task(bad(*body)) for body in bodies for _ in range(BAD_CLIENTS)]
     await asyncio.gather(*(client(i) for i in range(CLIENTS)))
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
     return seconds, wrong
 
 
-def _request(path: str, body: bytes, kind: str = _JSON) -> bytes:
-    method = "POST" if path.endswith("invocations") else "PUT"
+async def _neighbours(port: int, grpc_port: int) -> None:
+    """Ask what is bad until stopped; prints a line when everything was asked, and counts at the end."""
+    counts: dict[str, list[int]] = {}
+    asks = [(name, (f"/api/v1/model/{name}/predict", b'{"data": [[1.0]]}', _JSON, "")) for name in BAD]
+    asks += list(_bombs().items())
+
+    async def over_http(name: str, path: str, body: bytes, kind: str, header: str) -> None:
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(_request(path, body, kind, header))
+                status, _ = await _reply(reader)
+                counts.setdefault(name, []).append(status)
+                writer.close()
+            except (OSError, asyncio.IncompleteReadError):
+                counts.setdefault(name, []).append(0)
+
+    async def over_grpc(name: str, message: bytes, encoding: str) -> None:
+        while True:
+            connection = _grpc_load.Connection("127.0.0.1", grpc_port, message, encoding)
+            await connection.open()
+            fine = await connection.ask()
+            counts.setdefault(name, []).append(200 if fine else 400)
+            connection.close()
+
+    tasks = [over_http(name, *ask) for name, ask in asks for _ in range(BAD_CLIENTS)]
+    tasks += [over_grpc(name, *bomb) for name, bomb in _messages().items() for _ in range(BAD_CLIENTS)]
+    running = [asyncio.create_task(task) for task in tasks]
+    over = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
+    expected = len(asks) - 1 + len(_messages())  # a call that hangs is answered late
+    while len(counts) < expected and not over.is_set():
+        await asyncio.sleep(0.1)
+    print("all were asked", flush=True)
+    await over.wait()
+    for one in running:
+        one.cancel()
+    shown = {name: {s: statuses.count(s) for s in sorted(set(statuses))} for name, statuses in counts.items()}
+    print(json.dumps(shown), flush=True)
+
+
+def _request(path: str, body: bytes, kind: str = _JSON, header: str = "") -> bytes:
+    method = "GET" if not body else "POST" if path.endswith(("invocations", "infer")) else "PUT"
     head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {kind}\r\n"
+    head += f"{header}\r\n" if header else ""
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -121,22 +158,67 @@ async def _reply(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     return int(head.split(None, 2)[1]), await reader.readexactly(length)
 
 
-def _bombs() -> list[tuple[str, bytes, str]]:
-    sink = io.BytesIO()
+def _bombs() -> dict[str, tuple[str, bytes, str, str]]:
+    """Path, body, content type and another header of each."""
+    parquet, arrow = "application/vnd.apache.parquet", "application/vnd.apache.arrow.stream"
+    path, infer = "/models/fine/invocations", "/v2/models/fine/infer"
     same = pa.DictionaryArray.from_arrays(pa.array(np.zeros(20_000_000, np.int32)), ["x" * 50])
-    pq.write_table(pa.table({"a": same}), sink, compression="zstd")
+    empty = pa.FixedSizeBinaryArray.from_buffers(pa.binary(0), 500_000, [None, pa.py_buffer(b"")])
+    views = pa.array(["x" * 100_000] * 5_000).dictionary_encode().dictionary.cast(pa.string_view())
+    views = views.take(pa.array(np.zeros(100_000, np.int64)))
+    texts = b"".join(struct.pack("<I", 1) + b"x" for _ in range(100_000))
+    tensor = {"name": "x", "shape": [100_000], "datatype": "BYTES"}
+    tensor["parameters"] = {"binary_data_size": len(texts)}
+    told = json.dumps({"inputs": [tensor]}).encode()
+    length = f"inference-header-content-length: {len(told)}"
     wide = ",".join(f"c{i}" for i in range(120_000)).encode() + b"\n1\n"
-    deep = b'{"inputs": ' + b"[" * 400_000 + b"]" * 400_000 + b"}"
-    path = "/models/fine/invocations"
-    return [
-        (path, sink.getvalue(), "application/vnd.apache.parquet"),
-        (path, wide, "text/csv"),
-        (path, deep, _JSON),
-    ]
+    return {
+        "Parquet": (path, _parquet({"a": same}), parquet, ""),
+        "Arrow, texts of no bytes": (path, _arrow({f"c{i}": empty for i in range(50)}), arrow, ""),
+        "Arrow, views": (path, _arrow({"a": views}), arrow, ""),
+        "CSV": (path, wide, "text/csv", ""),
+        "JSON, deep": (path, b'{"inputs": ' + b"[" * 400_000 + b"]" * 400_000 + b"}", _JSON, ""),
+        "JSON, packed": (
+            path,
+            gzip.compress(b'{"inputs": [' + b"1," * 25_000_000 + b"1]}"),
+            _JSON,
+            "content-encoding: gzip",
+        ),
+        "tensor, texts": (infer, told + texts, _JSON, length),
+        "pattern": ("/api/v1/models?pattern=" + "*a" * 20, b"", _JSON, ""),
+    }
+
+
+def _messages() -> dict[str, tuple[bytes, str]]:
+    """Messages of gRPC, and how each is compressed."""
+    from kindler.serve.grpc_api.messages import message
+
+    made = message("inference.ModelInferRequest")(model_name="fine")
+    made.inputs.add(name="x", datatype="INT64", shape=[900_000]).contents.int64_contents.extend([1] * 900_000)
+    values = made.SerializeToString()
+    return {
+        "gRPC, values": (values, ""),
+        "gRPC, inputs": (values[:6] + b"\x2a\x00" * 450_000, ""),
+        "gRPC, packed": (gzip.compress(b"\x3a" + b"\x00" * (60 << 20)), "gzip"),
+    }
+
+
+def _parquet(columns: dict[str, Any]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _arrow(columns: dict[str, Any]) -> bytes:
+    sink = pa.BufferOutputStream()
+    table = pa.table(columns)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
 
 
 @contextmanager
-def _server(folder: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+def _server(folder: Path) -> Iterator[tuple[int, int, subprocess.Popen[str]]]:
     from sklearn.linear_model import LinearRegression
 
     from kindler import Omega
@@ -151,11 +233,15 @@ def _server(folder: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     limits = ["--timeout-s", str(TIMEOUT_S), "--drain-s", str(DRAIN_S), "--model-memory-bytes", str(1 << 30)]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, *limits, "--trusted"], stdout=subprocess.PIPE, stderr=log, text=True
+            [*command, *limits, "--trusted", "--grpc-port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
         )
     try:
         assert process.stdout is not None
-        yield int(process.stdout.readline().rpartition(":")[2]), process
+        port, grpc_port = (int(process.stdout.readline().rpartition(":")[2]) for _ in range(2))
+        yield port, grpc_port, process
     finally:
         if process.poll() is None:
             process.kill()
@@ -182,4 +268,7 @@ def _p99(seconds: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--neighbours"]:
+        asyncio.run(_neighbours(int(sys.argv[2]), int(sys.argv[3])))
+    else:
+        main()

@@ -34,6 +34,10 @@ def main() -> None:
                 "kindler, 1 worker": lambda: kindler(path, epochs, workers=1),
                 "DDP, 2 processes": lambda: by_hand(path, epochs, processes=2),
                 "kindler, 2 workers": lambda: kindler(path, epochs, workers=2),
+                "kindler, 2 workers, sharded": lambda: kindler(path, epochs, workers=2, sync="sharded"),
+                "kindler, 2 workers, one copy": lambda: kindler(
+                    path, epochs, workers=2, sync="sharded", one_copy=True
+                ),
                 "kindler, 2 hosts' worth": lambda: kindler(path, epochs, workers=2, shared_memory=False),
             },
             repeats=given.repeats,
@@ -45,12 +49,24 @@ def main() -> None:
     report.ratio("1 worker / torch loop", one, measured["torch loop"], at_least=0.95)
     report.ratio("2 workers / DDP", two, measured["DDP, 2 processes"], at_least=1.3)
     report.ratio("2 workers / 1 worker", two, one, at_least=1.2)
+    sharded = measured["kindler, 2 workers, sharded"]
+    report.ratio("2 workers, sharded / 1 worker", sharded, one, at_least=1.2)
+    one_copy = measured["kindler, 2 workers, one copy"]
+    report.ratio("2 workers, sharded, one copy / 1 worker", one_copy, one, at_least=1.3)
     apart = measured["kindler, 2 hosts' worth"]
     report.ratio("no shared memory / DDP", apart, measured["DDP, 2 processes"], at_least=0.95)
     report.finish(rows=count, epochs=epochs, batch_size=BATCH)
 
 
-def kindler(path: Path, epochs: int, *, workers: int, shared_memory: bool = True) -> float:
+def kindler(
+    path: Path,
+    epochs: int,
+    *,
+    workers: int,
+    shared_memory: bool = True,
+    sync: str = "allreduce",
+    **sync_options: bool,
+) -> float:
     """Steady rows/s of an Estimator on the local engine."""
     import torch
 
@@ -68,7 +84,14 @@ def kindler(path: Path, epochs: int, *, workers: int, shared_memory: bool = True
         settings=RunSettings(threads=1, shared_memory=shared_memory),
     )
     history = estimator.fit(
-        str(path), epochs=epochs, batch_size=BATCH, feature_cols="features", label_cols="label", verbose=0
+        str(path),
+        epochs=epochs,
+        batch_size=BATCH,
+        feature_cols="features",
+        label_cols="label",
+        sync=sync,
+        sync_options=sync_options,
+        verbose=0,
     )
     return median(history["rows_per_s"][1:])
 

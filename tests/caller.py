@@ -42,7 +42,11 @@ def entries(
         "predict_with": lambda: est.predict_with(feature, PredictOptions(batch_size=8)),
         "copy": est.copy,
         "as_stage": lambda: est.as_stage(inputCol="x", labelCol="y"),
-        **{name: partial(getattr, est, name) for name in ("config", "model_dir", "settings", "workers")},
+        **{
+            name: partial(getattr, est, name)
+            for name in ("config", "model_dir", "preparation", "settings", "workers")
+        },
+        "preparer": est.preparer,
         "get_model": est.get_model,
         "from_framework": lambda: Estimator.from_framework(framework, model=est.get_model()),
         "signature": lambda: est.signature,

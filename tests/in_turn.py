@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.warm_daemon import environment
+
 __all__ = ["Printed", "run_in_turn"]
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +23,12 @@ Printed = Callable[[str], str]
 
 
 def run_in_turn(
-    folder: Path, *programs: Sequence[object], paths: Sequence[Path] = (), quiet: bool = True, **environ: str
+    folder: Path,
+    *programs: Sequence[object],
+    paths: Sequence[Path] = (),
+    quiet: bool = True,
+    warm: bool = False,
+    **environ: str,
 ) -> Printed:
     """Run programs, each a path with its arguments, in a process of their own.
 
@@ -30,6 +37,7 @@ def run_in_turn(
         programs: The path of each program and its arguments.
         paths: Where Python looks first.
         quiet: They must not show Spark's insides, or a traceback, where they end well.
+        warm: Spark's Python workers come from `tests/warm_daemon.py`.
         environ: Variables of the process.
 
     Returns:
@@ -42,6 +50,7 @@ def run_in_turn(
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT / "src", ROOT))),
             "TF_CPP_MIN_LOG_LEVEL": "2",
+            **(environment() if warm else {}),
             **environ,
         },
         cwd=folder,

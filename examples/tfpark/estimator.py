@@ -1,7 +1,7 @@
 """TFEstimator: a model function and an input function for train, evaluate and predict."""
 
 import numpy as np
-from mnist import arguments, folder, get_data_rdd, max_epoch, test_arrays
+from mnist import arguments, folder, get_data_rdd, test_arrays
 
 from kindler.compat import tensorflow as tf
 from kindler.compat.zoo import init_nncontext
@@ -44,7 +44,7 @@ def input_fn(mode):
 
 
 estimator = TFEstimator(model_fn, tf.train.AdamOptimizer(), model_dir=f"{folder}/estimator")
-estimator.train(input_fn, steps=max(1, arguments.rows * max_epoch // 320))
+estimator.train(input_fn, steps=arguments.steps)
 evaluation_result = estimator.evaluate(input_fn, ["acc"])
 predictions = estimator.predict(input_fn)
 

@@ -1,7 +1,7 @@
 """KerasModel: train a Keras model over an RDD, save its weights, evaluate and predict."""
 
 import numpy as np
-from mnist import folder, get_data_rdd, max_epoch, test_arrays
+from mnist import BATCH_SIZE, folder, get_data_rdd, max_epoch, test_arrays
 
 from kindler.compat import tensorflow as tf
 from kindler.compat.zoo import init_nncontext
@@ -10,7 +10,10 @@ from kindler.compat.zoo.tfpark import KerasModel, TFDataset
 sc = init_nncontext()
 
 training_dataset = TFDataset.from_rdd(
-    get_data_rdd("train", sc), features=(tf.float32, [28, 28, 1]), labels=(tf.int32, []), batch_size=320
+    get_data_rdd("train", sc),
+    features=(tf.float32, [28, 28, 1]),
+    labels=(tf.int32, []),
+    batch_size=BATCH_SIZE,
 )
 eval_dataset = TFDataset.from_rdd(
     get_data_rdd("validation", sc),

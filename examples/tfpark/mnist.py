@@ -15,10 +15,11 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--data", required=True, help="the folder of train-images-idx3-ubyte.gz and the others")
 parser.add_argument("--rows", type=int, default=60_000, help="rows to train on")
 parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--steps", type=int, default=10_000, help="steps of TFEstimator")
 parser.add_argument("--folder", default="/tmp/tfpark", help="where models are saved")
 arguments = parser.parse_args()
 
-BATCH_SIZE = 320
+BATCH_SIZE = 64
 max_epoch = arguments.epochs
 folder = arguments.folder
 os.makedirs(folder, exist_ok=True)

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kindler.config import RunSettings as RunSettings
+    from kindler.data.preparation import batched as batched
+    from kindler.engine.here import WorkerInfo as WorkerInfo
+    from kindler.engine.here import worker as worker
     from kindler.estimator.estimator import Estimator as Estimator
     from kindler.estimator.model_fn import InputData as InputData
     from kindler.features import MinMaxScaler as MinMaxScaler
@@ -74,7 +77,9 @@ _PUBLIC = {
     "Trigger": "kindler.train.triggers",
     "TriggerAnd": "kindler.train.triggers",
     "TriggerOr": "kindler.train.triggers",
+    "WorkerInfo": "kindler.engine.here",
     "XShards": "kindler.xshards",
+    "batched": "kindler.data.preparation",
     "errors": "kindler",
     "init": "kindler.spark.session",
     "om": "kindler.omega",
@@ -84,6 +89,7 @@ _PUBLIC = {
     "read_parquet": "kindler.readers",
     "read_tfrecord": "kindler.readers",
     "stop": "kindler.spark.session",
+    "worker": "kindler.engine.here",
 }
 
 __all__ = [
@@ -113,8 +119,10 @@ __all__ = [
     "Trigger",
     "TriggerAnd",
     "TriggerOr",
+    "WorkerInfo",
     "XShards",
     "__version__",
+    "batched",
     "errors",
     "init",
     "om",
@@ -124,6 +132,7 @@ __all__ = [
     "read_parquet",
     "read_tfrecord",
     "stop",
+    "worker",
 ]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import kindler
 from tests.warm import _warm, cold
+from tests.warm_daemon import CONF
 
 __all__ = ["_warm", "cold"]
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 def spark() -> Iterator[Any]:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("src", "."))
-    yield kindler.init(master="local[2]", conf={"spark.sql.shuffle.partitions": "2"})
+    yield kindler.init(master="local[2]", conf={"spark.sql.shuffle.partitions": "2", **CONF})
     kindler.stop()
     if before is None:
         del os.environ["PYTHONPATH"]

@@ -139,3 +139,16 @@ def learn_from_stream(args: Any, ctx: Any) -> list[int]:
 def wait_for_nothing(args: Any, ctx: Any) -> None:
     while not ctx.data_feed().should_stop():
         ctx.data_feed().next_batch(1)
+
+
+def evaluate(args: Any, ctx: Any) -> Any:
+    """Workers return at once; the evaluator finishes what it does, unless it is told to go on for ever."""
+    if ctx.role != "evaluator":
+        return ctx.training_ended
+    while not ctx.wait_for_training(5) or args == "for ever":
+        pass
+    return "the last evaluation"
+
+
+def environment(names: list[str]) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in names}

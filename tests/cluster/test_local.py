@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,8 @@ import pyarrow as pa
 import pytest
 
 from kindler import cluster
+from kindler.cluster.blocks import encode_batches, numbered, row_count
+from kindler.cluster.feeder import _Links
 from kindler.cluster.inbox import TRAIN
 from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost
 from tests.cluster import programs
@@ -161,20 +162,46 @@ def test_nodes_in_step_get_as_many_batches_although_one_has_more_rows() -> None:
 
 def test_a_task_that_is_run_again_sends_only_what_had_not_arrived() -> None:
     batches = pa.table({"x": np.arange(5000)}).to_batches(max_chunksize=500)
-
-    def breaking() -> Iterator[pa.RecordBatch]:
-        yield from batches[:6]
-        raise OSError("the executor is gone")
+    blocks = list(numbered(encode_batches(batches)))
 
     with start(programs.add_up, 50) as running:
         feeder = running._feeder("input", TRAIN, None, pass_number=0)
-        with pytest.raises(OSError, match="gone"):
-            feeder.push(breaking(), partition=0)
+        with _Links(feeder, batches[0].schema, partition=0, attempt=0) as links:
+            for block in blocks[:20]:
+                links.put(block)
+            links.finish()
         again = feeder.push(batches, partition=0, attempt=1)
+        assert not feeder.blocks_before(partition=1, attempt=1)
+        feeder.push(batches, partition=1, attempt=0)  # comes late: the next attempt has begun
+        feeder.push(batches, partition=1, attempt=1)
 
-    assert again < 5000
-    assert sum(rows for rows, _, _ in running.return_values) == 5000
-    assert sum(total for _, total, _ in running.return_values) == sum(range(5000))
+    assert again == 5000 - sum(map(row_count, blocks[:20]))
+    assert sum(rows for rows, _, _ in running.return_values) == 10_000
+    assert sum(total for _, total, _ in running.return_values) == 2 * sum(range(5000))
+
+
+def test_an_evaluator_finishes_after_training_has_ended_and_is_stopped_when_it_does_not() -> None:
+    options: dict[str, Any] = {"evaluator": True, "framework": None}
+    with cluster.run(programs.evaluate, None, 2, ps=1, **options) as running:
+        pass
+    with cluster.run(programs.evaluate, "for ever", 1, evaluator_grace_s=0.3, **options) as endless:
+        pass
+
+    assert running.return_values[:2] == [False, False]
+    assert running.return_values[3] == "the last evaluation"
+    assert endless.return_values == [False, None]
+    with pytest.raises(ConfigError, match="evaluator_grace_s=-1"):
+        cluster.run(programs.evaluate, None, 1, evaluator_grace_s=-1)
+
+
+def test_rows_are_divided_evenly_whatever_their_number() -> None:
+    with start(programs.add_up, 7) as running:
+        running.train({"x": np.arange(1000)})
+        running.train(pd.DataFrame({"x": np.arange(37)}))
+    rows = [rows for rows, _, _ in running.return_values]
+
+    assert sum(rows) == 1037
+    assert min(rows) > 0.9 * max(rows) - 16
 
 
 def test_wrong_arguments_are_refused_before_anything_starts() -> None:

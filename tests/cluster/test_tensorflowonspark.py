@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import socket
 from pathlib import Path
@@ -19,7 +20,7 @@ from kindler.errors import ConfigError, DataError
 def squares(args: Any, ctx: Any) -> None:
     import numpy as np
 
-    feed = ctx.get_data_feed(train_mode=False)
+    feed = TFNode.DataFeed(ctx.mgr, False)
     while not feed.should_stop():
         batch = feed.next_batch(batch_size=10)
         if len(batch) > 0:
@@ -75,6 +76,13 @@ def test_ports_are_released_before_the_program_or_by_it(spark: Any) -> None:
     cluster.shutdown()
     assert [value[:2] for value in cluster.cluster.return_values] == [(2, "chief"), (2, "worker")]
 
+    cluster = TFCluster.run(sc, ports, {"held": False}, 2, 0, master_node="master")
+    cluster.shutdown()
+    (workers, role, config), _ = cluster.cluster.return_values
+    assert (workers, role) == (2, "master")
+    assert list(json.loads(config)["cluster"]) == ["master", "worker"]
+    assert json.loads(config)["task"] == {"type": "master", "index": 0}
+
     cluster = TFCluster.run(sc, ports, {"held": True}, 2, 0, release_port=False)
     cluster.shutdown()
     assert [value[:2] for value in cluster.cluster.return_values] == [(2, "worker")] * 2
@@ -85,9 +93,16 @@ def test_ports_are_released_before_the_program_or_by_it(spark: Any) -> None:
 
 
 def test_independent_instances_return_what_they_computed(spark: Any) -> None:
-    ranks = TFParallel.run(spark.sparkContext, lambda args, ctx: (args, ctx.worker_num), "x", 2)
+    def instance(args: Any, ctx: Any) -> tuple[Any, ...]:
+        return args, ctx.worker_num, ctx.num_workers, "TF_CONFIG" in os.environ
 
-    assert ranks == [("x", 0), ("x", 1)]
+    together = TFParallel.run(spark.sparkContext, instance, "x", 2)
+    in_turn = TFParallel.run(spark.sparkContext, instance, "x", 3, use_barrier=False)
+
+    assert together == [("x", 0, 2, False), ("x", 1, 2, False)]
+    assert in_turn == [("x", number, 3, False) for number in range(3)]
+    with pytest.raises(ConfigError, match="workers=3 but"):
+        TFParallel.run(spark.sparkContext, instance, "x", 3)
 
 
 def test_frames_are_saved_and_loaded_with_the_types_of_the_original(spark: Any, tmp_path: Path) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kindler.compat.tensorflowonspark import pipeline
 from kindler.errors import ConfigError
-from tests.whole import WHOLE
+from tests.whole import WHOLE, whole_only
 
 
 def train_line(args: Any, ctx: Any) -> None:
     """Least squares of what is fed, exported as a SavedModel."""
-    import numpy as np
     import tensorflow as tf
 
     feed = ctx.get_data_feed(input_mapping=args.input_mapping)
@@ -33,6 +34,36 @@ def train_line(args: Any, ctx: Any) -> None:
         return {"outputs": tf.matmul(inputs, module.w)}
 
     tf.saved_model.save(module, args.export_dir, signatures={"serving_default": serve})
+
+
+def train_in_step(args: Any, ctx: Any) -> None:
+    """Linear regression under MultiWorkerMirroredStrategy, a row at a time from the feed."""
+    import tensorflow as tf
+    import tf_keras
+
+    from kindler.compat.tensorflowonspark import TFNode, compat
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=[2], name="dense")])
+        model.compile(tf_keras.optimizers.Adam(0.2), "mse")
+    feed = TFNode.DataFeed(ctx.mgr, input_mapping=args.input_mapping)
+
+    def rows() -> Iterator[Any]:
+        while not feed.should_stop():
+            batch = feed.next_batch(1)
+            if not batch["x"]:
+                return
+            yield batch["x"][0], batch["y_"][0]
+
+    kinds = (tf.TensorSpec([2]), tf.TensorSpec([1]))
+    options = tf.data.Options()
+    compat.disable_auto_shard(options)
+    dataset = tf.data.Dataset.from_generator(rows, output_signature=kinds).with_options(options)
+    steps = int(1000 * 0.9 // (args.batch_size * ctx.num_workers))
+    model.fit(dataset.batch(args.batch_size), epochs=args.epochs, steps_per_epoch=steps, verbose=0)
+    compat.export_saved_model(model, args.export_dir, ctx.job_name == "chief")
+    feed.terminate()
 
 
 def test_a_namespace_is_made_of_whatever_has_arguments() -> None:
@@ -70,3 +101,20 @@ def test_an_estimator_trains_on_the_feed_and_its_model_keeps_all_columns(spark: 
     assert scored.columns == ["id", "features", "label", "prediction"]
     for row in scored.collect():
         assert row["prediction"] == pytest.approx([row["label"]], abs=1e-3)
+
+
+@whole_only
+def test_two_nodes_that_train_in_step_learn_the_weights(spark: Any, tmp_path: Path) -> None:
+    features = np.random.default_rng(1234).random((1000, 2))
+    weights = np.array([3.14, 1.618])
+    rows = [(one.tolist(), [float(one @ weights)]) for one in features]
+    train = spark.sparkContext.parallelize(rows, 2).toDF(["col1", "col2"])
+    estimator: Any = pipeline.TFEstimator(train_in_step, {})
+    estimator.setInputMapping({"col1": "x", "col2": "y_"}).setModelDir(str(tmp_path / "model"))
+    estimator.setExportDir(str(tmp_path / "export")).setClusterSize(2).setMasterNode("chief").setNumPS(0)
+    model: Any = estimator.setBatchSize(1).setEpochs(1).fit(train)
+    model.setTagSet("serve").setSignatureDefKey("serving_default")
+    model.setInputMapping({"c1": "dense_input"}).setOutputMapping({"dense": "cout"})
+    test = spark.createDataFrame([([1.0, 1.0], [0.0])], ["c1", "c2"])
+
+    assert model.transform(test).head().cout[0] == pytest.approx(weights.sum(), abs=0.01)

@@ -19,6 +19,7 @@ import pytest
 import kindler
 import kindler.errors
 from tests.docs.pages import blocks, problem
+from tests.warm_daemon import environment
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,7 +49,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """What went wrong on each page; all run in one process a framework, in an empty folder."""
     others = [page for page in RUNNABLE if page not in (*KERAS_PAGES, *GRAPH_PAGES)]
     return (
-        run(sorted(others, key=starts_spark), tmp_path_factory.mktemp("pages"))
+        run(sorted(others, key=starts_spark), tmp_path_factory.mktemp("pages"), **environment())
         | run(KERAS_PAGES, tmp_path_factory.mktemp("keras-pages"), KERAS_BACKEND="tensorflow")
         | run(GRAPH_PAGES, tmp_path_factory.mktemp("graph-pages"))
     )

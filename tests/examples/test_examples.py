@@ -1,4 +1,7 @@
-"""Every file of examples/ runs as a program and does what it says."""
+"""Every file of examples/ runs as a program and does what it says.
+
+Those with Keras do in tests/spark_programs, where other programs start it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ import pytest
 
 from tests.conftest import SHARED
 from tests.in_turn import Printed, run_in_turn
-from tests.whole import whole_only
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -24,10 +26,12 @@ TESTED = {
     "first_steps.py",
     "first_steps_keras.py",
     "keras_digits.py",
+    "keras_text.py",
     "local_arrays.py",
     "lost_worker.py",
     "mnist_spark.py",
     "parquet_to_parquet.py",
+    "png_images.py",
     "quickstart.py",
     "store_and_runtime.py",
 }
@@ -66,6 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_torch(folder: Path) -> Printed:
     """What examples printed that ran one after another; they share PyTorch, Java and a warm process."""
     on_mnist = ("mnist_spark.py", "--data", SHARED / "mnist", "--rows", "2000", "--epochs", "3")
+    on_cifar = ("png_images.py", "--data", SHARED / "cifar10-mini", "--rows", "750", "--epochs", "4")
     programs = [
         ("custom_callback.py",),
         ("lost_worker.py",),
@@ -73,19 +78,9 @@ def on_torch(folder: Path) -> Printed:
         ("quickstart.py", "--plot", "training.png"),
         ("first_steps.py",),
         *([on_mnist] if (SHARED / "mnist").is_dir() else []),
+        *([on_cifar] if (SHARED / "cifar10-mini").is_dir() else []),
     ]
-    return run_in_turn(folder, *[(EXAMPLES / name, *arguments) for name, *arguments in programs])
-
-
-@pytest.fixture(scope="module")
-def on_keras(folder: Path) -> Printed:
-    """The same for examples with Keras on TensorFlow."""
-    programs = [("first_steps_keras.py",), ("keras_digits.py", "--backend", "tensorflow")]
-    return run_in_turn(
-        folder,
-        *[(EXAMPLES / name, *arguments) for name, *arguments in programs],
-        KERAS_BACKEND="tensorflow",
-    )
+    return run_in_turn(folder, *[(EXAMPLES / name, *arguments) for name, *arguments in programs], warm=True)
 
 
 def test_no_example_is_forgotten() -> None:
@@ -111,13 +106,6 @@ def test_first_steps(on_torch: Printed) -> None:
     assert re.search(r"\|label\|\s*prediction\|", printed)
 
 
-def test_first_steps_with_keras(on_keras: Printed) -> None:
-    printed = on_keras("first_steps_keras.py")
-
-    assert number("'accuracy'", printed) > 0.8
-    assert number("'num_samples'", printed) == 1797
-
-
 def test_a_stored_model_answers_in_the_runtime_and_as_the_readme_asks_its_server(tmp_path: Path) -> None:
     assert output_of("store_and_runtime.py", cwd=tmp_path).count("[0 1 2 3 4]") == 2
 
@@ -136,23 +124,17 @@ def test_a_stored_model_answers_in_the_runtime_and_as_the_readme_asks_its_server
 
 
 @pytest.mark.spark
-def test_mnist_learns_from_a_few_images(mnist: Path, on_torch: Printed) -> None:
-    assert number("test accuracy", on_torch("mnist_spark.py")) > 0.6
+@pytest.mark.skipif(not (SHARED / "cifar10-mini").is_dir(), reason="no CIFAR-10 in ../shared/data")
+def test_images_are_learned_from_pngs_in_a_frame(on_torch: Printed) -> None:
+    printed = on_torch("png_images.py")
+
+    assert number("test accuracy", printed) > 0.2
+    assert "scored: ['png', 'prediction'], 5 rows" in printed
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=whole_only)])
-def test_keras_learns_the_digits_and_saves_a_plain_keras_file(
-    tmp_path: Path, folder: Path, backend: str, request: pytest.FixtureRequest
-) -> None:
-    if backend == "tensorflow":
-        tmp_path, printed = folder, request.getfixturevalue("on_keras")("keras_digits.py")
-    else:
-        printed = output_of("keras_digits.py", "--backend", backend, cwd=tmp_path)
-
-    assert number("test accuracy", printed) > 0.93
-    assert "plain Keras predicts the same: True" in printed
-    assert (tmp_path / "keras-digits" / "digits.keras").exists()
+def test_mnist_learns_from_a_few_images(mnist: Path, on_torch: Printed) -> None:
+    assert number("test accuracy", on_torch("mnist_spark.py")) > 0.6
 
 
 def test_a_lost_worker_costs_nothing_of_the_result(on_torch: Printed) -> None:

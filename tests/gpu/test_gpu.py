@@ -92,7 +92,7 @@ def test_workers_compute_on_the_gpu() -> None:
 
 def test_two_workers_share_one_gpu_and_end_with_the_weights_of_two_on_the_cpu() -> None:
     _, expected = trained(device="cpu", workers=2)
-    _, found = trained(device="cuda", workers=2)
+    _, found = trained(device="cuda", workers=2, share_gpus=True)
     _assert_close(found, expected)
 
 
@@ -199,6 +199,135 @@ def _assert_refused(fit: Callable[[], Any], message: str) -> None:
     assert message in said
 
 
+def test_two_workers_that_were_not_told_to_share_are_refused_and_the_default_is_one_for_each_gpu() -> None:
+    import torch
+
+    several = 1 + torch.cuda.device_count()
+    _assert_refused(lambda: trained(device="cuda", workers=several), "workers on one machine, which has")
+    est, _ = trained(workers=None)
+    assert est.history[-1]["num_samples"] == len(X)
+
+
+def test_two_workers_that_share_a_gpu_end_with_the_weights_of_one() -> None:
+    _, one = trained(device="cuda")
+    _, two = trained(device="cuda", workers=2, share_gpus=True)
+    for found, expected in zip(two, one, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision_and_tf32_train() -> None:
+    _, expected = trained(device="cuda")
+    for options in ({"precision": "fp16"}, {"precision": "bf16"}, {"tf32": True}):
+        est, found = trained(device="cuda", **options)
+        assert np.isfinite(est.history["loss"]).all()
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=0.02)
+
+
+def test_a_run_goes_on_from_its_checkpoint_bit_for_bit() -> None:
+    import tempfile
+
+    from kindler import EveryEpoch
+
+    for options in ({}, {"compile": "graphs"}):
+        whole = estimator(device="cuda", **options)
+        whole.fit((X, Y), epochs=4, batch_size=32, verbose=0)
+        with tempfile.TemporaryDirectory() as folder:
+            first = estimator(device="cuda", model_dir=folder, **options)
+            first.fit((X, Y), epochs=2, batch_size=32, checkpoint_trigger=EveryEpoch(), verbose=0)
+            second = estimator(device="cuda", model_dir=folder, **options)
+            second.fit((X, Y), epochs=4, batch_size=32, resume=True, verbose=0)
+        for one, other in zip(
+            second.get_model().state_dict().values(), whole.get_model().state_dict().values(), strict=True
+        ):
+            assert np.array_equal(one.cpu().numpy(), other.cpu().numpy()), options
+
+
+def test_out_of_memory_and_an_index_out_of_range_reach_the_user_with_a_hint_and_the_next_fit_works() -> None:
+    import torch
+    from torch import nn
+
+    from kindler import Estimator
+
+    class Huge(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) + torch.empty(1 << 42, device=x.device)[:1]
+
+    class Far(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) + self.weight[:, :2][(x[:, 0] > -99).long() * 99].detach()
+
+    def fit(model: Any, labels: Any) -> str:
+        est = Estimator.from_torch(
+            model=model, optimizer=torch.optim.SGD, loss=nn.CrossEntropyLoss(), workers=1, device="cuda"
+        )
+        try:
+            est.fit((X, labels), batch_size=32, verbose=0)
+        except Exception as exc:
+            return f"{type(exc).__name__}: {exc}"
+        return ""
+
+    good = (X[:, 0] > 0).astype("int64")
+    said = fit(lambda: Huge(4, 2), good)
+    assert "OutOfMemory" in said, said
+    assert "a smaller batch_size" in said, said
+    said = fit(lambda: Far(4, 2), good)
+    assert "device-side assert" in said, said
+    assert "those of an embedding 0 to num_embeddings - 1" in said, said
+    assert "labels must be from 0 to 1" in fit(lambda: nn.Linear(4, 2), good + 5)
+    assert fit(lambda: nn.Linear(4, 2), good) == ""
+
+
+def test_workers_know_their_device_and_a_model_may_call_torch_distributed() -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    import kindler
+
+    class Asks(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            me = kindler.worker()
+            total = torch.ones(1, device=x.device)
+            dist.all_reduce(total)
+            if (me.device, me.size, total.item()) != ("cuda", dist.get_world_size(), me.size):
+                raise RuntimeError(f"{me}: {total}")
+            return super().forward(x)
+
+    for options in ({"workers": 1}, {"workers": 2, "share_gpus": True}):
+        kindler.Estimator.from_torch(
+            model=lambda: Asks(4, 1),
+            optimizer=torch.optim.SGD,
+            loss=nn.MSELoss(),
+            device="cuda",
+            process_group=True,
+            **options,
+        ).fit((X, Y), batch_size=32, verbose=0)
+
+
+def test_synchronised_batch_norm_on_two_workers_sees_the_rows_of_both() -> None:
+    import torch
+    from torch import nn
+
+    from kindler import Estimator
+
+    def fit(norm: Any, **options: Any) -> list[np.ndarray]:
+        est = Estimator.from_torch(
+            model=lambda: nn.Sequential(nn.Linear(4, 8), norm(8), nn.Linear(8, 1)),
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+            loss=nn.MSELoss(),
+            device="cuda",
+            **options,
+        )
+        est.fit((X, Y), epochs=2, batch_size=32, verbose=0)
+        return [value.cpu().numpy() for value in est.get_model().state_dict().values()]
+
+    one = fit(nn.BatchNorm1d, workers=1)
+    two = fit(nn.SyncBatchNorm, workers=2, share_gpus=True, process_group=True)
+    for found, expected in zip(two, one, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_gpu_that_is_not_there_is_named() -> None:
     from kindler.errors import ConfigError
 
@@ -217,9 +346,20 @@ def test_a_warm_process_of_torch_has_opened_no_device() -> None:
 def test_keras_on_torch_trains_on_the_gpu_and_its_warm_process_has_opened_none() -> None:
     _need("keras")
     _preloaded_without_device("kindler.frameworks.keras.replica:preload", {"KERAS_BACKEND": "torch"})
-    code = """
+    _train_keras("torch", "variable.value.device.type")
+
+
+def test_keras_on_jax_trains_on_the_gpu() -> None:
+    _need("keras")
+    _need("jax")
+    _train_keras("jax", "{'gpu': 'cuda'}.get(*2 * [next(iter(variable.value.devices())).platform])")
+
+
+def _train_keras(backend: str, device: str) -> None:
+    """Train on a CPU and on the GPU, with one worker and with two; `device` says where a variable is."""
+    code = f"""
         import os
-        os.environ["KERAS_BACKEND"] = "torch"
+        os.environ["KERAS_BACKEND"] = {backend!r}
         import keras, numpy as np
         import kindler
 
@@ -229,9 +369,9 @@ def test_keras_on_torch_trains_on_the_gpu_and_its_warm_process_has_opened_none()
                 self.wanted = wanted
 
             def on_train_batch_end(self, batch, logs=None):
-                devices = {variable.value.device.type for variable in self.model.trainable_variables}
-                if devices != {self.wanted}:
-                    raise RuntimeError(f"weights are on {devices}")
+                devices = {{{device} for variable in self.model.trainable_variables}}
+                if devices != {{self.wanted}}:
+                    raise RuntimeError(f"weights are on {{devices}}")
 
         def create(config):
             # A GPU draws other random weights than a CPU does from the same seed.
@@ -242,11 +382,15 @@ def test_keras_on_torch_trains_on_the_gpu_and_its_warm_process_has_opened_none()
 
         x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
         y = x.sum(1, keepdims=True)
-        losses = {}
+        losses = {{}}
         for device, workers in (("cpu", 1), ("auto", 1), ("cpu", 2), ("cuda", 2)):
             wanted = "cpu" if device == "cpu" else "cuda"
             est = kindler.Estimator.from_keras(
-                model_creator=create, keras_backend="torch", device=device, workers=workers
+                model_creator=create,
+                keras_backend={backend!r},
+                device=device,
+                workers=workers,
+                share_gpus=True,
             )
             history = est.fit((x, y), epochs=2, batch_size=16, callbacks=[Look(wanted)], verbose=0)
             losses[device, workers] = history["loss"]

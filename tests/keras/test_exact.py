@@ -9,7 +9,7 @@ import numpy as np
 import problems
 import pytest
 import watchers
-from flavour import one_is_enough
+from flavour import one_is_enough, one_unless_whole, two_unless_whole
 
 from kindler import Estimator, RunSettings
 from kindler.data.column_options import ColumnOptions
@@ -125,6 +125,7 @@ def test_statistics_of_batchnorm_are_those_of_the_rows_of_all_ranks(
     assert variance == pytest.approx(shares @ np.stack(variances) + spread, rel=1e-5)
 
 
+@one_unless_whole  # on each of them two workers end as one process does
 def test_one_and_two_workers_end_with_the_same_weights(flavour: str) -> None:
     data, trained = problems.problem(130), []
     for workers in (1, 2):
@@ -180,6 +181,7 @@ def test_a_mean_over_something_else_than_rows_is_refused_for_several_workers(
         est.fit({"x": tokens, "y": tokens % 3}, verbose=0, **COLUMNS)
 
 
+@two_unless_whole
 def test_frozen_weights_stay_as_they_are_bit_by_bit(
     keras: Any, flavour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +200,7 @@ def test_frozen_weights_stay_as_they_are_bit_by_bit(
     assert not identical(model.layers[2].get_weights()[2:], statistics)
 
 
+@one_unless_whole  # on each of them a run that was cut off ends as a whole one
 def test_a_second_fit_goes_on_as_if_there_had_been_one(flavour: str) -> None:
     between = (
         "batchnorm" if flavour == "tf_keras" else "both"
@@ -215,7 +218,7 @@ def test_a_second_fit_goes_on_as_if_there_had_been_one(flavour: str) -> None:
     assert second["epoch"] == [3, 4]
 
 
-@pytest.mark.parametrize("kind", ["sample_weight_col", "class_weight"])
+@pytest.mark.parametrize("kind", ["sample_weight_col", pytest.param("class_weight", marks=one_unless_whole)])
 def test_weights_of_rows_and_of_classes_are_those_of_one_process(
     keras: Any, flavour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

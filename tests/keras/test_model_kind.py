@@ -42,6 +42,12 @@ class TestKeras(ModelKindContract):
         doubled = keras.layers.Lambda(lambda x: x * 2)
         return keras.Sequential([keras.layers.Input((3,)), doubled])
 
+    @flavour.one_unless_whole
+    def test_a_fresh_process_predicts_the_same(
+        self, stored: Any, tmp_path: Path, rows: Any, expected: Any
+    ) -> None:
+        super().test_a_fresh_process_predicts_the_same(stored, tmp_path, rows, expected)
+
 
 @flavour.one_is_enough
 class TestSavedModel(TestKeras):

@@ -8,7 +8,7 @@ import models
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, one_is_enough
+from flavour import FLAVOUR, one_is_enough, one_unless_whole, two_unless_whole
 
 from kindler import Estimator
 from kindler.errors import ConfigError
@@ -38,6 +38,7 @@ def same(est: Estimator, alone: Any, tolerance: float = 1e-5) -> bool:
     return True
 
 
+@two_unless_whole
 def test_several_inputs_and_outputs_go_by_their_names() -> None:
     data, config = pairs(), {"order": ["b", "a"], "flavour": FLAVOUR}
     est = two_workers(models.two_by_two, config=config)
@@ -71,6 +72,7 @@ def test_several_inputs_and_outputs_go_by_their_places_where_names_differ() -> N
     assert same(est, alone)
 
 
+@two_unless_whole
 def test_a_model_that_is_called_with_a_dict_gets_one() -> None:
     data = pairs()
     est = two_workers(models.by_name, inputs="dict")
@@ -83,7 +85,7 @@ def test_a_model_that_is_called_with_a_dict_gets_one() -> None:
     assert predicted == pytest.approx(np.asarray(again), abs=1e-5)
 
 
-@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("built", [True, pytest.param(False, marks=one_unless_whole)])
 def test_a_subclassed_instance_is_trained_in_place(keras: Any, built: bool) -> None:
     def loss_of_my_own(y: Any, predicted: Any) -> Any:
         return keras.losses.binary_crossentropy(y, predicted) * 3.0

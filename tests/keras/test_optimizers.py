@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole
+from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole, two_unless_whole
 
 from kindler import Estimator
 from kindler.frameworks.keras.files import FormatWarning
@@ -56,7 +56,9 @@ def each(*names: str) -> pytest.MarkDecorator:
     """Every kind of file with Adam, and every optimizer with the first kind; all pairs of them on request."""
     pairs = [
         pytest.param(
-            optimizer, name, marks=one_is_enough if optimizer == "schedule" or name == "m.keras" else ()
+            optimizer,
+            name,
+            marks=one_is_enough if optimizer in ("schedule", "own") or name == "m.keras" else (),
         )
         for optimizer in OPTIMIZERS
         for name in names
@@ -116,6 +118,7 @@ def test_a_model_trains_with_an_optimizer_that_was_assigned_to_it() -> None:
     assert difference(model, steps(alone, 1)) < 1e-6
 
 
+@two_unless_whole
 def test_a_model_that_is_compiled_anew_between_fits_trains_with_its_new_optimizer() -> None:
     def second_compile(model: Any) -> None:
         model.layers[0].trainable = False

@@ -15,6 +15,7 @@ from tests.watched_devices import preload_watched
 BACKEND = "tensorflow" if FLAVOUR == "tf_keras" else FLAVOUR
 
 
+@pytest.mark.skipif(FLAVOUR == "tf_keras", reason="what is imported for Keras on TensorFlow")
 def test_preloading_keras_asks_for_no_device() -> None:
     asked = preload_watched(
         BACKEND,

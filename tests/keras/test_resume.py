@@ -12,6 +12,7 @@ import watchers
 from flavour import FLAVOUR, KERAS, one_is_enough
 
 from kindler import Estimator, History, RunSettings, SeveralIteration
+from tests.whole import whole_only
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 
@@ -122,7 +123,7 @@ def test_one_worker_goes_on_with_a_run_of_two(tmp_path: Path, aborted: Path, who
 
 
 @one_is_enough
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=whole_only), 3])
 def test_another_number_of_workers_goes_on_in_mid_epoch_to_the_same_weights(
     tmp_path: Path, workers: int
 ) -> None:

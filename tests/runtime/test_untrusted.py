@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from runtime_servers import X, Y
 from sklearn.linear_model import LinearRegression
 
-from kindler import Omega
+from kindler import Omega, jail
 from kindler.engine.channel import Frame
-from kindler.errors import ConfigError, UntrustedError
+from kindler.errors import ConfigError, UntrustedError, WorkerLost
+from kindler.runtime.engine import open_engine, without_trust
 from kindler.runtime.executor import Executor
 from kindler.runtime.large_messages import LargeMessages
+from kindler.runtime.local import LocalEngine
 from kindler.runtime.logs import Log
 from kindler.runtime.messages import Task
 from kindler.runtime.worker import _reported
@@ -105,6 +108,48 @@ def test_code_that_calls_sys_exit_fails_its_task_and_not_the_worker(om: Omega, t
     report = _reported(Executor(om.store.url), asked, Log(tmp_path))
     assert report.error is not None
     assert "SystemExit" in str(report.error)
+
+
+@pytest.mark.skipif(jail.lacking() is not None, reason="processes cannot be locked in here")
+def test_models_of_a_worker_that_trusts_nobody_are_called_by_a_process_that_is_locked_in(
+    om: Omega, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSWORD_OF_THE_WORKER", "hush")
+    executor = Executor(om.store.url, trusted=False)
+    report = _reported(executor, task("predict", X.tolist(), trusted=False), Log(tmp_path))
+    assert report.error is None, report.error
+    assert np.allclose(report.result(), LinearRegression().fit(X, Y).predict(X))
+
+    (fork_server,) = [p for p in psutil.Process().children() if p.children()]
+    (model,) = fork_server.children()
+    status = Path(f"/proc/{model.pid}/status").read_text()
+    assert "Seccomp:\t2\n" in status
+    assert "NoNewPrivs:\t1\n" in status
+    assert b"hush" not in Path(f"/proc/{model.pid}/environ").read_bytes()
+    assert executor.loads == 1
+
+    with pytest.raises(ValueError, match="features"):  # what it raises is what it raised
+        executor.run(task("predict", [[1.0] * 7]))
+    assert "features" in str(_reported(executor, task("predict", [[1.0] * 7]), Log(tmp_path)).exception())
+    model.kill()
+    with pytest.raises(WorkerLost, match="locked in, is gone"):
+        executor.run(task("predict", X.tolist()))
+    report = _reported(executor, task("predict", X.tolist()), Log(tmp_path))  # by another one
+    assert report.error is None
+    assert executor.loads == 2
+    fork_server.kill()
+
+
+def test_the_server_trusts_its_own_workers_no_more_than_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KINDLER_BROKER", raising=False)
+    assert without_trust(None) == "local://?trusted=0"
+    assert without_trust("local://?workers=2") == "local://?workers=2&trusted=0"
+    assert without_trust("redis://host/0") == "redis://host/0"
+    engine = open_engine("/nowhere", without_trust("local://?workers=2"))
+    assert isinstance(engine, LocalEngine)
+    assert (engine.workers, engine._trusted) == (2, False)
+    with pytest.raises(ConfigError, match="invalid engine URL"):
+        open_engine("/nowhere", "local://?trusted=yes")
 
 
 def test_a_list_of_more_than_16_mib_arrives(om: Omega) -> None:

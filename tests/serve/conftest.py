@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+import tests.few_examples  # noqa: F401
 from kindler import Omega
 from tests.serve.served import NAMES, Served, X, constant, linear, serving
 

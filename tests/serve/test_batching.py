@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,21 @@ def test_inputs_of_another_shape_or_dtype_never_meet() -> None:
         assert [(r.shape, r.dtype) for r in results] == [(a.shape, a.dtype) for a in others]
 
     assert len(run(scenario).calls) == 3
+
+
+def test_objects_of_other_types_never_meet() -> None:
+    def types(inputs: Arrays, method: str) -> Arrays:
+        return {"y": np.array([[len({type(i) for i in inputs["x"].ravel().tolist()})]] * len(inputs["x"]))}
+
+    async def play() -> None:
+        values = [[b"a"], ["a"], [None], [datetime.date(2026, 1, 1)], ["b"], [b"b"]]
+        with ThreadPoolExecutor(2) as pool:
+            batcher = Batcher(types, executor=pool, settings=ServeSettings(), joins={"predict": True})
+            arrays = [np.array([value], dtype=object) for value in values]
+            tickets = [batcher.submit({"x": a}, "predict", rows=1, timeout_s=30) for a in arrays]
+            assert [(await ticket.future)["y"].tolist() for ticket in tickets] == [[[1]]] * len(values)
+
+    asyncio.run(play())
 
 
 def test_a_poison_row_fails_alone() -> None:

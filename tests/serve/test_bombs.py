@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import numpy as np
@@ -18,19 +21,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kindler import Omega
+from kindler import Omega, jail
 from kindler.errors import ConfigError
+from kindler.models.signature import Signature, TensorSpec
 from kindler.serve.body_readers import where_read
 from kindler.serve.http_errors import Problem
 from kindler.serve.name_patterns import matching
+from kindler.serve.predict_app import codec_of
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.arrow import read_arrow
+from kindler.serve.protocols.v2 import TooManyTexts
 from kindler.serve.protocols.values import as_tensor
+from kindler.serve.requests import Target
 from kindler.store.names import matches
 from tests.serve.served import Served, linear, serving
 from tests.serve.test_hostile import arrow_of
 
 ARROW, PARQUET = "application/vnd.apache.arrow.stream", "application/vnd.apache.parquet"
+SIGNATURE = Signature((TensorSpec("x", "float64", (None, 3)),), ())
 GROWTH = 200 << 20  # bytes; what is tried below would take gigabytes
 
 
@@ -44,7 +52,11 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     texts = pa.array([row.tobytes() for row in wide], pa.binary())
     om.datasets.put(pa.table({"n": pa.array(range(40)), "content": texts}), "large")
     om.close()
-    with serving(folder) as served, httpx.Client(base_url=served.url, timeout=60) as client:
+    with (
+        patch.dict(os.environ, {"PASSWORD_OF_THE_SERVER": "hush"}),
+        serving(folder) as served,
+        httpx.Client(base_url=served.url, timeout=60) as client,
+    ):
         client.put("/api/v1/model/net/predict", json={"data": [[1, 1, 1]]}).raise_for_status()
         client.post("/invocations", content=parquet({"a": [1.0]}), headers={"content-type": PARQUET})
         yield served
@@ -168,6 +180,60 @@ def test_arrow_types_that_repeat_their_bytes_are_refused_by_name(
     assert watch.growth < GROWTH
 
 
+def no_bytes(columns: int, values: int) -> bytes:
+    """Columns of values that take no bytes."""
+    empty = pa.FixedSizeBinaryArray.from_buffers(pa.binary(0), values, [None, pa.py_buffer(b"")])
+    sink = pa.BufferOutputStream()
+    table = pa.table({f"c{i}": empty for i in range(columns)})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def many_batches() -> bytes:
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch({"x": pa.array([1.0])})
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        for _ in range(12_000):
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: no_bytes(1, 1000), "texts of no bytes"),
+        (lambda: no_bytes(200, 100_000), "values in"),
+        (many_batches, "messages"),
+        (lambda: arrow_table({f"c{i}": pa.array([1.0]) for i in range(12_000)}), "columns"),
+    ],
+)
+def test_arrow_is_refused_by_what_it_claims_in_all_columns_together(
+    make: Callable[[], bytes], told: str
+) -> None:
+    with pytest.raises(Problem, match=told):
+        read_arrow(make())
+
+
+def arrow_table(columns: dict[str, Any]) -> bytes:
+    sink = pa.BufferOutputStream()
+    table = pa.table(columns)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def test_too_many_rows_are_refused_before_they_become_what_the_model_takes(
+    roomy: Served, client: httpx.Client
+) -> None:
+    bits = pa.array(np.zeros(60_000_000, bool))
+    body = arrow_table(dict.fromkeys("abc", bits))  # 22 MB, which would be 1.4 GB
+    with Watch(roomy) as watch:
+        reply = client.put("/api/v1/model/net/predict", content=body, headers={"content-type": ARROW})
+    assert (reply.status_code, "at most 100000 are allowed" in reply.text) == (413, True), reply.text
+    assert watch.growth < 3 * GROWTH
+
+
 def test_arrow_buffers_must_not_lie_over_each_other() -> None:
     content = bytearray(arrow_of(pa.array(["a" * 64] * 8)))
     assert read_arrow(bytes(content)).num_rows == 8
@@ -249,6 +315,37 @@ def test_large_bodies_are_read_by_another_process(roomy: Served, client: httpx.C
     if method == "PUT":
         rows = client.get("/api/v1/dataset/rows?limit=2&orient=list").json()["data"]
         assert rows == {"a": [0, 1], "b": ["0", "1"]}
+
+
+def test_texts_of_a_binary_tensor_are_taken_apart_by_another_process(
+    roomy: Served, client: httpx.Client
+) -> None:
+    texts = b"\1\0\0\0x" * 200_000
+    tensor = {"name": "x", "shape": [1, 200_000], "datatype": "BYTES"}
+    head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": len(texts)}}]}).encode()
+    headers = {"inference-header-content-length": str(len(head))}
+    codec, sent = codec_of("/v2/models/net/infer"), Sent(head + texts, headers, {})
+    with pytest.raises(TooManyTexts):
+        codec.decode(sent, SIGNATURE, Target("net"))
+    before = reading_s(roomy)
+    reply = client.post("/v2/models/net/infer", content=head + texts, headers=headers)
+    assert (reply.status_code, "shape" in reply.text) == (400, True), reply.text
+    assert reading_s(roomy) > before
+
+
+@pytest.mark.skipif(jail.lacking() is not None, reason="processes cannot be locked in here")
+def test_what_reads_bodies_is_locked_in_and_knows_nothing_of_the_servers_environment(
+    roomy: Served, client: httpx.Client
+) -> None:
+    client.post("/invocations", content=parquet({"a": [1.0]}), headers={"content-type": PARQUET})
+    children = psutil.Process(roomy.process.pid).children()
+    (reader, *_) = [child for child in children if "kindler.serve._body_reader_main" in child.cmdline()]
+    status = Path(f"/proc/{reader.pid}/status").read_text()
+    assert "Seccomp:\t2\n" in status
+    assert "NoNewPrivs:\t1\n" in status
+    assert b"PASSWORD_OF_THE_SERVER" not in Path(f"/proc/{reader.pid}/environ").read_bytes()
+    opened = [os.readlink(path) for path in Path(f"/proc/{reader.pid}/fd").iterdir()]
+    assert not [path for path in opened if path.startswith("socket:") or str(roomy.store) in path]
 
 
 def test_where_a_body_is_read() -> None:

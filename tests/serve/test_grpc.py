@@ -18,8 +18,9 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from kindler import Omega
 from kindler.serve.grpc_api.messages import HEALTH, INFERENCE, descriptors, message, methods
-from kindler.serve.grpc_api.tensors import request_from
+from kindler.serve.grpc_api.tensors import InferMessage, request_from
 from kindler.serve.http_errors import Problem
+from kindler.serve.requests import InferRequest
 from kindler.store.keys import Keys
 from tests.serve.served import Served, constant, expected, linear, serving
 
@@ -207,6 +208,12 @@ def request(datatype: str, shape: list[int], *, raw: bytes | None = None, **cont
     return made
 
 
+def asked(made: Any) -> InferRequest:
+    """What the server makes of a message's bytes."""
+    sent = InferMessage(made.SerializeToString())
+    return request_from(sent.parsed(), sent.raw)
+
+
 def test_tensors_as_values_and_as_bytes_are_the_same_arrays() -> None:
     for datatype, field, dtype in [
         ("INT8", "int_contents", "int8"),
@@ -217,12 +224,12 @@ def test_tensors_as_values_and_as_bytes_are_the_same_arrays() -> None:
         ("FP64", "fp64_contents", "float64"),
     ]:
         array = np.array([[1, 2], [3, 4]], dtype)
-        by_value = request_from(request(datatype, [2, 2], **{field: array.ravel().tolist()}))
-        by_bytes = request_from(request(datatype, [2, 2], raw=array.tobytes()))
+        by_value = asked(request(datatype, [2, 2], **{field: array.ravel().tolist()}))
+        by_bytes = asked(request(datatype, [2, 2], raw=array.tobytes()))
         for made in (by_value, by_bytes):
             assert made.inputs["x"].dtype == array.dtype
             assert np.array_equal(made.inputs["x"], array)
-    texts = request_from(request("BYTES", [2], bytes_contents=[b"a", b"bc"]))
+    texts = asked(request("BYTES", [2], bytes_contents=[b"a", b"bc"]))
     assert texts.inputs["x"].tolist() == [b"a", b"bc"]
 
 
@@ -243,7 +250,7 @@ def test_tensors_as_values_and_as_bytes_are_the_same_arrays() -> None:
 )
 def test_a_message_that_is_none_is_refused_with_a_sentence(made: Any, told: str) -> None:
     with pytest.raises(Problem, match=told):
-        request_from(made)
+        asked(made)
 
 
 def test_calls_need_keys_and_keys_hold_for_their_models_only(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from kindler.serve.model_messages import (
     told_error,
 )
 from kindler.serve.model_process import Answered, ModelProcess, ProcessLost, Start
+from kindler.serve.request_codec import packed_objects, unpacked_objects
 from kindler.serve.tensor_area import Area, layout, read_arrays
 from kindler.serve.threads import Threads
 
@@ -42,6 +43,11 @@ KINDS = [
     np.array([b"\xff\x00", b"", None], dtype=object),
     np.array([[b"a"], [b"bc"]], dtype=object),
 ]
+
+
+def test_numbers_that_json_has_not_stay_what_they_are_among_objects() -> None:
+    items = ["x", None, float("nan"), float("inf"), -float("inf"), 1.5]
+    assert repr(unpacked_objects(*packed_objects(items), trusted=False)) == repr(items)
 
 
 @pytest.fixture

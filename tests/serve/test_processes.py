@@ -68,6 +68,10 @@ def test_after_a_crash_a_hang_and_an_exit_the_next_request_is_served(served: Ser
     assert len(seen) == 3  # a crash and a hang cost a process; an exception does not
     assert served.process.pid not in seen
     assert served.process.poll() is None
+    told = httpx.get(f"{served.url}/metrics", timeout=60).text
+    for reason in ("crashed", "hung"):
+        line = f'kindler_process_restarts_total{{model="naughty",reason="{reason}",version="1"}} 1.0'
+        assert line in told
     assert values(ask(served, "naughty", [[5.0]])) == [10.0]  # what it prints is in nobody's way
 
 
@@ -187,6 +191,9 @@ def test_where_no_process_can_be_locked_in_kinds_that_need_it_are_refused(tmp_pa
     with pytest.raises(
         UntrustedError, match="need a process that is locked in, and here is none: no Landlock"
     ):
+        start_of(version, tmp_path, ServeSettings(), lacking="no Landlock")
+    object.__setattr__(version, "meta", {"model_kind": "sklearn"})  # as metadata of an archive may say
+    with pytest.raises(UntrustedError, match="of kind 'onnx', was refused"):
         start_of(version, tmp_path, ServeSettings(), lacking="no Landlock")
     assert not start_of(version, tmp_path, ServeSettings(trusted=True), lacking="none").order["jailed"]
     om.close()

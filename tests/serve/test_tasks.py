@@ -211,6 +211,10 @@ def test_tasks_need_the_scope_of_what_they_do_and_code_a_server_that_trusts(fill
         task = begun(client.put("/api/v1/model/net/predict", json={"data": ROWS}, headers=predict | LATER))
         assert client.get(f"/api/v1/task/{task}/result").status_code == 401
         assert client.get(f"/api/v1/task/{task}/result", headers=predict).status_code == 200
+        for method in ("get", "delete"):  # another key's task is no business of this one
+            path = f"/api/v1/task/{task}" + ("/result" if method == "get" else "")
+            assert client.request(method, path, headers=write).status_code == 404
+        assert client.get(f"/api/v1/task/{task}/status", headers=key("admin")).status_code == 200
         assert client.delete(f"/api/v1/task/{task}", headers=predict).status_code == 200
         for path in ("predict?datax=x&async=1", "score?datax=x&datay=y", "fit?datax=x&datay=y"):
             assert client.put(f"/api/v1/model/net/{path}", headers=predict).status_code == 403

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from warm_daemon import COLD
 
 import kindler
 from kindler.engine import fork_server
+from tests.warm_daemon import COLD, CONF, PRELOAD
 
 SLOTS = 4
 ROOT = Path(__file__).parents[2]
@@ -22,8 +22,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     # Executors must find the classes that test modules define.
     os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("src", ".", "tests/spark"))
     os.environ[COLD] = str(tmp_path_factory.mktemp("cold") / "yes")
-    conf = {"spark.sql.shuffle.partitions": "4", "spark.python.daemon.module": "warm_daemon"}
-    yield kindler.init(cores=SLOTS, conf=conf)
+    os.environ[PRELOAD] = "torch,kindler.frameworks.torch.replica"
+    yield kindler.init(cores=SLOTS, conf={"spark.sql.shuffle.partitions": "4", **CONF})
     kindler.stop()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import runpy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,3 +107,13 @@ def test_the_guides_own_mixture_of_an_instance_and_a_creator(df: Any) -> None:
 
     assert accuracy(est.predict(data=df, feature_cols=["image"])) > 0.9
     assert est.get_model() is model
+
+
+def test_programs_on_xshards(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).parent / "orca_xshards_torch.py"), run_name="__main__")
+    seen = json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    assert seen["home"] == "spark"
+    assert all(set(rows) == {1797} for rows in seen["num_samples"])
+    assert all(accuracy > 0.9 for accuracy in seen["accuracy"])
+    assert all(shapes == [[1797, 10]] for shapes in seen["shapes"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ import pyspark
 from kindler.spark.java import find_java
 from tests.java_options import JAVA_OPTIONS
 
+ONE_GPU_A_TASK = {f"spark.{who}.resource.gpu.amount": "1" for who in ("executor", "task")}
 _MASTER_ADDRESS = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = re.compile(r"Successfully registered with master")
 
@@ -62,12 +65,29 @@ def worker(master: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     folder.mkdir(exist_ok=True)
     place = ["--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(folder)]
     size = ["--cores", "1", "--memory", "1g"]
-    with _daemon("worker.Worker", [*place, *size, master], folder / "worker.log") as process:
+    with _daemon(
+        "worker.Worker",
+        [*place, *size, master],
+        folder / "worker.log",
+        SPARK_WORKER_OPTS=_made_up_gpu(folder),
+    ) as process:
         yield process
 
 
+def _made_up_gpu(folder: Path) -> str:
+    """Options of a worker whose machine says that it has a GPU, of another number than any other worker's."""
+    script = folder / "gpus.sh"
+    found = json.dumps({"name": "gpu", "addresses": [str(zlib.crc32(bytes(folder)))]})
+    script.write_text(f"#!/bin/sh\necho '{found}'\n")
+    script.chmod(0o755)
+    names = {"amount": "1", "discoveryScript": str(script)}
+    return " ".join(f"-Dspark.worker.resource.gpu.{name}={value}" for name, value in names.items())
+
+
 @contextmanager
-def _daemon(name: str, arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _daemon(
+    name: str, arguments: list[str], log: Path, **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
     home = Path(pyspark.__file__).parent
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -78,6 +98,7 @@ def _daemon(name: str, arguments: list[str], log: Path) -> Iterator[subprocess.P
                 "JAVA_HOME": str(find_java().home),
                 "SPARK_LOCAL_IP": "127.0.0.1",
                 "JAVA_TOOL_OPTIONS": JAVA_OPTIONS,  # executors inherit it from their worker
+                **variables,
             },
             stdout=output,
             stderr=subprocess.STDOUT,

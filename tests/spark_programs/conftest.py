@@ -21,12 +21,13 @@ from tests.whole import WHOLE
 
 MNIST = SHARED / "mnist"
 PROGRAMS = Path(__file__).parent / "programs"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SPARK_4_0 = Path(sys.prefix) / "spark-4.0"
 MNIST_SIZE = "whole" if WHOLE else "small"
 
 
 def run_programs(folder: Path, *programs: Sequence[object], **options: Any) -> Printed:
-    """Run files of `programs/` in one process; gives what each printed, by its name."""
+    """Run files of `programs/`, or paths, in one process; gives what each printed, by its name."""
     return run_in_turn(folder, *((PROGRAMS / str(name), *words) for name, *words in programs), **options)
 
 
@@ -47,6 +48,7 @@ def through_connect(tmp_path_factory: pytest.TempPathFactory) -> Printed:
         ("shards.py", "connect"),
         ("shards_estimator.py", "connect"),
         ("ml_connect.py", folder / "stages"),
+        warm=True,
         SPARK_TESTING="1",  # a free port for the server instead of Connect's fixed one
     )
 
@@ -56,27 +58,31 @@ def on_the_oldest_spark(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     if not SPARK_4_0.is_dir():
         pytest.skip(f"pyspark 4.0 is not installed at {SPARK_4_0} (make test does it)")
     folder = tmp_path_factory.mktemp("oldest")
-    return run_programs(folder, ("oldest.py", folder), ("shards.py", "classic"), paths=[SPARK_4_0])
+    programs = (("oldest.py", folder), ("shards.py", "classic"))
+    return run_programs(folder, *programs, paths=[SPARK_4_0])
 
 
 @pytest.fixture(scope="session")
-def torch_on_two_slots(tmp_path_factory: pytest.TempPathFactory) -> Printed:
-    folder = tmp_path_factory.mktemp("torch")
-    return run_programs(
-        folder, ("orca_xshards_torch.py",), *on_mnist("mnist.py", "local[2]", MNIST, folder, MNIST_SIZE)
-    )
+def keras_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the programs of `keras_on_two_slots` run."""
+    return tmp_path_factory.mktemp("keras")
 
 
 @pytest.fixture(scope="session")
-def keras_on_two_slots(tmp_path_factory: pytest.TempPathFactory) -> Printed:
-    folder = tmp_path_factory.mktemp("keras")
+def keras_on_two_slots(keras_folder: Path) -> Printed:
+    mnist = on_mnist("mnist_keras.py", "tensorflow", "local[2]", MNIST, keras_folder, MNIST_SIZE)
     return run_programs(
-        folder,
-        ("keras_frame.py", "tensorflow", folder),
-        ("ml_keras.py", folder),
+        keras_folder,
+        (EXAMPLES / "first_steps_keras.py",),  # which knows of no session: it runs before there is one
+        ("keras_frame.py", "tensorflow", keras_folder),
+        ("ml_keras.py", keras_folder),
         ("orca_xshards_keras.py",),
+        (EXAMPLES / "keras_digits.py", "--backend", "tensorflow"),
+        (EXAMPLES / "keras_text.py",),
         *on_mnist("orca_keras.py", MNIST),
-        *on_mnist("mnist_keras.py", "tensorflow", "local[2]", MNIST, folder, MNIST_SIZE),
+        *(mnist if WHOLE else ()),
+        warm=True,
+        KERAS_BACKEND="tensorflow",
     )
 
 

@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.in_turn import Printed
-from tests.whole import WHOLE
+from tests.spark_programs.conftest import MNIST_SIZE, run_programs
+from tests.whole import WHOLE, whole_only
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ENOUGH = 0.975 if WHOLE else 0.9
 
 
-def test_two_local_slots_reach_the_accuracy(mnist: Path, torch_on_two_slots: Printed) -> None:
-    assert float(torch_on_two_slots("mnist.py")) >= ENOUGH
+@whole_only  # examples/mnist_spark.py learns it on local slots always
+def test_two_local_slots_reach_the_accuracy(mnist: Path, tmp_path: Path) -> None:
+    printed = run_programs(tmp_path, ("mnist.py", "local[2]", mnist, tmp_path, MNIST_SIZE))
+    assert float(printed("mnist.py")) >= ENOUGH
 
 
 @pytest.mark.cluster

@@ -63,3 +63,12 @@ def test_a_run_that_went_on_with_fewer_has_all_workers_again_once_executors_are_
     sizes = {epoch: {n["size"] for n in grown["noted"] if n["epoch"] == epoch} for epoch in (1, 3)}
     assert sizes[1] == {2}
     assert 2 in sizes[3], "the last epoch was made by all of them"
+
+
+def test_each_worker_sees_the_gpu_that_spark_gave_to_its_task(told: dict[str, Any]) -> None:
+    seen = {tuple(noted["gpus"]) for noted in told["alone"]["noted"]}
+
+    assert len(seen) == 2, "one for each worker"
+    for given, visible in seen:
+        assert given
+        assert visible == given

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import kindler
+from tests.warm_daemon import CONF
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def spark() -> Iterator[Any]:
     os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("src", ".", "tests/sparkflow"))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    yield kindler.init(cores=2, conf={"spark.sql.shuffle.partitions": "2"})
+    yield kindler.init(cores=2, conf={"spark.sql.shuffle.partitions": "2", **CONF})
     kindler.stop()
 
 

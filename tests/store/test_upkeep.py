@@ -17,6 +17,7 @@ from kindler import Omega
 from kindler.compat.omegaml import Omega as OmegaMl
 from kindler.errors import ConfigError, DamagedError, NotFoundError, StoreError, UntrustedError
 from kindler.store import Address
+from kindler.store.keys import Keys
 
 
 @pytest.mark.parametrize("tag", ["latest", "v1", "v0", "v12345678901234567890"])
@@ -116,6 +117,11 @@ def test_a_store_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(StoreError, match="readonly|cannot write"):
             reader.datasets.put(1, "y")
         reader.close()
+        keys = Keys(str(folder))  # of which there never were any: a server looks for them
+        assert keys.list() == []
+        with pytest.raises(NotFoundError, match="key"):
+            keys.remove("x")
+        keys.close()
     changed(folder, write=True)
 
 

@@ -14,6 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from kindler.compat import tensorflow as tf
 from tests.warm import _warm, cold
+from tests.warm_daemon import CONF
 
 __all__ = ["_warm", "cold"]
 
@@ -43,7 +44,7 @@ def sc() -> Iterator[Any]:
 
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("src", "."))
-    yield init_nncontext({"spark.master": "local[2]"})
+    yield init_nncontext({"spark.master": "local[2]", **CONF})
     kindler.stop()
     os.environ.clear()
     os.environ.update(before)

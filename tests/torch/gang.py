@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kindler.config import RunSettings
-from kindler.sync.allreduce import AllReduce
+from kindler.sync.registry import SYNCS
 from kindler.testing import ranks
 from kindler.testing.ranks import GangWorker
 
@@ -17,11 +17,13 @@ __all__ = ["PRELOAD", "GangWorker", "attach", "run_ranks"]
 PRELOAD = ("torch", "torch._dynamo", "torchmetrics", "kindler.frameworks.torch.replica")
 
 
-def attach(replica: Any, worker: GangWorker, *, shared_memory: bool = True) -> AllReduce:
-    """Join the replicas of all ranks by all-reduce."""
-    sync = AllReduce(RunSettings(sync_timeout_s=60.0, shared_memory=shared_memory))
-    sync.attach(replica, worker)
-    return sync
+def attach(
+    replica: Any, worker: GangWorker, *, sync: str = "allreduce", shared_memory: bool = True, **options: Any
+) -> Any:
+    """Join the replicas of all ranks, by all-reduce unless another sync is named."""
+    made = SYNCS.load(sync)(RunSettings(sync_timeout_s=60.0, shared_memory=shared_memory), **options)
+    made.attach(replica, worker)
+    return made
 
 
 def run_ranks(

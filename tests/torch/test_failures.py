@@ -29,6 +29,7 @@ from kindler.errors import (
     WorkerLost,
 )
 from tests.conftest import eventually_none, fork_servers, workers
+from tests.whole import whole_only
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
@@ -263,7 +264,10 @@ def left_in(temporary: Path) -> list[Path]:
     return [p for p in found if p.is_file() and p.stat().st_size]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+# Nothing of Kindler hears of SIGTERM, as of SIGKILL.
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=whole_only), signal.SIGKILL]
+)
 def test_interrupting_or_killing_the_driver_leaves_no_process_and_no_file(
     tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -64,6 +64,11 @@ def _toy(workers: int) -> Estimator:
     return Estimator.from_framework("toy", model=_plane(), lr=0.05, momentum=0.5, workers=workers)
 
 
+def test_an_optimizer_that_nobody_can_divide_is_refused_before_workers_start() -> None:
+    with pytest.raises(ConfigError, match=r"sync='sharded': only the optimizer of a PyTorch model"):
+        _toy(2).fit(_points(), sync="sharded", verbose=0)
+
+
 def test_the_toy_framework_trains_evaluates_predicts_and_saves(tmp_path: Path) -> None:
     data, trained = _points(), []
     for workers in (1, 2):

@@ -117,7 +117,9 @@ def _plain(change: Change | None, learns: bool) -> Weights:
     return {**model.state_dict(), **{f"loss:{name}": p for name, p in loss.named_parameters()}}
 
 
-def _trained(worker: GangWorker | None, change: Change | None, learns: bool, passes: int = 1) -> Weights:
+def _trained(
+    worker: GangWorker | None, change: Change | None, learns: bool, passes: int = 1, sync: str = "allreduce"
+) -> Weights:
     # Of the first rank's values only: attaching gives them to the others.
     loss = Scaled(1.0 if worker is None or worker.rank == 0 else 5.0) if learns else nn.MSELoss()
     spec = TorchSpec(
@@ -128,7 +130,7 @@ def _trained(worker: GangWorker | None, change: Change | None, learns: bool, pas
         accumulation_steps=passes,
     )
     replica = TorchReplica(spec, device="cpu", rank=worker.rank if worker else 0)
-    sync = attach(replica, worker) if worker else None
+    joined = attach(replica, worker, sync=sync) if worker else None
     replica.begin_epoch(0)
     for step in range(STEPS):
         if step == 2 and change is not None:
@@ -136,22 +138,22 @@ def _trained(worker: GangWorker | None, change: Change | None, learns: bool, pas
         rows = share(*_data(step), CUT, worker.rank) if worker else batch(*_data(step))
         replica.train_step(rows)
     replica.merge_buffers()
-    if sync is not None:
-        sync.close()
+    if joined is not None:
+        joined.close()
     found = {f"loss:{name}": p.detach() for name, p in loss.named_parameters()}
     return {**replica.model.state_dict(), **found}
 
 
-def _all(worker: GangWorker) -> dict[tuple[str, bool, int], Weights]:
+def _all(worker: GangWorker, sync: str) -> dict[tuple[str, bool, int], Weights]:
     cases = [(name, learns, 1) for name in CHANGES for learns in (False, True)]
     cases.append(("unfrozen", True, 3))
-    return {(name, learns, n): _trained(worker, CHANGES[name], learns, n) for name, learns, n in cases}
+    return {(name, learns, n): _trained(worker, CHANGES[name], learns, n, sync) for name, learns, n in cases}
 
 
-@pytest.fixture(scope="module")
-def trained() -> list[Any]:
+@pytest.fixture(scope="module", params=["allreduce", "sharded"])
+def trained(request: Any) -> list[Any]:
     """Every case, trained by one gang: starting processes is what takes time here."""
-    return run_ranks(2, _all)
+    return run_ranks(2, _all, request.param)
 
 
 @pytest.mark.parametrize("learns", [False, True])

@@ -100,10 +100,18 @@ def _loaded(program: str, *, by_value: bool) -> Any:
     if not callable(function):
         raise ConfigError(f"{path} has no function {name!r}.")
     if by_value:
-        import cloudpickle
-
-        cloudpickle.register_pickle_by_value(module)
+        _send_along(path.parent)
     return function
+
+
+def _send_along(folder: Path) -> None:
+    """Have the script travel to the nodes, and with it what it has imported from its folder."""
+    import cloudpickle
+
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file is not None and module.__name__ != "__main__" and Path(file).resolve().parent == folder:
+            cloudpickle.register_pickle_by_value(module)
 
 
 def _rows(path: str, spark: Any) -> Any:

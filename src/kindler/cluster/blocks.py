@@ -35,8 +35,8 @@ __all__ = [
 
 ARROW, PICKLE = "arrow", "pickle"
 _BLOCK_BYTES = 1 << 20
-_FIRST_ROWS = 64
-_MOST_ROWS = 1 << 20
+_LEAST_ROWS = 16
+_SHARE = 16
 _ITEMS = 1024  # of a pickled block, at most
 _HEADER = struct.Struct("!QQ")
 
@@ -55,32 +55,40 @@ class Block(Protocol):
         """Some of them as an array for each column in `names`, under the name given there."""
 
 
-def encode_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Piece]]:
+def encode_batches(batches: Iterable[pa.RecordBatch], *, evenly: bool = True) -> Iterator[tuple[int, Piece]]:
     """Record batches in parts of about a megabyte: how many rows each has, and its bytes.
 
-    The first parts are small, so that several nodes get their share also of a few rows.
+    Args:
+        batches: The batches.
+        evenly: Whether no part has more than a small share of the rows so far: whichever is the last, several
+            nodes that get parts in turn have about the same number of rows.
     """
-    most = _FIRST_ROWS
+    sent = 0
     for batch in batches:
         rows, start = batch.num_rows, 0
         fitting = max(1, rows * _BLOCK_BYTES // max(1, batch.nbytes))
         while start < rows:
-            part = batch.slice(start, min(most, fitting))
+            part = batch.slice(start, min(_share(sent), fitting) if evenly else fitting)
             yield part.num_rows, memoryview(part.serialize())
             start += part.num_rows
-            most = min(2 * most, _MOST_ROWS)
+            sent += part.num_rows
+
+
+def _share(sent: int) -> int:
+    return max(_LEAST_ROWS, sent // _SHARE)
 
 
 def encode_items(items: Iterator[Any]) -> Iterator[tuple[int, Piece]]:
     """Any objects, in parts as well."""
-    step = 1
+    step, sent = 1, 0
     while True:
         chunk = [item for _, item in zip(range(step), items, strict=False)]
         if not chunk:
             return
         data = cloudpickle.dumps(chunk, protocol=5)
         yield len(chunk), data
-        step = max(1, min(_ITEMS, len(chunk) * _BLOCK_BYTES // max(1, len(data))))
+        sent += len(chunk)
+        step = max(1, min(_ITEMS, _share(sent), len(chunk) * _BLOCK_BYTES // max(1, len(data))))
 
 
 def numbered(parts: Iterable[tuple[int, Piece]]) -> Iterator[tuple[Piece, Piece]]:

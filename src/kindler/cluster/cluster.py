@@ -65,6 +65,7 @@ def run(
     ps: int = 0,
     chief: bool = True,
     evaluator: bool = False,
+    evaluator_grace_s: float = 60.0,
     until: Literal["workers", "chief"] = "workers",
     input_mode: InputMode = "program",
     framework: str | None = "tensorflow",
@@ -89,7 +90,9 @@ def run(
             processes of this machine, without Spark.
         ps: Parameter servers besides. They are stopped when the cluster ends.
         chief: Whether the first node that trains has the role "chief".
-        evaluator: Whether there is an evaluator besides. It is stopped as parameter servers are.
+        evaluator: Whether there is an evaluator besides.
+        evaluator_grace_s: When all others have returned, `ctx.training_ended` is true on the evaluator, and
+            it has this long to finish what it does and return; then it is stopped.
         until: Whose return ends the cluster: that of all nodes that train, or of the chief alone, where the
             others only serve it, as under TensorFlow's ParameterServerStrategy.
         input_mode: "program" if the program reads its data itself; "spark" if `train` and `inference` feed
@@ -108,7 +111,14 @@ def run(
         ConfigError: An argument is invalid, or Spark has too few slots.
         StartTimeoutError: Not all nodes have started in time. None is left running.
     """
-    layout = Layout(workers=workers, ps=ps, chief=chief, evaluator=evaluator, until=until)
+    layout = Layout(
+        workers=workers,
+        ps=ps,
+        chief=chief,
+        evaluator=evaluator,
+        until=until,
+        evaluator_grace_s=evaluator_grace_s,
+    )
     _check(main_fun, input_mode, framework, tensorboard, log_dir)
     limits = replace(settings or RunSettings(), start_timeout_s=start_timeout_s, stall_timeout_s=math.inf)
     fed = input_mode == "spark"

@@ -73,6 +73,20 @@ class Context:
         return self.rank == 0
 
     @property
+    def training_ended(self) -> bool:
+        """On an evaluator: whether all nodes that train have returned. It has `evaluator_grace_s` then."""
+        return self._worker.others_ended.is_set()
+
+    def wait_for_training(self, timeout_s: float) -> bool:
+        """On an evaluator: wait until training has ended, so long at most; whether it has.
+
+        while not ctx.wait_for_training(60):
+            evaluate(newest_checkpoint())
+        evaluate(newest_checkpoint())
+        """
+        return self._worker.others_ended.wait(timeout_s)
+
+    @property
     def jax_distributed(self) -> dict[str, Any]:
         """The arguments of `jax.distributed.initialize`."""
         return {

@@ -213,10 +213,10 @@ class DataFeed:
 
     def terminate(self) -> None:
         """Read no more: the job that feeds this node stops, wherever it is."""
+        self._server.terminate(self.name)  # wakes a thread that waits for rows, and has the lock
         with self._lock:
             self._ended = True
             self._block = None
-            self._server.terminate(self.name)
 
     def as_tf_dataset(self, batch_size: int, *, drop_last: bool = False) -> tf.data.Dataset:
         """The rest of the feed as a `tf.data.Dataset` of batches; it needs an input mapping."""

@@ -1,7 +1,7 @@
 """The other end of a feed: what a Spark task, or a thread of the driver, does to push its rows to nodes.
 
-Rows go to the nodes of the task's own machine, block by block to the one that is least behind; where there is
-none, to the nearest others. Nothing passes through the driver.
+Rows go to the nodes of the task's own machine, block by block to the one that has had fewest, unless it is
+too far behind; where there is none, to the nearest others. Nothing passes through the driver.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Feeder:
             return 0
         all_batches = map(self._chosen, _then(first, batches))
         schema = self._chosen(first).schema
-        blocks = numbered(encode_batches(all_batches))
+        blocks = numbered(encode_batches(all_batches, evenly=not self.copies))
         return self._push(blocks, schema, partition, attempt)
 
     def push_items(self, items: Iterable[Any], *, partition: int, attempt: int = 0) -> int:
@@ -120,7 +120,7 @@ class Feeder:
                 if not batch.num_rows:
                     continue
                 rejoin.sent(batch)
-                for block in numbered(encode_batches([self._chosen(batch)])):
+                for block in numbered(encode_batches([self._chosen(batch)], evenly=False)):
                     while not link.has_room(block):
                         yield from rejoin.joined(link.results(wait=True))
                     link.put(block)
@@ -397,7 +397,11 @@ class _Link:
 
 
 class _Links:
-    """Connections of one task to several nodes, of which each block goes to the one that is least behind."""
+    """Connections of one task to several nodes.
+
+    Each block goes to the one that has had fewest rows, of those that have room: programs whose nodes train
+    in step need as many on each. A node that reads slowly has no room, and the others get more.
+    """
 
     def __init__(self, feeder: Feeder, schema: pa.Schema | None, partition: int, attempt: int) -> None:
         self._changed = threading.Condition()
@@ -445,7 +449,7 @@ class _Links:
             with self._changed:
                 ready = [link for link in active if link.has_room(block)]
                 if ready:
-                    return min(ready, key=lambda link: (link.ahead, link.rows))
+                    return min(ready, key=lambda link: (link.rows, link.ahead))
                 self._changed.wait(_LOOK_S)
 
     def _open_more(self) -> bool:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from kindler.engine.job import TASK_GPUS
+from kindler.engine.gpus import VISIBLE_GPUS, ask_driver, gpus_of_task, machine_gpus
 from kindler.errors import ConfigError
 from kindler.temporary import private_folder
 
-__all__ = ["assign_gpus", "claim", "free_gpus", "machine_gpus"]
+__all__ = ["assign_gpus", "claim", "free_gpus"]
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-_TIMEOUT_S = 30.0
 _held: list[IO[str]] = []  # the claims of this process
 
 
@@ -39,7 +35,7 @@ def assign_gpus(wanted: int | None, *, position: int, nodes: int) -> tuple[str, 
     Raises:
         ConfigError: There are not as many as were asked for.
     """
-    given = tuple(filter(None, os.environ.get(TASK_GPUS, "").split(",")))
+    given = tuple(gpus_of_task())
     chosen: Sequence[str]
     if given:
         chosen = given if wanted is None else given[:wanted]
@@ -58,22 +54,14 @@ def assign_gpus(wanted: int | None, *, position: int, nodes: int) -> tuple[str, 
             f"gpus={wanted} for each node, but {len(chosen)} were free for this one.\n"
             "Hint: fewer nodes on a machine, or gpus=None to take what there is."
         )
-    os.environ[_VISIBLE] = ",".join(chosen)
+    os.environ[VISIBLE_GPUS] = ",".join(chosen)
     return tuple(chosen)
-
-
-def machine_gpus() -> list[str]:
-    """The numbers of this machine's GPUs, or of those that this process may see."""
-    visible = os.environ.get(_VISIBLE)
-    if visible is not None:
-        return [number.strip() for number in visible.split(",") if number.strip() not in ("", "-1")]
-    return [line.partition(",")[0].strip() for line in _ask("--query-gpu=index,uuid")]
 
 
 def free_gpus(gpus: Sequence[str]) -> list[str]:
     """Those of them on which no process computes."""
-    uuids = {number.strip(): uuid.strip() for number, _, uuid in _pairs(_ask("--query-gpu=index,uuid"))}
-    busy = {uuid.strip() for uuid, _, _ in _pairs(_ask("--query-compute-apps=gpu_uuid,pid"))}
+    uuids = {number.strip(): uuid.strip() for number, _, uuid in _pairs(ask_driver("--query-gpu=index,uuid"))}
+    busy = {uuid.strip() for uuid, _, _ in _pairs(ask_driver("--query-compute-apps=gpu_uuid,pid"))}
     return [number for number in gpus if uuids.get(number, number) not in busy]
 
 
@@ -97,20 +85,3 @@ def claim(gpus: Sequence[str], count: int, folder: Path | None = None) -> list[s
 
 def _pairs(lines: Sequence[str]) -> list[tuple[str, str, str]]:
     return [line.partition(",") for line in lines]
-
-
-def _ask(query: str) -> list[str]:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    try:
-        done = subprocess.run(
-            [tool, query, "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line for line in done.stdout.splitlines() if line.strip()]

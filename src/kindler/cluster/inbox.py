@@ -145,6 +145,7 @@ class Inbox:
         self._schema: pa.Schema | None = None
         self._connections: deque[Inbound] = deque()
         self._fed: dict[tuple[str, int], set[int]] = {}  # blocks of attempts that are over, by partition
+        self._attempts: dict[tuple[str, int], int] = {}  # the newest, of partitions whose task is run again
 
     def add(self, inbound: Inbound) -> None:
         """A task begins to feed."""
@@ -153,6 +154,8 @@ class Inbox:
             return
         if inbound.kind == SPOOL:
             self._schema = inbound.schema
+        # The next attempt may have been faster.
+        inbound.superseded = inbound.attempt < self._attempts.get(inbound.partition, 0)
         self._connections.append(inbound)
 
     def keep(self, inbound: Inbound) -> None:
@@ -173,6 +176,7 @@ class Inbox:
 
     def resume(self, partition: tuple[str, int], attempt: int) -> set[int]:
         """A task is run again: which blocks came from its earlier attempts, of which no more are taken."""
+        self._attempts[partition] = max(attempt, self._attempts.get(partition, 0))
         numbers = set(self._fed.get(partition, ()))
         for inbound in self._connections:
             if inbound.partition == partition and inbound.attempt < attempt:
@@ -194,6 +198,7 @@ class Inbox:
         if self.pass_number in self.finished:
             self.pass_number += 1
             self._fed.clear()  # no task of it is run again
+            self._attempts.clear()
             return PASS_END
         return END if self.ended and not self._connections else None
 

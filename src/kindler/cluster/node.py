@@ -16,6 +16,7 @@ from kindler.cluster.environment import variables
 from kindler.cluster.feed_server import FeedServer
 from kindler.cluster.gpus import assign_gpus
 from kindler.cluster.roles import TRAINING
+from kindler.engine.left_running import leave_running
 from kindler.engine.worker import Worker
 from kindler.errors import ConfigError, TrainingError, first_line
 
@@ -56,12 +57,13 @@ def _start_tensorboard(worker: Worker, log_dir: str) -> None:
     """It ends with this process, whose group it is in."""
     address = worker.members[worker.rank].outside_address
     words = ["--logdir", log_dir, "--host", address, "--port", str(worker.ports[-1])]
-    subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "tensorboard.main", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
+    leave_running(process)
 
 
 def _gpus(worker: Worker, wanted: int | None) -> tuple[str, ...]:

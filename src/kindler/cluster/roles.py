@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kindler.engine.job import RankSpec
@@ -26,6 +27,7 @@ class Layout:
         chief: Whether the first node that trains is the chief.
         evaluator: Whether there is an evaluator.
         until: Whose return ends the cluster: that of all "workers", or of the "chief" alone.
+        evaluator_grace_s: Seconds for the evaluator to return by itself after that.
     """
 
     workers: int
@@ -33,6 +35,7 @@ class Layout:
     chief: bool = True
     evaluator: bool = False
     until: str = "workers"
+    evaluator_grace_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 1), ("ps", 0)):
@@ -44,6 +47,9 @@ class Layout:
             raise ConfigError(f"until={self.until!r}: it is 'workers' or 'chief'.")
         if self.until == "chief" and not self.chief:
             raise ConfigError("until='chief' needs chief=True.")
+        grace_s = self.evaluator_grace_s
+        if isinstance(grace_s, bool) or not isinstance(grace_s, (int, float)) or not 0 <= grace_s < math.inf:
+            raise ConfigError(f"evaluator_grace_s={grace_s!r}: it must be a number of seconds, 0 or more.")
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -71,6 +77,7 @@ class Layout:
                 role=role,
                 ports=1 + (fed and role in TRAINING) + (tensorboard and rank == 0),
                 service=role not in TRAINING or (self.until == "chief" and role != "chief"),
+                grace_s=self.evaluator_grace_s if role == "evaluator" else 0.0,
             )
             for rank, role in enumerate(self.roles)
         )

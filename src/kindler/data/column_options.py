@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from kindler.data.columns import Column, Columns, complaint
+from kindler.data.columns import Column, Columns, complaint, ragged_type
 from kindler.errors import ConfigError, DataError
 
 __all__ = ["ColumnOptions", "Names"]
@@ -33,6 +33,9 @@ class ColumnOptions:
         stack_features: Whether to join all feature columns into one float32 matrix.
         allow_nan: Whether NaN is an allowed value, for all columns or for the ones named.
         need_labels: Whether label columns are looked for where none are named.
+        ragged: Which columns may have rows of different lengths: none, those of "text", or "all" that are
+            text, bytes without a dtype, or lists without a shape.
+        length_col: A column that says how long a row is; read even if the model does not take it.
     """
 
     feature_cols: Names = None
@@ -43,6 +46,8 @@ class ColumnOptions:
     stack_features: bool | None = None
     allow_nan: bool | Sequence[str] | None = None
     need_labels: bool = True
+    ragged: Literal["text", "all"] | None = None
+    length_col: str | None = None
 
     def or_else(self, known: ColumnOptions) -> ColumnOptions:
         """These options, completed with `known` where they are None."""
@@ -110,13 +115,19 @@ class ColumnOptions:
                 shape=shape_of.get(name),
                 allow_nan=allow_nan if isinstance(allow_nan, bool) else name in nan,
             )
+            if self.ragged is not None and _is_ragged(available, column, self.ragged):
+                return replace(column, ragged=True)
             _check_type(available, column)
             return column
 
+        extra = [] if self.length_col in (None, *features, *labels) else [str(self.length_col)]
+        _require(names, extra, "length_col")
         return Columns(
             features=tuple(made(name, "feature") for name in features),
             labels=tuple(made(name, "label") for name in labels),
-            stack_features=bool(self.stack_features),
+            # What is made of the columns first is joined afterwards.
+            stack_features=bool(self.stack_features) and self.ragged != "all",
+            others=tuple(made(name, "feature") for name in extra),
         )
 
 
@@ -178,6 +189,14 @@ def _shape(column: str, given: int | Sequence[int]) -> tuple[int, ...]:
             f"shapes={{{column!r}: {given!r}}}: must be the sizes of one row, for example (28, 28)."
         )
     return tuple(int(size) for size in shape)
+
+
+def _is_ragged(available: Mapping[str, Any] | Sequence[str], column: Column, which: str) -> bool:
+    """Whether rows of this column may differ in length, as far as its Arrow type says."""
+    found = available[column.name] if isinstance(available, Mapping) else None
+    if not isinstance(found, pa.DataType):
+        return False
+    return ragged_type(found, column, text_only=which == "text")
 
 
 def _check_type(available: Mapping[str, Any] | Sequence[str], column: Column) -> None:

@@ -27,7 +27,7 @@ from pyarrow import types
 
 from kindler.errors import DataError
 
-__all__ = ["Array", "Column", "Columns", "Where", "complaint", "conform", "to_numpy"]
+__all__ = ["Array", "Column", "Columns", "Where", "complaint", "conform", "ragged_type", "to_numpy"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Where: TypeAlias = Callable[[int], "int | str"]
@@ -51,6 +51,7 @@ class Column:
         shape: The shape of one row that was asked for, or None for what the data has.
         allow_nan: Whether NaN is a value like any other.
         stored: How the bytes of binary values are to be read, where that is not the dtype asked for.
+        ragged: Whether rows may differ in length: lists, text or bytes; see `kindler.data.ragged`.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Column:
     shape: tuple[int, ...] | None = None
     allow_nan: bool = False
     stored: str | None = None
+    ragged: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,17 +71,19 @@ class Columns:
         features: The model's inputs.
         labels: The targets.
         stack_features: Join scalar and vector features to one float32 matrix.
+        others: What is read besides, and that neither the model nor the loss takes.
     """
 
     features: tuple[Column, ...]
     labels: tuple[Column, ...]
     stack_features: bool = False
+    others: tuple[Column, ...] = ()
 
     @property
     def all(self) -> tuple[Column, ...]:
         """Every column once; one that is both feature and label is kept as the feature."""
         columns: dict[str, Column] = {}
-        for column in (*self.features, *self.labels):
+        for column in (*self.features, *self.labels, *self.others):
             columns.setdefault(column.name, column)
         return tuple(columns.values())
 
@@ -134,16 +138,48 @@ def complaint(arrow_type: pa.DataType, *, dtype: str | None = None) -> str | Non
     return None if usable else _unusable(arrow_type)
 
 
+def ragged_type(arrow_type: pa.DataType, column: Column, *, text_only: bool) -> bool:
+    """Whether values of this type may differ in length, so that the column is better kept ragged.
+
+    Args:
+        arrow_type: The type.
+        column: What was asked of the column: bytes that have a dtype, and lists that have a shape, are even.
+        text_only: Whether only text counts, and lists of text.
+    """
+    if isinstance(arrow_type, pa.FixedShapeTensorType):
+        return False
+    if isinstance(arrow_type, pa.BaseExtensionType):
+        return ragged_type(arrow_type.storage_type, column, text_only=text_only)
+    if types.is_dictionary(arrow_type):
+        return ragged_type(arrow_type.value_type, column, text_only=text_only)
+    if _is_text(arrow_type):
+        return True
+    if types.is_list(arrow_type) or types.is_large_list(arrow_type):
+        inner = arrow_type.value_type
+        if _is_text(inner):
+            return True
+        return not text_only and column.shape is None and complaint(inner, dtype=None) is None
+    return not text_only and _is_binary(arrow_type) and column.dtype is None
+
+
+def _is_text(arrow_type: pa.DataType) -> bool:
+    return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type))
+
+
 _NEEDS_DTYPE = (
     "binary values need a dtype that says how to read their bytes.\n"
-    "Hint: dtypes={'<column>': 'uint8'} (and shapes={'<column>': (28, 28)} for the shape of a row)."
+    "Hint: dtypes={'<column>': 'uint8'} (and shapes={'<column>': (28, 28)} for the shape of a row); or decode"
+    " them in the workers with a transform, as kindler.data.images has them for PNG and JPEG."
 )
 
 
 def _unusable(arrow_type: pa.DataType) -> str:
     hint = ""
     if types.is_string(arrow_type) or types.is_large_string(arrow_type):
-        hint = "Hint: turn strings into numbers first, for example with kindler.StringIndexer."
+        hint = (
+            "Hint: turn strings into numbers first, for example with kindler.StringIndexer, or in the workers"
+            " with a transform: Estimator.from_torch(..., transform=...)."
+        )
     elif types.is_struct(arrow_type) and {field.name for field in arrow_type} == _FILE_FIELDS:
         hint = (
             "Hint: decode them first; for images of a Hugging Face dataset:"
@@ -284,7 +320,8 @@ class _Reader:
             odd = int(np.argmax(lengths != lengths[0]))
             raise self._error(
                 f"has {lengths[odd]} values where the rows before it have {lengths[0]};"
-                " all rows must have the same length.\nHint: pad or cut them first.",
+                " all rows must have the same length.\nHint: pad or cut them first, or let workers pad them:"
+                ' Estimator.from_torch(..., pad="batch").',
                 odd,
                 per_row,
             )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["ahead"]
+__all__ = ["ahead", "in_pool"]
 
 T = TypeVar("T")
+J = TypeVar("J")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +55,26 @@ def ahead(items: Iterator[T], *, depth: int, name: str) -> Generator[T, None, No
         close = getattr(items, "close", None)
         if close is not None:
             close()
+
+
+def in_pool(
+    jobs: Iterable[J], make: Callable[[J], T], *, threads: int, name: str
+) -> Generator[T, None, None]:
+    """What `make` gives for each job, in their order, made by threads that run a little ahead.
+
+    `jobs` are taken by whoever asks for the next item, at most one more at a time than there are threads. The
+    threads have ended when the iterator has: because it was used up, closed, or because of an error, which is
+    raised where its item would have come.
+    """
+    with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
+        waiting: deque[Future[T]] = deque()
+        try:
+            for job in jobs:
+                waiting.append(pool.submit(make, job))
+                if len(waiting) > threads + 1:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

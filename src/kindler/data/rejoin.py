@@ -10,15 +10,24 @@ from operator import add
 import pyarrow as pa
 
 from kindler.data.batches import inputs
-from kindler.data.columns import Array, Columns, Where, to_numpy
+from kindler.data.columns import Array, Columns, Where
+from kindler.data.ragged import read_column
 
-__all__ = ["Alongside", "features_of"]
+__all__ = ["Alongside", "Chunk", "features_of"]
+
+
+class Chunk(tuple[Array, ...]):
+    """What a model is called with for some rows, and what names a row in complaints that come later."""
+
+    where: Where
 
 
 def features_of(columns: Columns, batch: pa.RecordBatch | pa.Table, where: Where) -> tuple[Array, ...]:
     """What the model is called with for these rows; errors name a row by `where`."""
-    arrays = [to_numpy(batch.column(column.name), column, where=where) for column in columns.features]
-    return inputs(columns, arrays)
+    arrays = [read_column(batch.column(column.name), column, where=where) for column in columns.features]
+    chunk = Chunk(inputs(columns, arrays))
+    chunk.where = where
+    return chunk
 
 
 class Alongside:

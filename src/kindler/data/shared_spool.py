@@ -59,9 +59,18 @@ def shared_spool(
         write(writer, start, stop)
         if count == 1 and worker.size == 1:
             return writer.close()
+        if writer.ragged:
+            writer.join(_values_before(worker, folder, writer.values()))
         writer.flush()
         layouts = worker.all_gather(json.dumps(writer.layout()).encode())
         return writer.whole(rows, agreed([json.loads(layout) for layout in layouts]))
+
+
+def _values_before(worker: Member, folder: Path, mine: list[int]) -> list[int]:
+    """How many values of each ragged column those have written into this folder whose rows come earlier."""
+    told = [json.loads(part) for part in worker.all_gather(json.dumps([str(folder), mine]).encode())]
+    earlier = [counts for where, counts in told[: worker.rank] if where == str(folder)]
+    return [sum(counts[i] for counts in earlier) for i in range(len(mine))]
 
 
 def _meet(worker: Member) -> tuple[Path, int, int]:

@@ -210,6 +210,11 @@ def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Pa
         asked = replace(asked, label_cols=found.labels)
     columns = asked.plan(found.types)
     arrays = {name: values(found.columns[name], name) for name in columns.names}
+    if asked.ragged is not None:
+        arrays = {name: _texts_as_arrow(array) for name, array in arrays.items()}
+        columns = asked.plan(
+            {name: getattr(arrays.get(name), "type", kind) for name, kind in found.types.items()}
+        )
     rows = _one_length({name: len(array) for name, array in arrays.items()})
     if not rows:
         raise DataError(f"{kind(data)} has no rows.")
@@ -224,12 +229,18 @@ def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Pa
 
 def _write(folder: Path, columns: Columns, arrays: Mapping[str, Any], rows: int) -> None:
     """Write in chunks, so that a cast never holds a second copy of everything."""
-    widest = max(array.nbytes // rows for array in arrays.values())
+    widest = max(int(array.nbytes) // rows for array in arrays.values())
     step = max(_CHUNK_BYTES // max(widest, 1), 1)
     with SpoolWriter(folder, columns.all, rows=rows) as writer:
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             writer.append_arrays({name: _part(array, start, stop) for name, array in arrays.items()})
+
+
+def _texts_as_arrow(array: Any) -> Any:
+    """Text and bytes of numpy as Arrow has them, whose type says so."""
+    text = isinstance(array, np.ndarray) and array.dtype.kind in "US"
+    return pa.array(array.tolist()) if text else array
 
 
 def _part(array: Any, start: int, stop: int) -> Any:

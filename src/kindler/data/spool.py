@@ -5,6 +5,8 @@ wants its column as one contiguous array. It is page cache, not heap, so it may 
 
     spool.json      written last, so a spool without it is not whole: {"format", "rows", "columns", ...}
     000.bin, ...    the values of column 0, ... in C order
+    000.offsets.bin int64: where each row of column 0 begins and the last one ends; only where rows differ
+                    in length (`ragged.py`)
     order.bin       int64 positions, only when rows did not arrive in their order
     numbers.bin     int64 ids of the rows and
     lanes.bin       int32 lanes of them, in their order; only where rows came with both
@@ -17,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,18 +29,22 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from kindler.data.columns import Array, Column, Where, conform, to_numpy
+from kindler.data.columns import Array, Column, Where
+from kindler.data.ragged import Ragged, read_column
+from kindler.data.ragged_file import RaggedFile, mapped_ragged
+from kindler.data.raw_files import mapped_file, shared_file
 from kindler.errors import DataError, naming_full_disk
 
 __all__ = ["Layout", "Spool", "SpoolWriter", "agreed"]
 
 Layout: TypeAlias = dict[str, list[Any]]
-"""Column name -> [dtype name or None, shape of a row or None]; None where no row said."""
+"""Column name -> [dtype name or None, shape of a row or None]; None where no row said.
+
+The shape of rows that differ in length begins with None; text and bytes have the dtypes "str" and "bytes"."""
 
 _FORMAT = 1
 _MANIFEST = "spool.json"
 _ORDER, _NUMBERS, _LANES = "order.bin", "numbers.bin", "lanes.bin"
-_BUFFER_BYTES = 1 << 17
 _MARK_ROWS, _MARK_ROWS_MIN, _MARK_ROWS_LEAST, _MARK_BYTES = 4096, 64, 8, 16 << 20
 _MARK_DIGITS = 16
 
@@ -51,8 +56,8 @@ class Spool:
 
     Attributes:
         rows: How many rows there are.
-        arrays: For each column an array of shape (rows, *shape of a row); longer than `rows` only
-            where `order` picks from it.
+        arrays: For each column an array of shape (rows, *shape of a row), or a `Ragged`; longer than `rows`
+            only where `order` picks from it.
         order: Positions of the rows in their natural order, or None when they lie in it.
         numbers: The number of each row, in that order: its place among the rows of all workers. None where
             nobody knows it.
@@ -64,7 +69,7 @@ class Spool:
         self,
         *,
         rows: int,
-        arrays: Mapping[str, Array],
+        arrays: Mapping[str, Any],
         order: Array | None = None,
         numbers: Array | None = None,
         lanes: Array | None = None,
@@ -72,14 +77,12 @@ class Spool:
         layout: Layout | None = None,
     ) -> None:
         self.rows = rows
-        self.arrays = dict(arrays)
+        self.arrays: dict[str, Any] = dict(arrays)
         self.order = order
         self.numbers = numbers
         self.lanes = lanes
         self.locate = locate
-        self._layout = layout or {
-            name: [array.dtype.name, list(array.shape[1:])] for name, array in arrays.items()
-        }
+        self._layout = layout or {name: _entry(array) for name, array in arrays.items()}
 
     @staticmethod
     def open(folder: str | os.PathLike[str]) -> Spool:
@@ -95,9 +98,7 @@ class Spool:
             )
         rows = int(manifest["rows"])
         layout: Layout = {c["name"]: [c["dtype"], c["shape"]] for c in manifest["columns"]}
-        arrays = {
-            c["name"]: _mapped(folder / c["file"], rows, c["dtype"], c["shape"]) for c in manifest["columns"]
-        }
+        arrays = {c["name"]: _mapped_column(folder, rows, c) for c in manifest["columns"]}
         of_rows: dict[str, Any] = {
             name: _mapped(folder / manifest[name], rows, kind, []) if manifest.get(name) else None
             for name, kind in (("order", "int64"), ("numbers", "int64"), ("lanes", "int32"))
@@ -160,7 +161,10 @@ class Spool:
         places = some if self.order is None else self.order[some]
         digest = hashlib.sha256(str(len(rows)).encode())
         for name in sorted(self.arrays):
-            digest.update(np.ascontiguousarray(self.arrays[name][places]).tobytes())
+            taken = self.arrays[name][places]
+            digest.update(
+                taken.tobytes() if isinstance(taken, Ragged) else np.ascontiguousarray(taken).tobytes()
+            )
         return digest.hexdigest()[:_MARK_DIGITS]
 
     def layout(self) -> Layout:
@@ -202,25 +206,27 @@ def agreed(layouts: Sequence[Layout]) -> Layout:
     return merged
 
 
-def _empty(dtype: str | None, shape: Sequence[int] | None) -> Array:
+def _entry(array: Any) -> list[Any]:
+    return array.entry if isinstance(array, Ragged) else [array.dtype.name, list(array.shape[1:])]
+
+
+def _empty(dtype: str | None, shape: Sequence[int | None] | None) -> Any:
+    if dtype is not None and Ragged.holds(dtype, shape):
+        return Ragged.empty(dtype, shape or ())
     return np.empty((0, *(shape if shape is not None else (0,))), dtype or "float32")
+
+
+def _mapped_column(folder: Path, rows: int, known: Mapping[str, Any]) -> Any:
+    path, kind, shape = folder / known["file"], known["dtype"], known["shape"]
+    if not known.get("offsets"):
+        return _mapped(path, rows, kind, shape)
+    with path.open("rb") as file, (folder / known["offsets"]).open("rb") as offsets:
+        return mapped_ragged(file, offsets, rows, kind, shape)
 
 
 def _mapped(path: Path, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Array:
     with path.open("rb") as file:
-        return _mapped_file(file, rows, dtype, shape)
-
-
-def _mapped_file(file: BinaryIO, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Array:
-    want = (rows, *(shape or ()))
-    expected = math.prod(want) * np.dtype(dtype).itemsize if rows else 0
-    if not expected:
-        empty = _empty(dtype, shape)
-        return empty if not rows else np.empty(want, dtype)
-    size = os.fstat(file.fileno()).st_size
-    if size != expected:  # reading past the end of a mapped file kills the process
-        raise DataError(f"{file.name} has {size} bytes where {expected} were written: the spool is damaged.")
-    return np.asarray(np.memmap(file, dtype=np.dtype(dtype), mode="r", shape=want))
+        return mapped_file(file, rows, dtype, shape)
 
 
 class SpoolWriter:
@@ -247,7 +253,10 @@ class SpoolWriter:
         self.folder = Path(folder)
         self.rows = 0
         self._expected = rows
-        self._files = [_ColumnFile(column, f"{i:03d}.bin", first=first) for i, column in enumerate(columns)]
+        self._files: list[_ColumnFile | RaggedFile] = [
+            (RaggedFile if column.ragged else _ColumnFile)(column, f"{i:03d}.bin", first=first)
+            for i, column in enumerate(columns)
+        ]
         self._ids: list[Array] = []
         self._lanes: list[Array] = []
         self._spool: Spool | None = None
@@ -279,13 +288,13 @@ class SpoolWriter:
         self.append_arrays({file.column.name: batch.column(file.column.name) for file in self._files}, where)
 
     def append_arrays(
-        self, values: Mapping[str, Array | pa.Array | pa.ChunkedArray], where: Where | None = None
+        self, values: Mapping[str, Array | pa.Array | pa.ChunkedArray | Ragged], where: Where | None = None
     ) -> None:
         """Add rows column by column, as numpy or Arrow arrays of one length."""
         start = self.rows
         name_row = where or (lambda i: start + i)
         # All are checked before one is written, so that no column runs ahead of the others.
-        checked = [_checked(values[file.column.name], file.column, name_row) for file in self._files]
+        checked = [read_column(values[file.column.name], file.column, where=name_row) for file in self._files]
         counts = {len(array) for array in checked}
         if len(counts) > 1:
             raise ValueError(f"columns of different lengths: {sorted(counts)}.")
@@ -321,15 +330,31 @@ class SpoolWriter:
         self._check_count()
         return {file.column.name: [file.dtype, file.manifest()["shape"]] for file in self._files}
 
+    @property
+    def ragged(self) -> bool:
+        """Whether some column has rows of different lengths, so that writers must `join` their values."""
+        return any(isinstance(file, RaggedFile) for file in self._files)
+
+    def values(self) -> list[int]:
+        """How many values were written here, of each column; 0 where rows say that."""
+        return [file.count if isinstance(file, RaggedFile) else 0 for file in self._files]
+
+    def join(self, before: Sequence[int]) -> None:
+        """Put the values of ragged columns where they belong in files that several writers fill.
+
+        Args:
+            before: How many values the writers of earlier rows have, of each column.
+        """
+        for file, count in zip(self._files, before, strict=True):
+            if isinstance(file, RaggedFile):
+                file.join(count)
+
     def whole(self, rows: int, layout: Layout) -> Spool:
         """The spool of all `rows` rows, once every writer has called `flush`; inside the `with` block.
 
         Mapped through the files that are open, so that the folder may go away at any time.
         """
-        arrays = {
-            file.column.name: _mapped_file(file.opened(), rows, *layout[file.column.name])
-            for file in self._files
-        }
+        arrays = {file.column.name: file.whole(rows, *layout[file.column.name]) for file in self._files}
         self._spool = Spool(rows=rows, arrays=arrays, layout=layout)
         self._release()
         return self._spool
@@ -337,7 +362,7 @@ class SpoolWriter:
     def flush(self) -> None:
         """Hand what was written to the system, so that others see it."""
         for file in self._files:
-            file.opened().flush()
+            file.flush()
 
     def _check_count(self) -> None:
         if self._expected is not None and self.rows != self._expected:
@@ -380,12 +405,6 @@ class SpoolWriter:
         os.replace(beside, self.folder / _MANIFEST)
 
 
-def _checked(values: Array | pa.Array | pa.ChunkedArray, column: Column, where: Where) -> Array:
-    if isinstance(values, np.ndarray):
-        return conform(values, column, where=where)
-    return to_numpy(values, column, where=where)
-
-
 @dataclass(slots=True)
 class _ColumnFile:
     """One column's file while it is written."""
@@ -405,16 +424,21 @@ class _ColumnFile:
 
     def open(self, folder: Path) -> None:
         self.path = str(folder / self.name)
-        # Not "wb": it would cut off what another writer has written.
-        number = os.open(folder / self.name, os.O_RDWR | os.O_CREAT, 0o600)
-        self.file = open(number, "r+b", buffering=_BUFFER_BYTES)  # noqa: SIM115 (closed by close)
+        self.file = shared_file(folder / self.name)
 
     def opened(self) -> BinaryIO:
         if self.file is None:
             raise ValueError("use a SpoolWriter inside a `with` block.")
         return self.file
 
-    def match(self, array: Array, where: Where) -> None:
+    def flush(self) -> None:
+        self.opened().flush()
+
+    def whole(self, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Any:
+        """The column of all writers, through the file that is open."""
+        return mapped_file(self.opened(), rows, dtype, shape)
+
+    def match(self, array: Any, where: Where) -> None:
         """The first rows set dtype and width; later ones must agree."""
         dtype, shape = array.dtype.name, array.shape[1:]
         if self.dtype not in (None, dtype) or self.shape not in (None, shape):
@@ -426,7 +450,7 @@ class _ColumnFile:
             )
         self.dtype, self.shape = dtype, shape
 
-    def write(self, array: Array) -> None:
+    def write(self, array: Any) -> None:
         file = self.opened()
         if not array.nbytes:
             return

@@ -31,6 +31,7 @@ _PR_SET_TIMERSLACK = 29
 _OWNER_CHECK_S = 1.0
 _REQUEST_TIMEOUT_S = 10.0
 _SWEEP_S = 5.0
+_opened_by = ""  # what was being preloaded when this process first used a GPU
 _ACCELERATORS = ("/dev/nvidia-uvm", "/dev/kfd")  # what CUDA and ROCm open when they are first asked anything
 
 
@@ -50,7 +51,7 @@ def main(order: dict[str, Any]) -> None:
     before, late = dict(os.environ), order.get("late", False)
     failure = None if late else _preload(order["preload"])
     if not late and holds_accelerator():
-        _begin_again({**order, "late": True})
+        _begin_again({**order, "late": True, "opened_by": _opened_by or order["preload"][-1]})
     server = _ForkServer(
         listener,
         order["path"],
@@ -58,6 +59,7 @@ def main(order: dict[str, Any]) -> None:
         idle_s=order["idle_s"],
         failure=failure,
         late=order["preload"] if late else [],
+        opened_by=order.get("opened_by", ""),
         variables={name: value for name, value in os.environ.items() if before.get(name) != value},
     )
     _unlink(os.path.splitext(order["path"])[0] + ".starting")
@@ -70,12 +72,15 @@ def main(order: dict[str, Any]) -> None:
 
 def _preload(names: list[str]) -> str | None:
     """Import everything; the traceback as text when that fails."""
+    global _opened_by
     try:
         for name in names:
             module, _, function = name.partition(":")
             loaded = importlib.import_module(module)
             if function:
                 getattr(loaded, function)()
+            if not _opened_by and holds_accelerator():
+                _opened_by = name
     except BaseException:  # noqa: BLE001 - whatever it is, those who ask for a child get the traceback
         return traceback.format_exc()
     # What was imported lives as long as the process: children need not look through it for garbage,
@@ -112,6 +117,7 @@ class _ForkServer:
         idle_s: float,
         failure: str | None,
         late: list[str],
+        opened_by: str,
         variables: dict[str, str],
     ) -> None:
         self._listener = listener
@@ -119,7 +125,7 @@ class _ForkServer:
         self._owner = owner
         self._idle_s = idle_s
         self._failure = failure
-        self._late = late
+        self._late, self._opened_by = late, opened_by
         self._variables = variables  # set by what was imported
         self._leashes: dict[int, _Leash] = {}
         self._selector = selectors.DefaultSelector()
@@ -261,8 +267,8 @@ class _ForkServer:
             os.dup2(output, 2)
             os.close(output)
             _take_over(surroundings, self._variables)
-            if self._late and (failure := _preload(self._late)):
-                raise ImportError(failure)
+            if self._late:
+                self._import_late()
             module, _, function = surroundings["entry"].partition(":")
             status = getattr(importlib.import_module(module), function)(socket.socket(fileno=control))
         except BaseException:  # noqa: BLE001 - the edge of the process
@@ -271,6 +277,14 @@ class _ForkServer:
             # Interpreter shutdown would run the framework's own teardown, which may hang.
             _flush()
             os._exit(status)
+
+    def _import_late(self) -> None:
+        sys.stderr.write(
+            f"importing {self._opened_by!r} opens a GPU, and CUDA does not work in forks of such a process:"
+            " this worker imports everything itself, which takes longer.\n"
+        )
+        if failure := _preload(self._late):
+            raise ImportError(failure)
 
     def _collect(self) -> None:
         for leash in [leash for leash in self._leashes.values() if leash.pid is not None]:

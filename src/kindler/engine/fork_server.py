@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kindler.engine.channel import Channel, ChannelClosed, Frame
+from kindler.engine.left_running import leave_running
 from kindler.errors import StartTimeoutError, TrainingError
 from kindler.temporary import locked, private_folder
 
@@ -377,6 +378,7 @@ def _spawn(recipe: Recipe, owner: int, path: Path) -> None:
         )
     path.with_suffix(_STARTING).write_text(str(process.pid))
     _started.append(process)
+    leave_running(process)  # it ends with its owner, which need not be this process
 
 
 def _quiet_threads() -> dict[str, str]:

@@ -12,7 +12,7 @@ import queue
 import resource
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -67,6 +67,7 @@ class Hub:
         settings: Time limits, and the ports that may be taken.
         roles: The role of every rank; by default all are workers.
         services: The ranks that are stopped as soon as all others are done.
+        graces: Of these, those that are told so first, and the seconds that they have to end by themselves.
         crew: How many ranks take part in gathers: the first ones; None is all.
         at_driver: Whether it is the driver's, which feeds workers and takes what they put out.
         host: The address to listen on.
@@ -82,6 +83,7 @@ class Hub:
         settings: RunSettings,
         roles: Sequence[str] = (),
         services: Collection[int] = (),
+        graces: Mapping[int, float] | None = None,
         crew: int | None = None,
         at_driver: bool = True,
         host: str = "127.0.0.1",
@@ -93,6 +95,7 @@ class Hub:
         self._settings = settings
         self._roles = tuple(roles) or ("worker",) * size
         self._services = frozenset(services)
+        self._graces = dict(graces or {})
         self._crew = size if crew is None else crew
         self._left: set[int] = set()
         self._at_driver = at_driver
@@ -108,6 +111,7 @@ class Hub:
         self._lock = threading.RLock()
         self._aborted = threading.Event()
         self._abort_at: float | None = None
+        self._ending = False
         beat_s = beat_interval(settings.heartbeat_s, settings.stall_timeout_s)
         # What a rank did just now is known a beat later.
         self._motion = Motion(size, settings.stall_timeout_s + beat_s, beat_s=beat_s)
@@ -373,7 +377,23 @@ class Hub:
             for turn, gathering in list(self._gatherings.items()) if rank in self._left else ():
                 self._answer(turn, gathering)
         if self._services and all(self._members[r].finished for r in self._members.keys() - self._services):
+            self._end_services()
+
+    def _end_services(self) -> None:
+        """Stop all services, or tell those that have time to end by themselves that it has begun."""
+        left = {
+            r: grace_s
+            for r, grace_s in self._graces.items()
+            if r in self._members and not self._members[r].finished
+        }
+        if not left:
             self.abort()
+        elif not self._ending:
+            self._ending = True
+            self._abort_within(max(left.values()))
+            for rank in left:
+                if self._members[rank].has_job:  # otherwise once it has
+                    self._members[rank].peer.send("ending")
 
     def _ended(self, rank: int, event: Event) -> None:
         """A rank is over: say so to those who feed it, and to the driver."""
@@ -396,6 +416,8 @@ class Hub:
             self._members[rank].has_job = True
             if rank in self._feeds:
                 self.feeds(rank)  # connects them
+            if self._ending and rank in self._graces:
+                self._members[rank].peer.send("ending")
         with self._lock:
             if frame.kind == "pulse":
                 self._motion.pulse(rank, frame.fields["ticks"], frame.fields["waiting"], now)
@@ -411,8 +433,12 @@ class Hub:
     def _stop_the_others(self, *, at_once: bool, why: str | None) -> None:
         if at_once:
             self.abort(why)
-        elif self._abort_at is None:
-            self._abort_at = time.monotonic() + _ROOT_CAUSE_GRACE_S
+        else:
+            self._abort_within(_ROOT_CAUSE_GRACE_S)
+
+    def _abort_within(self, seconds: float) -> None:
+        at = time.monotonic() + seconds
+        self._abort_at = at if self._abort_at is None else min(at, self._abort_at)
 
     def _tick(self, now: float) -> None:
         if self._abort_at is not None and now > self._abort_at:

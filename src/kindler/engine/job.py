@@ -41,6 +41,8 @@ class RankSpec:
         ports: How many TCP ports to hold for the program that runs there.
         service: Whether it serves the others and has no end of its own: it is stopped as soon as every other
             rank has a result, and needs none itself.
+        grace_s: Of a service: how long it may go on once every other rank has a result, to return by itself;
+            `worker.others_ended` says so.
         beside: Whether it runs beside the others: it takes no slot of the cluster (it runs where ranks meet:
             at the driver, or with the first rank where that is out of reach) and no part in gathers, and
             `worker.size` does not count it. Such ranks are services and come last.
@@ -51,6 +53,7 @@ class RankSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     ports: int = 0
     service: bool = False
+    grace_s: float = 0.0
     beside: bool = False
 
 
@@ -120,3 +123,10 @@ class Job:
     def services(self) -> frozenset[int]:
         """The ranks that are stopped once all others have a result."""
         return frozenset(rank for rank, spec in enumerate(self.ranks) if spec.service)
+
+    @property
+    def graces(self) -> dict[int, float]:
+        """The services that may end by themselves, and the seconds that they have for it."""
+        return {
+            rank: spec.grace_s for rank, spec in enumerate(self.ranks) if spec.service and spec.grace_s > 0
+        }

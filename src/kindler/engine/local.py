@@ -72,6 +72,7 @@ class _LocalLaunch:
                 settings=job.settings,
                 roles=job.roles,
                 services=job.services,
+                graces=job.graces,
                 crew=job.crew,
             )
         )

@@ -382,7 +382,7 @@ class Supervisor:
                         host, port = frame.fields["cargo"]
                         self._source = (host, port)
                     self._welcome.set()
-                elif frame.kind in ("gathered", "bulk", "part") or is_feed(frame.kind):
+                elif frame.kind in ("gathered", "bulk", "part", "ending") or is_feed(frame.kind):
                     self._pass_down(frame)
                 elif frame.kind == "kept":
                     self._kept.set()

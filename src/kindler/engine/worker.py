@@ -23,6 +23,8 @@ from kindler.engine.channel import Channel, ChannelClosed
 from kindler.engine.cores import usable_cores
 from kindler.engine.feeds import WINDOW_BYTES, FeedReader, Feeds, FeedWriter, is_feed
 from kindler.engine.gather import Wants, read_numbers, unpack_parts, write_numbers
+from kindler.engine.gpus import Placement, gpus_of_task, machine_gpus, place
+from kindler.engine.here import WorkerInfo, be
 from kindler.engine.members import GangMember, cluster_spec, members_of
 from kindler.engine.peer_sockets import answer_calls, call, connect_links
 from kindler.errors import ConfigError, KindlerError, SyncError, SyncTimeoutError, plain_fields
@@ -84,6 +86,7 @@ class Worker:
         self._is_fed: bool = fields["fed"]
         self._feeds = Feeds("the driver", channel.send, waiting=self.tick)
         self._released = threading.Event()
+        self._others_ended = threading.Event()
         self._gathered: queue.Queue[tuple[list[bytes], frozenset[int]]] = queue.Queue()
         self._turn = 0
         self._ticks = 0
@@ -93,6 +96,30 @@ class Worker:
         """This worker's part of the cores that it and its neighbours may use."""
         cores = usable_cores()
         return max(1, (cores if granted is None else min(cores, granted)) // self.local_size)
+
+    def place(self, device: str, *, share: bool) -> Placement:
+        """Take a GPU of this machine, or none, for this process; the program can ask who it is from now on.
+
+        Args:
+            device: "auto", "cpu", "cuda" or "cuda:N".
+            share: Whether workers may share a GPU.
+
+        Raises:
+            ConfigError: There is no such GPU.
+        """
+        neighbours = self.hosts.count(self.host)
+        found = place(
+            device,
+            local_rank=self.local_rank,
+            local_size=neighbours,
+            share=share,
+            given=gpus_of_task(),
+            gpus=[] if device == "cpu" else machine_gpus(),
+        )
+        found.take()
+        kind = "cpu" if found.visible is None else "cuda"
+        be(WorkerInfo(self.rank, self.size, self.local_rank, neighbours, self.host, kind))
+        return found
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """The bytes of every rank, in the order of ranks; all ranks call this in the same order.
@@ -205,6 +232,11 @@ class Worker:
         self._channel.send("release")
         if not self._released.wait(self._sync_timeout_s):
             raise SyncError(f"the held ports of worker {self.rank} were not released.")
+
+    @property
+    def others_ended(self) -> threading.Event:
+        """Of a service with a grace: set once every other rank has a result. It should return then."""
+        return self._others_ended
 
     def feed(self, name: str) -> FeedReader:
         """What the driver pushes to this rank under `name`, as it comes.
@@ -325,6 +357,8 @@ def _listen(channel: Channel, worker: Worker) -> None:
                 worker._feeds.heard(frame)
             elif frame.kind == "released":
                 worker._released.set()
+            elif frame.kind == "ending":
+                worker._others_ended.set()
     except ChannelClosed:
         os._exit(1)  # the supervisor is gone: nobody wants the result
 

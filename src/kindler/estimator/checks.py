@@ -12,13 +12,14 @@ from typing import Any
 
 from kindler.config import RunSettings
 from kindler.data.column_options import ColumnOptions
+from kindler.data.preparation import Preparation
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input
 from kindler.estimator.model import FrameworkModel
 from kindler.frameworks.registry import FrameworkSpec
 from kindler.sync.contract import SyncConfig
 from kindler.sync.registry import SYNCS, SyncSpec
-from kindler.train.options import FitOptions
+from kindler.train.options import FitOptions, RunOptions
 
 __all__ = [
     "ability_complaints",
@@ -26,8 +27,10 @@ __all__ = [
     "callback_complaints",
     "checkpoint_complaints",
     "column_complaints",
+    "division_complaints",
     "engine_complaints",
     "loader_complaints",
+    "preparation_complaints",
     "refuse",
     "row_weight_complaints",
     "seed_complaints",
@@ -75,6 +78,23 @@ def checkpoint_complaints(options: FitOptions, *, model_dir: str | None, validat
     metric = str(options.best_metric).rpartition(":")[2]
     if metric.startswith("val_") and not validated:
         yield f"best_metric={options.best_metric!r} needs validation_data."
+
+
+def preparation_complaints(
+    preparation: Preparation, options: RunOptions, *data: Input | None
+) -> Iterator[str]:
+    """Where a transform, collate or padding cannot work."""
+    if not preparation.active:
+        return
+    if any(item is not None and not item.has_columns for item in data):
+        asked = {**preparation.functions, "pad": preparation.pad, "length_col": preparation.length_col}
+        names = " and ".join(name for name, value in asked.items() if value is not None)
+        yield (
+            f"{names}: this data is batches that your own code makes, which has done all that already.\n"
+            "Hint: do it in that code, or pass the rows themselves, as a DataFrame, a path or arrays."
+        )
+    if preparation.length_col is not None and isinstance(options, FitOptions) and not options.shuffle:
+        yield "length_col takes rows by their length, and shuffle=False in their order; pass one of them."
 
 
 def column_complaints(columns: ColumnOptions, *data: Input | None) -> Iterator[str]:
@@ -126,6 +146,17 @@ def server_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
     yield from (f"sync={sync.name!r}: {problem}" for problem in model.against_server())
     if isinstance(shards := sync.options.get("shards"), int) and shards > 1:
         yield from (f"sync_options={{'shards': {shards}}}: {problem}" for problem in model.against_parts())
+
+
+def division_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
+    """Why the work of this model's optimizer cannot be divided between workers."""
+    if sync.name not in SYNCS.names or not isinstance(row := SYNCS.spec(sync.name), SyncSpec):
+        return
+    if row.divides:
+        problems = model.against_division(sync.options.get("divide"))
+        if row.cuts and not problems:
+            problems = model.against_division("elements")
+        yield from (f"sync={sync.name!r}: {problem}" for problem in problems)
 
 
 def sync_complaints(sync: SyncConfig) -> Iterator[str]:

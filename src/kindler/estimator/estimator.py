@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+import cloudpickle
 import numpy as np
 
 from kindler.config import RunSettings
 from kindler.data.column_options import ColumnOptions, Names
+from kindler.data.columns import Column, Columns
+from kindler.data.preparation import Preparation, Preparer
 from kindler.engine import local
 from kindler.errors import ConfigError, NotFittedError, UntrustedError
 from kindler.estimator.checks import (
@@ -25,8 +29,10 @@ from kindler.estimator.checks import (
     callback_complaints,
     checkpoint_complaints,
     column_complaints,
+    division_complaints,
     engine_complaints,
     loader_complaints,
+    preparation_complaints,
     refuse,
     row_weight_complaints,
     seed_complaints,
@@ -40,6 +46,7 @@ from kindler.estimator.model import FrameworkModel, LiveModel
 from kindler.estimator.model_fn import ModelFnEstimator
 from kindler.files import beside, folder_at, place, split
 from kindler.frameworks.caller_state import leaves_no_trace
+from kindler.frameworks.pickling import travelling
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.sync.contract import SyncConfig
 from kindler.train import estimator_file
@@ -59,6 +66,7 @@ if TYPE_CHECKING:
 __all__ = ["Estimator"]
 
 Hear = Callable[[Mapping[str, Any]], None]
+AnyOptions = TypeVar("AnyOptions", FitOptions, EvaluateOptions, PredictOptions)
 
 
 class Door:
@@ -90,8 +98,11 @@ class Estimator:
         seed: int,
         settings: RunSettings,
         log_dir: str | PathLike[str] | None = None,
+        preparation: Preparation | None = None,
     ) -> None:
         self._model = model
+        self._preparation = preparation or Preparation()
+        self._warned_of_chance = False
         self._workers = workers
         self._engine: Engine = engine
         self._device = device
@@ -120,18 +131,28 @@ class Estimator:
         workers: int | None = None,
         engine: Engine = "auto",
         device: str = "auto",
+        share_gpus: bool = False,
         model_dir: str | PathLike[str] | None = None,
         seed: int = 0,
-        precision: Literal["bf16"] | None = None,
+        precision: Literal["bf16", "fp16"] | None = None,
+        tf32: bool = False,
         clip_norm: float | None = None,
         clip_value: float | None = None,
         accumulation_steps: int = 1,
         inputs: Literal["positional", "dict"] = "positional",
         compile: Literal["auto", "default", "graphs", "reduce-overhead"] | None = None,  # noqa: A002
         device_cache: Literal["auto"] | bool = "auto",
+        process_group: bool = False,
         settings: RunSettings | None = None,
         backend: str | None = None,
         log_dir: str | PathLike[str] | None = None,
+        transform: Callable[..., Any] | None = None,
+        eval_transform: Callable[..., Any] | None = None,
+        collate: Callable[..., Any] | None = None,
+        pad: Any = None,
+        pad_value: Any = None,
+        masks: bool = True,
+        length_col: str | None = None,
     ) -> Estimator:
         """Create an estimator from a PyTorch model.
 
@@ -149,10 +170,13 @@ class Estimator:
             workers: Number of workers. None is one per slot of the Spark application, or one per core.
             engine: "spark", "local", or "auto": Spark if the data is in Spark.
             device: "auto", "cpu", "cuda" or "cuda:N".
+            share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
             model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
                 several machines must share it.
             seed: Decides the initial weights that creators draw, the order of rows, and dropout.
-            precision: "bf16" runs forward passes in bfloat16 where torch considers it safe.
+            precision: "bf16" and "fp16" run forward passes in half precision where torch considers it safe;
+                with "fp16", losses are scaled so that small gradients are not lost.
+            tf32: Whether a GPU may multiply float32 matrices with TF32's ten bits; faster, less exact.
             clip_norm: Clip the gradient to this norm.
             clip_value: Clip each element of the gradient to this absolute value.
             accumulation_steps: Split each step into this many forward and backward passes: less memory, same
@@ -162,10 +186,24 @@ class Estimator:
                 training step as one CUDA graph, "auto" does so where it is possible; both need a GPU.
             device_cache: Whether features stay on the GPU between epochs. "auto": if they take no more than a
                 third of its free memory. Results are the same.
+            process_group: Whether the model may call `torch.distributed`, as SyncBatchNorm does: the default
+                process group joins all workers before the model is made.
             settings: Time limits, threads, shared memory.
             backend: Accepted for programs written for Orca ("bigdl", "torch_distributed", "horovod", "spark",
                 "ray"), without effect.
             log_dir: The folder that the driver writes event files for TensorBoard to.
+            transform: A function of a row: a dict of its feature and label columns and, if it has a parameter
+                `rng`, a random generator of that row and epoch. It returns a dict of columns, which the model
+                takes instead, and runs in the workers, beside the steps. With `kindler.batched`, a function
+                of a batch of columns.
+            eval_transform: The same for `evaluate`, validation and `predict`. None uses `transform` there.
+            collate: A function of a list of rows that returns a dict of arrays: the batch.
+            pad: "batch" pads rows of different lengths to the longest of the batch, a number to that length;
+                or a dict of these by column. The model gets a mask for each padded column, after all columns.
+            pad_value: What rows are padded with, or a dict of that by column. None is 0, and -100 for labels.
+            masks: Whether the model gets masks.
+            length_col: A column whose rows are as long as a row is, or whose numbers say so: each step
+                trains on rows of similar length.
         """
         FRAMEWORKS.load("torch")
         from kindler.frameworks.torch.spec import TorchSpec, check
@@ -179,18 +217,30 @@ class Estimator:
             scheduler_step=scheduler_step,
             config=dict(config or {}),
             precision=precision,
+            tf32=tf32,
             clip_norm=clip_norm,
             clip_value=clip_value,
             accumulation_steps=accumulation_steps,
             inputs=inputs,
             compile=compile,
             device_cache=device_cache,
+            process_group=process_group,
+        )
+        preparation = Preparation(
+            transform=transform,
+            eval_transform=eval_transform,
+            collate=collate,
+            pad=pad,
+            pad_value=pad_value,
+            masks=masks,
+            length_col=length_col,
         )
         refuse(
             *check(spec),
             *engine_complaints(workers, engine),
             *seed_complaints(seed),
             *backend_complaints(backend),
+            *preparation.complaints(),
         )
         uses_torchmetrics = "torchmetrics" in {type(m).__module__.partition(".")[0] for m in _flat(metrics)}
         return cls(
@@ -204,8 +254,9 @@ class Estimator:
             device=device,
             model_dir=model_dir,
             seed=seed,
-            settings=settings or RunSettings(),
+            settings=_with_sharing(settings, share_gpus),
             log_dir=log_dir,
+            preparation=preparation,
         )
 
     @classmethod
@@ -223,9 +274,17 @@ class Estimator:
         keras_backend: Literal["tensorflow", "jax", "torch"] | None = None,
         *,
         device: str = "auto",
+        share_gpus: bool = False,
         inputs: Literal["auto", "positional", "dict"] = "auto",
         log_dir: str | PathLike[str] | None = None,
         settings: RunSettings | None = None,
+        transform: Callable[..., Any] | None = None,
+        eval_transform: Callable[..., Any] | None = None,
+        collate: Callable[..., Any] | None = None,
+        pad: Any = None,
+        pad_value: Any = None,
+        masks: bool = True,
+        length_col: str | None = None,
     ) -> Estimator:
         """Create an estimator from a Keras model: Keras 3 on any backend, or Keras 2 as `tf_keras`.
 
@@ -244,10 +303,23 @@ class Estimator:
             keras_backend: The backend of the workers. None is the backend of the model, or the one that
                 `import keras` would choose here.
             device: "auto", "cpu" or "cuda".
+            share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
             inputs: How several feature columns are passed to the model: in order ("positional"), by name
                 ("dict"), or by name if the model's inputs have the names of the columns ("auto").
             log_dir: The folder that the driver writes event files for TensorBoard to.
             settings: Time limits, threads, shared memory.
+            transform: A function of a row: a dict of its feature and label columns and, if it has a parameter
+                `rng`, a random generator of that row and epoch. It returns a dict of columns, which the model
+                takes instead, and runs in the workers, beside the steps. With `kindler.batched`, a function
+                of a batch of columns.
+            eval_transform: The same for `evaluate`, validation and `predict`. None uses `transform` there.
+            collate: A function of a list of rows that returns a dict of arrays: the batch.
+            pad: "batch" pads rows of different lengths to the longest of the batch, a number to that length;
+                or a dict of these by column. The model gets a mask for each padded column, after all columns.
+            pad_value: What rows are padded with, or a dict of that by column. None is 0, and -100 for labels.
+            masks: Whether the model gets masks.
+            length_col: A column whose rows are as long as a row is, or whose numbers say so: each step
+                trains on rows of similar length.
         """
         from kindler.frameworks.keras import backends
         from kindler.frameworks.keras.spec import KerasSpec, check
@@ -259,7 +331,21 @@ class Estimator:
             config=dict(config or {}),
             inputs=inputs,
         )
-        refuse(*check(spec), *engine_complaints(workers, engine), *seed_complaints(seed))
+        preparation = Preparation(
+            transform=transform,
+            eval_transform=eval_transform,
+            collate=collate,
+            pad=pad,
+            pad_value=pad_value,
+            masks=masks,
+            length_col=length_col,
+        )
+        refuse(
+            *check(spec),
+            *engine_complaints(workers, engine),
+            *seed_complaints(seed),
+            *preparation.complaints(),
+        )
         chosen = backends.backend_of(model, keras_backend)
         backends.require(chosen)
         return cls(
@@ -269,8 +355,9 @@ class Estimator:
             device=device,
             model_dir=model_dir,
             seed=seed,
-            settings=settings or RunSettings(),
+            settings=_with_sharing(settings, share_gpus),
             log_dir=log_dir,
+            preparation=replace(preparation, text=chosen == "tensorflow"),
         )
 
     @classmethod
@@ -524,9 +611,10 @@ class Estimator:
             validation_freq: Validate every so many epochs, or after the epochs with these numbers.
             class_weight: Keras only: the weight of a row by its label.
             sample_weight_col: Keras only: a column with the weight of each row.
-            sync: How workers agree: "allreduce", "async" (a parameter server applies what each worker
-                learns), "rounds" (workers train by themselves and average their weights), or the name of a
-                sync that another package adds.
+            sync: How workers agree: "allreduce", "sharded" (the same result, each worker updating a slice of
+                the parameters; PyTorch only), "fsdp" (the parameters are divided, too; PyTorch only), "async"
+                (a parameter server applies what each worker learns), "rounds" (workers train by themselves
+                and average their weights), or the name of a sync that another package adds.
             sync_options: Options of that sync.
 
         Returns:
@@ -581,17 +669,22 @@ class Estimator:
         model, validated = self._model, validation is not None
         refuse(
             *ability_complaints(model.row, "train"),
+            *preparation_complaints(self._preparation, options, data, validation),
             *model.lacking("optimizer", "loss"),
             *model.against_data(data.data),
             *row_weight_complaints(model.row, options),
             *sync_complaints(options.sync),
             *loader_complaints(options.sync, data),
             *server_complaints(options.sync, model),
+            *division_complaints(options.sync, model),
             *options.complaints(),
             *checkpoint_complaints(options, model_dir=self._model_dir, validated=validated),
             *column_complaints(options.columns, data, validation),
             *callback_complaints(options.callbacks, model.row, validated=validated),
         )
+        options = self._with_preparation(options, trains=True)
+        if validated:
+            self._warn_of_chance()
         inputs = [data] if validation is None else [data, validation]
         params = run_params(
             model.spec,
@@ -618,12 +711,13 @@ class Estimator:
             )
             self._summaries.finish(results.rows)
             on_driver.finish(results.rows)
-            self._layout, self._columns = results.layout, replace(options.columns, weight_col=None)
+            self._layout = results.layout
+            self._columns = replace(options.columns, weight_col=None, ragged=None, length_col=None)
             self._live.state = results.state
             first = results.rows[0]["epoch"] if options.resume and results.rows else math.inf
             earlier = [row for row in self.history if row["epoch"] < first]
-            self.history = History([*earlier, *results.rows])
-        return History(results.rows)
+            self.history = History([*earlier, *results.rows], results.mode)
+        return History(results.rows, results.mode)
 
     @leaves_no_trace
     def evaluate(
@@ -674,8 +768,11 @@ class Estimator:
             *self._model.against_data(given.data),
             *options.complaints(),
             *column_complaints(columns, given),
+            *preparation_complaints(self._preparation, options, given),
         )
+        self._warn_of_chance()
         options = replace(options, columns=given.complete(columns, self._columns))
+        options = self._with_preparation(options)
         return self._run(given, options, hear=self._summaries.report).rows[0]
 
     @leaves_no_trace
@@ -737,15 +834,18 @@ class Estimator:
 
     def _predict(self, given: Input, options: PredictOptions) -> Any:
         refuse(*given.score_complaints(options), *options.complaints())
+        self._warn_of_chance()
         columns = replace(given.complete(options.columns, self._columns), label_cols=None, need_labels=False)
+        options = self._with_preparation(replace(options, columns=columns))
         request = ScoreRequest(
             framework=self._model.framework,
             spec=self._model.packed,
             state=self._live.state,
-            options=replace(options, columns=columns),
+            options=options,
             layout=self._layout,
             device=self._device,
             seed=self._seed,
+            labels=tuple(self._columns.labels or ("label", "y")),
             job=job_of(
                 self._model,
                 self._settings,
@@ -814,6 +914,7 @@ class Estimator:
             model_dir=model_dir,
             seed=seed,
             settings=settings or self._settings,
+            preparation=self._preparation,
         )
         if state:
             made._live.state = state
@@ -1027,7 +1128,9 @@ class Estimator:
             "signature": self.signature,
             "history": list(self.history),
         }
-        return estimator_file.Saved(facts, self._model.packed, self._live.state)
+        prepared = self._preparation.functions or self._preparation.active
+        packed = travelling(self._preparation) if prepared else b""
+        return estimator_file.Saved(facts, self._model.packed, self._live.state, packed)
 
     @classmethod
     def _of_saved(cls, saved: estimator_file.Saved, options: dict[str, Any]) -> Estimator:
@@ -1037,10 +1140,47 @@ class Estimator:
         model = FrameworkModel.unpacked(facts["framework"], saved.recipe, tuple(facts["preload"]))
         known = {name: facts[name] for name in ("workers", "engine", "device", "seed")}
         arguments = {"model_dir": None, "settings": RunSettings(), **known, **options}
+        if saved.preparation:
+            arguments["preparation"] = cloudpickle.loads(saved.preparation)
         estimator = cls(model, **arguments)
         estimator.restore_columns(facts["signature"], facts["history"])
         estimator._live.state = saved.state
         return estimator
+
+    @property
+    def preparation(self) -> Preparation:
+        """What is done to rows between the data and the model: the transform, collate and padding."""
+        return self._preparation
+
+    def preparer(self) -> Preparer:
+        """What does to rows that are scored what `predict` does, for whoever calls the model itself."""
+        columns = self._columns
+        features = columns.features or [name for name in ("features", "x") if name in self._layout] or ["x"]
+        return Preparer(
+            self._preparation,
+            Columns(features=tuple(Column(name=name, role="feature") for name in features), labels=()),
+            trains=False,
+            seed=self._seed,
+            labels=tuple(columns.labels or ("label", "y")),
+        )
+
+    def _with_preparation(self, options: AnyOptions, *, trains: bool = False) -> AnyOptions:
+        """The options, with what the estimator does to rows."""
+        own = self._preparation
+        columns = replace(options.columns, ragged=own.ragged, length_col=own.length_col if trains else None)
+        return replace(options, columns=columns, preparation=own if own.ragged else None)
+
+    def _warn_of_chance(self) -> None:
+        """Say once that rows are augmented where they are judged."""
+        if self._preparation.augments_all and not self._warned_of_chance:
+            self._warned_of_chance = True
+            warnings.warn(
+                "transform draws random numbers and there is no eval_transform: rows that are evaluated or"
+                " scored are augmented as well, each in the same way every time.\n"
+                "Hint: pass eval_transform=..., which does the rest of it without chance.",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def _run(
         self,
@@ -1070,6 +1210,11 @@ class Estimator:
             hear=hear,
         )
         return run(plan)
+
+
+def _with_sharing(settings: RunSettings | None, share_gpus: bool) -> RunSettings:
+    settings = settings or RunSettings()
+    return replace(settings, share_gpus=True) if share_gpus else settings
 
 
 def _recognised(data: Any) -> Input | None:

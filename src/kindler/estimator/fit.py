@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kindler.config import RunSettings
 from kindler.data.row_order import Dealing
 from kindler.engine import local
+from kindler.engine.gpus import crowd_message, machine_gpus
 from kindler.engine.hub import Event
 from kindler.engine.job import Job, RankSpec, equal_ranks, new_run_id
 from kindler.engine.outcome import Outcome
@@ -93,11 +94,13 @@ class RunResults:
         rows: The history's rows, or the one row of an evaluation.
         layout: dtype and row shape of each column.
         state: What training continues from; empty after an evaluation.
+        mode: How the framework ran the steps, if it had a choice.
     """
 
     rows: list[dict[str, Any]]
     layout: dict[str, Any]
     state: bytes
+    mode: str | None = None
 
 
 def run(plan: RunPlan) -> RunResults:
@@ -118,6 +121,7 @@ def run(plan: RunPlan) -> RunResults:
             validation=validation,
             seed=plan.seed,
             device=plan.device,
+            process_group=plan.model.replica_type.wants_process_group(plan.model.spec),
             model_dir=plan.model_dir,
             run_id=new_run_id(),
             log_steps=plan.log_steps,
@@ -127,12 +131,15 @@ def run(plan: RunPlan) -> RunResults:
         spec = plan.model.packed
         what = "epoch" if task.trains else "evaluate"
         with ProgressBar(verbose=options.verbose, what=what) as progress:
-            crew = Crew(plan.workers, plan.settings, spark, _teller(plan, progress))
+            gpus = [] if on_spark else _gpus_here(plan)
+            crew = Crew(plan.workers or len(gpus) or None, plan.settings, spark, _teller(plan, progress))
             returning = ReturningExecutors(crew, task)
             hear = _listener(progress, plan.hear, returning.heard, _mourner(crew.say))
 
             def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
                 crew.gather()
+                if gpus and crew.size > len(gpus) and not plan.settings.share_gpus:
+                    raise ConfigError(crowd_message(crew.size, len(gpus)))
                 if crew.size > 1 and task.trains:
                     _refuse_several(plan.model)
                 dealing = _dealing(crew.size, plan.seed, [found.header for found in checkpoints])
@@ -147,13 +154,14 @@ def run(plan: RunPlan) -> RunResults:
             outcomes = Attempts(task, launch, crew.say).run()
     told, state = next(outcome.buffers for outcome in outcomes if outcome.buffers and outcome.buffers[0])
     report = json.loads(told)
-    return RunResults(report["rows"], report["layout"], state)
+    return RunResults(report["rows"], report["layout"], state, report.get("mode"))
 
 
 def _prepared(plan: RunPlan, item: Input, name: str, spark: SparkSession | None, folder: Path) -> Prepared:
+    columns = plan.options.columns
     request = SourceRequest(
         name=name,
-        columns=plan.options.columns,
+        columns=columns if name == "data" else replace(columns, length_col=None),
         ingest=plan.options.ingest,
         spark=spark,
         scratch=folder,
@@ -222,6 +230,13 @@ def _mourner(say: Callable[[str], None]) -> Callable[[Mapping[str, Any]], None]:
             )
 
     return hear
+
+
+def _gpus_here(plan: RunPlan) -> list[str]:
+    """The GPUs of this machine, if workers would compute on them."""
+    model = plan.model
+    wants = plan.device == "auto" or plan.device.startswith("cuda")
+    return machine_gpus() if wants and model.replica_type.may_use_gpus(model.spec) else []
 
 
 def _refuse_several(model: FrameworkModel) -> None:

@@ -102,6 +102,11 @@ class FrameworkModel:
         complaints: list[str] = self.replica_type.against_parts(self.spec)
         return complaints
 
+    def against_division(self, asked: str | None) -> list[str]:
+        """Complaints about dividing its optimizer between workers."""
+        complaints: list[str] = self.replica_type.against_division(self.spec, asked)
+        return complaints
+
 
 class LiveModel:
     """The model in this process: the user's own instance if one was given, with the state of the last run.

@@ -36,6 +36,7 @@ class BaseReplica:
     divisible = False
     model: Any = None
     optimizer: Any = None
+    mode: str | None = None
     output_names: tuple[str, ...] | None = None
 
     def __init__(
@@ -57,6 +58,21 @@ class BaseReplica:
         self._sums: dict[str, float] = {}
         self._rows = 0.0
         seed_own(seed)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it computes on a GPU."""
+        return False
+
+    @classmethod
+    def may_use_gpus(cls, spec: Any) -> bool:
+        """Whether the framework that is installed here could compute on a GPU; asks no device."""
+        return False
+
+    @classmethod
+    def wants_process_group(cls, spec: Any) -> bool:
+        """Whether workers join `torch.distributed` before they make the model."""
+        return False
 
     @classmethod
     def from_bytes(cls, spec: bytes, **options: Any) -> Any:
@@ -128,6 +144,12 @@ class BaseReplica:
         return [] if cls.divisible else ["the parameters of this framework's models cannot be divided."]
 
     @classmethod
+    def against_division(cls, spec: Any, asked: str | None) -> list[str]:
+        """Nobody has said how to divide the optimizer."""
+        complaint = "only the optimizer of a PyTorch model can be divided between workers."
+        return [f"{complaint}\nHint: sync='allreduce' has the same result."]
+
+    @classmethod
     def environment(cls, spec: Any) -> tuple[tuple[str, str], ...]:
         """Nothing has to be set before the framework is imported."""
         return ()
@@ -183,6 +205,10 @@ class BaseReplica:
     def fuse(self, exchange: Any) -> None:
         """Only for frameworks that say what they fuse with."""
         raise ConfigError(f"{type(self).__name__} exchanges no gradients within its own step.")
+
+    def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
+        """Only for frameworks whose optimizer can move parts of the parameters."""
+        raise ConfigError(f"the optimizer of {type(self).__name__} cannot be divided between workers.")
 
     def begin_epoch(self, epoch: int) -> None:
         """Seed Python and numpy by epoch and rank."""

@@ -119,6 +119,14 @@ class DriverModel(Protocol):
         """
 
     @classmethod
+    def may_use_gpus(cls, spec: Any) -> bool:
+        """Whether the framework that is installed here could compute on a GPU; asks no device."""
+
+    @classmethod
+    def wants_process_group(cls, spec: Any) -> bool:
+        """Whether workers join `torch.distributed` before they make the model."""
+
+    @classmethod
     def dumps(cls, spec: Any) -> bytes:
         """The spec as bytes, for workers and files."""
 
@@ -161,6 +169,13 @@ class DriverModel(Protocol):
     @classmethod
     def against_parts(cls, spec: Any) -> list[str]:
         """Why several parameter servers cannot share the parameters; empty if they can."""
+
+    @classmethod
+    def against_division(cls, spec: Any, asked: str | None) -> list[str]:
+        """Why workers cannot divide the optimizer's work, as far as it is known on the driver.
+
+        `asked` is what the user says that it can be divided into: "elements", "parameters" or None.
+        """
 
     @classmethod
     def environment(cls, spec: Any) -> tuple[tuple[str, str], ...]:
@@ -255,6 +270,7 @@ class Stepper(Scorer, Tallies, Keeps, Protocol):
             or "" for none.
         divisible: Whether its parameters can be divided between several parameter servers: `apply` takes
             None, and there is `join_parts`.
+        mode: How it makes its steps, where it was left a choice.
     """
 
     epoch: int
@@ -264,6 +280,7 @@ class Stepper(Scorer, Tallies, Keeps, Protocol):
     optimizer: Any
     fuses: str
     divisible: bool
+    mode: str | None
 
     def as_given(self) -> None:
         """Take from the user's own model what it says besides weights (what is frozen), not from a state."""

@@ -6,11 +6,13 @@ A Predictor is a value that is sent to where the rows are, and loads its model t
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +20,10 @@ from typing import Any
 import numpy as np
 
 from kindler.data.columns import Columns
+from kindler.data.prefetch import in_pool
+from kindler.data.preparation import Preparation, Preparer
+from kindler.data.prepared_batches import stacked
+from kindler.data.ragged import concatenated
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Scorer
 from kindler.frameworks.registry import FRAMEWORKS
@@ -90,6 +96,9 @@ class Predictor:
         output_cols: Names of the outputs; None is the model's own where it returns a dict, else "prediction",
             or "prediction_0", ... for several.
         finish: Makes the columns of the model's outputs; None takes the outputs as they are.
+        preparation: What is done to rows before the model sees them; None gives it the columns as they are.
+        labels: The columns that were labels when it was trained, which a transform may return still.
+        stack: Whether all prepared features are joined to one float32 matrix.
     """
 
     recipe: Recipe
@@ -97,6 +106,9 @@ class Predictor:
     batch_size: int
     output_cols: tuple[str, ...] | None = None
     finish: Callable[[list[np.ndarray[Any, Any]]], list[np.ndarray[Any, Any]]] | None = None
+    preparation: Preparation | None = None
+    labels: tuple[str, ...] = ()
+    stack: bool = False
 
     def with_threads(self, threads: int | None) -> Predictor:
         """The same with this number of threads; None leaves the process as it is."""
@@ -104,12 +116,18 @@ class Predictor:
 
     @cached_property
     def _key(self) -> str:
-        return self.recipe.key
+        return self._own_recipe.key
+
+    @property
+    def _own_recipe(self) -> Recipe:
+        """The recipe, with the names of what the rows were prepared to, once that is known."""
+        names = self.__dict__.get("_prepared_names")
+        return self.recipe if names is None else replace(self.recipe, feature_names=names)
 
     def replica(self) -> Scorer:
         """The model, loaded once per process."""
         if self._key not in _resident:
-            _resident[self._key] = self.recipe.load()
+            _resident[self._key] = self._own_recipe.load()
             while len(_resident) > _MOST_RESIDENT:
                 _resident.popitem(last=False)
         _resident.move_to_end(self._key)
@@ -117,8 +135,38 @@ class Predictor:
 
     def score(self, chunks: Iterable[Arrays]) -> Iterator[list[np.ndarray[Any, Any]]]:
         """The outputs for all rows of `chunks`, in batches of `batch_size` whatever the chunk sizes."""
-        replica, names = self.replica(), None
-        for number, batch in enumerate(fixed_batches(chunks, self.batch_size)):
+        if self.preparation is None:
+            return self._scored(fixed_batches(chunks, self.batch_size))
+        return self._scored(self._prepared(chunks, self.preparation))
+
+    def _prepared(self, chunks: Iterable[Arrays], preparation: Preparation) -> Iterator[Arrays]:
+        """Batches of prepared rows: the next one is made while the model computes."""
+        preparer = Preparer(
+            preparation, self.columns, trains=False, seed=self.recipe.seed, labels=self.labels
+        )
+        names = [column.name for column in self.columns.features]
+        seen = _Places()
+
+        def made(job: tuple[int, Arrays]) -> dict[str, Any]:
+            first, batch = job
+            raw = dict(zip(names, batch, strict=True))
+            return preparer(raw, rows=len(batch[0]), where=lambda row: seen(first + row)).features
+
+        batches = fixed_batches(seen.watched(chunks), self.batch_size)
+        numbered = ((number * self.batch_size, batch) for number, batch in enumerate(batches))
+        with closing(in_pool(numbered, made, threads=1, name="kindler-transform")) as prepared:
+            for features in prepared:
+                if "_prepared_names" not in self.__dict__:
+                    self.__dict__["_prepared_names"] = tuple(features)
+                    self.__dict__.pop("_key", None)
+                yield stacked(features, stack=self.stack)
+
+    def _scored(self, batches: Iterator[Arrays]) -> Iterator[list[np.ndarray[Any, Any]]]:
+        replica: Scorer | None = None
+        names = None
+        for number, batch in enumerate(batches):
+            # Not before the first batch: what prepared rows are called shows in them.
+            replica = self.replica() if replica is None else replica
             outputs = replica.predict(batch)
             self._check(outputs, len(batch[0]))
             if number and replica.output_names != names:
@@ -184,6 +232,23 @@ def fixed_batches(chunks: Iterable[Arrays], size: int) -> Iterator[Arrays]:
 
 
 def _joined(parts: Sequence[Arrays]) -> Arrays:
-    return (
-        parts[0] if len(parts) == 1 else tuple(np.concatenate(column) for column in zip(*parts, strict=True))
-    )
+    return parts[0] if len(parts) == 1 else tuple(concatenated(column) for column in zip(*parts, strict=True))
+
+
+class _Places:
+    """Names rows by their numbers in all chunks together, as the chunk that a row came in does."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = [0]
+        self._names: list[Callable[[int], int | str] | None] = []
+
+    def watched(self, chunks: Iterable[Arrays]) -> Iterator[Arrays]:
+        for chunk in chunks:
+            self._names.append(getattr(chunk, "where", None))
+            self._starts.append(self._starts[-1] + len(chunk[0]))
+            yield chunk
+
+    def __call__(self, row: int) -> int | str:
+        place = bisect.bisect_right(self._starts, row) - 1
+        name = self._names[place] if place < len(self._names) else None
+        return row if name is None else name(row - self._starts[place])

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data.batches import inputs
-from kindler.data.columns import conform, to_numpy
+from kindler.data.ragged import Ragged, read_column
+from kindler.data.rejoin import Chunk
 from kindler.data.shards.codec import Packed, pack, unpack
 from kindler.data.shards.reading import Values, pieces, values
 from kindler.inference.outputs import like
@@ -54,11 +55,12 @@ class ShardScorer:
                 return f"{first + i} of shard {number}"
 
             # A copy: a model that writes into its inputs must not change the shard.
-            taken = [np.array(_checked(by_name[c.name], c, where)) for c in columns.features]
-            yield inputs(columns, taken)
+            taken = [_copied(by_name[c.name], c, where) for c in columns.features]
+            chunk = Chunk(inputs(columns, taken))
+            chunk.where = where
+            yield chunk
 
 
-def _checked(data: Values, column: Any, where: Any) -> np.ndarray[Any, Any]:
-    if isinstance(data, np.ndarray):
-        return conform(data, column, where=where)
-    return to_numpy(data, column, where=where)
+def _copied(data: Values, column: Any, where: Any) -> Any:
+    checked = read_column(data, column, where=where)
+    return checked if isinstance(checked, Ragged) else np.array(checked)

@@ -11,13 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import cloudpickle
 import numpy as np
 
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
 from kindler.models.framework import FrameworkKind, fitted
-from kindler.models.kind import ModelKind, known_only
+from kindler.models.kind import ModelKind, confined, known_only, require_trust
 from kindler.models.predictor import Predictor
+from kindler.models.prepared import PREPARATION, PreparedPredictor, arguments_of, by_value
 from kindler.models.registry import MODEL_KINDS
 from kindler.models.signature import Arrays, Signature, TensorSpec
 
@@ -46,15 +48,27 @@ class EstimatorKind(ModelKind):
         known_only(options, inner.put_options, what=f"put of an estimator of kind {inner.kind!r}")
         inside = folder / _MODEL
         inside.mkdir()
-        return {
+        meta = {
             "model_kind": inner.kind,
             "model_meta": inner.write(model, inside, trusted=trusted, **options),
             "signature": obj.signature,
             "history": list(obj.history),
         }
+        if obj.preparation.active:
+            (folder / PREPARATION).write_bytes(by_value(obj.preparation))
+            meta["preparation"] = PREPARATION
+        return meta
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
         inner = _inner(meta)
+        if meta.get("preparation"):
+            require_trust(
+                trusted,
+                what="a stored estimator with a transform",
+                reason="its transform, collate or padding is code, stored as a pickle",
+            )
+            path = confined(folder, meta["preparation"])
+            options = {**arguments_of(cloudpickle.loads(path.read_bytes())), **options}
         for_model = {name: options.pop(name) for name in inner.get_options if name in options}
         model = inner.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
         return inner.estimator(model=model, **options).restore_columns(meta["signature"], meta["history"])
@@ -64,6 +78,8 @@ class EstimatorKind(ModelKind):
         trained = model.get_model()
         inner = MODEL_KINDS.kind_of(trained).predictor(trained)
         known = model.signature
+        if model.preparation.active:
+            return PreparedPredictor(inner, model)
         named = known["feature_cols"] or ()
         features = [named] if isinstance(named, str) else [str(name) for name in named]
         layout = known["layout"] or {}
@@ -120,9 +136,10 @@ def _spec(name: str, known: TensorSpec, layout: Any) -> TensorSpec:
     if name not in layout:
         return replace(known, name=name)
     dtype, shape = layout[name]
-    return replace(
-        known, name=name, dtype=known.dtype or str(dtype), shape=known.shape or (None, *map(int, shape))
-    )
+    if dtype in ("str", "bytes"):
+        dtype = "object"
+    sizes = tuple(None if size is None else int(size) for size in shape)
+    return replace(known, name=name, dtype=known.dtype or str(dtype), shape=known.shape or (None, *sizes))
 
 
 class _Renamed(Predictor):

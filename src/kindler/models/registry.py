@@ -133,13 +133,13 @@ class Kinds:
 
     def family(self, kind: str, meta: Mapping[str, Any]) -> str:
         """What a stored model computes with. Loads nothing."""
-        inside = str(meta.get("model_kind", kind))
+        inside = _inside(kind, meta)
         families = {row.name: row.family for row in self.rows if row.family}
         return families.get(inside, inside)
 
     def row(self, kind: str, meta: Mapping[str, Any]) -> Row:
         """The row of a stored model, or of the model in an estimator. Loads nothing."""
-        inside = str(meta.get("model_kind", kind))
+        inside = _inside(kind, meta)
         return next((row for row in self.rows if row.name == inside), Row(inside, ""))
 
     def _asked(self, obj: Any, shelf: str) -> Iterator[Handler]:
@@ -160,6 +160,11 @@ class Kinds:
     def _names(self, shelf: str) -> list[str]:
         own = [row.name for row in self.rows if shelf in row.shelves]
         return [*own, *(name for name in plugins.names() if name not in own)] if shelf == _MODELS else own
+
+
+def _inside(kind: str, meta: Mapping[str, Any]) -> str:
+    """The kind of the model in an estimator. Whatever else has such metadata is what its own kind says."""
+    return str(meta.get("model_kind", kind)) if kind == "estimator" else kind
 
 
 def _checked(found: Handler) -> ModelKind:

@@ -22,6 +22,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.control import control_command, inspect_command
 from celery.worker.state import maybe_shutdown
 
+from kindler import jail
 from kindler.errors import FrameError, NotFoundError
 from kindler.runtime.celery_app import CANCEL, CONTENT_TYPE, LOAD, TASK, lease_of, make_app, queue_of
 from kindler.runtime.large_messages import LargeMessages
@@ -59,6 +60,13 @@ def run_worker(
         trusted: Whether tasks that request it may run functions and pickles of the store.
         say: Called with a line of text when the worker is ready.
     """
+    lacking = None if trusted else jail.lacking()
+    if lacking is not None:
+        _log.warning(
+            "models cannot be locked in here: %s. Only those of scikit-learn and PyTorch are called.\nHint:"
+            " --trusted calls all of them, if you trust everybody who can write to the store.",
+            lacking,
+        )
     app = make_app(broker)
     engine = LocalEngine(store, workers=workers, trusted=trusted, labels=tuple(labels))
     runner = _TaskRunner(app, engine, LargeMessages(store))

@@ -12,7 +12,7 @@ from kindler.errors import ConfigError
 from kindler.registry import Registry, Spec
 from kindler.runtime.messages import Report, Task
 
-__all__ = ["Engine", "Listener", "Load", "default_broker", "open_engine"]
+__all__ = ["Engine", "Listener", "Load", "default_broker", "open_engine", "without_trust"]
 
 Listener: TypeAlias = Callable[[Report], None]
 
@@ -100,7 +100,8 @@ def open_engine(store: str, broker: str | None = None) -> Engine:
         store = os.path.abspath(os.path.expanduser(store))  # a worker may run in another folder
     engine: Engine
     if named is None or named.startswith("local:"):
-        engine = _ENGINES.load("local")(store, workers=_workers(named or "local://"))
+        workers, trusted = _local(named or "local://")
+        engine = _ENGINES.load("local")(store, workers=workers, trusted=trusted)
         return engine
     if named.partition("://")[0] not in _BROKERS:
         raise ConfigError(
@@ -111,9 +112,19 @@ def open_engine(store: str, broker: str | None = None) -> Engine:
     return engine
 
 
-def _workers(url: str) -> int | None:
+def without_trust(broker: str | None) -> str | None:
+    """The same broker; workers of this machine run no code of the store, and lock its models in."""
+    named = broker or default_broker(os.environ) or "local://"
+    if not named.startswith("local:"):
+        return broker  # whose workers say for themselves whom they trust
+    return f"{named}{'&' if '?' in named else '?'}trusted=0"
+
+
+def _local(url: str) -> tuple[int | None, bool]:
+    """The number of local processes, and whether they may run code of the store."""
     parameters = dict(parse_qsl(urlsplit(url).query))
-    workers = parameters.pop("workers", None)
-    if parameters or (workers is not None and not (workers.isdecimal() and int(workers))):
+    workers, trusted = parameters.pop("workers", None), parameters.pop("trusted", "1")
+    fine = workers is None or (workers.isdecimal() and int(workers))
+    if parameters or not fine or trusted not in ("0", "1"):
         raise ConfigError(f"invalid engine URL {url!r}.\nHint: local://?workers=2.")
-    return None if workers is None else int(workers)
+    return None if workers is None else int(workers), trusted == "1"

@@ -13,6 +13,7 @@ from typing import Any
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.loaded import LoadedModel, load
 from kindler.runtime import options, resolve_data, training, value_codec
+from kindler.runtime.locked_model import LockedModel, can_be_locked_in
 from kindler.runtime.messages import REDUCE, WRITES, Task
 from kindler.shelves.datasets.shelf import Datasets
 from kindler.shelves.models import Models
@@ -37,7 +38,7 @@ class Executor:
         self._capacity = capacity
         self._trusted = trusted
         self._store: Store | None = None
-        self._resident: OrderedDict[tuple[str, str, int, bool], LoadedModel] = OrderedDict()
+        self._resident: OrderedDict[tuple[str, str, int, bool], LoadedModel | LockedModel] = OrderedDict()
         self.loads = 0
 
     def run(self, task: Task) -> Any:
@@ -68,8 +69,9 @@ class Executor:
 
     def _script(self, task: Task, args: list[Any], options: dict[str, Any]) -> Any:
         shelf = Scripts(self._open(), task.bucket)
-        function = self._kept(shelf.metadata(task.name), trusted=task.trusted).model
-        return function(*args, **options)
+        script = self._kept(shelf.metadata(task.name), trusted=task.trusted)
+        assert isinstance(script, LoadedModel)
+        return script.model(*args, **options)
 
     def _model(self, task: Task, args: list[Any], options: dict[str, Any]) -> Any:
         models = Models(self._open(), task.bucket)
@@ -95,15 +97,25 @@ class Executor:
             raise ConfigError("a task's arguments are a list and a dict.")
         return args, options
 
-    def _kept(self, version: Version, *, trusted: bool) -> LoadedModel:
+    def _kept(self, version: Version, *, trusted: bool) -> LoadedModel | LockedModel:
         key = (version.shelf, f"{version.bucket}/{version.name}", version.number, trusted)
-        if key not in self._resident:
-            self._resident[key] = load(self._open(), version, trusted=trusted)
+        kept = self._resident.get(key)
+        if kept is None or (isinstance(kept, LockedModel) and kept.is_gone):
+            self._resident[key] = self._loaded(version, trusted=trusted)
             self.loads += 1
         self._resident.move_to_end(key)
         while len(self._resident) > self._capacity:
-            self._resident.popitem(last=False)
+            _, oldest = self._resident.popitem(last=False)
+            if isinstance(oldest, LockedModel):
+                oldest.close()
         return self._resident[key]
+
+    def _loaded(self, version: Version, *, trusted: bool) -> LoadedModel | LockedModel:
+        locked = not self._trusted and not trusted and version.shelf == "models"
+        if locked and can_be_locked_in(version):
+            with self._open().files(version) as folder:
+                return LockedModel(version, folder)
+        return load(self._open(), version, trusted=trusted)
 
     def _call_back(self, task: Task, result: Any) -> None:
         """The task has its result, whatever its callback does."""

@@ -12,6 +12,7 @@ from kindler.engine.channel import Channel, ChannelClosed, connect
 from kindler.engine.worker import Worker
 from kindler.runtime import value_codec
 from kindler.runtime.executor import Executor
+from kindler.runtime.locked_model import Encoded
 from kindler.runtime.logs import Log
 from kindler.runtime.messages import Report, Task, described
 
@@ -43,7 +44,10 @@ def serve(worker: Worker, order: bytes) -> list[bytes]:
 
 def _reported(executor: Executor, task: Task, log: Log) -> Report:
     try:
-        value, buffers = value_codec.encode(executor.run(task))
+        result = executor.run(task)
+        if isinstance(result, Encoded):
+            return Report("done", result.value, result.buffers, log=log.tail())
+        value, buffers = value_codec.encode(result)
     except KeyboardInterrupt:
         raise
     except BaseException as exc:  # noqa: BLE001 - the edge of the worker, also for code that calls sys.exit

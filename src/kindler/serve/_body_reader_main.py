@@ -2,18 +2,18 @@
 
 A few bytes can stand for gigabytes, and a parser can hold Python's lock for seconds. Here neither reaches
 anybody else: what takes more memory than its bytes can be worth fails, and the server ends what takes too
-long.
+long. A parser with a flaw does not reach anything either: where the system can do it, the process is locked
+in. The server sets its limits, from outside.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from typing import Any
 
+from kindler import jail
 from kindler.data.arrow import stream
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols import Codec, Sent
@@ -23,7 +23,12 @@ from kindler.serve.protocols.tables import read_table
 from kindler.serve.protocols.tfserving import TfServing
 from kindler.serve.protocols.v2 import V2
 from kindler.serve.request_codec import packed_request, read_frame, signature_from, write_frame
-from kindler.serve.requests import Target
+from kindler.serve.requests import InferRequest, Target
+
+try:
+    from kindler.serve.grpc_api.tensors import InferMessage, request_from
+except ModuleNotFoundError:  # protobuf; then nobody sends messages either
+    pass
 
 _NICE = 5  # whoever sends much waits a little longer than whoever sends little
 _CODECS: dict[str, Codec] = {codec.name: codec for codec in (V2(), TfServing(), Mlflow(), OmegaCodec())}
@@ -36,6 +41,8 @@ def main() -> None:
     answers = io.BufferedWriter(io.FileIO(os.dup(1), "wb"), 1 << 16)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(2, 1)  # nothing that is printed gets between the frames
+    _lock_in(keep=(asked.fileno(), answers.fileno()))
+    write_frame(answers, {})
     while True:
         try:
             header, (body,) = read_frame(asked)
@@ -46,17 +53,25 @@ def main() -> None:
         del header, body, answer, buffers
 
 
+def _lock_in(keep: tuple[int, ...]) -> None:
+    try:
+        jail.enter((), keep=keep)
+    except OSError as exc:
+        sys.stderr.write(f"bodies are read by a process that is not locked in: {exc.strerror}.\n")
+
+
 def _answered(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[Any]]:
     most = int(header["most_bytes"])
     try:
-        with _at_most(most):
-            if header["what"] == "table":
-                table, mode = read_table(body, header["content_type"])
-                return {"mode": mode}, [stream(table)]
-            sent = Sent(body, header["headers"], header["query"])
-            target = Target(**header["target"])
-            request = _CODECS[header["codec"]].decode(sent, signature_from(header["signature"]), target)
-            return packed_request(request)
+        if header["what"] == "table":
+            table, mode = read_table(body, header["content_type"])
+            return {"mode": mode}, [stream(table)]
+        if header["what"] == "message":
+            return packed_request(_of_message(body))
+        sent = Sent(body, header["headers"], header["query"])
+        target = Target(**header["target"])
+        request = _CODECS[header["codec"]].decode(sent, signature_from(header["signature"]), target)
+        return packed_request(request)
     except Problem as exc:
         return {"status": exc.status, "message": exc.message}, []
     except MemoryError:
@@ -65,21 +80,9 @@ def _answered(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list
         return {"status": 400, "message": f"the body cannot be read: {type(exc).__name__}."}, []
 
 
-@contextmanager
-def _at_most(most: int) -> Iterator[None]:
-    """Let the process grow by so many bytes; where the system counts no pages, there is no bound."""
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            data = int(file.read().split()[5]) * resource.getpagesize()
-    except OSError:
-        yield
-        return
-    resource.setrlimit(resource.RLIMIT_DATA, (data + most, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+def _of_message(body: bytes) -> InferRequest:
+    sent = InferMessage(body)
+    return request_from(sent.parsed(), sent.raw)
 
 
 if __name__ == "__main__":

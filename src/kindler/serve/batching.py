@@ -26,7 +26,7 @@ import numpy as np
 
 from kindler.errors import DataError
 from kindler.models.row_independence import tried
-from kindler.models.signature import Arrays
+from kindler.models.signature import Array, Arrays
 from kindler.serve.http_errors import Problem
 from kindler.serve.model_messages import ModelFailure
 from kindler.serve.model_pool import problem_of
@@ -604,7 +604,12 @@ def _same_row(first: Ticket, at: int, second: Ticket, other: int) -> bool:
 
 
 def _key(inputs: Arrays, method: str) -> Hashable:
-    return method, tuple((name, array.dtype.str, array.shape[1:]) for name, array in inputs.items())
+    return method, tuple((name, _kinds(array), array.shape[1:]) for name, array in inputs.items())
+
+
+def _kinds(array: Array) -> Hashable:
+    """What values an array has. Of objects the types: text beside bytes, or dates, would become one."""
+    return array.dtype.str if array.dtype.kind != "O" else frozenset(map(type, array.ravel().tolist()))
 
 
 def _as_problem(error: BaseException) -> Problem:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 
+from kindler import jail
 from kindler.models.signature import Signature
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols import Codec, Sent
@@ -79,6 +82,11 @@ class Readers:
         }
         return await self._in_thread(lambda: unpacked_request(*self._asked(header, sent.body)))
 
+    async def message(self, content: bytes) -> InferRequest:
+        """The request of a message of gRPC."""
+        header = {"what": "message"}
+        return await self._in_thread(lambda: unpacked_request(*self._asked(header, content)))
+
     async def table(self, body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
         """What `read_table` gives."""
 
@@ -105,8 +113,9 @@ class Readers:
         late.start()
         most = _GROWTH * len(body) + _SPARE_BYTES
         try:
-            write_frame(_pipe(process.stdin), {**header, "most_bytes": most}, [body])
-            head, buffers = read_frame(_pipe(process.stdout))
+            with _at_most(process.pid, len(body) + most):
+                write_frame(_pipe(process.stdin), {**header, "most_bytes": most}, [body])
+                head, buffers = read_frame(_pipe(process.stdout))
         except (OSError, EOFError) as exc:
             self._ended(process)
             self._own.process = None
@@ -126,18 +135,26 @@ class Readers:
             return process
         if process is not None:
             self._ended(process)
-        path = os.pathsep.join([_SOURCE, *filter(None, [os.environ.get("PYTHONPATH")])])
-        # One arena and a pool without reserves: what is asked for is what is counted.
+        own = {name: os.environ[name] for name in jail.ENVIRONMENT if name in os.environ}
+        path = os.pathsep.join([_SOURCE, *filter(None, [own.get("PYTHONPATH")])])
+        # One arena and a pool without reserves: what is asked for is what is counted. And one thread, as only
+        # such a process can be locked in.
         alone = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+        alone |= {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
         process = subprocess.Popen(
             [sys.executable, "-m", "kindler.serve._body_reader_main"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **alone, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
+            env={**own, **alone, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C is for the server, which ends it
         )
-        self._own.process = process
         self._processes.add(process)
+        try:
+            read_frame(_pipe(process.stdout))  # it is ready: what it takes from now on is the body's doing
+        except (OSError, EOFError) as exc:
+            self._ended(process)
+            raise Problem(503, "the body cannot be read now.", {"retry-after": "5"}) from exc
+        self._own.process = process
         return process
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
@@ -150,6 +167,27 @@ class Readers:
                     pipe.close()
                 except OSError:
                     pass  # what was not written yet has nowhere to go
+
+
+@contextmanager
+def _at_most(pid: int, most: int) -> Iterator[None]:
+    """Let a process grow by so many bytes; where the system counts no pages, there is no bound.
+
+    From here, as a process that is locked in cannot change its own limits.
+    """
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            data = int(file.read().split()[5]) * resource.getpagesize()
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+        resource.prlimit(pid, resource.RLIMIT_DATA, (data + most, hard))
+    except (OSError, AttributeError, IndexError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it has ended
+            resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
 
 
 def _pipe(pipe: Any) -> BinaryIO:

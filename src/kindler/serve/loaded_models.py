@@ -335,6 +335,7 @@ class Residents:
         model: DescribedModel = await self._in_turn(pool.open())
         _log.info("loaded %s in %.2f s", version, time.perf_counter() - started)
         stats = self._stats.version(shown_name(version), version.number)
+        pool.when_lost = stats.lost
         batcher = Batcher(remote=pool, settings=self._settings, joins=model.joins, observe=stats.measured)
         # Whoever still has the batcher has requests in it; the pool must not be what keeps it.
         pump = weakref.WeakMethod(batcher.pump)

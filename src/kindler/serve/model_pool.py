@@ -42,6 +42,7 @@ class ModelPool:
 
     Attributes:
         when_free: Is called when a process has become free that was not before.
+        when_lost: Is told of every process that was lost, and is replaced.
     """
 
     def __init__(self, name: str, start: Starter, *, most: int, memory_bytes: int) -> None:
@@ -59,6 +60,7 @@ class ModelPool:
         self._look: asyncio.TimerHandle | None = None
         self.restarts = 0
         self.when_free: Callable[[], None] = lambda: None
+        self.when_lost: Callable[[ProcessLost], None] = lambda why: None
 
     async def open(self) -> DescribedModel:
         """Start the first process.
@@ -168,6 +170,7 @@ class ModelPool:
         self._losses = self._losses + 1 if now - self._last_loss < _FORGIVEN_S else 0
         self._last_loss = now
         self.restarts += 1
+        self.when_lost(why)
         _log.warning("%s: %s; another takes its place", self._name, why)
         if not self._processes and not self._starting:
             pause_s = min(_FIRST_PAUSE_S * 2**self._losses, _LONGEST_PAUSE_S)

@@ -39,7 +39,7 @@ from kindler.serve.protocols import Codec, Sent
 from kindler.serve.protocols.mlflow import Mlflow
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.tfserving import TfServing
-from kindler.serve.protocols.v2 import V2
+from kindler.serve.protocols.v2 import V2, TooManyTexts
 from kindler.serve.request_body import Bodies, ClientGoneError, Receive
 from kindler.serve.request_log import REQUEST_ID, Entry, RequestLog, request_id
 from kindler.serve.requests import Answer, InferRequest, Reply, Target
@@ -50,13 +50,14 @@ from kindler.serve.tasks import wants_later
 from kindler.serve.traffic import Traffic
 from kindler.store.keys import Key
 
-__all__ = ["PREDICTS", "Front", "codec_of"]
+__all__ = ["MOST_TEXTS", "PREDICTS", "Front", "codec_of"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _log = logging.getLogger("kindler.serve")
-_V2, _TFS, _MLFLOW, _OMEGA = V2(), TfServing(), Mlflow(), OmegaCodec()
+MOST_TEXTS = 1 << 18  # bytes of texts that are taken apart here; more of them hold Python's lock for long
+_V2, _TFS, _MLFLOW, _OMEGA = V2(MOST_TEXTS), TfServing(), Mlflow(), OmegaCodec()
 _PATIENCE_S = 0.05  # before a request is watched for a client that goes away
 _LINGER_S = 5.0  # for a client that goes on sending what was refused, and would not hear why
 _CLOSES = ("connection", "close")
@@ -122,7 +123,7 @@ class Front:
         self._cors = cors
         self._omega = omega
         self._residents = residents
-        self._readers = readers
+        self.readers = readers
         self.gate = gate
         self._scopes = scopes
         self._settings = settings
@@ -272,10 +273,13 @@ class Front:
     async def _decoded(self, codec: Codec, sent: Sent, signature: Signature, target: Target) -> InferRequest:
         where = where_read(sent)
         if where == "process":
-            return await self._readers.request(codec, sent, signature, target)
-        if where == "thread":
-            return await asyncio.to_thread(codec.decode, sent, signature, target)
-        return codec.decode(sent, signature, target)
+            return await self.readers.request(codec, sent, signature, target)
+        try:
+            if where == "thread":
+                return await asyncio.to_thread(codec.decode, sent, signature, target)
+            return codec.decode(sent, signature, target)
+        except TooManyTexts:
+            return await self.readers.request(codec, sent, signature, target)
 
     async def _called(
         self, resident: Resident, request: InferRequest, receive: Receive | None
@@ -288,6 +292,9 @@ class Front:
         signature, method = servable.signature, request.method
         if request.signature is not None:
             signature, method = _asked_signature(servable, request.signature)
+        rows = max((len(array) for array in request.inputs.values() if array.ndim), default=0)
+        if rows > self._settings.rows:  # before they are made what the model takes, which may be much larger
+            raise Problem(413, f"the request has {rows} rows; at most {self._settings.rows} are allowed.")
         large = sum(array.nbytes for array in request.inputs.values()) > _LARGE_BYTES
         inputs = (
             await asyncio.to_thread(_fitted, signature, request) if large else _fitted(signature, request)

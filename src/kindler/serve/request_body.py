@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 from kindler.serve.deadlines import within
 from kindler.serve.http_errors import Problem
 from kindler.serve.settings import ServeSettings
 
-__all__ = ["Bodies", "ClientGoneError", "Receive"]
+__all__ = ["Bodies", "ClientGoneError", "Receive", "decompressed"]
 
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -55,7 +54,7 @@ class Bodies:
             coding = headers.get("content-encoding", "").strip().lower()
             content = body
             if coding not in ("", "identity"):
-                content = await asyncio.to_thread(_decompressed, body, coding, limit)
+                content = await asyncio.to_thread(decompressed, body, coding, limit)
         except TimeoutError as exc:
             self._give_up(parts)
             late = f"the body did not arrive within {self._settings.timeout_s:g} s."
@@ -70,20 +69,24 @@ class Bodies:
         """A body that was read is not needed any more."""
         self.held_bytes -= len(body)
 
-    @contextmanager
-    def holding(self, size: int) -> Iterator[None]:
-        """Count a body that something else has read.
+    def hold(self, size: int, *, of_it: int) -> None:
+        """Count more of a body that something else reads; `let_go_of` is for all of it.
+
+        Args:
+            size: The bytes that are new.
+            of_it: Those of the same body that are counted already.
 
         Raises:
             Problem: 503: too much is held already.
         """
-        if self.held_bytes and self.held_bytes + size > self._settings.queue_bytes:
-            raise self._busy(self.held_bytes)
+        others = self.held_bytes - of_it
+        if others and others + of_it + size > self._settings.queue_bytes:
+            raise self._busy(others)
         self.held_bytes += size
-        try:
-            yield
-        finally:
-            self.held_bytes -= size
+
+    def let_go_of(self, size: int) -> None:
+        """So many bytes are not needed any more."""
+        self.held_bytes -= size
 
     @staticmethod
     def _busy(others: int, headers: Mapping[str, str] | None = None) -> Problem:
@@ -113,7 +116,12 @@ class Bodies:
                 return
 
 
-def _decompressed(body: bytes, coding: str, limit: int) -> bytes:
+def decompressed(body: bytes, coding: str, limit: int) -> bytes:
+    """A body as it was before it was compressed.
+
+    Raises:
+        Problem: 400, 413 or 415: it is broken, becomes larger than `limit`, or is of an unknown coding.
+    """
     if coding not in _WINDOWS:
         raise Problem(415, f"unsupported content encoding {coding[:40]!r}; expected gzip or deflate.")
     engine = zlib.decompressobj(_WINDOWS[coding])

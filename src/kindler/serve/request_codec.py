@@ -5,6 +5,8 @@ A frame is a JSON header and buffers, whose sizes the header has. Nothing in it 
 
 from __future__ import annotations
 
+import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -34,7 +36,7 @@ Frame: TypeAlias = tuple[dict[str, Any], list[bytes]]
 _LENGTH = struct.Struct("<I")
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _BYTES = frozenset((bytes, type(None)))
-_OBJECTS = ("json", "bytes", "arrow")
+_OBJECTS = ("json", "floats", "bytes", "arrow")
 
 
 def write_frame(file: BinaryIO, header: Mapping[str, Any], buffers: Sequence[Any] = ()) -> None:
@@ -128,6 +130,8 @@ def packed_objects(items: list[Any], *, arrow: bool = True) -> tuple[str, bytes]
     """
     kinds = set(map(type, items))
     if kinds <= _PLAIN:
+        if float in kinds and not all(math.isfinite(item) for item in items if type(item) is float):
+            return "floats", json.dumps(items).encode()  # orjson would make None of them
         return "json", orjson.dumps(items)
     if kinds <= _BYTES:
         sizes = np.array([len(items), *(-1 if item is None else len(item) for item in items)], "<i8")
@@ -158,6 +162,8 @@ def unpacked_objects(form: str, content: bytes, *, trusted: bool = True) -> list
     """
     if form == "json":
         items = orjson.loads(content)
+    elif form == "floats":
+        items = json.loads(content)
     elif form == "bytes":
         items = _sliced(content)
     elif form == "arrow" and trusted:

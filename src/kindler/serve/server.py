@@ -17,6 +17,7 @@ import uvicorn
 
 from kindler.errors import ConfigError, MissingExtraError
 from kindler.omega import Omega
+from kindler.runtime.engine import without_trust
 from kindler.serve.app import create_app
 from kindler.serve.auth import is_loopback
 from kindler.serve.http_protocol import Wire
@@ -102,7 +103,7 @@ def serve(
         MissingExtraError: gRPC is not installed.
     """
     settings = settings or ServeSettings()
-    omega = Omega(url, broker=broker)
+    omega = Omega(url, broker=broker if settings.trusted else without_trust(broker))
     local = is_loopback(host)
     if not local:
         _require_keys(omega.store.url, host)
@@ -154,10 +155,10 @@ def _grpc(app: Front, host: str, port: int, tls: Tls | None) -> GrpcServer:
     try:
         from kindler.serve.grpc_api.server import GrpcServer
     except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] not in ("grpc", "google"):
+        if (exc.name or "").partition(".")[0] != "google":
             raise
-        raise MissingExtraError(what="serving gRPC", package="grpcio", extra="grpc") from exc
-    return GrpcServer(app, app.parts, host, port, tls)
+        raise MissingExtraError(what="serving gRPC", package="protobuf", extra="grpc") from exc
+    return GrpcServer(app, app.parts, _listening(host, port), tls)
 
 
 def _end() -> None:

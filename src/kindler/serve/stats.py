@@ -11,6 +11,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from kindler.serve.batching import Measured
+from kindler.serve.model_process import ProcessLost
 
 __all__ = ["ModelStats", "Stats", "VersionStats"]
 
@@ -137,6 +138,7 @@ class VersionStats:
         by_rows: For each number of rows in a call, how many calls there were and what they took.
         last: When it last answered, in seconds since 1970; 0 for never.
         shadowed: Shadow calls by outcome: "same", "different", "failed" or "dropped".
+        restarts: Processes that were replaced, by what had happened: "crashed", "hung" or "memory".
     """
 
     def __init__(self, stats: Stats, name: str, number: int) -> None:
@@ -149,6 +151,8 @@ class VersionStats:
         self.by_rows: dict[int, list[float]] = {}
         self.last = 0.0
         self.shadowed: dict[str, int] = {}
+        self._restarts = stats.restarts
+        self.restarts: dict[str, int] = {}
 
     def answered(self, seconds: float, *, failed: bool) -> None:
         """A request of this version was answered."""
@@ -177,11 +181,18 @@ class VersionStats:
         self.shadowed[outcome] = self.shadowed.get(outcome, 0) + 1
         self._shadows.labels(*self._labels, outcome).inc()
 
+    def lost(self, why: ProcessLost) -> None:
+        """A process of this version was lost, and is replaced."""
+        reason = "hung" if why.hung else "memory" if why.by_memory else "crashed"
+        self.restarts[reason] = self.restarts.get(reason, 0) + 1
+        self._restarts.labels(*self._labels, reason).inc()
+
     def forget(self) -> None:
         """Take its figures out of what Prometheus reads."""
         for counter, outcomes in (
             (self._requests, ("answered", "failed")),
             (self._shadows, tuple(self.shadowed)),
+            (self._restarts, tuple(self.restarts)),
         ):
             for outcome in outcomes:
                 with suppress(KeyError):
@@ -196,6 +207,7 @@ class VersionStats:
             "batches": self.batches,
             "mean_ms": round(self.seconds / answered * 1e3, 3),
             "shadow": dict(self.shadowed),
+            "restarts": dict(self.restarts),
         }
 
 
@@ -231,6 +243,12 @@ class Stats:
         )
         self.shadows = Counter(
             "kindler_shadow_requests", "Shadow calls of a version of a model", versions, **options
+        )
+        self.restarts = Counter(
+            "kindler_process_restarts",
+            "Processes of a version of a model that were lost and replaced",
+            ["model", "version", "reason"],
+            **options,
         )
         self.refused = Counter("kindler_refused", "Requests that were not queued", ["status"], **options)
         self.loads = Counter("kindler_loads", "Models loaded", ["outcome"], **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
 
 from kindler.errors import ConfigError
 
@@ -38,10 +37,6 @@ class Tls:
         except (OSError, ssl.SSLError, ValueError) as exc:
             named = ", ".join(filter(None, (self.certificate, self.key, self.client_ca)))
             raise ConfigError(f"the certificate cannot be used ({named}): {exc}.") from exc
-
-    def key_pem(self) -> bytes:
-        """The private key."""
-        return Path(self.key).read_bytes()
 
 
 def _none() -> str:

@@ -20,6 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, StructField, TimestampType, UserDefinedType
 
 from kindler.data.columns import Columns
+from kindler.data.ragged import Ragged
 from kindler.data.row_order import BASE, Dealing
 from kindler.data.sources import ROW_BITS, stood_at
 from kindler.errors import ConfigError
@@ -101,8 +102,11 @@ def type_in_arrow(field: StructField) -> pa.DataType:
     return arrow_type
 
 
-def packed_frame(spark: SparkSession, arrays: Mapping[str, np.ndarray[Any, Any]]) -> DataFrame:
-    """Arrays as a frame: a row's numbers are one binary cell, which costs Spark far less than a list."""
+def packed_frame(spark: SparkSession, arrays: Mapping[str, Any]) -> DataFrame:
+    """Arrays as a frame: a row's numbers are one binary cell, which costs Spark far less than a list.
+
+    Rows that differ in length are what they are: lists, text or bytes.
+    """
     return spark.createDataFrame(pa.table({name: _packed(array) for name, array in arrays.items()}))
 
 
@@ -268,7 +272,9 @@ def _arrow_type(kind: Any) -> pa.DataType | None:
         return None
 
 
-def _packed(array: np.ndarray[Any, Any]) -> pa.ChunkedArray:
+def _packed(array: Any) -> pa.ChunkedArray:
+    if isinstance(array, Ragged):
+        return pa.chunked_array([array.to_arrow()])
     rows = max(1, _PACKED_BYTES // max(1, array[:1].nbytes))
     return pa.chunked_array(
         [

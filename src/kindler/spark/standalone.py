@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kindler.engine.left_running import leave_running
 from kindler.errors import ConfigError, StartTimeoutError
 from kindler.spark.java import find_java
 
@@ -143,6 +144,7 @@ def _start(folder: Path, name: str, main: str, words: list[str]) -> Daemon:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # it stays when the command ends
         )
+    leave_running(process)
     return Daemon(name, process.pid, str(log))
 
 

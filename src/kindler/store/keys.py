@@ -94,11 +94,7 @@ class Keys:
 
     def __init__(self, url: str) -> None:
         self._database = Database(parse(url).catalog)
-        with self._database.reading() as connection:
-            exists = sa.inspect(connection).has_table(_keys.name)
-        if not exists:
-            with self._database.writing() as connection:
-                self._database.make(connection, _tables, _LOCK_KEY)
+        self._made = False
 
     def add(
         self,
@@ -151,11 +147,14 @@ class Keys:
             "expires": key.expires and key.expires.isoformat(),
         }
         with self._database.writing() as connection:
+            self._database.make(connection, _tables, _LOCK_KEY)
             connection.execute(_keys.insert().values(**row))
         return key, token
 
     def list(self) -> list[Key]:
         """All keys, oldest first."""
+        if not self._is_made():
+            return []
         with self._database.reading() as connection:
             rows = connection.execute(sa.select(_keys).order_by(_keys.c.created)).all()
         return [_read(row) for row in rows]
@@ -166,14 +165,23 @@ class Keys:
         Raises:
             NotFoundError: There is none of that id.
         """
-        with self._database.writing() as connection:
-            gone = connection.execute(_keys.delete().where(_keys.c.id == name)).rowcount
+        gone = 0
+        if self._is_made():
+            with self._database.writing() as connection:
+                gone = connection.execute(_keys.delete().where(_keys.c.id == name)).rowcount
         if not gone:
             raise NotFoundError(what="key", name=name, available=[key.id for key in self.list()])
 
     def close(self) -> None:
         """Close the connections."""
         self._database.close()
+
+    def _is_made(self) -> bool:
+        """Whether there is a table: a store that may only be read, or never had a key, has none."""
+        if not self._made:
+            with self._database.reading() as connection:
+                self._made = sa.inspect(connection).has_table(_keys.name)
+        return self._made
 
 
 def id_of(token: str) -> str:

@@ -32,15 +32,7 @@ class AllReduce(Lockstep):
         """Join the other ranks; a replica of torch exchanges within its own step from now on."""
         super().attach(replica, worker)
         if worker.size > 1 and replica.fuses == "torch":
-            from kindler.sync.allreduce_torch import TorchExchange
-
-            self._exchange = TorchExchange(
-                worker,
-                device=replica.device,
-                timeout_s=self.settings.sync_timeout_s,
-                shared_memory=self.settings.shared_memory,
-            )
-            replica.fuse(self._exchange)
+            self._fuse(replica, worker)
 
     @property
     def waited_s(self) -> float:
@@ -59,3 +51,14 @@ class AllReduce(Lockstep):
         if self._exchange is not None:
             self._exchange.close()
         super().close()
+
+    def _fuse(self, replica: Any, worker: Any) -> None:
+        from kindler.sync.allreduce_torch import TorchExchange
+
+        self._exchange = TorchExchange(
+            worker,
+            device=replica.device,
+            timeout_s=self.settings.sync_timeout_s,
+            shared_memory=self.settings.shared_memory,
+        )
+        replica.fuse(self._exchange)

@@ -57,6 +57,9 @@ class Replica(Protocol):
     def fuse(self, exchange: Any) -> None:
         """From now on let `train_step` exchange gradients itself; only where `fuses` says so."""
 
+    def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
+        """As `fuse`, and let the optimizer move only what this rank owns; only where `fuses` says so."""
+
     def train_step(self, batch: Any) -> None:
         """A whole step: alone, or fused."""
 
@@ -127,7 +130,8 @@ class Sync(Protocol):
     def whole(self, replica: Any) -> Any:
         """What checkpoints and the result are made of: has `epoch`, `step`, `state`, `freeze`.
 
-        The replica itself, unless the state of the run is elsewhere.
+        The replica itself, unless the state of the run is elsewhere. All ranks call it together, and the
+        first one uses it before its next step.
         """
 
     def close(self) -> None:

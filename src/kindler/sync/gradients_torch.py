@@ -18,7 +18,7 @@ import torch
 from kindler.errors import SyncError
 from kindler.sync.buckets_torch import Bucket
 
-__all__ = ["BucketGroup", "GradientSync"]
+__all__ = ["BucketGroup", "GradientSync", "Load", "Member", "laid_out_as", "lies_dense", "reals"]
 
 _FIRST_BUCKET_BYTES = 1 << 20
 _BUCKET_BYTES = 25 << 20
@@ -35,11 +35,11 @@ class BucketGroup(Protocol):
 
 
 @dataclass(slots=True)
-class _Member:
+class Member:
     """One parameter's place in a load."""
 
     parameter: torch.nn.Parameter
-    load: _Load
+    load: Load
     place: int
     fill: torch.Tensor
     result: torch.Tensor
@@ -47,7 +47,7 @@ class _Member:
 
 
 @dataclass(slots=True)
-class _Load:
+class Load:
     """A bucket with its members: their gradients, one flag each (has a gradient), then two numbers.
 
     The first of these is 1, or 0 where the rank announces parameters of its own (see `announce`); the second
@@ -56,7 +56,7 @@ class _Load:
 
     bucket: Bucket
     flags: slice
-    members: list[_Member]
+    members: list[Member]
     missing: int = 0
     begun: bool = False
     launched: bool = False
@@ -180,7 +180,7 @@ class GradientSync:
 
     def _made(
         self, parameters: Iterable[torch.nn.Parameter], first_bytes: int, *, weigher: bool = False
-    ) -> list[_Load]:
+    ) -> list[Load]:
         """Loads for these parameters, whose gradients are noticed from now on."""
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
         plan = _plan(wanted, first_bytes, self._bucket_bytes)
@@ -195,7 +195,7 @@ class GradientSync:
         ]
         return loads
 
-    def _ready(self, member: _Member, parameter: torch.Tensor) -> None:
+    def _ready(self, member: Member, parameter: torch.Tensor) -> None:
         """Autograd's hook: the gradient of one parameter is there."""
         grad = parameter.grad
         if self._paused or grad is None:
@@ -212,7 +212,7 @@ class GradientSync:
         if load.missing == 0:
             self._launch_complete()
 
-    def _put(self, member: _Member, grad: torch.Tensor) -> None:
+    def _put(self, member: Member, grad: torch.Tensor) -> None:
         if grad.is_sparse:
             grad = grad.to_dense()
         if member.filled:  # reentrant checkpoints reach a parameter twice
@@ -222,7 +222,7 @@ class GradientSync:
         member.filled = True
         member.load.missing -= 1
 
-    def _complete(self, load: _Load) -> None:
+    def _complete(self, load: Load) -> None:
         """Fill in what backward did not reach: gradients of earlier micro-batches, or zeros."""
         load.begin()
         for member in load.members:
@@ -264,7 +264,7 @@ class GradientSync:
         inverse_there = torch.where(total == 0, total, total.reciprocal())
         return inverse_there if scale is None else scale * inverse_there
 
-    def _hand_over(self, load: _Load) -> None:
+    def _hand_over(self, load: Load) -> None:
         if self._factor_used is not None:
             load.bucket.result[: load.flags.start].mul_(self._factor_used)
         flags: list[float] | None = None
@@ -295,22 +295,23 @@ def _plan(
 
 def _layout(parameters: Sequence[torch.nn.Parameter]) -> tuple[int, torch.dtype]:
     """Elements and dtype of the bucket for these: complex numbers travel as pairs of real ones."""
-    values = sum(_reals(parameter) for parameter in parameters)
+    values = sum(reals(parameter) for parameter in parameters)
     return values + len(parameters) + _NUMBERS, parameters[0].dtype.to_real()
 
 
-def _reals(parameter: torch.Tensor) -> int:
+def reals(parameter: torch.Tensor) -> int:
+    """How many real numbers it has."""
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
-def _load(parameters: Sequence[torch.nn.Parameter], bucket: Bucket) -> _Load:
-    ends = sum(_reals(parameter) for parameter in parameters)
-    load = _Load(bucket=bucket, flags=slice(ends, ends + len(parameters)), members=[])
+def _load(parameters: Sequence[torch.nn.Parameter], bucket: Bucket) -> Load:
+    ends = sum(reals(parameter) for parameter in parameters)
+    load = Load(bucket=bucket, flags=slice(ends, ends + len(parameters)), members=[])
     start = 0
     for place, parameter in enumerate(parameters):
         fill, result = (_shaped(flat, start, parameter) for flat in (bucket.fill, bucket.result))
-        load.members.append(_Member(parameter, load, place, fill, result))
-        start += _reals(parameter)
+        load.members.append(Member(parameter, load, place, fill, result))
+        start += reals(parameter)
     load.reset()
     return load
 
@@ -321,12 +322,16 @@ def _hook(parameter: Any, ready: Callable[[torch.Tensor], None]) -> Any:
 
 def _shaped(flat: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
     """A view of the flat buffer that is laid out as the parameter is, which fused optimizers rely on."""
-    part = flat[start : start + _reals(like)].view(like.dtype)
-    strides = like.stride() if _dense(like) else torch.empty(like.shape, device="meta").stride()
-    return part.as_strided(like.shape, strides)
+    return laid_out_as(like, flat[start : start + reals(like)].view(like.dtype))
 
 
-def _dense(tensor: torch.Tensor) -> bool:
+def laid_out_as(like: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """A view of a flat tensor whose elements lie in memory in the order in which those of `like` do."""
+    strides = like.stride() if lies_dense(like) else torch.empty(like.shape, device="meta").stride()
+    return flat.as_strided(like.shape, strides)
+
+
+def lies_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
     expected = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -25,7 +25,7 @@ from kindler.sync.arrays_torch import TORCH
 from kindler.sync.ring import Ring, neighbours
 from kindler.sync.wait_clock import Waiting
 
-__all__ = ["Meeting", "Network", "Work", "connect"]
+__all__ = ["Meeting", "Network", "Work", "bound_store", "connect", "meeting_point"]
 
 dist: Any = torch.distributed  # its stubs leave out the classes that are used here
 
@@ -62,6 +62,12 @@ class Network(Protocol):
 
     def all_reduce(self, tensor: torch.Tensor, *, doing: str = "all-reduce") -> Work:
         """Start the sum over members, in place; the work's `wait` ends it."""
+
+    def reduce_scatter(self, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        """Start the sum of each member's part, which ends there; `bounds` is where parts begin and end."""
+
+    def all_gather(self, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        """Start to bring each member's part to all members."""
 
     def close(self) -> None:
         """Leave; the others notice if they go on."""
@@ -140,7 +146,16 @@ class _RingNetwork:
             if flat.data_ptr() != whole.data_ptr():
                 whole.copy_(flat.view(whole.shape))
 
-        job = _Job(made, self._waiting)
+        return self._job(made)
+
+    def reduce_scatter(self, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        return self._job(lambda: self._ring.reduce_scatter(flat, bounds))
+
+    def all_gather(self, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        return self._job(lambda: self._ring.all_gather(flat, bounds))
+
+    def _job(self, call: Callable[[], None]) -> Work:
+        job = _Job(call, self._waiting)
         self._jobs.put(job)
         return job
 
@@ -161,7 +176,7 @@ def _connect_nccl(
     worker: Meeting, members: Sequence[int], timeout_s: float, waiting: Waiting
 ) -> Network | None:
     hosting, timeout = worker.rank == members[0], timedelta(seconds=timeout_s)
-    listener = _listener(worker) if hosting else None
+    listener = meeting_point(worker.address) if hosting else None
     port = listener.getsockname()[1] if listener is not None else 0
     told = worker.gather(json.dumps([worker.address, port]).encode(), members[:1])
     if worker.rank not in members:
@@ -173,13 +188,14 @@ def _connect_nccl(
         options._timeout = timeout
         named = dist.PrefixStore(f"kindler/{worker.run_id}", store)
         group = dist.ProcessGroupNCCL(named, members.index(worker.rank), len(members), options)
-    return _NcclNetwork(group, store, waiting)
+    return _NcclNetwork(group, store, waiting, members.index(worker.rank))
 
 
-def _listener(worker: Meeting) -> socket.socket:
+def meeting_point(address: str) -> socket.socket:
+    """A socket that listens at this address, which is the one that workers use."""
     with _backend_errors("opening the meeting point"):
-        family = socket.AF_INET6 if ":" in worker.address else socket.AF_INET
-        return socket.create_server((worker.address, 0), family=family)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, 0), family=family)
 
 
 def bound_store(host: str, port: int, timeout: timedelta, listener: socket.socket | None) -> Any:
@@ -208,14 +224,24 @@ class _NcclWork:
 class _NcclNetwork:
     """A process group of torch that belongs to this run alone: the default one stays free for the user."""
 
-    def __init__(self, group: Any, store: Any, waiting: Waiting) -> None:
+    def __init__(self, group: Any, store: Any, waiting: Waiting, place: int) -> None:
         self._group = group
+        self._place = place
         self._waiting = waiting
         self._store = store  # the first member's holds the listening socket
 
     def all_reduce(self, tensor: torch.Tensor, *, doing: str = "all-reduce") -> Work:
         with _backend_errors(doing):
             return _NcclWork(self._group.allreduce([tensor]), doing, self._waiting)
+
+    def reduce_scatter(self, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        return self.all_reduce(flat, doing="sum of gradients")
+
+    def all_gather(self, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        place = self._place
+        flat[: bounds[place]].zero_()
+        flat[bounds[place + 1] :].zero_()
+        return self.all_reduce(flat, doing="exchange of slices")
 
     def close(self) -> None:
         group, self._group, self._store = self._group, None, None

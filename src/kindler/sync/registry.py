@@ -16,9 +16,13 @@ class SyncSpec(Spec):
 
     Attributes:
         server: Whether its workers need parameter servers: ranks of the role "ps" that run beside them.
+        divides: Whether it divides the optimizer between workers, which a framework must know how to do.
+        cuts: Whether it cuts parameters in parts for that, whatever the optimizer.
     """
 
     server: bool = False
+    divides: bool = False
+    cuts: bool = False
 
 
 SYNCS: Registry[Spec] = Registry(
@@ -27,6 +31,8 @@ SYNCS: Registry[Spec] = Registry(
         SyncSpec(name="allreduce", target="kindler.sync.allreduce:AllReduce"),
         SyncSpec(name="async", target="kindler.sync.asynchronous:Asynchronous", server=True),
         SyncSpec(name="rounds", target="kindler.sync.rounds:Rounds"),
+        SyncSpec(name="fsdp", target="kindler.sync.fsdp:Fsdp", divides=True, cuts=True),
+        SyncSpec(name="sharded", target="kindler.sync.sharded:Sharded", divides=True),
     ],
     group="kindler.syncs",
 )

@@ -96,6 +96,34 @@ class Ring:
         else:
             self._sum_in_parts(flat)
 
+    def reduce_scatter(self, flat: Any, bounds: Sequence[int]) -> None:
+        """Replace this member's part of the flat array by its sum over members; the rest is of no more use.
+
+        Args:
+            flat: The array.
+            bounds: Where the part of each member begins, and where the last one ends.
+        """
+        arrays, count, place = self._arrays, len(self._members), self._place
+        parts = self._parts(flat, bounds)
+        hops = []
+        for step in range(count - 1):
+            part = parts[(place - step - 1) % count]
+            hops.append(_Hop(arrays.raw(part), part, hops=step + 1))
+        block = arrays.empty(_BLOCK, flat)
+        self._stream(arrays.raw(parts[place]), hops, onward=len(hops) - 1, block=block)
+
+    def all_gather(self, flat: Any, bounds: Sequence[int]) -> None:
+        """Replace all parts of the flat array but this member's own by those of their members."""
+        arrays, count, place = self._arrays, len(self._members), self._place
+        parts = self._parts(flat, bounds)
+        hops = [_Hop(arrays.raw(parts[(place - step) % count]), None, hops=1) for step in range(count - 1)]
+        self._stream(arrays.raw(parts[(place + 1) % count]), hops, onward=len(hops) - 1)
+
+    def _parts(self, flat: Any, bounds: Sequence[int]) -> list[Any]:
+        """The members' parts in the order of the ring: sums leave each member with the one after its own."""
+        count = len(self._members)
+        return [flat[bounds[member] : bounds[member + 1]] for member in (count - 1, *range(count - 1))]
+
     def broadcast(self, flat: Any, source: int) -> None:
         """Overwrite the flat array with that of the member in place `source`."""
         data = self._arrays.raw(flat)

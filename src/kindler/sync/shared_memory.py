@@ -27,10 +27,10 @@ from typing import Any, Protocol
 from kindler.errors import SyncError, SyncTimeoutError
 from kindler.sync.wait_clock import Waiting
 
-__all__ = ["Arrays", "Channel", "HostRanks", "Member", "Rendezvous", "Segment", "channels"]
+__all__ = ["ALIGN_BYTES", "Arrays", "Channel", "HostRanks", "Member", "Rendezvous", "Segment", "channels"]
 
 _LINE_BYTES = 64  # one cache line: counters of two ranks never share one
-_ALIGN_BYTES = 4096
+ALIGN_BYTES = 4096
 _SPIN_S = 0.00005  # looking without a pause before the core is left to others, the awaited rank among them
 _NAP_S = 0.00002
 _LONG_NAP_S = 0.001
@@ -203,6 +203,11 @@ class Channel:
         """Bytes of mapping that a channel for `nbytes` takes."""
         return _aligned(ranks * _LINE_BYTES) + ranks * _aligned(nbytes)
 
+    @property
+    def place(self) -> int:
+        """This rank's place among those of its host."""
+        return self._host.index
+
     def slot(self, dtype: Any) -> Any:
         """This rank's slot, once nobody reads its last content any more."""
         self._await(_DONE, self._round, "shared-memory exchange (last round)")
@@ -229,6 +234,27 @@ class Channel:
             self._sum_in_parts(out)
         self._tell(_DONE)
 
+    def sum_parts(self, out: Any, parts: Sequence[slice]) -> None:
+        """Write the sum of these parts of all slots to the same parts of `out`, and end the round."""
+        self._await(_ARRIVED, self._round, "shared-memory exchange")
+        slots = self._slots_as(out.dtype)
+        for part in parts:
+            self._arrays.add_up([slot[part] for slot in slots], out[part])
+        self._tell(_DONE)
+
+    def await_all(self) -> None:
+        """Wait until all ranks have posted: their slots may be read until `skip` ends the round."""
+        self._await(_ARRIVED, self._round, "shared-memory exchange (slices)")
+
+    def slots(self, dtype: Any) -> list[Any]:
+        """All ranks' slots, for making views of them: only `await_all` says when they may be read."""
+        return self._slots_as(dtype)
+
+    def board(self, dtype: Any) -> Any:
+        """All slots as one array, which they are where a slot's size is a multiple of `ALIGN_BYTES`."""
+        assert self.nbytes % ALIGN_BYTES == 0, "there would be gaps"
+        return self._arrays.view(self._mapping, self._offsets[0], self.nbytes * len(self._offsets), dtype)
+
     def gather_into(self, out: Any) -> None:
         """Wait for all ranks and add up their slots in rank order; the round stays open."""
         self._await(_ARRIVED, self._round, "shared-memory exchange")
@@ -240,6 +266,22 @@ class Channel:
         slot = self._slots_as(result.dtype)[self._host.index]
         self._arrays.copy(result, slot[: self._arrays.count(result)])
         self._tell(_SUMMED)
+        self._tell(_DONE)
+
+    def publish_parts(self, result: Any, parts: Sequence[slice]) -> None:
+        """Give the other ranks of this host these parts of the result (the leader only); ends the round."""
+        slot = self._slots_as(result.dtype)[self._host.index]
+        for part in parts:
+            self._arrays.copy(result[part], slot[part])
+        self._tell(_SUMMED)
+        self._tell(_DONE)
+
+    def fetch_parts(self, out: Any, parts: Sequence[slice]) -> None:
+        """Take these parts of what the leader published, and end the round."""
+        self._await(_SUMMED, self._round, "shared-memory exchange (result)", only=0)
+        slot = self._slots_as(out.dtype)[0]
+        for part in parts:
+            self._arrays.copy(slot[part], out[part])
         self._tell(_DONE)
 
     def fetch(self, out: Any, *, source: int = 0) -> None:
@@ -372,4 +414,4 @@ def _fence() -> None:
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
+    return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES

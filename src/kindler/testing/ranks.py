@@ -22,6 +22,7 @@ from typing import Any
 import cloudpickle
 
 from kindler.engine.address import own_address
+from kindler.engine.gpus import Placement
 from kindler.engine.peer_sockets import connect_links
 from kindler.errors import SyncTimeoutError
 
@@ -70,6 +71,9 @@ class GangWorker:
     @property
     def local_size(self) -> int:
         return self.hosts.count(self.host)
+
+    def place(self, device: str, *, share: bool) -> Placement:
+        return Placement(device, index=self.local_rank)
 
     def all_gather(self, data: bytes) -> list[bytes]:
         self.pipe.send(("gather", data))

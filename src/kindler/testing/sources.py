@@ -185,7 +185,7 @@ def _agreed(spools: Sequence[Spool]) -> list[Spool]:
 
 def _own(spool: Spool, name: str) -> Array:
     """A worker's own rows, in their natural order."""
-    array = spool.arrays[name]
+    array: Array = spool.arrays[name]
     return array[: spool.rows] if spool.order is None else array[spool.order]
 
 

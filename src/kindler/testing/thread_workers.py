@@ -51,7 +51,6 @@ class ThreadWorker:
     hosts: Sequence[str]
     scratch: Path
     meeting: _Meeting
-    local_rank: int = 0
     threads: int = 1
     gathers: int = 0
 

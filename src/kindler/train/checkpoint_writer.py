@@ -47,6 +47,7 @@ class CheckpointWriter:
         start: Where the run began.
         callbacks: Those whose states are saved; `state_dict` is called on the first worker.
         anywhere: Whether another worker may become the first.
+        whole: What a checkpoint is made of (`Sync.whole`); called on all workers when one is due.
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class CheckpointWriter:
         start: Start,
         callbacks: Sequence[Any] = (),
         anywhere: bool = False,
+        whole: Callable[[Any], FreezableReplica] | None = None,
     ) -> None:
         options = task.training
         self._worker = worker
+        self._whole = whole
         self._callbacks = callbacks
         self._trigger = options.checkpoint_trigger or EveryEpoch()
         self.active = task.model_dir is not None
@@ -146,6 +149,8 @@ class CheckpointWriter:
             self._folder.wait()
 
     def _save(self, replica: FreezableReplica, local_states: Sequence[bytes], **fields: Any) -> None:
+        if self._whole is not None:
+            replica = self._whole(replica)  # workers may have to meet for it
         if self._folder is None or not self._worker.leads:
             return
         states = callback_states(self._callbacks)

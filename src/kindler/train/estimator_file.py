@@ -21,6 +21,7 @@ SUFFIX = ".estimator"
 
 _FORMAT = 1
 _FACTS, _RECIPE, _STATE = "estimator.json", "recipe.pickle", "state"
+_PREPARATION = "preparation.pickle"
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,13 @@ class Saved:
         facts: JSON: the framework, the seed, columns, history.
         recipe: The model's spec, as its framework packs it; a pickle.
         state: The full training state; empty if the model was never trained.
+        preparation: What is done to rows before the model sees them; a pickle, empty if there is nothing.
     """
 
     facts: dict[str, Any]
     recipe: bytes = field(repr=False)
     state: bytes = field(repr=False)
+    preparation: bytes = field(default=b"", repr=False)
 
 
 def write(path: Path, saved: Saved) -> None:
@@ -44,6 +47,8 @@ def write(path: Path, saved: Saved) -> None:
         archive.writestr(_FACTS, json.dumps({"format": _FORMAT, **saved.facts}))
         archive.writestr(_RECIPE, saved.recipe)
         archive.writestr(_STATE, saved.state)
+        if saved.preparation:
+            archive.writestr(_PREPARATION, saved.preparation)
 
 
 def read(path: str | PathLike[str]) -> Saved:
@@ -55,7 +60,8 @@ def read(path: str | PathLike[str]) -> Saved:
     try:
         with zipfile.ZipFile(path) as archive:
             facts = json.loads(archive.read(_FACTS))
-            saved = Saved(facts, archive.read(_RECIPE), archive.read(_STATE))
+            prepared = archive.read(_PREPARATION) if _PREPARATION in archive.namelist() else b""
+            saved = Saved(facts, archive.read(_RECIPE), archive.read(_STATE), prepared)
     except (zipfile.BadZipFile, KeyError, ValueError) as exc:
         raise ConfigError(
             f"{path} is not a saved estimator: {exc}.\n"

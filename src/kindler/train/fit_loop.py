@@ -16,8 +16,9 @@ from typing import Any
 
 import cloudpickle
 
+from kindler.data.prepared_batches import PreparedBatches
 from kindler.frameworks.contract import Fitter
-from kindler.frameworks.registry import FRAMEWORKS
+from kindler.frameworks.devices import explained
 from kindler.sync.contract import Sync
 from kindler.train.agreement import from_first, merged_by_first, to_first
 from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
@@ -28,6 +29,7 @@ from kindler.train.run_start import (
     Start,
     Worker,
     begin,
+    build_replica,
     last_step,
     load_local_states,
     open_indexed_batches,
@@ -43,18 +45,13 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     # TensorFlow, for one, keeps generated code in temporary files that only an orderly exit removes.
     tempfile.tempdir = str(worker.scratch)
     task: Task = cloudpickle.loads(task_bytes)
-    replica: Fitter = FRAMEWORKS.load(task.framework).from_bytes(
-        spec,
-        device=task.device,
-        rank=worker.rank,
-        local_rank=worker.local_rank,
-        seed=task.seed,
-        threads=worker.threads,
-    )
-    # Not before the replica: making data may compute, and then it is too late to settle threads and devices.
-    data = open_indexed_batches(worker, task, task.data, "data", trains=task.trains)
-    with closing(data):
-        rows, state = _run(worker, task, replica, data, states)
+    placed = worker.place(task.device, share=task.settings.share_gpus)
+    with explained():
+        replica: Fitter = build_replica(worker, task, placed, spec)
+        # Not before the replica: making data may compute, and then it is too late to settle threads.
+        data = open_indexed_batches(worker, task, task.data, "data", trains=task.trains)
+        with closing(data):
+            rows, state = _run(worker, task, replica, data, states)
     if not worker.leads:
         return [b"", b""]
     return [json.dumps({"rows": rows, "layout": data.layout}).encode(), state]
@@ -90,7 +87,8 @@ def _fit(
         follower = _Follower(worker, task, replica, train, validation, start, sync)
         with closing(follower):
             follower.follow()
-        return follower.rows, sync.whole(replica).state() if worker.leads else b""
+        whole = sync.whole(replica)  # on all workers: they may have to meet for it
+        return follower.rows, whole.state() if worker.leads else b""
 
 
 def _judged(worker: Worker, replica: Fitter, data: IndexedBatches, hooks: Any = None) -> dict[str, Any]:
@@ -106,6 +104,7 @@ class _Picked:
 
     def __init__(self, worker: Worker, data: IndexedBatches, numbers: Sequence[int]) -> None:
         self._worker, self._data, self._numbers = worker, data, numbers
+        self.varies = isinstance(data, PreparedBatches) and data.varies
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -121,6 +120,7 @@ class _Stretch:
 
     def __init__(self, worker: Worker, data: IndexedBatches, reporter: ProgressReporter) -> None:
         self._worker, self._data, self._reporter = worker, data, reporter
+        self.varies = isinstance(data, PreparedBatches) and data.varies
         self._lock = threading.Lock()  # Keras asks from a thread of its own, and now and then from two
         self.first = self.length = 0
 
@@ -165,8 +165,14 @@ class _Follower:
             start=start,
             callbacks=self._remembering,
             anywhere=not sync.in_step,
+            whole=sync.whole,
         )
-        self._reporter = ProgressReporter(worker, show=task.show, waited_s=lambda: sync.waited_s)
+        self._reporter = ProgressReporter(
+            worker,
+            show=task.show,
+            waited_s=lambda: sync.waited_s,
+            prepares=isinstance(train, PreparedBatches),
+        )
         self._logged = StepReporter(worker, active=task.log_steps)
         self._stretch = _Stretch(worker, train, self._reporter)
         self._done = self._base = self._first_step = 0
@@ -287,7 +293,7 @@ class _Follower:
             asked_to_stop = worker.total([int(asked_to_stop)]) != [0]
         ended = options.end_trigger is not None and options.end_trigger(progress)
         reason = "a callback asked for it" if asked_to_stop else "its end trigger fired" if ended else None
-        self._keeper.after_epoch(self._sync.whole(replica), progress, row, stopped=reason)
+        self._keeper.after_epoch(replica, progress, row, stopped=reason)
         self._sync.next_epoch(replica, row)
         self.rows.append(row)
         if worker.leads:

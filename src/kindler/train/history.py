@@ -25,14 +25,19 @@ class History(Sequence[dict[str, Any]]):
     Each dict has epoch, steps, num_samples, loss, the metrics, "val_" versions of them, seconds and
     rows_per_s.
 
+    Attributes:
+        mode: How the last run computed its steps, where `compile` left a choice: "graphs", or "eager: " and
+            the reason.
+
     Examples:
         >>> history = History([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}])
         >>> history["loss"], history[-1]["epoch"], len(history)
         ([0.5, 0.25], 2, 2)
     """
 
-    def __init__(self, rows: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(self, rows: Sequence[dict[str, Any]] = (), mode: str | None = None) -> None:
         self._rows = list(rows)
+        self.mode = mode
 
     @overload
     def __getitem__(self, index: int) -> dict[str, Any]: ...

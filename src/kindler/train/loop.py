@@ -11,15 +11,17 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from kindler.data.batches import Batch, Batches
+from kindler.data.prepared_batches import PreparedBatches
+from kindler.engine.gpus import Placement
 from kindler.frameworks.contract import Stepper
-from kindler.frameworks.registry import FRAMEWORKS
+from kindler.frameworks.devices import explained
 from kindler.sync.contract import Sync
 from kindler.train.agreement import merged_by_first
 from kindler.train.callbacks import Callback, Run
@@ -31,6 +33,7 @@ from kindler.train.run_start import (
     Start,
     Worker,
     begin,
+    build_replica,
     last_step,
     load_local_states,
     open_batch_stream,
@@ -47,35 +50,43 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     `states` is the model's state (empty for a new one), then checkpoints to go on from, best first.
     """
     task: Task = cloudpickle.loads(task_bytes)
-    replica_type = FRAMEWORKS.load(task.framework)
-    data = open_batch_stream(worker, task, task.data, "data", trains=task.trains)
-    replica: Stepper = replica_type.from_bytes(
-        spec,
-        device=task.device,
-        rank=worker.rank,
-        local_rank=worker.local_rank,
-        seed=task.seed,
-        threads=worker.threads,
-        feature_names=data.features,
-        label_names=data.labels,
-        label_shapes=_varying_shapes(data),
-    )
-    _hold(replica, data)
-    start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
-    if len(states) == 1:  # a new run: what its user has frozen since the last one counts
-        replica.as_given()
-    del states  # as large as the model
-    with closing(data):
-        if task.trains:
-            with joined(worker, task, replica, ends_at=last_step(task, start)) as sync:
-                rows = _Fit(worker, task, replica, data, start, sync).run()
-                state = sync.whole(replica).state() if worker.leads else b""
-        else:
-            tell = "validation" if task.log_steps else None
-            rows, state = [_judged(worker, replica, data, show=task.show, tell=tell)], b""
-    if not worker.leads:
-        return [b"", b""]
-    return [json.dumps({"rows": rows, "layout": data.layout}).encode(), state]
+    placed = worker.place(task.device, share=task.settings.share_gpus)
+    with explained(), _process_group(worker, task, placed):
+        data = open_batch_stream(worker, task, task.data, "data", trains=task.trains)
+        replica: Stepper = build_replica(
+            worker,
+            task,
+            placed,
+            spec,
+            feature_names=data.features,
+            label_names=data.labels,
+            label_shapes=_varying_shapes(data),
+        )
+        _hold(replica, data)
+        start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
+        if len(states) == 1:  # a new run: what its user has frozen since the last one counts
+            replica.as_given()
+        del states  # as large as the model
+        with closing(data):
+            if task.trains:
+                with joined(worker, task, replica, ends_at=last_step(task, start)) as sync:
+                    rows = _Fit(worker, task, replica, data, start, sync).run()
+                    whole = sync.whole(replica)  # on all workers: they may have to meet for it
+                    state = whole.state() if worker.leads else b""
+            else:
+                tell = "validation" if task.log_steps else None
+                rows, state = [_judged(worker, replica, data, show=task.show, tell=tell)], b""
+        if not worker.leads:
+            return [b"", b""]
+        return [json.dumps({"rows": rows, "layout": data.layout, "mode": replica.mode}).encode(), state]
+
+
+def _process_group(worker: Worker, task: Task, placed: Placement) -> AbstractContextManager[None]:
+    if not task.process_group:
+        return nullcontext()
+    from kindler.sync.process_group import process_group
+
+    return process_group(worker, shared_gpus=placed.shared, timeout_s=task.settings.sync_timeout_s)
 
 
 def _hold(replica: Stepper, data: BatchStream) -> None:
@@ -86,6 +97,8 @@ def _hold(replica: Stepper, data: BatchStream) -> None:
 
 def _varying_shapes(data: BatchStream) -> list[Sequence[int]] | None:
     """The first batch's shapes of the labels' rows, where other batches may have other ones: in a stream."""
+    if isinstance(data, PreparedBatches):
+        return None if data.label_shapes is None else list(data.label_shapes)
     return None if data.counts else [data.layout[name][1] for name in data.labels]
 
 
@@ -126,12 +139,18 @@ class _Fit:
             start=start,
             callbacks=options.callbacks,
             anywhere=not sync.in_step,
+            whole=sync.whole,
         )
         # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask. They
         # agree where they exchange gradients: the driver is not in the way of a step.
         several = worker.size > 1 and sync.in_step
         self._agree_each_step = self._keeper.active and several and _look_at_steps(self._hooks)
-        self._progress = ProgressReporter(worker, show=task.show, waited_s=lambda: sync.waited_s)
+        self._progress = ProgressReporter(
+            worker,
+            show=task.show,
+            waited_s=lambda: sync.waited_s,
+            prepares=isinstance(train, PreparedBatches),
+        )
         self._step_log = StepReporter(worker, active=task.log_steps)
 
     def run(self) -> list[dict[str, Any]]:
@@ -139,6 +158,7 @@ class _Fit:
         rows = [dict(row) for row in self._start.rows]
         view, done = self._view, self._start.step_in_epoch
         with self._keeper, closing(self._validation) if self._validation is not None else nullcontext():
+            self._gather_for_hooks()
             self._each("on_run_begin")
             restore_callbacks(self._hooks, self._start.callbacks)
             over = self._start.stopped is not None or self._over_already()
@@ -236,16 +256,21 @@ class _Fit:
         """What follows an epoch; whether the run is over."""
         replica, view = self._replica, self._view
         replica.end_epoch(row)
+        self._gather_for_hooks()
         self._each("on_epoch_end", row)
         asked = self._agree()
         progress = _after_epoch(replica.epoch, replica.step, row)
-        whole = self._sync.whole(replica)
-        self._keeper.after_epoch(whole, progress, row, stopped=view.stopping, asked=asked)
+        self._keeper.after_epoch(replica, progress, row, stopped=view.stopping, asked=asked)
         replica.settle()
         self._sync.next_epoch(replica, row)
         if self._worker.leads:
             self._worker.report("epoch", row=row, step=replica.step)
         return view.stopping is not None or self._triggered(progress)
+
+    def _gather_for_hooks(self) -> None:
+        """One of them may write a checkpoint by itself, and on the first worker only."""
+        if self._hooks:
+            self._sync.whole(self._replica)
 
     def _agree(self) -> bool:
         """A callback may decide by what only its own worker knows: all stop, and save, when one does."""

@@ -20,6 +20,7 @@ BOOKKEEPING = frozenset({"epoch", "steps", "num_samples", "seconds", "rows_per_s
     "sync_bytes",
     "lost_workers",
     "rounds",
+    "optimizer_bytes",
 }
 
 _SMALLER = frozenset(

@@ -13,6 +13,7 @@ from os import PathLike
 from typing import Any, Literal, TypeAlias, get_args
 
 from kindler.data.column_options import ColumnOptions
+from kindler.data.preparation import Preparation
 from kindler.errors import ConfigError
 from kindler.sync.contract import SyncConfig
 from kindler.train.metric_names import parse
@@ -36,12 +37,14 @@ class RunOptions:
             files), "inline" (Spark sends them), or "auto": direct where the DataFrame is a plain scan of
             files.
         verbose: 0 shows neither progress nor the output of the workers.
+        preparation: What is done to rows between the data and the model; the estimator's own.
     """
 
     batch_size: int
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     ingest: Ingest = "auto"
     verbose: int = 1
+    preparation: Preparation | None = None
 
     def complaints(self) -> Iterator[str]:
         """What is wrong with these options, one sentence each."""

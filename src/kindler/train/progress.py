@@ -166,16 +166,19 @@ def figures(values: Mapping[str, Any]) -> list[str]:
 
 
 def shares(fields: Mapping[str, Any]) -> str | None:
-    """The shares of data, compute and sync in percent; None if they were not reported.
+    """The shares of data (or a transform), compute and sync in percent; None if they were not reported.
 
     >>> shares({"seconds": 10.0, "data_s": 0.3, "sync_s": 1.2})
     'data 3% · compute 85% · sync 12%'
+    >>> shares({"seconds": 10.0, "transform_s": 4.0, "sync_s": 1.0})
+    'transform 40% · compute 50% · sync 10%'
     """
-    seconds, data_s, sync_s = (fields.get(key) for key in ("seconds", "data_s", "sync_s"))
+    what = "transform" if "transform_s" in fields else "data"
+    seconds, data_s, sync_s = (fields.get(key) for key in ("seconds", f"{what}_s", "sync_s"))
     if not seconds or data_s is None or sync_s is None:
         return None
     data, sync = (round(100 * min(1.0, part / seconds)) for part in (data_s, sync_s))
-    return f"data {data}% · compute {max(0, 100 - data - sync)}% · sync {sync}%"
+    return f"{what} {data}% · compute {max(0, 100 - data - sync)}% · sync {sync}%"
 
 
 def remaining(

@@ -27,14 +27,21 @@ class ProgressReporter:
         worker: This worker.
         show: Whether progress is displayed.
         waited_s: Returns the seconds that this worker has spent in exchanges so far.
+        prepares: Whether batches come out of a transform, so that to wait for one is to wait for that.
     """
 
     def __init__(
-        self, worker: ReportingWorker, *, show: bool, waited_s: Callable[[], float] = lambda: 0.0
+        self,
+        worker: ReportingWorker,
+        *,
+        show: bool,
+        waited_s: Callable[[], float] = lambda: 0.0,
+        prepares: bool = False,
     ) -> None:
         self._worker = worker
         self._active = show and worker.rank == 0
         self._waited_s = waited_s
+        self._data_key = "transform_s" if prepares else "data_s"
         self._fixed: dict[str, Any] = {}
         self._began = self._reported = self._waited_before = self._data_s = 0.0
         self._rows = 0
@@ -80,7 +87,7 @@ class ProgressReporter:
             metrics=dict(metrics),
             rows=self._rows,
             seconds=self._reported - self._began,
-            data_s=self._data_s,
+            **{self._data_key: self._data_s},
             sync_s=self._waited_s() - self._waited_before,
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,10 +17,15 @@ from kindler.data.batches import Batch, Batches
 from kindler.data.row_order import Dealing, joined_counts
 from kindler.data.sources import Source
 from kindler.data.spool import Layout, Spool, agreed
-from kindler.errors import DataError
+from kindler.engine.gpus import Placement
+from kindler.engine.here import be
+from kindler.engine.here import worker as this_worker
+from kindler.errors import ConfigError, DataError
+from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train.checkpoint_file import Checkpoint, CheckpointWarning, Header, parse
 from kindler.train.loader_source import Reader, StreamSource
 from kindler.train.loader_steps import AgreedSteps, NumberedSteps
+from kindler.train.prepared import preparation_for, prepared_batches
 from kindler.train.task import Task
 
 __all__ = [
@@ -30,6 +35,7 @@ __all__ = [
     "Start",
     "Worker",
     "begin",
+    "build_replica",
     "last_step",
     "load_local_states",
     "open_batch_stream",
@@ -44,8 +50,9 @@ class Worker(Protocol):
 
     rank: int
     size: int
+    address: str
+    run_id: str
     hosts: tuple[str, ...]
-    local_rank: int
     threads: int
     scratch: Path
     lost: frozenset[int]
@@ -53,12 +60,42 @@ class Worker(Protocol):
 
     @property
     def leads(self) -> bool: ...
+    def place(self, device: str, *, share: bool) -> Placement: ...
     def all_gather(self, data: bytes) -> list[bytes]: ...
     def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
     def total(self, numbers: Sequence[int]) -> list[int]: ...
     def barrier(self) -> None: ...
     def report(self, kind: str, **fields: Any) -> None: ...
     def tick(self) -> None: ...
+
+
+def build_replica(worker: Worker, task: Task, placed: Placement, spec: bytes, **options: Any) -> Any:
+    """The replica of this worker, on its device.
+
+    Args:
+        worker: The worker.
+        task: The run.
+        placed: Where the worker computes.
+        spec: The packed model.
+        options: What else the replica is made with.
+
+    Raises:
+        ConfigError: Several workers would use one GPU, and nobody said that they may.
+    """
+    replica = FRAMEWORKS.load(task.framework).from_bytes(
+        spec,
+        device=placed.device,
+        rank=worker.rank,
+        local_rank=placed.index,
+        seed=task.seed,
+        threads=worker.threads,
+        **options,
+    )
+    if placed.visible is not None and not getattr(replica, "on_gpu", False):
+        be(replace(this_worker(), device="cpu"))
+    elif placed.problem is not None:
+        raise ConfigError(placed.problem)
+    return replica
 
 
 class DataInfo(Protocol):
@@ -202,7 +239,9 @@ def open_batches(worker: Worker, task: Task, source: Source, what: str, *, train
     """This worker's part of a source, cut into as many steps as on every other; all workers call it."""
     dealing = task.dealing or Dealing.between(worker.size, seed=task.seed)
     shuffle = trains and task.training.shuffle
-    spool = source.open(worker, dealing, in_order=trains and not shuffle)
+    preparation = preparation_for(task, source)
+    numbered = (trains and not shuffle) or preparation is not None
+    spool = source.open(worker, dealing, in_order=numbered)
     own_lanes = spool.lane_counts(dealing.known_lanes)[worker.rank :: worker.size]
     parts = _gathered(worker, {"rows": spool.rows, "lanes": own_lanes})
     # In a message of their own: they are the same on most workers, and equal bytes travel once.
@@ -219,17 +258,26 @@ def open_batches(worker: Worker, task: Task, source: Source, what: str, *, train
         counts = [part["rows"] for part in parts]
     # A checkpoint from the middle of an epoch can be used with the same rows only.
     marked = task.model_dir is not None and trains
-    return Batches(
+    batching: dict[str, Any] = {
+        "counts": counts,
+        "rank": worker.rank,
+        "size": worker.size,
+        "batch_size": task.options.batch_size,
+        "seed": task.seed,
+        "shuffle": shuffle,
+        "marks": _marks(worker, spool, len(counts)) if marked else (),
+        "weighted": task.options.columns.weight_col is not None,
+    }
+    if preparation is None:
+        return Batches(spool, source.columns, **batching)
+    return prepared_batches(
+        worker,
         spool,
         source.columns,
-        counts=counts,
-        rank=worker.rank,
-        size=worker.size,
-        batch_size=task.options.batch_size,
-        seed=task.seed,
-        shuffle=shuffle,
-        marks=_marks(worker, spool, len(counts)) if marked else (),
-        weighted=task.options.columns.weight_col is not None,
+        preparation,
+        trains=trains,
+        stack=bool(task.options.columns.stack_features),
+        **batching,
     )
 
 

@@ -25,6 +25,7 @@ class Task:
         dealing: How rows are dealt to workers. None deals them as for a run that starts with these workers.
         seed: Decides initial weights, order and dropout.
         device: "auto", "cpu", "cuda" or "cuda:N".
+        process_group: Whether `torch.distributed` joins the workers.
         model_dir: The folder of checkpoints.
         run_id: The run's name in its checkpoints.
         log_steps: Whether every worker reports the loss of every step.
@@ -39,6 +40,7 @@ class Task:
     dealing: Dealing | None = None
     seed: int = 0
     device: str = "auto"
+    process_group: bool = False
     model_dir: str | None = None
     run_id: str = ""
     log_steps: bool = False

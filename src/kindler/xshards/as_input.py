@@ -197,7 +197,10 @@ def _packed(column: Column, given: ArrayColumn) -> Column:
 
 def _changed(columns: Columns, change: Callable[[Column], Column]) -> Columns:
     return replace(
-        columns, features=tuple(map(change, columns.features)), labels=tuple(map(change, columns.labels))
+        columns,
+        features=tuple(map(change, columns.features)),
+        labels=tuple(map(change, columns.labels)),
+        others=tuple(map(change, columns.others)),
     )
 
 

@@ -73,9 +73,11 @@ def main() -> None:
     judged = plain.evaluate(x, y, verbose=0, return_dict=True)
     alone = np.asarray(plain.predict(x, verbose=0))
     after = scored.collect()
+    frame.write.parquet(str(Path(WORK, "frame")))
+    of_files = est.fit(spark.read.parquet(str(Path(WORK, "frame"))), ingest="direct", verbose=0)
     first, second = (list(np.load(Path(WORK, f"rank-{rank}.npz")).values()) for rank in (0, 1))
     told = {
-        "samples": history["num_samples"],
+        "samples": [*history["num_samples"], *of_files["num_samples"]],
         "ranks agree": all(np.array_equal(a, b) for a, b in zip(first, second, strict=True)),
         "saved what was trained": all(
             np.array_equal(a, b) for a, b in zip(first, plain.get_weights(), strict=True)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import kindler
+from tests.spark_programs.cluster import ONE_GPU_A_TASK
 
 
 def read(folder: Path, part: str, share: int) -> pa.Table:
@@ -33,7 +34,7 @@ def main(master: str, mnist: str, work: str, size: str) -> None:
     share, epochs = (1, 5) if size == "whole" else (5, 2)
     for part in ("train", "t10k"):
         pq.write_table(read(Path(mnist), part, share), Path(work) / f"{part}.parquet", row_group_size=6000)
-    spark = kindler.init(master)
+    spark = kindler.init(master, conf=ONE_GPU_A_TASK if master.startswith("spark://") else None)
     train, test = (spark.read.parquet(f"{work}/{part}.parquet") for part in ("train", "t10k"))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))

@@ -22,8 +22,9 @@ import torch
 from torch import nn
 
 import kindler
+from kindler.engine.job import TASK_GPUS
 from kindler.spark.slots import slots
-from tests.spark_programs.cluster import worker
+from tests.spark_programs.cluster import ONE_GPU_A_TASK, worker
 
 ROWS, BATCH, EPOCHS, STEPS, FALL, KEPT = 50, 8, 3, 7, 12, 9
 
@@ -54,7 +55,14 @@ class Note(kindler.Callback):
 
     def on_step_end(self, run: Any) -> None:
         with Path(self.folder, f"rank-{run.rank}.jsonl").open("a") as file:
-            noted = {"size": run.size, "epoch": run.epoch, "step": run.step, "ids": run.model.seen}
+            gpus = [os.environ.get(name) for name in (TASK_GPUS, "CUDA_VISIBLE_DEVICES")]
+            noted = {
+                "gpus": gpus,
+                "size": run.size,
+                "epoch": run.epoch,
+                "step": run.step,
+                "ids": run.model.seen,
+            }
             file.write(json.dumps(noted) + "\n")
         run.model.seen = []
 
@@ -170,7 +178,7 @@ def bring_back(spark: Any, master: str, folder: Path, stack: ExitStack) -> None:
 
 
 def main(master: str, work: str) -> None:
-    spark = kindler.init(master)
+    spark = kindler.init(master, conf=ONE_GPU_A_TASK)
     port = spark.conf.get("spark.driver.port")
     place = Path(work)
     replaced, grown = place / "replaced", place / "grown"

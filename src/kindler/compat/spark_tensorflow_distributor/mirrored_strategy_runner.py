@@ -19,12 +19,17 @@ class _Main:
     function: Any
     options: dict[str, Any]
     use_custom_strategy: bool
+    num_slots: int
+    use_gpu: bool
 
     @property
     def __wrapped__(self) -> Any:
         return self.function
 
     def __call__(self, args: Any, ctx: Context) -> Any:
+        if self.use_gpu:
+            share = self.num_slots // ctx.size + (ctx.rank < self.num_slots % ctx.size)
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ctx.gpus[:share])
         if self.use_custom_strategy:
             return self.function(**self.options)
         import tensorflow as tf
@@ -74,10 +79,10 @@ class MirroredStrategyRunner:
         """Run `train_fn(**kwargs)` in every process; gives what the first returned."""
         if self._local_mode:
             return self._run_here(train_fn, kwargs)
-        main = _Main(train_fn, kwargs, self._use_custom_strategy)
+        main = _Main(train_fn, kwargs, self._use_custom_strategy, self.num_slots, self._use_gpu)
+        gpus = None if self._use_gpu else 0  # those that Spark gave to the task
         tasks = self.get_num_tasks()
-        per_task = self.num_slots // tasks if self._use_gpu else 0
-        return clusters.run(main, None, tasks, spark=self._session, chief=False, gpus=per_task).wait()[0]
+        return clusters.run(main, None, tasks, spark=self._session, chief=False, gpus=gpus).wait()[0]
 
     def _gpus_per_task(self) -> int:
         if self._local_mode or self._session is None:

@@ -10,6 +10,7 @@ from typing import Any
 from kindler.cluster import cluster as clusters
 from kindler.cluster.context import Context
 from kindler.compat.tensorflowonspark.TFNodeContext import TFNodeContext
+from kindler.compat.tensorflowonspark.TFSparkNode import requested_gpus
 from kindler.data.arrays import is_spark_frame
 from kindler.errors import ConfigError
 from kindler.spark.feeding import session_of
@@ -32,6 +33,7 @@ class _Main:
 
     map_fun: Any
     release_port: bool
+    master_node: str = "chief"
 
     @property
     def __wrapped__(self) -> Any:
@@ -42,7 +44,10 @@ class _Main:
             sys.argv = args
         if self.release_port:
             ctx.release_ports()
-        return self.map_fun(args, TFNodeContext.of(ctx, hold_port=not self.release_port))
+        return self.map_fun(args, self._context(ctx))
+
+    def _context(self, ctx: Context) -> TFNodeContext:
+        return TFNodeContext.of(ctx, hold_port=not self.release_port, master_node=self.master_node)
 
 
 class TFCluster:
@@ -129,6 +134,8 @@ def run(
 
     Parameter servers run on executors also with `driver_ps_nodes`. TF_CONFIG is always set.
     """
+    if master_node not in (None, "chief", "master"):
+        raise ConfigError(f"master_node={master_node!r}: it is 'chief', 'master', or None for workers alone.")
     if eval_node and input_mode == InputMode.SPARK:
         raise ConfigError("eval_node is not available with InputMode.SPARK: an evaluator is not fed.")
     workers = num_executors - num_ps - eval_node
@@ -137,7 +144,7 @@ def run(
             f"num_executors={num_executors} with num_ps={num_ps} and eval_node={eval_node} leaves no worker."
         )
     cluster = clusters.run(
-        _Main(map_fun, release_port),
+        _Main(map_fun, release_port, master_node or "chief"),
         tf_args,
         workers,
         spark=session_of(sc),
@@ -145,6 +152,7 @@ def run(
         chief=master_node is not None,
         evaluator=eval_node,
         input_mode="spark" if input_mode == InputMode.SPARK else "program",
+        gpus=requested_gpus(tf_args),
         tensorboard=tensorboard,
         log_dir=log_dir or (f"tensorboard_{sc.applicationId}" if tensorboard else None),
         start_timeout_s=reservation_timeout,

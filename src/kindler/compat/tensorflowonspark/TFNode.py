@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import getpass
 import logging
-from collections.abc import Mapping
-from typing import Any
+import queue
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
 
 from kindler.cluster.feed import DataFeed as ClusterFeed
+from kindler.compat.tensorflowonspark.marker import Marker
+from kindler.errors import ConfigError
 
-__all__ = ["DataFeed", "hdfs_path"]
+__all__ = ["DataFeed", "NodeManager", "hdfs_path"]
 
 _SCHEMES = (
     *("abfs", "abfss", "adl", "dbfs", "file", "gs", "hdfs", "oss", "s3", "s3a", "s3n", "swift", "viewfs"),
     *("wasb", "wasbs"),
 )
+_DRAIN_S = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -32,41 +37,175 @@ def hdfs_path(ctx: Any, path: str) -> str:
     return f"{ctx.defaultFS}/{path}"
 
 
+class NodeManager:
+    """What `ctx.mgr` is: the feeds of this node, and values that the program keeps, with a manager's names.
+
+    Args:
+        feed: Gives a feed of the node by its name.
+    """
+
+    def __init__(self, feed: Callable[[str], ClusterFeed]) -> None:
+        self.feed = feed
+        self._values: dict[str, Any] = {"state": "running"}
+
+    def get_queue(self, name: str) -> _FeedQueue:
+        """A feed as a queue of rows, which ends with None."""
+        return _FeedQueue(self.feed(name))
+
+    def get(self, key: str) -> Any:
+        """What was set; None where nothing was."""
+        return self._values.get(key)
+
+    def set(self, key: str, value: Any) -> None:
+        """Keep a value."""
+        self._values[key] = value
+
+
+class _FeedQueue:
+    """The reading end of a queue."""
+
+    def __init__(self, feed: ClusterFeed) -> None:
+        self._feed = feed
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The next row; waits for it. None at the end."""
+        rows = self._feed.next_batch(1)
+        return rows[0] if rows else None
+
+    def task_done(self) -> None:
+        """Not needed."""
+
+
 class DataFeed:
     """The feed of a node. Batches are lists of items, or dicts of lists with an input mapping.
+
+    Args:
+        mgr: `ctx.mgr`, or a manager that `TFManager.start` gave.
+        train_mode: Whether nothing is answered: batches go over the ends of partitions then.
+        qname_in: The feed, or the queue of the manager.
+        qname_out: The queue of the manager for results.
+        input_mapping: Column -> tensor.
 
     Attributes:
         done_feeding: Whether the end of the data was read.
     """
 
     def __init__(
-        self, feed: ClusterFeed, train_mode: bool = True, input_mapping: Mapping[str, str] | None = None
+        self,
+        mgr: Any,
+        train_mode: bool = True,
+        qname_in: str = "input",
+        qname_out: str = "output",
+        input_mapping: Mapping[str, str] | None = None,
     ) -> None:
         self.done_feeding = False
-        self._feed = feed
-        self._train_mode = train_mode
-        self._tensors = [input_mapping[column] for column in sorted(input_mapping)] if input_mapping else None
+        self.mgr = mgr
+        self.train_mode = train_mode
+        self.input_tensors = [name for _, name in sorted(input_mapping.items())] if input_mapping else None
+        self._rows: _Rows = (
+            _NodeRows(mgr.feed(qname_in))
+            if isinstance(mgr, NodeManager)
+            else _QueuedRows(mgr, qname_in, qname_out, train_mode)
+        )
 
     def next_batch(self, batch_size: int) -> Any:
         """The next rows; fewer at the end of the data, and for an inference at the end of a partition."""
-        if self._feed.should_stop():
-            self.done_feeding = True
-            return [] if self._tensors is None else {name: [] for name in self._tensors}
-        rows = self._feed.next_batch(batch_size)
-        if self._tensors is None:
+        rows = self._rows.take(batch_size)
+        self.done_feeding = self.done_feeding or self._rows.ended
+        if self.input_tensors is None:
             return rows
-        return {name: [row[place] for row in rows] for place, name in enumerate(self._tensors)}
+        return {name: [row[place] for row in rows] for place, name in enumerate(self.input_tensors)}
 
     def should_stop(self) -> bool:
         """Whether there are no more rows."""
-        self.done_feeding = self.done_feeding or self._feed.should_stop()
+        self.done_feeding = self.done_feeding or self._rows.has_ended()
         return self.done_feeding
 
     def batch_results(self, results: Any) -> None:
         """One result for each row of the last batch."""
-        self._feed.batch_results(results)
+        self._rows.answer(results)
 
     def terminate(self) -> None:
         """Read no more; the feeding job stops."""
         self.done_feeding = True
+        self.mgr.set("state", "terminating")
+        self._rows.stop()
+
+
+class _Rows(Protocol):
+    """Where a feed's rows come from."""
+
+    ended: bool
+
+    def take(self, count: int) -> list[Any]: ...
+    def has_ended(self) -> bool: ...
+    def answer(self, results: Any) -> None: ...
+    def stop(self) -> None: ...
+
+
+class _NodeRows:
+    """Rows that tasks push to a node of a cluster."""
+
+    def __init__(self, feed: ClusterFeed) -> None:
+        self.ended = False
+        self._feed = feed
+
+    def take(self, count: int) -> list[Any]:
+        rows: list[Any] = self._feed.next_batch(count)
+        self.ended = not rows
+        return rows
+
+    def has_ended(self) -> bool:
+        self.ended = self.ended or self._feed.should_stop()
+        return self.ended
+
+    def answer(self, results: Any) -> None:
+        self._feed.batch_results(results)
+
+    def stop(self) -> None:
         self._feed.terminate()
+
+
+class _QueuedRows:
+    """Rows of a manager's queue: None ends them, EndPartition ends a batch that is to be answered."""
+
+    def __init__(self, mgr: Any, qname_in: str, qname_out: str, train_mode: bool) -> None:
+        self.ended = False
+        self._in, self._out = mgr.get_queue(qname_in), mgr.get_queue(qname_out)
+        if self._in is None:
+            raise ConfigError(f"the manager has no queue {qname_in!r}.")
+        self._train_mode = train_mode
+
+    def take(self, count: int) -> list[Any]:
+        rows: list[Any] = []
+        while len(rows) < count and not self.ended:
+            row = self._in.get()
+            self._in.task_done()
+            if row is None:
+                self.ended = True
+            elif not isinstance(row, Marker):
+                rows.append(row)
+            elif rows and not self._train_mode:
+                break
+        return rows
+
+    def has_ended(self) -> bool:
+        return self.ended
+
+    def answer(self, results: Any) -> None:
+        for result in results:
+            self._out.put(result)
+
+    def stop(self) -> None:
+        self.ended = True
+        with suppress(queue.Empty):
+            while True:
+                self._in.get(True, _DRAIN_S)
+                self._in.task_done()
+
+
+def _deprecated(*_: Any, **__: Any) -> Any:
+    raise ConfigError("this is a method of TFNode.DataFeed.\nHint: feed = TFNode.DataFeed(ctx.mgr, ...).")
+
+
+next_batch = batch_results = terminate = _deprecated

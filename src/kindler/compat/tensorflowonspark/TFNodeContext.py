@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from kindler.cluster.context import Context
-from kindler.compat.tensorflowonspark.TFNode import DataFeed, hdfs_path
+from kindler.compat.tensorflowonspark.TFNode import DataFeed, NodeManager, hdfs_path
 from kindler.errors import ConfigError
 
 __all__ = ["TFNodeContext"]
@@ -42,15 +43,19 @@ class TFNodeContext:
         self._context = context
 
     @classmethod
-    def of(cls, context: Context, *, hold_port: bool) -> TFNodeContext:
-        """That of a node of a cluster."""
+    def of(cls, context: Context, *, hold_port: bool, master_node: str = "chief") -> TFNodeContext:
+        """That of a node of a cluster, whose first node has the role `master_node`."""
+        names = {"chief": master_node}
+        if master_node != "chief" and "TF_CONFIG" in os.environ:
+            os.environ["TF_CONFIG"] = os.environ["TF_CONFIG"].replace('"chief"', json.dumps(master_node))
         return cls(
             executor_id=context.rank,
-            job_name=context.role,
+            job_name=names.get(context.role, context.role),
             task_index=context.task_index,
-            cluster_spec=context.cluster_spec,
+            cluster_spec={names.get(role, role): nodes for role, nodes in context.cluster_spec.items()},
             defaultFS=context.default_fs,
             working_dir=os.getcwd(),
+            mgr=NodeManager(context.data_feed),
             tmp_socket=_HeldPort(context) if hold_port else None,
             context=context,
         )
@@ -67,7 +72,7 @@ class TFNodeContext:
         input_mapping: Mapping[str, str] | None = None,
     ) -> DataFeed:
         """The rows that `TFCluster.train` and `inference` push to this node."""
-        return DataFeed(self._running().data_feed(qname_in), train_mode, input_mapping)
+        return DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
 
     def export_saved_model(self, model: Any, export_dir: str, *_: Any, **__: Any) -> str:
         """Write a SavedModel, once for the whole cluster."""

@@ -67,6 +67,8 @@ class ShardSource:
         packed, where = self._read(shard), _named(shard, 0)
         found = {}
         for column in self.columns.all:
+            if column.ragged:
+                continue
             array = values(packed, [column.name], None)[column.name]
             # Only what has the right dtype already is checked as a whole: a cast would hold a copy of it.
             if conform(array[:0], column, where=where).dtype == array.dtype:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Columns
+from kindler.data.preparation import Preparation
 from kindler.data.sources import Source
 from kindler.engine.job import Job
 from kindler.inference.predictor import Predictor, Recipe
@@ -67,6 +68,7 @@ class ScoreRequest:
         device: Where to compute.
         seed: Decides the initial weights of a model that was never trained.
         job: The workers to start on this machine, where they are needed.
+        labels: The columns that were its labels.
     """
 
     framework: str
@@ -77,6 +79,7 @@ class ScoreRequest:
     device: str
     seed: int
     job: Job
+    labels: tuple[str, ...] = ()
 
     def predictor(self, columns: Columns, *, threads: int | None = None) -> Predictor:
         """The model as a function of these columns."""
@@ -95,7 +98,16 @@ class ScoreRequest:
             batch_size=self.options.batch_size,
             output_cols=self.options.output_cols,
             finish=self.options.finish,
+            preparation=self.preparation(columns),
+            labels=self.labels,
+            stack=bool(self.options.columns.stack_features),
         )
+
+    def preparation(self, columns: Columns) -> Preparation | None:
+        """What is done to rows of these columns; None if they are taken as they are."""
+        asked = self.options.preparation
+        needed = asked is not None and (asked.active or any(column.ragged for column in columns.features))
+        return asked if needed else None
 
 
 class Input(ABC):

@@ -60,7 +60,9 @@ class FrameInput(Input):
         refuse_ambiguous(frame, columns.names)
         predictor = request.predictor(columns, threads=1)
         scan = self._scan(columns, request.options.ingest)
-        sample = zeros(columns, request.layout, types) or self._first_row(columns)
+        # A transform may not take zeros: it is tried on a row of the data.
+        prepares = request.preparation(columns) is not None
+        sample = (None if prepares else zeros(columns, request.layout, types)) or self._first_row(columns)
         # The driver is not bound by the threads of an executor.
         outputs = next(predictor.with_threads(None).score([inputs(columns, sample)]))
         names = predictor.names(len(outputs))
@@ -86,6 +88,12 @@ class FrameInput(Input):
         from kindler.spark.predict import first_row
 
         if self.data.isStreaming:
+            if any(column.ragged for column in columns.features):
+                raise ConfigError(
+                    "what a transform makes of a stream's rows is unknown until rows arrive.\n"
+                    "Hint: score each batch of the stream:"
+                    " stream.writeStream.foreachBatch(lambda rows, number: estimator.predict(rows)...)."
+                )
             raise ConfigError(
                 "the width of a stream's columns is unknown until rows arrive.\n"
                 "Hint: give it with predict(..., shapes={column: (width,)}), or fit() on such columns first."

@@ -12,6 +12,7 @@ import pyarrow as pa
 from kindler.data import datasets
 from kindler.data.batches import inputs
 from kindler.data.columns import Array, Column
+from kindler.data.ragged import Ragged
 from kindler.data.sources import DeliveredSource, FolderSource, arrow_source, is_local_data
 from kindler.data.spool import Spool
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
@@ -51,7 +52,7 @@ class MemoryInput(Input):
             arrays = [spool.arrays[column.name] for column in columns.features]
             predictor = request.predictor(columns)
             chunks = (
-                inputs(columns, [np.array(array[start : start + options.batch_size]) for array in arrays])
+                inputs(columns, [_copied(array, start, start + options.batch_size) for array in arrays])
                 for start in range(0, spool.rows, options.batch_size)
             )
             parts = list(predictor.score(chunks))
@@ -79,6 +80,11 @@ class DatasetInput(MemoryInput):
         return datasets.with_columns(self.data, rows, {name: to_arrow(out) for name, out in outputs.items()})
 
 
+def _copied(array: Any, start: int, stop: int) -> Any:
+    part = slice(start, stop)
+    return array.take(part) if isinstance(array, Ragged) else np.array(array[part])
+
+
 def _shipped(source: FolderSource, name: str, spark: SparkSession) -> Prepared:
     """Rows of the driver for workers elsewhere: Spark sends them, each packed into bytes."""
     from kindler.spark.frames import Feed, packed_frame
@@ -87,12 +93,15 @@ def _shipped(source: FolderSource, name: str, spark: SparkSession) -> Prepared:
 
     def packed(column: Column) -> Column:
         array = arrays[column.name]
+        if isinstance(array, Ragged):
+            return column
         return replace(column, dtype=array.dtype.name, shape=array.shape[1:])
 
     columns = replace(
         source.columns,
         features=tuple(map(packed, source.columns.features)),
         labels=tuple(map(packed, source.columns.labels)),
+        others=tuple(map(packed, source.columns.others)),
     )
     frame = packed_frame(spark, {column.name: arrays[column.name] for column in columns.all})
     return DeliveredSource(columns, name), Feed(name=name, frame=frame, columns=columns)

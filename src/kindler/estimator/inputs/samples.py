@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data.columns import Array, Columns, to_numpy
+from kindler.data.ragged import read_column
 from kindler.engine.hub import Event
 from kindler.errors import DataError
 from kindler.train.progress import ProgressBar
@@ -28,6 +29,8 @@ def zeros(columns: Columns, layout: Mapping[str, Any], types: Mapping[str, Any])
     """
     arrays = []
     for column in columns.features:
+        if column.ragged:
+            return None
         known, kind = layout.get(column.name), types[column.name]
         scalar = kind is not None and not pa.types.is_nested(kind)
         if known is not None and column.shape is None and column.dtype is None:
@@ -47,8 +50,8 @@ def repeated_row(row: pa.Table, columns: Columns) -> list[Array]:
     """A few rows that are all like this one."""
     if not row.num_rows:
         raise DataError("the data has no rows, so the width of its columns is unknown.")
-    arrays = [to_numpy(row.column(c.name), c, where=lambda i: i) for c in columns.features]
-    return [np.repeat(array, PROBE_ROWS, axis=0) for array in arrays]
+    arrays = [read_column(row.column(c.name), c, where=lambda i: i) for c in columns.features]
+    return [array[np.zeros(PROBE_ROWS, np.int64)] for array in arrays]
 
 
 class RowCounter:

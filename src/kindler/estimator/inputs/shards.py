@@ -68,13 +68,17 @@ class ShardsInput(Input):
         scorer = ShardScorer(
             predictor=request.predictor(chosen.columns, threads=threads),
             schema=chosen.schema,
-            sample=_sample(shards, chosen, request.layout),
+            sample=_sample(
+                shards, chosen, request.layout, prepares=request.preparation(chosen.columns) is not None
+            ),
         )
         with ProgressBar(verbose=request.options.verbose, what="predict", unit="rows") as progress:
             return as_input.worked(shards, scorer, job, RowCounter(progress, len(shards)))
 
 
-def _sample(shards: XShards, chosen: as_input.Chosen, layout: Mapping[str, Any]) -> tuple[Array, ...] | None:
+def _sample(
+    shards: XShards, chosen: as_input.Chosen, layout: Mapping[str, Any], *, prepares: bool
+) -> tuple[Array, ...] | None:
     """Inputs for shards without rows, where there are any; None where the width of the columns is unknown."""
     columns = chosen.columns
     if all(as_input.row_counts(shards)):
@@ -83,7 +87,8 @@ def _sample(shards: XShards, chosen: as_input.Chosen, layout: Mapping[str, Any])
         given = [(chosen.arrays[c.name].shape, chosen.arrays[c.name].dtype, c) for c in columns.features]
         empty = [conform(np.zeros((PROBE_ROWS, *s), dtype), c, where=str) for s, dtype, c in given]
         return inputs(columns, empty)
-    sample = zeros(columns, layout, {field.name: field.type for field in chosen.schema})
+    types = {field.name: field.type for field in chosen.schema}
+    sample = None if prepares else zeros(columns, layout, types)
     if sample is None and len(shards):
         row = values(pack(shards.head(1)), columns.names, chosen.schema)
         sample = repeated_row(pa.table(row), columns)

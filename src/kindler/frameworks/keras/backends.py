@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from kindler.errors import ConfigError, MissingExtraError
+from kindler.frameworks.devices import is_installed
 
 __all__ = [
     "BACKENDS",
@@ -25,6 +26,8 @@ __all__ = [
     "flavour_of",
     "is_compiled",
     "load",
+    "may_use_gpus",
+    "on_gpu",
     "require",
     "seed_everything",
     "settle",
@@ -34,6 +37,11 @@ __all__ = [
 DEVICE_VARIABLE = "KERAS_TORCH_DEVICE"  # where Keras on PyTorch computes, if it is set
 BACKENDS = ("tensorflow", "jax", "torch")
 
+# What comes with the extras that make a backend compute on GPUs.
+_GPU_PARTS = {
+    "jax": ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm60_plugin", "jax_rocm7_plugin"),
+    "tensorflow": ("nvidia",),
+}
 _PACKAGES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch", "keras": "keras"}
 
 
@@ -147,6 +155,20 @@ def settle(backend: str, *, device: str, local_rank: int, threads: int | None) -
     importlib.import_module(f"kindler.frameworks.keras.on_{backend}").settle(
         device=device, local_rank=local_rank, threads=threads
     )
+
+
+def on_gpu(backend: str) -> bool:
+    """Whether the backend computes on a GPU, once it was settled."""
+    return bool(importlib.import_module(f"kindler.frameworks.keras.on_{backend}").on_gpu())
+
+
+def may_use_gpus(backend: str) -> bool:
+    """Whether what is installed of the backend could compute on a GPU; asks no device and loads nothing."""
+    if backend == "torch":
+        from kindler.frameworks.torch.device import has_gpu_build
+
+        return has_gpu_build()
+    return is_installed(*_GPU_PARTS[backend])
 
 
 def seed_everything(backend: str, seed: int, *, compiled: bool = True) -> None:

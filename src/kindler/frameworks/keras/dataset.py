@@ -26,6 +26,11 @@ class Remembering(HostCode):
     def __len__(self) -> int:
         return len(self._feed)
 
+    @property
+    def varies(self) -> bool:
+        """Whether rows of one batch may have another shape than those of another."""
+        return bool(getattr(self._feed, "varies", False))
+
     def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
         """The feed's own batch."""
         with self.kept():
@@ -109,6 +114,7 @@ def _mapped(feed: Feed, arranged: Arranged) -> Any:
 
     sample = tuples(arranged.batch(*feed.batch(0)))
     like = tf.nest.flatten(sample)
+    varies = bool(getattr(feed, "varies", False))
 
     def made(number: Any) -> list[Array]:
         return [np.ascontiguousarray(p) for p in tf.nest.flatten(arranged.batch(*feed.batch(int(number))))]
@@ -116,7 +122,7 @@ def _mapped(feed: Feed, arranged: Arranged) -> Any:
     def batch(number: Any) -> Any:
         parts = tf.numpy_function(made, [number], [part.dtype for part in like])
         for part, array in zip(parts, like, strict=True):
-            part.set_shape([None, *array.shape[1:]])
+            part.set_shape([None] * array.ndim if varies else [None, *array.shape[1:]])
         return tf.nest.pack_sequence_as(sample, parts)
 
     plain = tf.autograph.experimental.do_not_convert(batch)  # rewriting it takes a fifth of a second

@@ -14,17 +14,31 @@ from typing import Any
 import numpy as np
 
 from kindler.collective import Array
+from kindler.frameworks.devices import missing_gpu
 from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced
 
 # Its own type hints are partial, which a strict checker takes amiss.
 jax: Any = importlib.import_module("jax")
 jnp: Any = jax.numpy
 
-__all__ = ["apply", "gradients", "idle_step", "send_gradients", "settle", "share_gradients", "weigh"]
+__all__ = [
+    "apply",
+    "gradients",
+    "idle_step",
+    "on_gpu",
+    "send_gradients",
+    "settle",
+    "share_gradients",
+    "weigh",
+]
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
-    """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
+    """Threads and the one GPU of this rank; a process that has computed already keeps what it has.
+
+    Raises:
+        ConfigError: A GPU was asked for and JAX finds none.
+    """
     if threads is not None:
         os.environ["NPROC"] = str(threads)
         if threads == 1:
@@ -34,6 +48,13 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
         jax.config.update("jax_platforms", "cpu")
     else:
         jax.config.update("jax_cuda_visible_devices", str(local_rank))
+    if device.startswith("cuda") and not on_gpu():
+        raise missing_gpu(device, "JAX", "jax[cuda12]")
+
+
+def on_gpu() -> bool:
+    """Whether JAX computes on a GPU."""
+    return bool(jax.default_backend() == "gpu")
 
 
 def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from kindler.collective import Array
+from kindler.frameworks.devices import missing_gpu
 from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced, scaled_loss
 from kindler.frameworks.quiet import quiet_without_gpu
 
@@ -23,6 +24,7 @@ __all__ = [
     "gradients",
     "idle_step",
     "judge_once",
+    "on_gpu",
     "seed",
     "send_gradients",
     "settle",
@@ -34,7 +36,12 @@ _COMPILED = "_kindler_apply"  # what `apply` keeps on an optimizer
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
-    """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
+    """Threads and the one GPU of this rank; a process that has computed already keeps what it has.
+
+    Raises:
+        ConfigError: A GPU was asked for and TensorFlow finds none.
+    """
+    gpus: list[Any] | None = None
     try:
         if threads is not None:
             tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -47,6 +54,13 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
             tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError:
         pass
+    if device.startswith("cuda") and gpus == []:
+        raise missing_gpu(device, "TensorFlow", "tensorflow[and-cuda]")
+
+
+def on_gpu() -> bool:
+    """Whether TensorFlow computes on a GPU."""
+    return bool(tf.config.get_visible_devices("GPU"))
 
 
 class DrawingOps:
@@ -244,7 +258,9 @@ def _count(data: Any) -> Any:
 
 
 def _one_row(part: Any) -> Any:
-    return tf.zeros([1, *part.shape[1:]], part.dtype)
+    if part.shape[1:].is_fully_defined():
+        return tf.zeros([1, *part.shape[1:]], part.dtype)
+    return tf.zeros(tf.concat([[1], tf.shape(part)[1:]], 0), part.dtype)
 
 
 def _value(variable: Any) -> Any:

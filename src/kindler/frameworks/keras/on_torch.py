@@ -18,6 +18,7 @@ __all__ = [
     "apply",
     "gradients",
     "idle_step",
+    "on_gpu",
     "randomness",
     "restore_randomness",
     "send_gradients",
@@ -43,6 +44,12 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
     # Keras chooses once, when it is imported, which here is before the process was forked.
     core: Any = importlib.import_module("keras.src.backend.torch.core")
     core.DEFAULT_DEVICE = "cuda" if chosen.type == "cuda" else str(chosen)
+
+
+def on_gpu() -> bool:
+    """Whether Keras computes on a GPU."""
+    core: Any = importlib.import_module("keras.src.backend.torch.core")
+    return bool(core.DEFAULT_DEVICE == "cuda")
 
 
 def _device(device: str, local_rank: int) -> torch.device:

@@ -108,6 +108,16 @@ class KerasReplica(BaseReplica):
         self._features = list(features)
         self._arranged = Arranged(self.model, inputs=inputs, features=features, labels=labels)
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the backend computes on a GPU."""
+        return backends.on_gpu(self.spec.backend)
+
+    @classmethod
+    def may_use_gpus(cls, spec: KerasSpec) -> bool:
+        """Whether the backend could compute on a GPU."""
+        return backends.may_use_gpus(spec.backend)
+
     @classmethod
     def from_bytes(cls, spec: bytes, **options: Any) -> KerasReplica:
         """A replica of the spec that `dumps` packed; the options are the constructor's."""
@@ -184,7 +194,7 @@ class KerasReplica(BaseReplica):
     def build(self, features: Sequence[Array], labels: Sequence[Array], *, may_idle: bool = False) -> None:
         """Make every variable of the model, its metrics and its optimizer, from the shapes of a batch."""
         self.may_idle = may_idle
-        sample = [np.zeros((1, *array.shape[1:]), array.dtype) for array in features]
+        sample = [_zeros((1, *array.shape[1:]), array.dtype) for array in features]
         self._signature = [(str(array.dtype), tuple(array.shape[1:])) for array in features]
         if not self._compiled:
             raise ConfigError(
@@ -193,7 +203,7 @@ class KerasReplica(BaseReplica):
                 " Estimator.from_keras."
             )
         targets = [np.zeros((1, *array.shape[1:]), array.dtype) for array in labels]
-        batch = self._arranged.batch(sample, targets)
+        batch = _with_text(self._arranged.batch(sample, targets))
         if self.flavour == "tf_keras":
             importlib.import_module("kindler.frameworks.keras.on_tensorflow").judge_once(self.model, batch)
         else:
@@ -592,7 +602,7 @@ class KerasReplica(BaseReplica):
 
     def predict(self, features: Sequence[Array]) -> list[Array]:
         """The outputs for these rows; several outputs in the model's order."""
-        outputs = self.model.predict_on_batch(self._arranged.inputs(features))
+        outputs = self.model.predict_on_batch(_with_text(self._arranged.inputs(features)))
         named = list(_leaves(outputs))
         self.output_names = tuple(name for name, _ in named) if isinstance(outputs, Mapping) else None
         return [np.asarray(part) for _, part in named]
@@ -636,9 +646,9 @@ class KerasReplica(BaseReplica):
     def _build_from(self, signature: Sequence[Sequence[Any]], features: Sequence[str]) -> None:
         self._features = list(features)
         if signature and not (self.model.built and self.model.variables):
-            arrays = [np.zeros((1, *shape), dtype) for dtype, shape in signature]
+            arrays = [_zeros((1, *shape), dtype) for dtype, shape in signature]
             arranged = Arranged(self.model, inputs=self.spec.inputs, features=features, labels=())
-            self.model(arranged.inputs(arrays))
+            self.model(_with_text(arranged.inputs(arrays)))
         self._signature = [(dtype, tuple(shape)) for dtype, shape in signature]
         if self._compiled:
             self._build_optimizers()
@@ -686,3 +696,19 @@ def _leaves(outputs: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, part in parts:
         yield from _leaves(part, f"{name}_{key}" if name else str(key))
+
+
+def _with_text(batch: Any) -> Any:
+    """The same with text as TensorFlow's tensors, which alone say that it is text."""
+    if isinstance(batch, dict):
+        return {name: _with_text(part) for name, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(_with_text(part) for part in batch)
+    if not isinstance(batch, np.ndarray) or batch.dtype != object:
+        return batch
+    return importlib.import_module("tensorflow").constant(batch)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Zeros, or empty texts."""
+    return np.full(shape, "", object) if np.dtype(dtype) == object else np.zeros(shape, dtype)

@@ -47,94 +47,55 @@ def make_spec(
     """
     graph = _one_graph(inputs, outputs, labels, loss)
     with graph.as_default():
-        return _spec_in(
-            graph,
-            inputs=inputs,
-            outputs=outputs,
-            labels=labels,
-            loss=loss,
-            optimizer=optimizer,
-            metrics=metrics,
+        input_ports, named_inputs = ports_of(inputs, "inputs")
+        label_ports, named_labels = ports_of(labels, "labels")
+        output_ports, named_outputs = ports_of(outputs, "outputs")
+        _check_rows(graph, (*input_ports, *label_ports))
+        _check_training(loss, optimizer, train_op, clip_norm, clip_value)
+        means, streamed = _metrics(graph, metrics)
+        targets = [t for t in (loss, *tensors_of(outputs, "outputs")) if t is not None]
+        values = _values(graph, tensor_with_value, needed(targets))
+        ends = Ends(
+            inputs=input_ports,
+            labels=label_ports,
+            outputs=output_ports,
+            named_inputs=named_inputs,
+            named_labels=named_labels,
+            named_outputs=named_outputs,
+            loss="" if loss is None else loss.name,
+            metrics=means,
+            streamed=streamed,
+            values=values,
+        )
+        _check_fed(graph, ends)
+        known = set(graph_variables(graph))
+        training: Training | None = None
+        update_ops = _updates(graph, updates, ends) if loss is not None else []
+        if train_op is not None:
+            training = of_train_op(_op(graph, train_op), updates=update_ops if updates is not None else ())
+        elif optimizer is not None:
+            training = trained_by(
+                optimizer,
+                loss,
+                updates=update_ops,
+                judged=[graph.get_tensor_by_name(port.tensor) for port in means],
+                clip_norm=clip_norm,
+                clip_value=clip_value,
+                global_step=global_step,
+            )
+        if training is not None:
+            _check_step(graph, ends, training)
+        ends = _complete(graph, ends, training)
+        return GraphSpec(
+            graph=graph,
+            sess=session_of(graph, sess, known=known),
+            ends=ends,
+            optimizer="" if optimizer is None else str(title(optimizer)),
             clip_norm=clip_norm,
-            clip_value=clip_value,
-            updates=updates,
-            sess=sess,
-            train_op=train_op,
-            tensor_with_value=tensor_with_value,
-            global_step=global_step,
+            clip_value=clip_limits(clip_value),
+            config=dict(config or {}),
             session_config=session_config,
-            config=config,
         )
-
-
-def _spec_in(
-    graph: Any,
-    *,
-    inputs: Any,
-    outputs: Any,
-    labels: Any,
-    loss: Any,
-    optimizer: Any,
-    metrics: Any,
-    clip_norm: float | None,
-    clip_value: Any,
-    updates: Any,
-    sess: Any,
-    train_op: Any,
-    tensor_with_value: Any,
-    global_step: Any,
-    session_config: Any,
-    config: Mapping[str, Any] | None,
-) -> GraphSpec:
-    input_ports, named_inputs = ports_of(inputs, "inputs")
-    label_ports, named_labels = ports_of(labels, "labels")
-    output_ports, named_outputs = ports_of(outputs, "outputs")
-    _check_rows(graph, (*input_ports, *label_ports))
-    _check_training(loss, optimizer, train_op, clip_norm, clip_value)
-    means, streamed = _metrics(graph, metrics)
-    targets = [t for t in (loss, *tensors_of(outputs, "outputs")) if t is not None]
-    values = _values(graph, tensor_with_value, needed(targets))
-    ends = Ends(
-        inputs=input_ports,
-        labels=label_ports,
-        outputs=output_ports,
-        named_inputs=named_inputs,
-        named_labels=named_labels,
-        named_outputs=named_outputs,
-        loss="" if loss is None else loss.name,
-        metrics=means,
-        streamed=streamed,
-        values=values,
-    )
-    _check_fed(graph, ends)
-    known = set(graph_variables(graph))
-    training: Training | None = None
-    update_ops = _updates(graph, updates, ends) if loss is not None else []
-    if train_op is not None:
-        training = of_train_op(_op(graph, train_op), updates=update_ops if updates is not None else ())
-    elif optimizer is not None:
-        training = trained_by(
-            optimizer,
-            loss,
-            updates=update_ops,
-            judged=[graph.get_tensor_by_name(port.tensor) for port in means],
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            global_step=global_step,
-        )
-    if training is not None:
-        _check_step(graph, ends, training)
-    ends = _complete(graph, ends, training)
-    return GraphSpec(
-        graph=graph,
-        sess=session_of(graph, sess, known=known),
-        ends=ends,
-        optimizer="" if optimizer is None else str(title(optimizer)),
-        clip_norm=clip_norm,
-        clip_value=clip_limits(clip_value),
-        config=dict(config or {}),
-        session_config=session_config,
-    )
 
 
 def _one_graph(inputs: Any, outputs: Any, labels: Any, loss: Any) -> Any:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from tensorflow.core.protobuf import config_pb2
 
 from kindler.collective import Array
 from kindler.frameworks.tf_graph.ends import Ends, Training
@@ -120,10 +121,16 @@ class Calls:
         """A function of the arrays for `fed`."""
         graph, draws = self._sess.graph, self._ends.draws
         names = [*self._constants, *filter(None, [epoch, draws]), *fed]
-        call = self._sess.make_callable(
-            [graph.as_graph_element(item) if isinstance(item, str) else item for item in fetched],
-            feed_list=[graph.as_graph_element(name) for name in names],
-        )
+        tensors = [item for item in fetched if isinstance(item, str)]
+        if set(tensors) & set(names) or len(set(tensors)) < len(tensors):
+            elements = [graph.as_graph_element(item) if isinstance(item, str) else item for item in fetched]
+            call = self._sess.make_callable(elements, [graph.as_graph_element(name) for name in names])
+        else:
+            # Where something is fed, `make_callable` looks everything up again in each call, which takes
+            # longer than a small step does.
+            targets = [getattr(item, "op", item).name for item in fetched if not isinstance(item, str)]
+            options = config_pb2.CallableOptions(feed=names, fetch=tensors, target=targets)
+            call = self._sess._make_callable_from_options(options)
 
         def with_constants(*arrays: Any) -> list[Any]:
             more = [np.asarray(self.epoch, np.int64)] if epoch else []

@@ -17,6 +17,7 @@ from kindler.collective import Array, Collective, Gradients
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.contract import Batch
+from kindler.frameworks.devices import is_installed
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer, pack, unpack
 from kindler.frameworks.tf_graph import files
@@ -102,6 +103,16 @@ class GraphReplica(BaseReplica):
         )
         numbers = {name: options.get(name, 0) for name in ("seed", "rank")}
         return cls(opened(packed, config, **numbers), **options)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the session has a GPU."""
+        return any(device.device_type == "GPU" for device in self.sess.list_devices())
+
+    @classmethod
+    def may_use_gpus(cls, spec: GraphSpec) -> bool:
+        """Whether what TensorFlow needs for GPUs is installed with it."""
+        return is_installed("nvidia")
 
     @classmethod
     def has_instance(cls, spec: GraphSpec) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from kindler.errors import ConfigError
+from kindler.frameworks.devices import missing_gpu
 from kindler.frameworks.quiet import quiet_without_gpu
 from kindler.frameworks.tf_graph.variables import graph_variables, initialized
 
@@ -63,6 +64,8 @@ def worker_config(given: bytes, *, device: str, local_rank: int, threads: int | 
     elif not config.gpu_options.visible_device_list:
         with quiet_without_gpu():
             gpus = len(tf.config.list_physical_devices("GPU"))
+        if not gpus and device.startswith("cuda"):
+            raise missing_gpu(device, "TensorFlow", "tensorflow[and-cuda]")
         number = int(device.partition(":")[2]) if ":" in device else local_rank % max(gpus, 1)
         if gpus:
             config.gpu_options.visible_device_list = str(number)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Array
 
-__all__ = ["arrays", "held", "preload", "resolve_device", "tensors"]
+__all__ = ["arrays", "has_gpu_build", "held", "preload", "resolve_device", "tensors"]
 
 _MOST_HELD = 3  # a third of the memory that is free, so that the rest is left for training
 _CHUNK_BYTES = 64 << 20
@@ -30,6 +32,11 @@ def preload() -> None:
     # Adam's moments of units that have died decay into denormal numbers, which CPUs compute ten times
     # slower; forks inherit this. It is set in our own processes alone.
     torch.set_flush_denormal(True)
+
+
+def has_gpu_build() -> bool:
+    """Whether torch was built for CUDA or ROCm; asks no device."""
+    return torch.version.cuda is not None or torch.version.hip is not None
 
 
 def resolve_device(device: str, local_rank: int = 0) -> torch.device:
@@ -74,20 +81,24 @@ def arrays(outputs: Any) -> list[Array]:
 
 def held(
     columns: Sequence[Array], device: torch.device, wanted: bool | str
-) -> Sequence[Callable[[slice | Array], torch.Tensor]] | None:
-    """Copies of the columns on a GPU, as functions that take rows from them; None where they stay.
+) -> Sequence[Callable[[slice | Array], Any]] | None:
+    """How rows of the columns get to a GPU, as functions that take some; None where they stay as they are.
 
     Args:
         columns: Rows first.
         device: Where the model is.
-        wanted: Whether to; "auto" where they take no more than a third of the memory that is free.
+        wanted: Whether to keep all of them there; "auto" where they take no more than a third of the memory
+            that is free. Otherwise rows are copied when they are taken.
     """
-    if device.type != "cuda" or not wanted or not columns or not all(map(_can_be_held, columns)):
+    if device.type != "cuda" or not columns or not all(map(_can_be_held, columns)):
         return None
     size = sum(column.nbytes for column in columns)
-    if wanted == "auto" and size > torch.cuda.mem_get_info(device)[0] // _MOST_HELD:
-        return None
-    return [_Held(column, device) for column in columns]
+    if wanted == "auto":
+        wanted = size <= torch.cuda.mem_get_info(device)[0] // _MOST_HELD
+    if wanted:
+        return [_Held(column, device) for column in columns]
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return [_Copied(column, device, stream) for column in columns]
 
 
 def _can_be_held(column: Array) -> bool:
@@ -97,6 +108,8 @@ def _can_be_held(column: Array) -> bool:
 
 class _Held:
     """A column on a GPU."""
+
+    holds = True
 
     def __init__(self, column: Array, device: torch.device) -> None:
         rows = max(1, _CHUNK_BYTES // max(1, column[:1].nbytes))
@@ -115,10 +128,48 @@ class _Held:
         return self._rows.index_select(0, places)
 
 
+class _Copied:
+    """A column of the host's, whose rows are picked by all threads and copied through pinned memory."""
+
+    def __init__(self, column: Array, device: torch.device, stream: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*not writable")  # it is only read
+            self._rows = torch.from_numpy(column)
+        self._device, self._stream = device, stream
+
+    def __call__(self, rows: slice | Array) -> OnItsWay:
+        if isinstance(rows, slice):
+            pinned = self._rows[rows].pin_memory()
+        else:
+            pinned = torch.empty((len(rows), *self._rows.shape[1:]), dtype=self._rows.dtype, pin_memory=True)
+            places = torch.from_numpy(np.ascontiguousarray(rows, np.int64))
+            torch.index_select(self._rows, 0, places, out=pinned)
+        with torch.cuda.stream(self._stream):
+            tensor = pinned.to(self._device, non_blocking=True)
+            return OnItsWay(tensor, self._stream.record_event())
+
+
+@dataclass(frozen=True, slots=True)
+class OnItsWay:
+    """Rows that another stream copies to a GPU."""
+
+    tensor: torch.Tensor
+    copied: Any
+
+    def arrived(self) -> torch.Tensor:
+        """The rows; whatever the current stream does next is done after they were copied."""
+        stream = torch.cuda.current_stream(self.tensor.device)
+        stream.wait_event(self.copied)
+        self.tensor.record_stream(stream)
+        return self.tensor
+
+
 def _tensor(array: Any, device: torch.device) -> torch.Tensor:
     """The array on the device; what may not be written is copied, since a model may write its input."""
     if isinstance(array, torch.Tensor):
         return array  # held there
+    if isinstance(array, OnItsWay):
+        return array.arrived()
     if not array.flags.writeable and device.type == "cpu":
         array = np.array(array)
     tensor = torch.from_numpy(array)

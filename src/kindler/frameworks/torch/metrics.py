@@ -25,6 +25,7 @@ from kindler.frameworks.torch.spec import is_creator
 __all__ = ["Counter", "named_metrics"]
 
 _FORMAT = 2
+_WEIGHT = "weight of the loss"
 
 
 class Counter:
@@ -47,6 +48,9 @@ class Counter:
                 self._functions[name] = metric
         self._device = device
         self._rows = 0
+        # Numbers that are known without the GPU are not added there, which would be a launch for each.
+        self._known: dict[str, float] = {}
+        self._recorded: dict[str, float] = {}
         with torch.inference_mode(False):  # training adds to what evaluation may have counted first
             self._loss = torch.zeros((), dtype=torch.float64, device=device)
             self._weight: float | torch.Tensor = self._zero()
@@ -66,17 +70,31 @@ class Counter:
 
     def add(self, judged: Judged, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
         """Count one batch."""
+        capturing = self._loss.is_cuda and torch.cuda.is_current_stream_capturing()
+        self._recorded = {}
         self._loss += judged.total
-        self._weight = _plus(self._weight, judged.weight)
-        if not (self._loss.is_cuda and torch.cuda.is_current_stream_capturing()):  # recorded, not computed
-            self.count(rows)
+        self._weight = self._plus(_WEIGHT, self._weight, judged.weight)
         if self._states or self._functions:
             with torch.no_grad():
                 self._measure(outputs, targets, rows)
+        if not capturing:  # recorded, not computed
+            self.count(rows)
 
     def count(self, rows: int) -> None:
         """Count rows whose loss and metrics were added by a recorded step."""
         self._rows += rows
+        for name, number in self._recorded.items():
+            self._known[name] = self._known.get(name, 0.0) + number
+
+    def _plus(self, name: str, total: Any, more: Any) -> Any:
+        """The sum of a name; on a GPU in the place where it was, or, of a plain number, not yet."""
+        if not self._loss.is_cuda or isinstance(more, torch.Tensor):
+            return _plus(total, more)
+        self._recorded[name] = self._recorded.get(name, 0.0) + more
+        return total
+
+    def _total(self, name: str, total: Any) -> float:
+        return float(total) + self._known.get(name, 0.0)
 
     def running_loss(self) -> float:
         """Mean loss so far; NaN before the first row."""
@@ -85,19 +103,20 @@ class Counter:
 
     def running_metrics(self) -> dict[str, float]:
         """The metrics that are means of a function so far: those cost nothing to tell."""
-        counts = {name: float(count) for name, count in self._counts.items()}
-        return {name: float(self._means[name]) / count for name, count in counts.items() if count}
+        counts = {name: self._total(_count(name), count) for name, count in self._counts.items()}
+        means = {name: self._total(name, total) for name, total in self._means.items()}
+        return {name: means[name] / count for name, count in counts.items() if count}
 
     def loss_sums(self) -> tuple[float, float]:
         """The summed loss so far, and what it weighs."""
-        return float(self._loss), float(self._weight)
+        return float(self._loss), self._total(_WEIGHT, self._weight)
 
     def take(self) -> bytes:
         """The tallies as bytes; counting starts anew."""
         loss, weight = self.loss_sums()
         sums = {
-            "means": {name: float(total) for name, total in self._means.items()},
-            "counts": {name: float(count) for name, count in self._counts.items()},
+            "means": {name: self._total(name, total) for name, total in self._means.items()},
+            "counts": {name: self._total(_count(name), count) for name, count in self._counts.items()},
         }
         tallies = {"format": _FORMAT, **self.keep(), "loss": loss, "weight": weight, **sums}
         self._clear()
@@ -109,10 +128,15 @@ class Counter:
         """The tallies just as they are, for `restore`; counting goes on."""
         return {
             "loss": self._loss.clone(),
-            "weight": _copied(self._weight),
+            "weight": _copied(self._weight) + self._known.get(_WEIGHT, 0.0),
             "rows": self._rows,
-            "means": {name: _copied(total) for name, total in self._means.items()},
-            "counts": {name: _copied(count) for name, count in self._counts.items()},
+            "means": {
+                name: _copied(total) + self._known.get(name, 0.0) for name, total in self._means.items()
+            },
+            "counts": {
+                name: _copied(count) + self._known.get(_count(name), 0.0)
+                for name, count in self._counts.items()
+            },
             "states": {name: _states_of(metric) for name, metric in self._states.items()},
         }
 
@@ -168,6 +192,7 @@ class Counter:
         self._loss.zero_()
         self._weight = _nothing(self._weight)
         self._rows = 0
+        self._known = {}
         for name in self._functions:
             self._means[name], self._counts[name] = _nothing(self._means[name]), _nothing(self._counts[name])
         for metric in self._states.values():
@@ -185,10 +210,15 @@ class Counter:
                 value = function(outputs, target)
                 value = value.detach().double().mean() if isinstance(value, torch.Tensor) else float(value)
                 total, count = value * rows, rows
-            self._means[name] = _plus(self._means[name], total)
-            self._counts[name] = _plus(self._counts[name], count)
+            self._means[name] = self._plus(name, self._means[name], total)
+            self._counts[name] = self._plus(_count(name), self._counts[name], count)
         for metric in self._states.values():
             metric.update(*_metric_arguments(metric, outputs, targets))
+
+
+def _count(name: str) -> str:
+    """What the count of a mean is known by."""
+    return f"{name} count"
 
 
 def _plus(total: Any, more: Any) -> Any:

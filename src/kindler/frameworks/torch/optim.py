@@ -120,13 +120,22 @@ def _refuse_blind(scheduler: Any, moves: str) -> None:
         )
 
 
-def step_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimizer move the parameters that have a gradient."""
+def step_optimizer(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+    """Let the optimizer move the parameters that have a gradient.
+
+    Args:
+        optimizer: The optimizer.
+        scaler: A GradScaler that has unscaled the gradients; the step is left out if some are not finite.
+    """
     if type(optimizer) is torch.optim.SGD:
         for group in optimizer.param_groups:
             if group["fused"] and group["momentum"] and _some_are_new(group, optimizer.state):
                 group["fused"] = None
-    optimizer.step()
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
 
 
 def _some_are_new(group: Mapping[str, Any], state: Mapping[Any, Any]) -> bool:

@@ -24,7 +24,8 @@ from kindler.frameworks.contract import Batch
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
-from kindler.frameworks.torch.device import arrays, held, preload, resolve_device, tensors
+from kindler.frameworks.torch.device import arrays, has_gpu_build, held, preload, resolve_device, tensors
+from kindler.frameworks.torch.divided import DividedOptimizer, Slices, against_division, division_of
 from kindler.frameworks.torch.graphs import (
     GraphedStep,
     facts_of,
@@ -127,6 +128,9 @@ class TorchReplica(BaseReplica):
         self.device = resolve_device(device, local_rank)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+            if spec.tf32:
+                torch.set_float32_matmul_precision("high")
+                torch.backends.cudnn.allow_tf32 = True
         seed_own(seed)
         torch.manual_seed(seed)
         self.model: torch.nn.Module = build_model(spec).to(self.device)
@@ -145,16 +149,35 @@ class TorchReplica(BaseReplica):
         self._parameters: Parameters | None = None
         self._collective: Collective | None = None
         self._exchange: GradientExchange | None = None
+        self._divided: DividedOptimizer | None = None
+        self._fully: Any = None
         self._tracked: Tracked | None = None
         self._looked_at_buffers = False
         self._buffers: list[torch.Tensor] = []
         self._changed: list[bool] = []
         self._epoch_rows = 0
         self._freezer = Freezer()
+        scales = spec.precision == "fp16"
+        self._scaler = torch.amp.GradScaler(self.device.type) if scales else None
         self._graphs: GraphedStep | None = None
         self._chosen = False
         self._now: Batch
         self.mode: str | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it computes on a GPU."""
+        return bool(self.device.type == "cuda")
+
+    @classmethod
+    def may_use_gpus(cls, spec: TorchSpec) -> bool:
+        """Whether torch was built for GPUs."""
+        return has_gpu_build()
+
+    @classmethod
+    def wants_process_group(cls, spec: TorchSpec) -> bool:
+        """Whether the user's model calls `torch.distributed`."""
+        return spec.process_group
 
     @classmethod
     def make_spec(cls, **options: Any) -> TorchSpec:
@@ -176,6 +199,7 @@ class TorchReplica(BaseReplica):
     loads = staticmethod(loads)
     lacking = staticmethod(missing)
     against_several = staticmethod(against_several)
+    against_division = staticmethod(against_division)
 
     @classmethod
     def against_parts(cls, spec: TorchSpec) -> list[str]:
@@ -243,7 +267,7 @@ class TorchReplica(BaseReplica):
         self._collective = collective
         if collective.size == 1:
             return
-        if complaints := synchronized(self.model):
+        if not self.spec.process_group and (complaints := synchronized(self.model)):
             raise ConfigError(complaints[0])
         refuse_several(self.optimizer)
         state = share_bytes(collective, self.state() if collective.rank == 0 else b"")
@@ -257,6 +281,66 @@ class TorchReplica(BaseReplica):
         wanted = self.parameters.unexchanged()
         self._exchange = exchange.gradients(wanted)
         self.parameters.exchange(wanted)
+
+    def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
+        """Exchange gradients within `train_step`, and let the optimizer move only what this rank owns.
+
+        Args:
+            exchange: What makes slices.
+            asked: What the user says that the optimizer can be divided into; None if it is known.
+            one_copy: Whether ranks of one host share one copy of the parameters.
+        """
+        assert self._collective is not None, "join comes first"
+        self._refuse_scaling("sharded")
+        division = division_of(type(self.optimizer), asked)
+        wanted = self.parameters.unexchanged()
+        whole = division == "parameters"
+        sliced: Slices = exchange.sliced(wanted, whole=whole, one_copy=one_copy)
+        self._exchange = sliced
+        self._divided = DividedOptimizer(self.optimizer, sliced, self._collective)
+        self.parameters.exchange(wanted)
+
+    def shard_fully(self, mesh: Any, modules: Sequence[str]) -> None:
+        """Keep only this rank's part of the parameters between steps.
+
+        Args:
+            mesh: The ranks, as torch sees them.
+            modules: Names of modules that are gathered by themselves.
+        """
+        from kindler.frameworks.torch.fully_sharded import FullySharded
+
+        assert self._collective is not None, "join comes first"
+        self._refuse_scaling("fsdp")
+        if self.spec.accumulation_steps > 1:
+            raise ConfigError(
+                "sync='fsdp': accumulation_steps must be 1, since all workers gather parameters in every pass"
+                " and may have different numbers of rows.\nHint: sync='sharded' allows more."
+            )
+        self._fully = FullySharded(self.model, self.optimizer, mesh, self._collective, modules)
+        self._parameters = None
+
+    def _refuse_scaling(self, sync: str) -> None:
+        if self._scaler is not None:
+            raise ConfigError(
+                f"sync={sync!r}: precision='fp16' scales losses, and whether a gradient fits is known to the"
+                " worker alone that owns it.\nHint: precision='bf16' needs no scaling."
+            )
+
+    def gather_state(self) -> None:
+        """Where the optimizer is divided: let the first rank know the whole of it until the next step."""
+        if self._fully is not None:
+            self._fully.gather()
+        if self._divided is not None:
+            self._divided.gather()
+
+    def optimizer_bytes(self) -> int:
+        """The memory of the optimizer's state in this process."""
+        if self._divided is not None:
+            return self._divided.nbytes
+        if self._fully is not None:
+            return int(self._fully.nbytes)
+        values = (value for state in self.optimizer.state.values() for value in state.values())
+        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
     def as_given(self) -> None:
         """Freeze and unfreeze as the user's own model says, whatever the state that was loaded does."""
@@ -282,8 +366,17 @@ class TorchReplica(BaseReplica):
             return
         if batch.rows:
             self._backward(batch, self._tensors(batch.features), self._tensors(batch.labels))
+        elif self.spec.process_group:
+            raise ConfigError(
+                f"worker {self.rank} has no row in step {self.step + 1}, and with process_group=True every"
+                " worker must run the model in every step.\n"
+                "Hint: a batch_size that leaves the last batch of an epoch at least as many rows as there are"
+                " workers."
+            )
         elif self._exchange is not None:
             self._exchange.idle(weighted=self.loss.weighted)
+        elif self._fully is not None:
+            self._pass_without_rows(batch)
         if fresh:
             self._take_in(fresh)
         self._move()
@@ -296,7 +389,7 @@ class TorchReplica(BaseReplica):
                 self.spec,
                 self.optimizer,
                 self.device,
-                several=self._exchange is not None,
+                several=self._exchange is not None or self._fully is not None,
                 stateful_metrics=self.counter.has_states,
             )
             self._note_mode(reason)
@@ -342,11 +435,15 @@ class TorchReplica(BaseReplica):
 
     def names(self) -> list[str]:
         """What the trained parameters are called; those of nobody's module by their number."""
+        if self._fully is not None:
+            return list(self._fully.named())
         known = {id(p): name for name, p in named_parameters(self._modules()).items()}
         return [known.get(id(p), f"parameter {place}") for place, p in enumerate(self.parameters.trained)]
 
     def read(self) -> list[Array]:
         """Copies of the trained parameters."""
+        if self._fully is not None:
+            return [to_array(parameter) for parameter in self._fully.named().values()]
         return [to_array(parameter) for parameter in self.parameters.trained]
 
     def write(self, arrays: Sequence[Array]) -> None:
@@ -363,6 +460,9 @@ class TorchReplica(BaseReplica):
         if not batch.rows:
             return Gradients([np.zeros_like(to_array(parameter)) for parameter in trained], 0.0)
         weight = self._backward(batch, self._tensors(batch.features), self._tensors(batch.labels))
+        if self._scaler is not None:
+            self._scaler.unscale_(self.optimizer)
+            self._scaler.update()
         # Where no weights divide it, the sum of all ranks' gradients is the mean over the rows of all.
         scale = 1.0 if self.loss.weighted else batch.global_rows / batch.rows
         self._count_rows(batch)
@@ -380,7 +480,10 @@ class TorchReplica(BaseReplica):
             parameter.grad = (
                 None if array is None else torch.from_numpy(np.ascontiguousarray(array)).to(parameter)
             )
-        self._move()
+        if self._scaler is not None and not self._all_finite():
+            self.step += 1  # as the scaler does: a gradient that was too large moves nothing
+            return
+        self._move(unscaled=True)
 
     def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
         """The first server's state, with what the others know of their parameters."""
@@ -411,16 +514,29 @@ class TorchReplica(BaseReplica):
     def _begin_step(self) -> list[torch.nn.Parameter]:
         """Ready for backward; the parameters that are trained from this step on."""
         _ = self.optimizer, self.tracked  # built before anything runs in training mode
+        if self._divided is not None:
+            self._freezer.settle()  # once they have this rank's gradients, others may move parameters
+        if self._fully is not None:
+            self._freezer.settle()  # what it copies is let go
+            self._fully.begin_step()
         self._modes.train()
         fresh = self._fresh_parameters()
         for parameter in self.parameters.held:
             parameter.grad = None
         return fresh
 
-    def _move(self) -> None:
-        self._clip()
-        self._freezer.settle()
-        step_optimizer(self.optimizer)
+    def _move(self, *, unscaled: bool = False) -> None:
+        if self._divided is not None:
+            self._freezer.settle()
+            clips = {"clip_norm": self.spec.clip_norm, "clip_value": self.spec.clip_value}
+            self._divided.update(step_optimizer, **clips)
+        else:
+            scaler = None if unscaled else self._scaler
+            if scaler is not None:
+                scaler.unscale_(self.optimizer)
+            self._clip()
+            self._freezer.settle()
+            step_optimizer(self.optimizer, scaler)
         if self._scheduler is not None and self.spec.scheduler_step == "step":
             self._scheduler.step()
         self.step += 1
@@ -447,6 +563,8 @@ class TorchReplica(BaseReplica):
     def merge_buffers(self) -> None:
         """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks."""
         self.tracked.refuse_new()
+        if self._fully is not None:
+            self._fully.unshard()  # ranks may have different numbers of rows to judge
         if (others := self._others) is not None:
             odd = self.tracked.reshaped(others, self._buffers)
             changed = [flag and not other for flag, other in zip(self._buffer_changes(), odd, strict=True)]
@@ -497,17 +615,33 @@ class TorchReplica(BaseReplica):
         optimizer = self.optimizer if self.spec.optimizer is not None else None
         loss = self._learning_loss()
         return {
-            "model": self.model.state_dict(),
+            "model": self._model_state(),
             "loss": loss.state_dict() if loss is not None else None,
             "trained": trained(self._modules()),
-            "groups": group_names(optimizer, self._modules()) if optimizer is not None else None,
+            "groups": self._group_names() if optimizer is not None else None,
             "resting": sorted(self._modes.resting),
-            "optimizer": optimizer.state_dict() if optimizer is not None else None,
+            "optimizer": self._optimizer_state() if optimizer is not None else None,
             "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
+            **({} if self._scaler is None else {"scaler": self._scaler.state_dict()}),
             "rng": self._rng(),
             "epoch": self.epoch,
             "step": self.step,
         }
+
+    def _model_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.model.state_dict() if self._fully is None else self._fully.model_state()
+        return state
+
+    def _group_names(self) -> list[list[str | None]]:
+        if self._fully is not None:
+            return [list(names) for names in self._fully.groups]
+        return group_names(self.optimizer, self._modules())
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        if self._fully is not None:
+            state: dict[str, Any] = self._fully.state_dict()
+            return state
+        return self.optimizer.state_dict() if self._divided is None else self._divided.state_dict()
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`, or take only the model's weights from it."""
@@ -526,6 +660,8 @@ class TorchReplica(BaseReplica):
         recall_trained(fields["trained"], self._modules())
         if fields["scheduler"] is not None and self._scheduler is not None:
             self._scheduler.load_state_dict(fields["scheduler"])
+        if self._scaler is not None and fields.get("scaler"):
+            self._scaler.load_state_dict(fields["scaler"])
         self.epoch, self.step = fields["epoch"], fields["step"]
         self._load_rng(fields["rng"])
 
@@ -580,12 +716,15 @@ class TorchReplica(BaseReplica):
 
     def weights(self) -> bytes:
         """The model's state dict, as `torch.save` writes it."""
-        return save_weights(self.model)
+        return save_weights(self._model_state())
 
     def load_weights(self, data: bytes) -> None:
         """Take the weights of a state dict's file, or of a checkpoint."""
         self._freezer.settle()
-        self.model.load_state_dict(parse_weights(data))
+        if self._fully is not None:
+            self._fully.load_model(parse_weights(data))
+        else:
+            self.model.load_state_dict(parse_weights(data))
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
         """The outputs for these rows; several outputs in the model's order."""
@@ -640,6 +779,8 @@ class TorchReplica(BaseReplica):
             raise lone_change()
         agree_on(self._collective, fresh)
         self._exchange.extend(fresh)
+        if self._divided is not None:
+            self._divided.take_in()
         self.parameters.exchange(fresh)
 
     def _label_source(self, batch: Batch) -> LabelSource:
@@ -687,13 +828,27 @@ class TorchReplica(BaseReplica):
             share = 1.0 if self.loss.sums else judged.scale / unit
             loss = judged.loss if share == 1.0 else judged.loss * share
             with self._collecting(last=number == passes, weight=weight / unit):
+                loss = loss if self._scaler is None else self._scaler.scale(loss)
                 loss.backward()  # type: ignore[no-untyped-call]
         if self._exchange is not None:
             self._exchange.finish()
         elif self.loss.weighted:
-            self._divide(weight / unit)
+            self._divide(weight / unit if self._fully is None else self._fully.total(float(weight / unit)))
             return weight / unit
         return batch.rows
+
+    def _pass_without_rows(self, batch: Batch) -> None:
+        """Take part where all ranks gather parameters, on a row of zeros that teaches nothing."""
+        self._modes.evaluate()  # layers must neither draw random numbers nor learn from it
+        zeros = tuple(np.zeros((1, *column.shape[1:]), column.dtype) for column in batch.features)
+        with self._precision():
+            outputs = self._forward(self._tensors(zeros))
+        parts = outputs.values() if isinstance(outputs, Mapping) else outputs
+        several = [outputs] if isinstance(outputs, torch.Tensor) else list(parts)
+        nothing = torch.stack([part.float().sum() for part in several]).sum() * 0.0
+        nothing.backward()  # type: ignore[no-untyped-call]
+        if self.loss.weighted:
+            self._divide(self._fully.total(0.0))
 
     def _refuse_other_shapes(self, batch: Batch) -> None:
         """A mean that the loss took itself: over what, only rows of one shape leave no doubt."""
@@ -758,7 +913,12 @@ class TorchReplica(BaseReplica):
     def _precision(self) -> AbstractContextManager[Any]:
         if self.spec.precision is None:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        half = torch.float16 if self.spec.precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=half)
+
+    def _all_finite(self) -> bool:
+        grads = [parameter.grad for parameter in self.parameters.held if parameter.grad is not None]
+        return all(bool(torch.isfinite(grad).all()) for grad in grads)
 
     def _clip(self) -> None:
         if self.spec.clip_value is not None:

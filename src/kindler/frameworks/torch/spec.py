@@ -33,6 +33,7 @@ __all__ = [
     "loads",
     "missing",
     "needs_closure",
+    "optimizer_kind",
     "synchronized",
 ]
 
@@ -74,7 +75,9 @@ class TorchSpec:
         scheduler_creator: Called with (optimizer, config); returns a learning-rate scheduler.
         scheduler_step: When the scheduler moves: after each "epoch" or each "step".
         config: Handed to every creator.
-        precision: None for the model's own; "bf16" for autocast.
+        precision: None for the model's own; "bf16" or "fp16" for autocast, the latter with scaled losses.
+        tf32: Whether a GPU may multiply float32 matrices in TF32.
+        process_group: Whether `torch.distributed` joins the workers before the model is made.
         clip_norm: Largest norm of the whole gradient, applied after ranks have agreed on it.
         clip_value: Largest absolute value of a gradient's element.
         accumulation_steps: Forward and backward passes that one step is cut into, to save memory.
@@ -92,7 +95,9 @@ class TorchSpec:
     scheduler_creator: Any = None
     scheduler_step: Literal["epoch", "step"] = "epoch"
     config: dict[str, Any] = field(default_factory=dict)
-    precision: Literal["bf16"] | None = None
+    precision: Literal["bf16", "fp16"] | None = None
+    tf32: bool = False
+    process_group: bool = False
     clip_norm: float | None = None
     clip_value: float | None = None
     accumulation_steps: int = 1
@@ -121,10 +126,14 @@ def check(spec: TorchSpec) -> list[str]:
 
 def against_several(spec: TorchSpec) -> list[str]:
     """What speaks against training by several workers, as far as it is known without running a creator."""
-    complaints = synchronized(spec.model) if isinstance(spec.model, torch.nn.Module) else []
-    if issubclass(_optimizer_kind(spec.optimizer), torch.optim.SparseAdam):
+    complaints = [] if spec.process_group else _synchronized_instance(spec.model)
+    if issubclass(optimizer_kind(spec.optimizer), torch.optim.SparseAdam):
         complaints.append(SPARSE)
     return complaints
+
+
+def _synchronized_instance(model: Any) -> list[str]:
+    return synchronized(model) if isinstance(model, torch.nn.Module) else []
 
 
 def missing(spec: TorchSpec, *names: str) -> list[str]:
@@ -146,7 +155,8 @@ def synchronized(model: torch.nn.Module) -> list[str]:
         f"the model has SyncBatchNorm ({', '.join(map(repr, found[:3]))}), whose statistics would have to be"
         " those of all workers' rows in every step; workers exchange gradients alone.\n"
         "Hint: use BatchNorm, which normalises by each worker's own rows of the step (a random sample of"
-        " all), a layer that needs no statistics of the batch, such as GroupNorm or LayerNorm, or workers=1."
+        " all), a layer that needs no statistics of the batch, such as GroupNorm or LayerNorm,"
+        " process_group=True (on GPUs, which SyncBatchNorm needs), or workers=1."
     )
     return [complaint]
 
@@ -180,7 +190,7 @@ def _inner(given: Any) -> Any:
     return given
 
 
-def _optimizer_kind(given: Any) -> type:
+def optimizer_kind(given: Any) -> type:
     """The class of an optimizer: its own, or the one that it is."""
     inner = _inner(given)
     return inner if isinstance(inner, type) else type(given)
@@ -234,7 +244,7 @@ def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
         )
     elif isinstance(_inner(optimizer), type):
         yield from _class_complaints(optimizer)
-    kind = _optimizer_kind(optimizer)
+    kind = optimizer_kind(optimizer)
     if issubclass(kind, torch.optim.Optimizer) and needs_closure(kind):
         yield CLOSURE.format(name=kind.__name__)
     if spec.scheduler_creator is not None and optimizer is None:
@@ -294,8 +304,11 @@ def _other_complaints(spec: TorchSpec) -> Iterator[str]:
         yield f"loss must be a module, a function of (outputs, targets) or a creator; received {spec.loss!r}."
     if not isinstance(spec.config, Mapping):
         yield f"config must be a dict; received {spec.config!r}."
-    if spec.precision not in (None, "bf16"):
-        yield f"precision must be None or 'bf16'; received {spec.precision!r}."
+    if spec.precision not in (None, "bf16", "fp16"):
+        yield f"precision must be None, 'bf16' or 'fp16'; received {spec.precision!r}."
+    for name in ("tf32", "process_group"):
+        if not isinstance(getattr(spec, name), bool):
+            yield f"{name} must be True or False; received {getattr(spec, name)!r}."
     if spec.device_cache not in ("auto", True, False):
         yield f"device_cache must be 'auto', True or False; received {spec.device_cache!r}."
     if spec.compile not in (None, *_COMPILE):

@@ -207,10 +207,10 @@ def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     return value
 
 
-def save_weights(model: torch.nn.Module) -> bytes:
-    """The model's state dict as a file that plain `torch.load` reads."""
+def save_weights(state: Mapping[str, torch.Tensor]) -> bytes:
+    """A model's state dict as a file that plain `torch.load` reads."""
     data = io.BytesIO()
-    torch.save({name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}, data)
+    torch.save({name: tensor.detach().cpu() for name, tensor in state.items()}, data)
     return data.getvalue()
 
 

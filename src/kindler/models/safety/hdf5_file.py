@@ -33,8 +33,7 @@ def _group(h5py: Any, root: Any) -> Iterator[str]:
     while waiting:
         group = waiting.pop()
         for name in group:
-            link = group.get(name, getlink=True)
-            if not isinstance(link, h5py.HardLink):
+            if not _is_own(h5py, group, name):
                 yield f"the weights {name!r}, which are a link"
                 continue
             found = group[name]
@@ -46,6 +45,13 @@ def _group(h5py: Any, root: Any) -> Iterator[str]:
                 waiting.append(found)
             elif isinstance(found, h5py.Dataset):
                 yield from _dataset(name, found)
+
+
+def _is_own(h5py: Any, group: Any, name: str) -> bool:
+    try:
+        return isinstance(group.get(name, getlink=True), h5py.HardLink)
+    except TypeError:  # of h5py: a link of a kind that somebody has defined
+        return False
 
 
 def _dataset(name: str, dataset: Any) -> Iterator[str]:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
-
-import grpc
 
 from kindler.errors import KindlerError
 from kindler.serve.auth import Resource, Wanted, bare_name, bucket_of, check_limits, covers
+from kindler.serve.deadlines import within
+from kindler.serve.grpc_api.calls import Call
 from kindler.serve.grpc_api.messages import HEALTH, INFERENCE, message, methods
-from kindler.serve.grpc_api.tensors import request_from, response_to
+from kindler.serve.grpc_api.tensors import InferMessage, parsed, request_from, response_to
 from kindler.serve.http_errors import Problem
-from kindler.serve.predict_app import PREDICTS, Front
+from kindler.serve.predict_app import MOST_TEXTS, PREDICTS, Front
+from kindler.serve.protocols.v2 import TooManyTexts
 from kindler.serve.request_log import REQUEST_ID, Entry, request_id
 from kindler.serve.requests import InferRequest
 from kindler.serve.routes import Parts, check_ready
@@ -32,10 +32,12 @@ from kindler.serve.triton import (
 )
 from kindler.store.keys import Key
 
-__all__ = ["Admission", "handlers"]
+__all__ = ["Service"]
 
 _NAME = "grpc"
-_LARGE_BYTES = 1 << 20  # of a message whose tensors are not handled on the event loop
+_LARGE_BYTES = 1 << 20  # of tensors that are not handled on the event loop
+_SPARE_BYTES = 1 << 20  # of a message around its tensors
+_HERE_BYTES, _THREAD_BYTES = 16 << 10, 1 << 18  # of a message without its raw tensors: where it is read
 _OPEN = Wanted(())
 _MODEL = Wanted(("predict", "read"), filtered=True)
 _ADMIN = Wanted(("admin",), filtered=True)
@@ -54,71 +56,36 @@ _NEEDS = {
     "RepositoryModelLoad": _ADMIN,
     "RepositoryModelUnload": _ADMIN,
 }
-_CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND,
-    408: grpc.StatusCode.DEADLINE_EXCEEDED,
-    409: grpc.StatusCode.ALREADY_EXISTS,
-    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    415: grpc.StatusCode.INVALID_ARGUMENT,
-    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    499: grpc.StatusCode.CANCELLED,
-    501: grpc.StatusCode.UNIMPLEMENTED,
-    503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+_OK, _CANCELLED, _INVALID, _LATE, _NOT_FOUND, _EXISTS, _DENIED, _EXHAUSTED = 0, 1, 3, 4, 5, 6, 7, 8
+_UNIMPLEMENTED, _INTERNAL, _UNAVAILABLE, _UNAUTHENTICATED = 12, 13, 14, 16
+_CODES = {  # by gRPC's numbers
+    **dict.fromkeys((400, 415, 422), _INVALID),
+    401: _UNAUTHENTICATED,
+    403: _DENIED,
+    404: _NOT_FOUND,
+    409: _EXISTS,
+    **dict.fromkeys((408, 504), _LATE),
+    **dict.fromkeys((413, 429), _EXHAUSTED),
+    499: _CANCELLED,
+    501: _UNIMPLEMENTED,
+    503: _UNAVAILABLE,
 }
 
-# What the admission of a call found, for the method that answers it in the same task.
-_admitted: ContextVar[tuple[dict[str, str], Key | None]] = ContextVar("kindler_admitted")
-
-Context: TypeAlias = Any  # grpc.aio.ServicerContext
 Method: TypeAlias = Callable[["_Asked", Any], Awaitable[Any]]
 
 
-class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the right key before their message is read.
-
-    Args:
-        front: Knows the keys, and writes down what was refused.
-    """
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """The method that answers; one that refuses if the key is not good for it."""
-        name = details.method.rpartition("/")[2]
-        headers = _headers(details.invocation_metadata)
-        started = time.perf_counter()
-        try:
-            _admitted.set((headers, await self._front.gate.admit(headers, _NEEDS.get(name, _ADMIN))))
-        except (Problem, KindlerError) as exc:
-            entry = _entry(headers, name, "")
-            problem = self._front.problem_of(exc, entry)
-            entry.status = problem.status
-
-            async def refuse(_: Any, context: Context) -> None:
-                entry.client = context.peer()
-                self._front.note(entry, time.perf_counter() - started)
-                await _abort(context, problem, entry)
-
-            # A method with streams, as only they are called before there is a message.
-            return grpc.stream_stream_rpc_method_handler(refuse)
-        return await continuation(details)
-
-
 class _Asked:
-    """One call: its headers, its key and what is known of it."""
+    """One message of a call: its headers, its key and what is known of it."""
 
-    __slots__ = ("bucket", "context", "entry", "headers", "key")
+    __slots__ = ("bucket", "entry", "headers", "key", "until")
 
-    def __init__(self, headers: Mapping[str, str], key: Key | None, context: Context, entry: Entry) -> None:
+    def __init__(
+        self, headers: Mapping[str, str], key: Key | None, entry: Entry, until: float | None
+    ) -> None:
         self.headers = headers
-        self.context = context
         self.entry = entry
         self.key = key
+        self.until = until
         self.bucket = bucket_of(headers, None)
         entry.bucket = self.bucket
         entry.key = None if key is None else key.id
@@ -132,31 +99,19 @@ class _Asked:
         return covers(self.key, Resource(self.bucket, shelf, name))
 
 
-def handlers(front: Front, parts: Parts) -> list[Any]:
-    """The services, as gRPC's server takes them."""
-    service = _Service(front, parts)
-    return [
-        _handler(service, INFERENCE),
-        _handler(service, HEALTH),
-    ]
+class Service:
+    """Answers calls.
 
+    Args:
+        front: Answers predictions.
+        parts: Answers the rest.
+    """
 
-def _handler(service: _Service, name: str) -> Any:
-    made = {}
-    for method, descriptor in methods(name).items():
-        taken, given = message(descriptor.input_type.full_name), message(descriptor.output_type.full_name)
-        coding = {"request_deserializer": taken.FromString, "response_serializer": given.SerializeToString}
-        if method == "ModelStreamInfer":
-            made[method] = grpc.stream_stream_rpc_method_handler(service.stream, **coding)
-        else:
-            made[method] = grpc.unary_unary_rpc_method_handler(service.unary(method, given), **coding)
-    return grpc.method_handlers_generic_handler(name, made)
-
-
-class _Service:
     def __init__(self, front: Front, parts: Parts) -> None:
         self._front = front
         self._parts = parts
+        self._timeout_s = parts.settings.timeout_s
+        self._most_bytes = parts.settings.body_bytes + _SPARE_BYTES
         self._methods: dict[str, Method] = {
             "ServerLive": self._live,
             "ServerReady": self._ready,
@@ -166,60 +121,97 @@ class _Service:
             "ModelConfig": self._config,
             "ModelStatistics": self._statistics,
             "ModelInfer": self._infer,
+            "ModelStreamInfer": self._infer,
             "RepositoryIndex": self._index,
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
             "Check": self._check,
         }
 
-    def unary(self, name: str, given: Any) -> Any:
-        """A method with one message and one answer."""
-        method, changes = self._methods[name], name in ("RepositoryModelLoad", "RepositoryModelUnload")
+        self._known = {
+            f"/{service}/{name}": (name, self._methods[name], descriptor.input_type, descriptor.output_type)
+            for service in (INFERENCE, HEALTH)
+            for name, descriptor in methods(service).items()
+        }
 
-        async def answer(sent: Any, context: Context) -> Any:
-            started = time.perf_counter()
-            headers, key = _admitted.get()
-            entry = _entry(headers, name, context.peer())
-            entry.changes = changes
-            entry.bytes_in = sent.ByteSize()
-            try:
-                reply = await method(_Asked(headers, key, context, entry), sent)
-                reply = given(**reply) if isinstance(reply, dict) else reply
-                entry.status, entry.bytes_out = 200, reply.ByteSize()
-                context.set_trailing_metadata(((REQUEST_ID, entry.id),))
-                return reply
-            except asyncio.CancelledError:
-                entry.status = 499
-                raise
-            except Exception as exc:  # noqa: BLE001 - the edge: whatever happened, the client is told
-                problem = self._front.problem_of(exc, entry)
-                entry.status = problem.status
-                await _abort(context, problem, entry)
-            finally:
+    async def answer(self, call: Call) -> None:
+        """Answer a call, whatever happens."""
+        started = time.perf_counter()
+        head = call.head
+        name = head.path.rpartition("/")[2]
+        entry = _entry(head.headers, name, call.peer)
+        try:
+            if head.timeout_s is None:
+                await self._answered(call, name, entry, None)
+            else:
+                with within(head.timeout_s):
+                    await self._answered(call, name, entry, started + head.timeout_s)
+        except asyncio.CancelledError:
+            entry.status = 0 if call.streams else 499
+            raise
+        except Exception as exc:  # noqa: BLE001 - the edge: whatever happened, the client is told
+            late = Problem(504, "the call did not end in the time that its client gave it.")
+            problem = self._front.problem_of(late if isinstance(exc, TimeoutError) else exc, entry)
+            entry.status = problem.status
+            trailing = [(REQUEST_ID, entry.id)]
+            trailing += [(key, value) for key, value in problem.headers.items() if key == "retry-after"]
+            call.finish(_CODES.get(problem.status, _INTERNAL), problem.message, trailing)
+        finally:
+            call.over()
+            if entry.status:
                 self._front.note(entry, time.perf_counter() - started)
 
-        return answer
+    async def _answered(self, call: Call, name: str, entry: Entry, until: float | None) -> None:
+        headers = call.head.headers
+        known = self._known.get(call.head.path)
+        key = await self._front.gate.admit(headers, _NEEDS.get(name, _ADMIN))
+        if known is None:
+            raise Problem(501, f"unknown method {call.head.path[:200]!r}.")
+        if name == "ModelStreamInfer":
+            await self._streamed(call, until)
+            call.finish(_OK)
+            return
+        call.admitted()
+        _, method, taken, given = known
+        content = await call.message(self._most_bytes, self._timeout_s)
+        if content is None:
+            raise Problem(400, "the call has no message.")
+        entry.bytes_in = len(content)
+        entry.changes = name in ("RepositoryModelLoad", "RepositoryModelUnload")
+        sent = content if name == "ModelInfer" else parsed(taken.full_name, content)
+        reply = await method(_Asked(headers, key, entry, until), sent)
+        if isinstance(reply, dict):
+            reply = message(given.full_name)(**reply)
+        answer = reply.SerializeToString()
+        entry.status, entry.bytes_out = 200, len(answer)
+        call.send(answer)
+        call.finish(_OK, trailing=((REQUEST_ID, entry.id),))
 
-    async def stream(self, messages: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+    async def _streamed(self, call: Call, until: float | None) -> None:
         """Predictions one after the other; one that fails is an answer too, and does not end the stream."""
         reply = message("inference.ModelStreamInferResponse")
-        headers, _ = _admitted.get()
-        async for sent in messages:
+        headers = call.head.headers
+        call.streams = True
+        call.admitted()
+        while (content := await call.message(self._most_bytes, self._timeout_s)) is not None:
             started = time.perf_counter()
-            entry = _entry(headers, "ModelStreamInfer", context.peer())
-            entry.bytes_in = sent.ByteSize()
+            entry = _entry(headers, "ModelStreamInfer", call.peer)
+            entry.bytes_in = len(content)
             try:
                 key = await self._front.gate.admit(headers, PREDICTS)  # it may have been removed meanwhile
-                asked = _Asked(headers, key, context, entry)
-                answer = reply(infer_response=await self._infer(asked, sent))
-                entry.status, entry.bytes_out = 200, answer.ByteSize()
+                answer = reply(infer_response=await self._infer(_Asked(headers, key, entry, until), content))
+                entry.status = 200
             except Exception as exc:  # noqa: BLE001 - the edge: whatever happened, the client is told
                 problem = self._front.problem_of(exc, entry)
                 entry.status = problem.status
                 answer = reply(error_message=problem.message)
-                answer.infer_response.id = sent.id
+                answer.infer_response.id = _id_of(content)
+            packed = answer.SerializeToString()
+            entry.bytes_out = len(packed)
             self._front.note(entry, time.perf_counter() - started)
-            yield answer
+            call.send(packed)
+            call.let_go()
+            await call.drained()
 
     async def _live(self, asked: _Asked, sent: Any) -> Any:
         return {"live": True}
@@ -289,34 +281,43 @@ class _Service:
         await self._parts.residents.unload(asked.bucket, sent.model_name)
         return {}
 
-    async def _infer(self, asked: _Asked, sent: Any) -> Any:
-        asked.check(sent.model_name)
-        large = asked.entry.bytes_in > _LARGE_BYTES
+    async def _infer(self, asked: _Asked, content: bytes) -> Any:
+        sent = InferMessage(content)
+        size = len(sent.rest)
+        if size <= _THREAD_BYTES:
+            told = await asyncio.to_thread(sent.parsed) if size > _HERE_BYTES else sent.parsed()
+        else:
+            told = sent.without_tensors()
+        asked.check(told.model_name)
 
         async def decode(_: Any) -> InferRequest:
-            request = await asyncio.to_thread(request_from, sent) if large else request_from(sent)
-            left = asked.context.time_remaining()
-            if left is not None:
+            try:
+                if size > _THREAD_BYTES:
+                    raise TooManyTexts
+                if size > _HERE_BYTES or len(content) > _LARGE_BYTES:
+                    request = await asyncio.to_thread(request_from, told, sent.raw, most_texts=MOST_TEXTS)
+                else:
+                    request = request_from(told, sent.raw, most_texts=MOST_TEXTS)
+            except TooManyTexts:
+                request = await self._front.readers.message(content)
+            if asked.until is not None:
+                left = asked.until - time.perf_counter()
                 request.timeout_s = max(1e-3, min(left, request.timeout_s or left))
             return request
 
-        with self._front.bodies.holding(asked.entry.bytes_in):
-            name = (asked.bucket, sent.model_name, sent.model_version or None)
-            answer, request = await self._front.infer(name, decode, asked.headers, asked.entry)
-            if sum(array.nbytes for array in answer.outputs.values()) > _LARGE_BYTES:
-                return await asyncio.to_thread(response_to, answer, request)
-            return response_to(answer, request)
+        name = (asked.bucket, told.model_name, told.model_version or None)
+        answer, request = await self._front.infer(name, decode, asked.headers, asked.entry)
+        if sum(array.nbytes for array in answer.outputs.values()) > _LARGE_BYTES:
+            return await asyncio.to_thread(response_to, answer, request)
+        return response_to(answer, request)
 
 
-async def _abort(context: Context, problem: Problem, entry: Entry) -> None:
-    trailing = [(REQUEST_ID, entry.id)]
-    trailing += [(name, value) for name, value in problem.headers.items() if name == "retry-after"]
-    code = _CODES.get(problem.status, grpc.StatusCode.INTERNAL)
-    await context.abort(code, problem.message, tuple(trailing))
-
-
-def _headers(metadata: Any) -> dict[str, str]:
-    return {key.lower(): value for key, value in metadata or () if isinstance(value, str)}
+def _id_of(content: bytes) -> str:
+    """The id of a prediction that failed, as far as it can be read."""
+    try:
+        return str(InferMessage(content).without_tensors().id)
+    except Problem:
+        return ""
 
 
 def _entry(headers: Mapping[str, str], name: str, peer: str) -> Entry:

@@ -1,21 +1,31 @@
 """Messages of predictions as the server's own request, and its answer as a message. Pure.
 
-The rules for shapes, datatypes and parameters are those of the protocol's HTTP form.
+The rules for shapes, datatypes and parameters are those of the protocol's HTTP form. The raw bytes of tensors
+are taken out of a message before protobuf sees it, and stay where they are: they are most of it, and are not
+copied. What is left may become many times as large in memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
+from kindler.models.safety.protobuf_fields import Malformed, spans
 from kindler.models.signature import Array
 from kindler.serve.grpc_api.messages import message
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols.v2 import DTYPES, checked_shape, datatype_of, from_bytes, timeout_of, to_bytes
 from kindler.serve.requests import METHODS, Answer, InferRequest
 
-__all__ = ["request_from", "response_to"]
+__all__ = ["InferMessage", "parsed", "request_from", "response_to"]
+
+_WIDE = {"i": np.int64, "u": np.uint64}  # what values have before they are made what their datatype says
+_INPUTS, _RAW_INPUTS = 5, 7  # numbers of fields
+_MOST_FIELDS = 10_000  # of a message; each takes some time
+_MOST_LEFT = 1 << 18
 
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -29,15 +39,92 @@ _CONTENTS = {
 }
 
 
-def request_from(sent: Any) -> InferRequest:
+class InferMessage:
+    """A `ModelInferRequest`.
+
+    Args:
+        content: Its bytes.
+
+    Attributes:
+        raw: The raw bytes of its tensors.
+        rest: Its bytes without them.
+
+    Raises:
+        Problem: 400: it is no message.
+    """
+
+    __slots__ = ("_parsed", "raw", "rest")
+
+    def __init__(self, content: bytes) -> None:
+        self.rest, self.raw = _without(content, _RAW_INPUTS)
+        self._parsed: Any = None
+
+    def parsed(self) -> Any:
+        """The message without the raw bytes.
+
+        Raises:
+            Problem: 400: it is none.
+        """
+        if self._parsed is None:
+            self._parsed = parsed("inference.ModelInferRequest", self.rest)
+        return self._parsed
+
+    def without_tensors(self) -> Any:
+        """The message without its inputs, whose values may be many.
+
+        Raises:
+            Problem: 400 or 413: it is none, or what is left is too large.
+        """
+        left, _ = _without(self.rest, _INPUTS)
+        if len(left) > _MOST_LEFT:
+            raise Problem(413, f"the message has {len(left)} bytes beside its tensors.")
+        return parsed("inference.ModelInferRequest", left)
+
+
+def _without(content: bytes, number: int) -> tuple[bytes, list[memoryview]]:
+    """A message without the fields of a number, and what these hold, which stays where it is."""
+    view, kept, taken = memoryview(content), [], []
+    after = 0
+    try:
+        for i, (found, _, start, begin, end) in enumerate(spans(content)):
+            if i >= _MOST_FIELDS:
+                raise Malformed(f"more than {_MOST_FIELDS} fields")
+            if found == number:
+                kept.append(view[after:start])
+                taken.append(view[begin:end])
+                after = end
+    except Malformed as exc:
+        raise Problem(400, f"the message cannot be read: {exc}.") from exc
+    kept.append(view[after:])
+    return b"".join(kept), taken
+
+
+def parsed(name: str, content: bytes) -> Any:
+    """A message of its bytes.
+
+    Raises:
+        Problem: 400: it is none.
+    """
+    try:
+        return message(name).FromString(content)
+    except DecodeError as exc:
+        raise Problem(400, "the message cannot be read.") from exc
+
+
+def request_from(sent: Any, raw: Sequence[memoryview] = (), *, most_texts: int | None = None) -> InferRequest:
     """The request of a `ModelInferRequest`.
+
+    Args:
+        sent: The message; its own raw bytes are not looked at.
+        raw: The raw bytes of its tensors.
+        most_texts: The most bytes of texts in a tensor that are taken apart here.
 
     Raises:
         Problem: 400: it is not one that the protocol allows.
+        TooManyTexts: See `most_texts`.
     """
     if not sent.inputs:
         raise Problem(400, "the request needs inputs.")
-    raw = list(sent.raw_input_contents)
     if raw and len(raw) != len(sent.inputs):
         raise Problem(
             400,
@@ -47,7 +134,7 @@ def request_from(sent: Any) -> InferRequest:
     for i, tensor in enumerate(sent.inputs):
         if tensor.name in arrays:
             raise Problem(400, f"the input {tensor.name!r} appears twice.")
-        arrays[tensor.name] = _array(tensor, raw[i] if raw else None)
+        arrays[tensor.name] = _array(tensor, raw[i] if raw else None, most_texts)
     params = {name: _value(parameter) for name, parameter in sent.parameters.items()}
     outputs = {
         tensor.name: {name: _value(parameter) for name, parameter in tensor.parameters.items()}
@@ -66,16 +153,15 @@ def request_from(sent: Any) -> InferRequest:
 
 def response_to(answer: Answer, request: InferRequest) -> Any:
     """The answer as a `ModelInferResponse`, its tensors as raw bytes."""
-    reply = message("inference.ModelInferResponse")(
-        model_name=answer.model, model_version=str(answer.version), id=request.id
-    )
+    made = message("inference.ModelInferResponse")
+    reply = made(model_name=answer.model, model_version=str(answer.version), id=request.id)
     for name, array in answer.outputs.items():
         reply.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
         reply.raw_output_contents.append(to_bytes(array))
     return reply
 
 
-def _array(tensor: Any, raw: bytes | None) -> Array:
+def _array(tensor: Any, raw: memoryview | None, most_texts: int | None) -> Array:
     name, datatype = tensor.name, tensor.datatype
     if datatype not in DTYPES:
         raise Problem(
@@ -88,7 +174,7 @@ def _array(tensor: Any, raw: bytes | None) -> Array:
     if raw is not None:
         if tensor.HasField("contents"):
             raise Problem(400, f"the input {name!r} has both contents and raw_input_contents.")
-        return from_bytes(memoryview(raw), datatype, shape, name)
+        return from_bytes(raw, datatype, shape, name, most_texts=most_texts)
     field = _CONTENTS.get(datatype)
     if field is None:
         raise Problem(400, f"the input {name!r} of datatype {datatype} must be in raw_input_contents.")
@@ -103,8 +189,8 @@ def _array(tensor: Any, raw: bytes | None) -> Array:
         array = np.empty(len(values), dtype=object)
         array[:] = list(values)
         return array.reshape(shape)
-    wide = np.array(values)
     dtype = np.dtype(DTYPES[datatype])
+    wide = np.fromiter(values, _WIDE.get(dtype.kind, dtype), len(values))
     if dtype.kind in "iu" and len(values):
         limits = np.iinfo(dtype)
         if int(wide.min()) < limits.min or int(wide.max()) > limits.max:

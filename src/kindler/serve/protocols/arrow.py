@@ -18,9 +18,13 @@ from kindler.errors import first_line
 from kindler.models.arrow_columns import is_text
 from kindler.serve.http_errors import Problem
 
-__all__ = ["read_arrow", "read_parquet"]
+__all__ = ["MOST_COLUMNS", "read_arrow", "read_parquet"]
+
+MOST_COLUMNS = 10_000
 
 _VALUES_PER_BYTE = 8  # booleans
+_MOST_MESSAGES = 10_000  # each takes some time, however small it is
+_MOST_HEADER = 8 << 20  # of a message; a column takes about 200 bytes
 _GROWTH = 16  # how much larger than the body a Parquet file may say that it is
 _SPARE_BYTES = 64 << 20
 _REPEATING = frozenset(("string_view", "binary_view", "list_view", "large_list_view", "run_end_encoded"))
@@ -35,6 +39,8 @@ def read_arrow(body: bytes) -> pa.Table:
     try:
         _check_messages(body)
         with pa.ipc.open_stream(body) as stream:
+            if len(stream.schema) > MOST_COLUMNS:
+                raise ValueError(f"it has {len(stream.schema)} columns; at most {MOST_COLUMNS} are allowed")
             for field in stream.schema:
                 _check_type(field.type, field.name)
             table = stream.read_all()
@@ -77,6 +83,8 @@ def _check_type(kind: pa.DataType, name: str) -> None:
         kind = kind.value_type
         if kind.num_fields:
             raise ValueError(f"the column {name!r} is a dictionary of {kind}, which is not supported")
+    if pa.types.is_fixed_size_binary(kind) and not kind.byte_width:
+        raise ValueError(f"the column {name!r} has texts of no bytes")
     kind_name = str(kind).partition("[")[0].partition("<")[0]
     if kind_name in _REPEATING or kind_name.endswith("_union"):
         raise ValueError(f"the column {name!r} is of type {kind_name}, which is not supported; cast it")
@@ -86,7 +94,12 @@ def _check_type(kind: pa.DataType, name: str) -> None:
 
 def _check_messages(body: bytes) -> None:
     """No message may claim more than it holds: no compression, no bytes used twice, no endless columns."""
-    for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(body)):
+    values = 0
+    for i, message in enumerate(pa.ipc.MessageReader.open_stream(pa.BufferReader(body))):
+        if i >= _MOST_MESSAGES:
+            raise ValueError(f"it has more than {_MOST_MESSAGES} messages")
+        if message.metadata.size > _MOST_HEADER:
+            raise ValueError(f"a message has a header of {message.metadata.size} bytes")
         metadata = message.metadata.to_pybytes()
         header = _follow(metadata, struct.unpack_from("<I", metadata)[0], 2)
         if message.type == "dictionary batch":
@@ -99,9 +112,12 @@ def _check_messages(body: bytes) -> None:
         lengths, sizes = _pairs(metadata, header, 1)[:, 0], _pairs(metadata, header, 2)[:, 1]
         if sizes.min(initial=0) < 0 or int(sizes.sum()) > here:
             raise ValueError(f"its buffers claim more than the {here} bytes of a message")
-        claimed = int(lengths.max(initial=0))
-        if lengths.min(initial=0) < 0 or claimed > _VALUES_PER_BYTE * len(body):
-            raise ValueError(f"it claims {claimed} values in {len(body)} bytes")
+        if lengths.min(initial=0) < 0:
+            raise ValueError("it claims fewer values than none")
+        # All together, as values of some types take no bytes at all.
+        values += sum(lengths.tolist())
+        if values > _VALUES_PER_BYTE * len(body):
+            raise ValueError(f"it claims {values} values in {len(body)} bytes")
 
 
 def _pairs(header: bytes, table: int, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -15,7 +15,7 @@ from kindler.errors import DataError, first_line
 from kindler.models import arrow_columns
 from kindler.models.signature import Array
 from kindler.serve.http_errors import Problem
-from kindler.serve.protocols.arrow import read_arrow, read_parquet
+from kindler.serve.protocols.arrow import MOST_COLUMNS, read_arrow, read_parquet
 from kindler.serve.protocols.values import as_object, as_tensor, loads
 from kindler.serve.requests import Answer
 
@@ -34,7 +34,6 @@ __all__ = [
 
 ARROW = "application/vnd.apache.arrow.stream"
 PARQUET = "application/vnd.apache.parquet"
-_MOST_COLUMNS = 10_000
 
 
 def from_records(records: Sequence[Any]) -> dict[str, Array]:
@@ -128,8 +127,8 @@ def _from_json(data: Any, dtypes: Any) -> pa.Table:
 
 
 def _check_columns(count: int) -> None:
-    if count > _MOST_COLUMNS:
-        raise Problem(413, f"the table has {count} columns; at most {_MOST_COLUMNS} are allowed.")
+    if count > MOST_COLUMNS:
+        raise Problem(413, f"the table has {count} columns; at most {MOST_COLUMNS} are allowed.")
 
 
 def to_arrow(answer: Answer) -> bytes:

@@ -25,6 +25,7 @@ __all__ = [
     "DTYPES",
     "LENGTH",
     "V2",
+    "TooManyTexts",
     "checked_shape",
     "datatype_of",
     "described",
@@ -47,10 +48,21 @@ _DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 _DATATYPES_OF = {np.dtype(dtype): name for name, dtype in DTYPES.items()}  # a dtype's own name takes long
 
 
+class TooManyTexts(Exception):
+    """A tensor of so many texts that they are taken apart in another process."""
+
+
 class V2:
-    """See the module."""
+    """See the module.
+
+    Args:
+        most_texts: The most bytes of texts in a tensor that are taken apart here; None is any number.
+    """
 
     name = "v2"
+
+    def __init__(self, most_texts: int | None = None) -> None:
+        self._most_texts = most_texts
 
     def target(self, method: str, path: str) -> Target | None:
         match = _PATH.fullmatch(path)
@@ -60,6 +72,11 @@ class V2:
         return Target(match["name"], match["version"])
 
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
+        """See `Codec`.
+
+        Raises:
+            TooManyTexts: See `most_texts`.
+        """
         json_length = sent.headers.get(LENGTH)
         length = len(sent.body) if json_length is None else _length(json_length, len(sent.body))
         if json_length is not None and length == 0:
@@ -71,7 +88,7 @@ class V2:
         rest = _Rest(sent.body[length:])
         arrays: dict[str, Array] = {}
         for entry in inputs:
-            name, array = _tensor(entry, rest)
+            name, array = _tensor(entry, rest, self._most_texts)
             if name in arrays:
                 raise Problem(400, f"the input {name!r} appears twice.")
             arrays[name] = array
@@ -151,7 +168,7 @@ class _Rest:
             raise Problem(400, f"the body has {left} bytes that belong to no input.")
 
 
-def _tensor(entry: Any, rest: _Rest) -> tuple[str, Array]:
+def _tensor(entry: Any, rest: _Rest, most_texts: int | None) -> tuple[str, Array]:
     if not isinstance(entry, dict):
         raise Problem(400, "an input must be an object with name, shape, datatype and data.")
     name = _text(entry.get("name"), "name of an input")
@@ -166,7 +183,8 @@ def _tensor(entry: Any, rest: _Rest) -> tuple[str, Array]:
     if "binary_data_size" in params:
         if "data" in entry:
             raise Problem(400, f"the input {name!r} has both data and a binary_data_size.")
-        return name, from_bytes(rest.take(params["binary_data_size"], name), datatype, shape, name)
+        content = rest.take(params["binary_data_size"], name)
+        return name, from_bytes(content, datatype, shape, name, most_texts=most_texts)
     if "data" not in entry:
         raise Problem(400, f"the input {name!r} has no data.")
     values = entry["data"] if isinstance(entry["data"], list) else [entry["data"]]
@@ -222,11 +240,19 @@ def _flat(values: list[Any], name: str, depth: int = 0) -> list[Any]:
     return flat
 
 
-def from_bytes(content: memoryview, datatype: str, shape: tuple[int, ...], name: str) -> Array:
+def from_bytes(
+    content: memoryview,
+    datatype: str,
+    shape: tuple[int, ...],
+    name: str,
+    *,
+    most_texts: int | None = None,
+) -> Array:
     """A tensor of its raw bytes.
 
     Raises:
         Problem: 400: the bytes are not those of such a tensor.
+        TooManyTexts: It has texts of more bytes than `most_texts`.
     """
     if datatype != "BYTES":
         dtype = np.dtype(DTYPES[datatype]).newbyteorder("<")
@@ -238,6 +264,10 @@ def from_bytes(content: memoryview, datatype: str, shape: tuple[int, ...], name:
             )
         array = np.frombuffer(content, dtype)
         return _reshaped(array.astype(dtype.newbyteorder("="), copy=False), shape, name)
+    if most_texts is not None and len(content) > most_texts:
+        raise TooManyTexts
+    if 4 * math.prod(shape) > len(content):
+        raise Problem(400, f"the input {name!r} has too few bytes for its shape {list(shape)}.")
     items: list[bytes] = []
     at = 0
     while at < len(content):

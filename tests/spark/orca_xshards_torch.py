@@ -81,7 +81,7 @@ def with_creators(xshards: XShards) -> tuple[Any, XShards, Any]:
 
 
 def main() -> None:
-    kindler.init("local[2]")
+    kindler.init()
     torch.manual_seed(1)
     data = digits()
     xshards = XShards.partition(data)

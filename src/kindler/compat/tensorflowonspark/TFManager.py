@@ -1,0 +1,76 @@
+"""Queues and values of one node in a process of their own, for programs and tests that make one themselves.
+
+Clusters of Kindler do not use it: their rows come in blocks, straight from the tasks. `ctx.mgr` of a node has
+the same names; see `TFNodeContext`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+from collections.abc import Sequence
+from multiprocessing.managers import BaseManager, DictProxy
+from typing import Any
+
+__all__ = ["TFManager", "connect", "start"]
+
+_queues: dict[str, queue.Queue[Any]] = {}  # in the manager's own process
+_values: dict[str, Any] = {}
+
+
+def _fill(names: Sequence[str]) -> None:
+    _queues.update((name, queue.Queue()) for name in names)
+    _values["queues"] = tuple(names)
+
+
+def _queue(name: str) -> queue.Queue[Any]:
+    return _queues[name]
+
+
+def _table() -> dict[str, Any]:
+    return _values
+
+
+class TFManager(BaseManager):
+    """What `start` and `connect` give."""
+
+    def get_queue(self, name: str) -> Any:
+        """A queue by its name; None where there is none."""
+        served: Any = self
+        return served._queue(name) if name in self.get("queues") else None
+
+    def get(self, key: str) -> Any:
+        """What was set; None where nothing was."""
+        served: Any = self
+        return served._table().get(key)
+
+    def set(self, key: str, value: Any) -> None:
+        """Keep a value for whoever asks."""
+        served: Any = self
+        served._table().update({key: value})
+
+
+TFManager.register("_queue", callable=_queue)
+TFManager.register("_table", callable=_table, proxytype=DictProxy)
+
+
+def start(authkey: bytes, queues: Sequence[str], mode: str = "local") -> TFManager:
+    """Start a manager with these queues.
+
+    Args:
+        authkey: What others prove themselves with when they connect.
+        queues: Their names.
+        mode: "local" for this machine, "remote" to be reached over the network.
+    """
+    # Not "spawn": that would run the user's program again.
+    context: Any = multiprocessing.get_context("fork")
+    manager = TFManager(("", 0) if mode == "remote" else None, authkey=bytes(authkey), ctx=context)
+    manager.start(_fill, (tuple(queues),))
+    return manager
+
+
+def connect(address: Any, authkey: bytes) -> TFManager:
+    """Connect to a manager that another process has started."""
+    manager = TFManager(address, authkey=bytes(authkey))
+    manager.connect()
+    return manager

@@ -1,0 +1,329 @@
+"""Images in rows: bytes of PNG and JPEG to arrays, and what is usually done to them before a model sees them.
+
+Arrays are numpy, of shape (height, width, channels). Pillow decodes, and is loaded by that alone; the rest is
+numpy. `from_bytes` makes a transform of it all in one line:
+
+    Estimator.from_torch(..., transform=images.from_bytes("png", crop=32, padding=4, flip=True))
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from kindler.data.columns import Array
+from kindler.errors import ConfigError, DataError, MissingExtraError
+
+__all__ = [
+    "MAX_PIXELS",
+    "ImageTransform",
+    "crop",
+    "decode",
+    "flip",
+    "from_bytes",
+    "normalise",
+    "random_crop",
+    "resize",
+]
+
+Size: TypeAlias = "int | tuple[int, int]"
+
+MAX_PIXELS = 1 << 26  # 64 megapixels, 192 MB of RGB: more is an attack, or wants to be asked for
+_FORMATS = ("PNG", "JPEG")
+_MODES = {"RGB": 3, "L": 1, "RGBA": 4}
+
+
+def decode(
+    data: bytes, *, mode: str = "RGB", max_pixels: int = MAX_PIXELS, formats: Sequence[str] = _FORMATS
+) -> Array:
+    """An encoded image as uint8 of shape (height, width, channels).
+
+    Args:
+        data: The bytes of a file.
+        mode: "RGB", "L" (grey, one channel) or "RGBA"; images of another kind are converted.
+        max_pixels: What an image may have at most. A small file can claim to be a huge image, which is found
+            out before anything is decoded.
+        formats: The formats, by Pillow's names, that are read; others are refused.
+
+    Raises:
+        DataError: The bytes are no such image, are cut off or damaged, or have too many pixels.
+    """
+    image_module = _pillow()
+    if not isinstance(data, bytes | bytearray | memoryview | np.bytes_):
+        raise DataError(f"is a {type(data).__name__}, where the bytes of an image are expected.")
+    try:
+        with image_module.open(io.BytesIO(data), formats=list(formats)) as image:
+            width, height = image.size
+            if width * height > max_pixels:
+                raise DataError(
+                    f"claims to be an image of {width} x {height} pixels, more than"
+                    f" max_pixels={max_pixels:,}.\n"
+                    "Hint: pass max_pixels=... if such images are to be expected."
+                )
+            if image.mode.startswith(("I", "F")):
+                raise DataError(
+                    f"is an image of more than 8 bits per channel (mode {image.mode!r}), which uint8 cannot"
+                    " hold.\nHint: scale its values to 0-255 first."
+                )
+            pixels = np.array(image if image.mode == mode else image.convert(mode))
+    except DataError:
+        raise
+    except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as exc:
+        raise DataError(f"claims to be an image of too many pixels: {exc}") from exc
+    except Exception as exc:
+        begins = bytes(data[:8])
+        raise DataError(
+            f"cannot be read as an image ({' or '.join(formats)}): {str(exc) or type(exc).__name__}; it has"
+            f" {len(data):,} bytes and begins with {begins!r}."
+        ) from exc
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def resize(image: Array, size: Size) -> Array:
+    """The image scaled to (height, width), bilinearly, each new pixel a mean over those it covers."""
+    height, width = _pair(size)
+    if image.shape[:2] == (height, width):
+        return image
+    rows, columns = _weights(image.shape[0], height), _weights(image.shape[1], width)
+    scaled = np.tensordot(rows, image.astype(np.float32), axes=(1, 0))
+    scaled = np.tensordot(columns, scaled, axes=(1, 1)).swapaxes(0, 1)
+    if image.dtype == np.uint8:
+        rounded: Array = np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
+        return rounded
+    return np.ascontiguousarray(scaled.astype(image.dtype, copy=False))
+
+
+def crop(image: Array, size: Size, *, top: int | None = None, left: int | None = None) -> Array:
+    """A part of the image of size (height, width); its middle, unless `top` and `left` say where."""
+    height, width = _pair(size)
+    rest = image.shape[0] - height, image.shape[1] - width
+    if min(rest) < 0:
+        raise DataError(
+            f"is an image of {image.shape[0]} x {image.shape[1]} pixels, from which {height} x {width} cannot"
+            " be cut.\nHint: resize it first, or pass padding=..."
+        )
+    first = rest[0] // 2 if top is None else top
+    second = rest[1] // 2 if left is None else left
+    return image[first : first + height, second : second + width]
+
+
+def random_crop(image: Array, size: Size, rng: np.random.Generator, *, padding: int = 0) -> Array:
+    """A part of the image of size (height, width), anywhere; `padding` adds black borders first."""
+    height, width = _pair(size)
+    high, wide = image.shape[0] + 2 * padding - height, image.shape[1] + 2 * padding - width
+    if min(high, wide) < 0:
+        return crop(image, size)  # which says what is wrong
+    first, second = rng.random(2).tolist()
+    top, left = int(first * (high + 1)) - padding, int(second * (wide + 1)) - padding
+    if not padding:
+        return crop(image, size, top=top, left=left)
+    part = np.zeros((height, width, *image.shape[2:]), image.dtype)
+    rows, columns = slice(max(0, top), top + height), slice(max(0, left), left + width)
+    seen = image[rows, columns]
+    below, beside = max(0, -top), max(0, -left)
+    part[below : below + seen.shape[0], beside : beside + seen.shape[1]] = seen
+    return part
+
+
+def flip(image: Array) -> Array:
+    """The image mirrored from left to right."""
+    return image[:, ::-1]
+
+
+def normalise(image: Array, mean: float | Sequence[float] = 0.0, std: float | Sequence[float] = 1.0) -> Array:
+    """The image as float32, uint8 scaled to 0-1 first, less `mean` and divided by `std`, by channel."""
+    return _normalised(image, mean, std)
+
+
+def _normalised(image: Array, mean: Any, std: Any, *, first: bool = False) -> Array:
+    """The same for one image or many; with channels moved to the first place of each, if `first`."""
+    by = np.float32(255.0) if image.dtype == np.uint8 else np.float32(1.0)
+    shift = np.asarray(mean, np.float32) * by
+    scale = np.float32(1.0) / (np.asarray(std, np.float32) * by)
+    if first:
+        image = np.moveaxis(image, -1, -3)
+        shift, scale = (part if not part.ndim else part[:, None, None] for part in (shift, scale))
+    made: Array = np.empty(image.shape, np.float32)
+    np.subtract(image, shift, out=made)
+    made *= scale
+    return made
+
+
+def from_bytes(
+    column: str,
+    *,
+    to: str | None = None,
+    mode: str = "RGB",
+    size: Size | None = None,
+    crop: Size | None = None,
+    padding: int = 0,
+    flip: bool = False,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    channels: Literal["last", "first"] = "last",
+    max_pixels: int = MAX_PIXELS,
+) -> ImageTransform:
+    """A transform that decodes a column of encoded images, and does more to them in this order.
+
+    Rows that are trained on are augmented: cropped anywhere and flipped by chance. Rows that are evaluated or
+    scored are cropped in the middle and not flipped.
+
+    Args:
+        column: The column of bytes.
+        to: What the images are called; None is the column's own name. Other columns stay.
+        mode: "RGB", "L" or "RGBA".
+        size: (height, width) to scale images to.
+        crop: (height, width) to cut out.
+        padding: Black pixels added at each border before a random crop.
+        flip: Whether to mirror half of the images.
+        mean: Taken off each channel; this and `std` make the image float32, 0-1 before.
+        std: What each channel is divided by.
+        channels: "first" for PyTorch (channels, height, width), "last" for Keras.
+        max_pixels: What an image may have at most; see `decode`.
+
+    Raises:
+        ConfigError: An argument cannot work.
+    """
+    made = ImageTransform(
+        column=column,
+        to=to or column,
+        mode=mode,
+        size=None if size is None else _pair(size, "size"),
+        crop=None if crop is None else _pair(crop, "crop"),
+        padding=padding,
+        flip=flip,
+        mean=mean,
+        std=std,
+        channels=channels,
+        max_pixels=max_pixels,
+    )
+    if mode not in _MODES:
+        raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}.")
+    if channels not in ("first", "last"):
+        raise ConfigError(f"channels={channels!r}: must be 'first' or 'last'.")
+    if padding < 0 or (padding and crop is None):
+        raise ConfigError(
+            f"padding={padding}: must be 0 or more, and needs crop=..., which cuts it off again."
+        )
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTransform:
+    """What `from_bytes` makes; its attributes are the arguments of that."""
+
+    column: str
+    to: str
+    mode: str
+    size: tuple[int, int] | None
+    crop: tuple[int, int] | None
+    padding: int
+    flip: bool
+    mean: float | Sequence[float] | None
+    std: float | Sequence[float] | None
+    channels: Literal["last", "first"]
+    max_pixels: int
+    augments: bool = True
+
+    @property
+    def without_chance(self) -> ImageTransform:
+        """The same for rows that are judged: nothing is drawn."""
+        return replace(self, augments=False)
+
+    def __call__(self, row: Mapping[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
+        self._check(row)
+        made = {name: value for name, value in row.items() if name != self.column}
+        try:
+            made[self.to] = self._finished(self._pixels(row[self.column], rng))
+        except DataError as exc:
+            raise DataError(str(exc), column=self.column) from exc.__cause__
+        return made
+
+    def of_batch(self, columns: Mapping[str, Any], rngs: Any = None) -> dict[str, Any]:
+        """The same for many rows at once, which takes less time: images of one size are finished together.
+
+        Args:
+            columns: The columns.
+            rngs: The random numbers of the rows (`kindler.data.row_rng.RowRandoms`).
+
+        Raises:
+            DataError: Of the first image that cannot be used; its `position` says which it is.
+        """
+        self._check(columns)
+        made = {name: values for name, values in columns.items() if name != self.column}
+        cells = columns[self.column]
+        drawn = itertools.repeat(None) if rngs is None or not self.augments else rngs.in_turn()
+        pixels = []
+        for position, (data, rng) in enumerate(zip(cells, drawn, strict=False)):
+            try:
+                pixels.append(self._pixels(data, rng))
+            except DataError as exc:
+                named = DataError(str(exc), column=self.column)
+                named.position = position  # type: ignore[attr-defined]
+                raise named from exc.__cause__
+        one_size = len({image.shape for image in pixels}) == 1
+        made[self.to] = self._finished(np.stack(pixels)) if one_size else [self._finished(p) for p in pixels]
+        return made
+
+    def _check(self, row: Mapping[str, Any]) -> None:
+        if self.column not in row:
+            raise ConfigError(
+                f"from_bytes({self.column!r}): rows have no such column, only {list(row)}.\n"
+                f"Hint: feature_cols must name {self.column!r}."
+            )
+
+    def _pixels(self, data: bytes, rng: np.random.Generator | None) -> Array:
+        """One image, decoded, scaled, cut and mirrored."""
+        image = decode(data, mode=self.mode, max_pixels=self.max_pixels)
+        if self.size is not None:
+            image = resize(image, self.size)
+        drawn = rng if self.augments else None
+        if self.crop is not None and drawn is not None:
+            image = random_crop(image, self.crop, drawn, padding=self.padding)
+        elif self.crop is not None:
+            image = crop(image, self.crop)
+        return flip(image) if self.flip and drawn is not None and drawn.random() < 0.5 else image
+
+    def _finished(self, pixels: Array) -> Array:
+        """One image, or many of one size, as the model takes them."""
+        first = self.channels == "first"
+        if self.mean is not None or self.std is not None:
+            mean, std = 0.0 if self.mean is None else self.mean, 1.0 if self.std is None else self.std
+            return _normalised(pixels, mean, std, first=first)
+        return np.ascontiguousarray(np.moveaxis(pixels, -1, -3) if first else pixels)
+
+
+def _pair(size: Any, name: str = "size") -> tuple[int, int]:
+    pair = (size, size) if isinstance(size, int) else size
+    if not (
+        isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(n, int) and n >= 1 for n in pair)
+    ):
+        raise ConfigError(f"{name}={size!r}: must be (height, width), or one number for both.")
+    return int(pair[0]), int(pair[1])
+
+
+@functools.lru_cache(maxsize=256)
+def _weights(old: int, new: int) -> Array:
+    """What each of `new` pixels in a line takes of the `old` ones: a triangle as wide as it covers."""
+    scale = old / new
+    reach = max(1.0, scale)
+    centres = (np.arange(new) + 0.5) * scale - 0.5
+    distance = np.abs(np.arange(old)[None, :] - centres[:, None]) / reach
+    weights = np.clip(1.0 - distance, 0.0, None)
+    normed: Array = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    normed.flags.writeable = False
+    return normed
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError(what="kindler.data.images", package="Pillow", extra="images") from exc
+    return Image

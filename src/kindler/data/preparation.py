@@ -1,0 +1,481 @@
+"""From the columns of the data to what the model takes: the user's transform, collate, and padding.
+
+A `Preparation` is what the user asked for: a value that travels with the estimator. A `Preparer` does it to
+batches, in workers as they train and evaluate, and wherever rows are scored. Which rows make a batch, and on
+which thread this runs, is left to others.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn, TypeAlias
+
+import cloudpickle
+import numpy as np
+
+from kindler.data.columns import Array, Column, Columns, Where, conform
+from kindler.data.padding import AsLists, Pad, PadValue, fill_value, gathered, padded, rule_for
+from kindler.data.ragged import Ragged
+from kindler.data.row_rng import RowRandom, RowRandoms
+from kindler.errors import ConfigError, DataError, KindlerError, first_line
+
+__all__ = ["Preparation", "PreparedRows", "Preparer", "batched"]
+
+Function: TypeAlias = Callable[..., Any]
+
+_MASK = "_mask"
+
+
+@dataclass(frozen=True)
+class batched:
+    """Marks a transform that takes a batch of columns instead of a row.
+
+    The function is called with a dict of columns, an array or a list each, and, if it has a parameter `rngs`,
+    with one random generator per row. It returns a dict of columns with as many rows.
+
+    >>> @batched
+    ... def doubled(columns):
+    ...     return {"x": columns["x"] * 2}
+    """
+
+    function: Function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What is done to rows between the data and the model.
+
+    Attributes:
+        transform: A function of a row (a dict of its columns) that returns a dict of columns; or one of a
+            batch, marked with `batched`.
+        eval_transform: The same for `evaluate`, validation and `predict`. None takes `transform` there too.
+        collate: A function of a list of rows that returns a dict of arrays.
+        pad: "batch", a length, or one of these by column: how rows of different lengths become one array.
+        pad_value: What is filled in, or that by column. None is 0, and -100 for labels that are integers.
+        masks: Whether each padded feature is followed, after all features, by a mask that is True where the
+            row has a value of its own, named as the column with "_mask".
+        length_col: The column whose rows are as long as a row is, or whose numbers say so: rows of similar
+            length are trained on together.
+        text: Whether the model itself takes text.
+    """
+
+    transform: Function | None = None
+    eval_transform: Function | None = None
+    collate: Function | None = None
+    pad: Pad | Mapping[str, Pad] | None = None
+    pad_value: PadValue | Mapping[str, PadValue] | None = None
+    masks: bool = True
+    length_col: str | None = None
+    text: bool = False
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to do to columns of numbers."""
+        given = (self.transform, self.eval_transform, self.collate, self.pad, self.length_col)
+        return any(part is not None for part in given)
+
+    @property
+    def ragged(self) -> Literal["text", "all"] | None:
+        """Which columns are kept as they are: `ColumnOptions.ragged`."""
+        if self.active:
+            return "all"
+        return "text" if self.text else None
+
+    @property
+    def functions(self) -> dict[str, Function]:
+        """The user's own code, by the name of its argument."""
+        named = {"transform": self.transform, "eval_transform": self.eval_transform, "collate": self.collate}
+        return {name: function for name, function in named.items() if function is not None}
+
+    def function(self, *, trains: bool) -> tuple[str, Function | None]:
+        """The transform that is used, and which argument it is."""
+        if trains:
+            return "transform", self.transform
+        if self.eval_transform is not None:
+            return "eval_transform", self.eval_transform
+        return "transform", getattr(self.transform, "without_chance", self.transform)
+
+    @property
+    def augments_all(self) -> bool:
+        """Whether rows that are judged are augmented as well, for want of an `eval_transform`."""
+        name, function = self.function(trains=False)
+        if name != "transform" or function is None or hasattr(self.transform, "without_chance"):
+            return False
+        return _chance_argument(function) is not None
+
+    def complaints(self) -> Iterator[str]:
+        """What is wrong with these options, one sentence each."""
+        for name, function in self.functions.items():
+            if not callable(function):
+                yield f"{name} must be a function; received {function!r}."
+        for where, pad in _by_column("pad", self.pad):
+            fits = pad == "batch" or (isinstance(pad, int) and not isinstance(pad, bool) and pad >= 1)
+            if pad is not None and not fits:
+                yield f"{where} must be 'batch' or a length of at least 1; received {pad!r}."
+        for where, value in _by_column("pad_value", self.pad_value):
+            if value is not None and not isinstance(value, int | float | str):
+                yield f"{where} must be a number or text; received {value!r}."
+        if self.collate is not None and self.pad is not None:
+            yield "collate makes the arrays itself, so that pad has nothing to do; pass one of them."
+        if self.length_col is not None and not isinstance(self.length_col, str):
+            yield f"length_col must be the name of a column; received {self.length_col!r}."
+
+
+def _by_column(name: str, given: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(given, Mapping):
+        yield from ((f"{name}[{column!r}]", value) for column, value in given.items())
+    else:
+        yield name, given
+
+
+@dataclass(slots=True)
+class PreparedRows:
+    """What the model and the loss take, by name and in their order; which of it is padded, masks included."""
+
+    features: dict[str, Array] = field(default_factory=dict)
+    labels: dict[str, Array] = field(default_factory=dict)
+    padded: list[str] = field(default_factory=list)
+
+
+class Preparer:
+    """Does what a `Preparation` says to one batch after the other, from any thread.
+
+    Args:
+        preparation: What to do.
+        columns: The columns that batches have.
+        trains: Whether the rows are trained on.
+        seed: With the epoch and the number of a row, decides what its transform draws.
+        labels: Names of columns that are labels where `columns` has none, because rows are only scored.
+        rank: This worker, for complaints.
+        copies: Whether each thread gets a copy of the user's functions, which need not be safe to share.
+    """
+
+    def __init__(
+        self,
+        preparation: Preparation,
+        columns: Columns,
+        *,
+        trains: bool,
+        seed: int,
+        labels: Sequence[str] = (),
+        rank: int | None = None,
+        copies: bool = False,
+    ) -> None:
+        self._preparation, self._columns = preparation, columns
+        self._trains, self._seed, self._rank = trains, seed, rank
+        self._label_names = [column.name for column in columns.labels]
+        self._dropped = set(labels) - set(self._label_names)
+        self._known = {column.name: column for column in columns.all}
+        self._argument, function = preparation.function(trains=trains)
+        self._functions = (function, preparation.collate)
+        self._copies = cloudpickle.dumps(self._functions) if copies and any(self._functions) else None
+        self._local = threading.local()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that it takes, labels aside."""
+        return tuple(column.name for column in self._columns.features)
+
+    @property
+    def plain(self) -> bool:
+        """Whether no code of the user's runs: the length of a row is that of the data's column."""
+        return not any(self._functions)
+
+    def pads(self, name: str) -> bool:
+        """Whether a ragged column of the data is padded to the longest row of the batch."""
+        return bool(rule_for(self._preparation.pad, name) == "batch")
+
+    def __call__(
+        self,
+        raw: Mapping[str, Any],
+        *,
+        rows: int,
+        where: Where,
+        epoch: int = 0,
+        numbers: Array | None = None,
+        widths: Mapping[str, int] | None = None,
+    ) -> PreparedRows:
+        """Prepare a batch.
+
+        Args:
+            raw: The columns: arrays, or `Ragged`.
+            rows: How many rows there are; at least one.
+            where: Names a row in complaints.
+            epoch: The pass that they are used in.
+            numbers: The number of each row among all. None gives all rows the same random numbers.
+            widths: What ragged columns are padded to, where other workers have longer rows of the same step.
+        """
+        function, collate = self._own_functions()
+        made: Mapping[str, Any] = raw
+        if function is not None:
+            drawn = np.zeros(rows, np.int64) if numbers is None else numbers
+            made = self._transformed(function, raw, rows, where, epoch, drawn)
+        if collate is not None:
+            made = self._collated(collate, made, rows, where)
+        return self._arranged(raw, made, rows, where, widths or {}, collated=collate is not None)
+
+    def _own_functions(self) -> tuple[Any, Any]:
+        if self._copies is None:
+            return self._functions
+        if not hasattr(self._local, "functions"):
+            self._local.functions = cloudpickle.loads(self._copies)
+        functions: tuple[Any, Any] = self._local.functions
+        return functions
+
+    def _transformed(
+        self, function: Any, raw: Mapping[str, Any], rows: int, where: Where, epoch: int, numbers: Array
+    ) -> dict[str, Any]:
+        by_batch = function.function if isinstance(function, batched) else getattr(function, "of_batch", None)
+        if by_batch is not None:
+            return self._by_batch(by_batch, raw, rows, where, epoch, numbers)
+        columns = {name: _listed(values) for name, values in raw.items()}
+        names, random = list(columns), RowRandom(self._seed)
+        argument = _chance_argument(function)
+        made: list[Mapping[str, Any]] = []
+        for i, values in enumerate(zip(*columns.values(), strict=True)):
+            chance = {} if argument is None else {argument: random.of(epoch, int(numbers[i]))}
+            row = dict(zip(names, values, strict=True))
+            try:
+                made.append(_called(function, row, chance))
+            except Exception as exc:  # noqa: BLE001 (raised again, with the row)
+                self._raise(exc, self._argument, where(i))
+            self._check_dict(made[-1], self._argument, where(i))
+            if made[-1].keys() != made[0].keys():
+                raise ConfigError(
+                    f"{self._argument} returned the columns {list(made[-1])} for row {where(i)} and"
+                    f" {list(made[0])} for row {where(0)}; all rows must have the same."
+                )
+        return {name: [row[name] for row in made] for name in made[0]}
+
+    def _by_batch(
+        self, function: Any, raw: Mapping[str, Any], rows: int, where: Where, epoch: int, numbers: Array
+    ) -> dict[str, Any]:
+        argument = _chance_argument(function)
+        chance = {} if argument is None else {argument: RowRandoms(self._seed, epoch, numbers)}
+        given = {
+            name: values.rows() if isinstance(values, Ragged) else values for name, values in raw.items()
+        }
+        try:
+            made = _called(function, given, chance)
+        except Exception as exc:  # noqa: BLE001 (raised again, with the rows)
+            position = getattr(exc, "position", None)
+            place = f"{where(0)} to {where(rows - 1)}" if position is None else where(position)
+            self._raise(exc, self._argument, place)
+        self._check_dict(made, self._argument, where(0))
+        self._check_rows(made, rows, self._argument)
+        return dict(made)
+
+    def _collated(self, collate: Any, made: Mapping[str, Any], rows: int, where: Where) -> dict[str, Any]:
+        columns = {name: _listed(values) for name, values in made.items()}
+        given = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        try:
+            batch = collate(given)
+        except Exception as exc:  # noqa: BLE001 (raised again, with the rows)
+            self._raise(exc, "collate", f"{where(0)} to {where(rows - 1)}")
+        self._check_dict(batch, "collate", where(0))
+        batch = {name: _as_array(values) for name, values in batch.items()}
+        self._check_rows(batch, rows, "collate")
+        kept = {name: made[name] for name in self._label_names if name in made and name not in batch}
+        return {**batch, **kept}
+
+    def _arranged(
+        self,
+        raw: Mapping[str, Any],
+        made: Mapping[str, Any],
+        rows: int,
+        where: Where,
+        widths: Mapping[str, int],
+        *,
+        collated: bool,
+    ) -> PreparedRows:
+        """Every column as one array, features first to last, then their masks, and the labels."""
+        result, masks = PreparedRows(), dict[str, Array]()
+        if made is raw:
+            names = [column.name for column in self._columns.features]
+        else:
+            inputs = {column.name for column in self._columns.features}  # a label may be one as well
+            other = {*self._label_names, *self._dropped} - inputs
+            names = [name for name in made if name not in other]
+        if not names:
+            who = "collate" if collated else self._argument
+            raise ConfigError(
+                f"{who} returned no features, only {list(made)}.\nHint: columns whose names are not those of"
+                " labels are what the model takes."
+            )
+        for name in names:
+            array, mask = self._column(name, made[name], raw, "feature", where, widths, collated=collated)
+            result.features[name] = array
+            if mask is not None:
+                result.padded.append(name)
+                if self._preparation.masks:
+                    masks[name + _MASK] = mask
+        taken = [name for name in masks if name in result.features]
+        if taken:
+            raise ConfigError(
+                f"there is a column {taken[0]!r} already, which is what the mask of a padded column would be"
+                " called.\nHint: rename it, or pass masks=False."
+            )
+        result.features |= masks
+        result.padded += masks
+        for name in self._label_names:
+            values = made[name] if name in made else raw[name]
+            array, mask = self._column(
+                name, values, raw, "label", where, widths, collated=collated and name in made
+            )
+            result.labels[name] = array
+            result.padded += [name] if mask is not None else []
+        return result
+
+    def _column(
+        self,
+        name: str,
+        values: Any,
+        raw: Mapping[str, Any],
+        role: Literal["feature", "label"],
+        where: Where,
+        widths: Mapping[str, int],
+        *,
+        collated: bool,
+    ) -> tuple[Array, Array | None]:
+        known = self._known.get(name)
+        column = Column(name=name, role=role, allow_nan=known is not None and known.allow_nan)
+        if name in raw and values is raw[name] and isinstance(values, np.ndarray):
+            as_asked = role == "feature" or (known is not None and known.dtype is not None)
+            return (values if as_asked else _label(values)), None
+        pad = None if collated else rule_for(self._preparation.pad, name)
+        rows: Any = values
+        if not isinstance(values, Ragged) or values.is_text:
+            listed = values.rows() if isinstance(values, Ragged) else values
+            rows = gathered(listed, self._as_lists(pad, raw.get(name)))
+        if isinstance(rows, Ragged) and pad is not None:
+            fill = fill_value(self._preparation.pad_value, name, rows, role)
+            array, mask = padded(rows, pad, fill, width=widths.get(name), column=name, where=where)
+            return self._checked(array, column, where), mask
+        even: Array | None = rows.even() if isinstance(rows, Ragged) else rows
+        if even is None:
+            raise self._uneven(column, values, where)
+        return self._checked(even, column, where), None
+
+    def _as_lists(self, pad: Any, before: Any) -> AsLists:
+        """Which values of a column become ragged rows, so that whether it is padded depends on no batch."""
+        if pad is None:
+            return "never"
+        if isinstance(self._preparation.pad, Mapping) or isinstance(before, Ragged):
+            return "always"
+        return "never" if isinstance(before, np.ndarray) else "lists"
+
+    def _checked(self, array: Array, column: Column, where: Where) -> Array:
+        if array.dtype.kind in "OUS":
+            if not self._preparation.text:
+                raise DataError(
+                    "is text or bytes when it comes to the model, which takes numbers.\nHint: make numbers of"
+                    " it in transform or collate.",
+                    column=column.name,
+                    row=where(0),
+                )
+            return array if array.dtype == object else array.astype(object)
+        return conform(array, column, where=where)
+
+    def _uneven(self, column: Column, values: Any, where: Where) -> DataError:
+        shapes = [np.shape(value) for value in (values.rows() if isinstance(values, Ragged) else values)]
+        odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        return DataError(
+            f"has shape {shapes[odd]} where row {where(0)} of the same batch has {shapes[0]}; the rows of a"
+            ' batch become one array.\nHint: pad="batch" or pad=n pads them, with a mask; a transform can cut'
+            " or resize them; and collate can make the batch as you like.",
+            column=column.name,
+            row=where(odd),
+        )
+
+    def _check_dict(self, made: Any, who: str, row: int | str) -> None:
+        if not isinstance(made, Mapping) or not made or not all(isinstance(name, str) for name in made):
+            raise ConfigError(
+                f"{who} returned {_shown(made)} for row {row}; it must return a dict of columns by name.\n"
+                f'Hint: {who}=lambda row: {{"{self._columns.features[0].name}": ...}}.'
+            )
+
+    def _check_rows(self, made: Mapping[str, Any], rows: int, who: str) -> None:
+        for name, values in made.items():
+            count = len(values) if hasattr(values, "__len__") and np.ndim(values) else None
+            if count != rows:
+                found = "a single value" if count is None else f"{count} rows"
+                raise ConfigError(f"{who} returned {found} of {name!r} for a batch of {rows} rows.")
+
+    def _raise(self, exc: Exception, who: str, row: int | str) -> NoReturn:
+        """The user's error, with the row, the columns and the worker in its message."""
+        at = "" if self._rank is None else f", worker {self._rank}"
+        names = ", ".join(repr(column.name) for column in (*self._columns.features, *self._columns.labels))
+        if isinstance(exc, DataError) and exc.row is None:
+            problem = str(exc).partition(": ")[2] if exc.column is not None else str(exc)
+            raise DataError(f"{problem} (in {who}{at})", column=exc.column, row=row) from exc
+        place = f"in {who}, row {row}, columns {names}{at}"
+        if isinstance(exc, KindlerError):
+            raise DataError(f"{exc} ({place})") from exc
+        said = f"{first_line(exc) if str(exc) else type(exc).__name__} ({place})"
+        hint = _hint(exc, self._trains, self._label_names)
+        exc.args = (said + hint,)
+        if place not in str(exc):  # a class that does not say its arguments
+            raise DataError(f"{type(exc).__name__}: {said}{hint}") from exc
+        raise exc
+
+
+def _hint(exc: Exception, trains: bool, labels: Sequence[str]) -> str:
+    if isinstance(exc, KeyError) and not trains and not labels:
+        return "\nHint: rows that are scored have no labels; a transform finds only feature columns there."
+    return ""
+
+
+def _called(function: Any, given: Any, chance: Mapping[str, Any]) -> Any:
+    if "" in chance:
+        return function(given, chance[""])
+    return function(given, **chance)
+
+
+def _chance_argument(function: Any) -> str | None:
+    """What to pass random numbers as: a keyword, "" for the second place, None where none are taken.
+
+    A second parameter that has a default is not taken for one, unless it is named so.
+    """
+    function = function.function if isinstance(function, batched) else function
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    for name in ("rng", "rngs"):
+        found = next((p for p in parameters if p.name == name), None)
+        if found is not None:
+            return "" if found.kind is found.POSITIONAL_ONLY else name
+    needed = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return "" if len(needed) == 2 else None
+
+
+def _listed(values: Any) -> list[Any]:
+    return values.rows() if isinstance(values, Ragged) else list(values)
+
+
+def _as_array(values: Any) -> Any:
+    """What collate returned for a column; tensors of frameworks are arrays as well."""
+    detach = getattr(values, "detach", None)
+    array = np.asarray(detach().cpu() if callable(detach) else values)
+    if array.dtype == object and not all(isinstance(value, str | bytes) for value in array.reshape(-1)):
+        return values  # lists of different lengths: the complaint names a row
+    return array
+
+
+def _label(values: Array) -> Array:
+    """Integer labels are int64, also where the column is a feature too and is kept as one."""
+    return values.astype(np.int64, copy=False) if values.dtype.kind in "iu" else values
+
+
+def _shown(value: Any) -> str:
+    return "an empty dict" if isinstance(value, Mapping) and not value else f"a {type(value).__name__}"

@@ -1,0 +1,257 @@
+"""Columns whose rows differ in length: lists of numbers, text, bytes, and lists of text.
+
+All values lie in one flat array, and row `i` is the stretch between two offsets, so that a batch is two
+gathers and a spool two files. How a column comes to be ragged is decided in `column_options.py`; what a
+model gets in the end (padding, masks, tensors) in `preparation.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types
+
+from kindler.data.columns import Array, Column, Where, conform, to_numpy
+from kindler.errors import DataError
+
+__all__ = ["Ragged", "concatenated", "read_column", "to_ragged"]
+
+_TEXT = ("str", "bytes")
+
+
+class Ragged:
+    """Rows of different lengths. `len`, indexing by a slice, an array or one place, as of an array.
+
+    Attributes:
+        flat: The values of all rows. Text and bytes are uint8; lists of text are JSON in uint8.
+        offsets: Row `i` has the values from `offsets[i]` to `offsets[i + 1]`.
+        kind: The dtype of numbers, or "str" or "bytes".
+        inner: The shape of one value of a list; for text, `()` if a row is one text and `(None,)` if it is
+            a list of them.
+    """
+
+    def __init__(self, flat: Array, offsets: Array, *, kind: str, inner: tuple[int | None, ...] = ()) -> None:
+        self.flat, self.offsets = flat, offsets
+        self.kind, self.inner = kind, inner
+
+    @staticmethod
+    def empty(kind: str, shape: Sequence[int | None]) -> Ragged:
+        """No rows, of a column with this entry in a layout."""
+        offsets = np.zeros(1, np.int64)
+        if kind in _TEXT:
+            return Ragged(np.empty(0, np.uint8), offsets, kind=kind, inner=tuple(shape))
+        inner = tuple(int(size or 0) for size in shape[1:])
+        return Ragged(np.empty((0, *inner), kind), offsets, kind=kind, inner=inner)
+
+    @staticmethod
+    def holds(kind: str | None, shape: Sequence[int | None] | None) -> bool:
+        """Whether a column with this entry in a layout is ragged."""
+        return kind in _TEXT or bool(shape and shape[0] is None)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether rows are text or bytes, or lists of text."""
+        return self.kind in _TEXT
+
+    @property
+    def entry(self) -> list[Any]:
+        """What a layout says of this column: its dtype, and the shape of a row with None for its length."""
+        return [self.kind, list(self.inner) if self.is_text else [None, *self.inner]]
+
+    @property
+    def lengths(self) -> Array:
+        """How many values each row has; of text, how many bytes."""
+        return np.diff(self.offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """Of these rows alone, whatever else the flat array holds."""
+        values = int(self.offsets[-1] - self.offsets[0])
+        return values * self.flat[:1].nbytes + int(self.offsets.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, rows: Any) -> Any:
+        """One row's value; or the rows of a slice, or at these places, as another Ragged."""
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            if step == 1:
+                return self._like(self.flat, self.offsets[start : max(start, stop) + 1])
+            rows = np.arange(start, stop, step)
+        if isinstance(rows, int | np.integer):
+            return self._value(int(self.offsets[rows]), int(self.offsets[rows + 1]))
+        return self.take(np.asarray(rows))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows())
+
+    def take(self, rows: slice | Array) -> Ragged:
+        """A copy of these rows, with nothing in it but them."""
+        if isinstance(rows, slice):
+            part = self[rows]
+            first, last = int(part.offsets[0]), int(part.offsets[-1])
+            return self._like(part.flat[first:last].copy(), part.offsets - first)
+        starts = self.offsets[rows]
+        lengths = self.offsets[np.asarray(rows) + 1] - starts
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return self._like(self.flat[places], offsets)
+
+    def rows(self) -> list[Any]:
+        """Each row as user code sees it: an array, a `str`, `bytes`, or a list of `str`."""
+        bounds = self.offsets.tolist()
+        return [self._value(start, stop) for start, stop in pairwise(bounds)]
+
+    def even(self) -> Array | None:
+        """Numbers as one array, if all rows have the same length; else None."""
+        lengths = self.lengths
+        if self.is_text or (len(lengths) and lengths.min() != lengths.max()):
+            return None
+        width = int(lengths[0]) if len(lengths) else 0
+        flat = self.flat[int(self.offsets[0]) : int(self.offsets[-1])]
+        return flat.reshape(len(self), width, *flat.shape[1:])
+
+    def tobytes(self) -> bytes:
+        """What tells these rows from others."""
+        whole = self.take(slice(None))
+        return whole.offsets.tobytes() + whole.flat.tobytes()
+
+    def to_arrow(self) -> pa.Array:
+        """The same as an Arrow array, whose type `to_ragged` reads again."""
+        whole = self.take(slice(None))
+        if self.is_text and not self.inner:
+            size = pa.large_utf8() if self.kind == "str" else pa.large_binary()
+            buffers = [None, pa.py_buffer(whole.offsets.tobytes()), pa.py_buffer(whole.flat.tobytes())]
+            return pa.Array.from_buffers(size, len(whole), buffers)
+        if self.is_text:
+            return pa.array(whole.rows(), pa.list_(pa.string()))
+        values: Any = pa.array(whole.flat.reshape(-1))
+        for size_of in reversed(whole.inner):
+            values = pa.FixedSizeListArray.from_arrays(values, int(size_of or 0))
+        return pa.LargeListArray.from_arrays(pa.array(whole.offsets), values)
+
+    def _like(self, flat: Array, offsets: Array) -> Ragged:
+        return Ragged(flat, offsets, kind=self.kind, inner=self.inner)
+
+    def _value(self, start: int, stop: int) -> Any:
+        part = self.flat[start:stop]
+        if not self.is_text:
+            return part.copy()  # user code may write into it
+        raw = part.tobytes()
+        if self.kind == "bytes":
+            return raw
+        return json.loads(raw) if self.inner else raw.decode()
+
+
+def concatenated(parts: Sequence[Any]) -> Any:
+    """Arrays, or ragged columns, one after the other."""
+    if not isinstance(parts[0], Ragged):
+        return np.concatenate(parts)
+    whole = [part.take(slice(None)) for part in parts]
+    ends = np.cumsum([0, *(int(part.offsets[-1]) for part in whole)])
+    offsets = [part.offsets[1:] + end for part, end in zip(whole, ends, strict=False)]
+    # Rows without a value do not say what shape their values would have.
+    told = [part for part in whole if len(part.flat)] or whole[:1]
+    first = told[0]
+    return Ragged(
+        np.concatenate([part.flat for part in told]),
+        np.concatenate([np.zeros(1, np.int64), *offsets]),
+        kind=first.kind,
+        inner=first.inner,
+    )
+
+
+def read_column(values: Any, column: Column, *, where: Where) -> Any:
+    """Values by the rules of `columns`, or, where the column is ragged, as a `Ragged`."""
+    if column.ragged:
+        return to_ragged(values, column, where=where)
+    if isinstance(values, np.ndarray):
+        return conform(values, column, where=where)
+    return to_numpy(values, column, where=where)
+
+
+def to_ragged(values: Any, column: Column, *, where: Where) -> Ragged:
+    """An Arrow column of lists, text or bytes.
+
+    Raises:
+        DataError: A null, a NaN, or a value that the dtype asked for cannot hold.
+    """
+    if isinstance(values, Ragged):
+        return values
+    if isinstance(values, pa.ChunkedArray):
+        parts, start = [], 0
+        for chunk in values.chunks:
+            if len(chunk):
+                first = start
+                parts.append(to_ragged(chunk, column, where=lambda i, first=first: where(first + i)))  # type: ignore[misc]
+                start += len(chunk)
+        return concatenated(parts) if parts else to_ragged(pa.array([], values.type), column, where=where)
+    if isinstance(values, np.ndarray):
+        values = pa.array(list(values))
+    if isinstance(values.type, pa.BaseExtensionType):
+        values = values.storage
+    if types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if values.null_count:
+        row = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+        raise DataError(
+            "is null; missing values are not allowed.\nHint: fill or drop such rows first.",
+            column=column.name,
+            row=where(row),
+        )
+    if _is_list(values.type):
+        return _lists(values, column, where)
+    return _texts(values)
+
+
+def _texts(values: pa.Array) -> Ragged:
+    binary = types.is_binary(values.type) or types.is_large_binary(values.type)
+    binary = binary or types.is_fixed_size_binary(values.type)
+    wide = values.cast(pa.large_binary() if binary else pa.large_utf8())
+    kind = "bytes" if binary else "str"
+    if not len(wide):
+        return Ragged.empty(kind, ())
+    _, offsets, data = wide.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[wide.offset : wide.offset + len(wide) + 1]
+    every = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return Ragged(every[bounds[0] : bounds[-1]], bounds - bounds[0], kind=kind)
+
+
+def _lists(values: pa.Array, column: Column, where: Where) -> Ragged:
+    if types.is_fixed_size_list(values.type):
+        size = values.type.list_size
+        offsets, inner = np.arange(len(values) + 1, dtype=np.int64) * size, values.flatten()
+    else:
+        offsets = values.offsets.to_numpy().astype(np.int64)
+        inner = values.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+        offsets = offsets - offsets[0]
+
+    def row_of(value: int) -> int | str:
+        return where(int(np.searchsorted(offsets, value, side="right")) - 1)
+
+    if types.is_string(inner.type) or types.is_large_string(inner.type):
+        return _lists_of_text(inner, offsets, column, row_of)
+    flat = to_numpy(inner, replace(column, shape=None, ragged=False), where=row_of)
+    return Ragged(flat, offsets, kind=flat.dtype.name, inner=flat.shape[1:])
+
+
+def _lists_of_text(inner: pa.Array, offsets: Array, column: Column, where: Where) -> Ragged:
+    if inner.null_count:
+        first = int(np.argmax(inner.is_null().to_numpy(zero_copy_only=False)))
+        raise DataError("holds a null; missing values are not allowed.", column=column.name, row=where(first))
+    texts, bounds = inner.to_pylist(), offsets.tolist()
+    encoded = [json.dumps(texts[start:stop]).encode() for start, stop in pairwise(bounds)]
+    ends = np.cumsum([0, *map(len, encoded)]).astype(np.int64)
+    return Ragged(np.frombuffer(b"".join(encoded), np.uint8), ends, kind="str", inner=(None,))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))

@@ -1,0 +1,49 @@
+"""What frameworks have in common in the matter of GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kindler.errors import ConfigError
+
+__all__ = ["explained", "is_installed", "missing_gpu"]
+
+_HINTS = {
+    ("out of memory", "RESOURCE_EXHAUSTED", "ResourceExhausted"): (
+        "Hint: a smaller batch_size; for PyTorch also accumulation_steps=2 or more, precision='bf16', or"
+        " device_cache=False, which leaves the rows in the memory of the machine."
+    ),
+    ("device-side assert",): (
+        "Hint: most often a label or an index is out of range: the labels of N classes are 0 to N - 1, those"
+        " of an embedding 0 to num_embeddings - 1. With device='cpu' the error names the operation."
+    ),
+}
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Add to errors of a GPU what most often helps."""
+    try:
+        yield
+    except Exception as exc:
+        said = f"{type(exc).__name__} {exc}"
+        on_gpu = "CUDA" in said or "RESOURCE_EXHAUSTED" in said or "ResourceExhausted" in said
+        for words, hint in _HINTS.items():
+            if on_gpu and any(word in said for word in words):
+                exc.args = (f"{exc}\n{hint}", *exc.args[1:])
+        raise
+
+
+def is_installed(*packages: str) -> bool:
+    """Whether one of these packages is there; loads nothing."""
+    return any(importlib.util.find_spec(name) is not None for name in packages)
+
+
+def missing_gpu(device: str, library: str, install: str) -> ConfigError:
+    """That a GPU was asked for and the library finds none."""
+    return ConfigError(
+        f"device {device!r} was asked for; {library} finds no GPU here.\n"
+        f"Hint: pip install '{install}' brings what it needs besides the driver."
+    )

@@ -1,0 +1,220 @@
+"""A model whose parameters are divided between ranks by torch's FSDP, and its optimizer.
+
+Between steps each rank has a part of every parameter, with the optimizer's state of that part. A forward pass
+gathers what it needs. What happens outside of training (validation, callbacks, checkpoints) sees whole
+parameters: `unshard` gathers them on all ranks, `reshard` takes over what was done to them and lets them go.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed import fsdp, tensor
+
+from kindler.collective import Collective
+from kindler.errors import ConfigError
+from kindler.frameworks.torch.divided import division_of
+
+__all__ = ["FullySharded"]
+
+dist: Any = tensor  # their stubs leave out much of what is used here
+shard: Any = fsdp
+
+
+class FullySharded:
+    """The parts of one rank.
+
+    Args:
+        model: The model, with the same parameters on all ranks.
+        optimizer: As the user built it, perhaps with state; its groups hold parts from now on.
+        mesh: The ranks, as torch sees them.
+        collective: What ranks exchange numbers through.
+        modules: Names of the model's modules that are gathered by themselves; the rest is gathered at once.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        mesh: Any,
+        collective: Collective,
+        modules: Sequence[str] = (),
+    ) -> None:
+        self._model, self._optimizer, self._mesh, self._collective = model, optimizer, mesh, collective
+        _refuse(model, optimizer, modules)
+        self._empty = model.state_dict()
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+        states = {names[id(p)]: optimizer.state[p] for p in list(optimizer.state)}
+        for name in sorted(modules, key=lambda name: -name.count(".")):
+            shard.fully_shard(model.get_submodule(name), mesh=mesh)
+        shard.fully_shard(model, mesh=mesh)
+        self._units = [module for module in model.modules() if isinstance(module, shard.FSDPModule)]
+        for unit in self._units:
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+            unit.set_reduce_scatter_unused_params(True)
+        self._parts: dict[str, Any] = dict(model.named_parameters())
+        self._trained = {name: part.requires_grad for name, part in self._parts.items()}
+        optimizer.state = defaultdict(dict)
+        for group, held in zip(optimizer.param_groups, self.groups, strict=True):
+            group["params"] = [self._parts[name] for name in held]
+            if group.get("fused"):
+                group["fused"] = None
+        for name, state in states.items():
+            optimizer.state[self._parts[name]] = {key: self._cut(value, name) for key, value in state.items()}
+        self._gathered: dict[Any, dict[str, Any]] | None = None
+        self._is_whole = False
+        for name in self._empty:  # only its order, and the versions of modules, are kept
+            self._empty[name] = None
+
+    def total(self, number: float) -> float:
+        """The sum of one number over ranks."""
+        return float(self._collective.sum([np.array([number], np.float64)])[0][0])
+
+    def begin_step(self) -> None:
+        """Ready for a forward pass that learns."""
+        self._gathered = None
+        self.reshard()
+
+    def unshard(self) -> None:
+        """Gather all parameters on all ranks, and keep them; every rank calls it."""
+        if not self._is_whole:
+            self._model._get_fsdp_state()._lazy_init()
+            for unit in self._units:
+                unit.set_reshard_after_forward(False, recurse=False)
+                unit.unshard()
+            self._is_whole = True
+
+    def reshard(self) -> None:
+        """Go back to parts, of the parameters as they are now."""
+        if not self._is_whole:
+            return
+        whole = dict(self._model.named_parameters())
+        if {name: p.requires_grad for name, p in whole.items()} != self._trained:
+            raise ConfigError(
+                "sync='fsdp': parameters were frozen or unfrozen while training ran, which it cannot"
+                " follow.\nHint: sync='sharded' can."
+            )
+        now = {name: self._cut(p.detach(), name).to_local().clone() for name, p in whole.items()}
+        for unit in self._units:
+            unit.reshard()
+            unit.set_reshard_after_forward(unit is not self._model, recurse=False)
+        with torch.no_grad():
+            for name, part in self._parts.items():
+                part.to_local().copy_(now[name])
+        self._is_whole = False
+
+    def gather(self) -> None:
+        """Let this rank know all parameters, and the first one the optimizer's state; every rank calls it."""
+        self.unshard()
+        if self._gathered is not None:
+            return
+        first = self._collective.rank == 0
+        gathered: dict[Any, dict[str, Any]] = {}
+        for part in self._parts.values():
+            if not (state := self._optimizer.state.get(part)):
+                continue
+            whole = {k: v.full_tensor() if isinstance(v, dist.DTensor) else v for k, v in state.items()}
+            if first:
+                gathered[part] = whole
+        self._gathered = gathered
+
+    def model_state(self) -> dict[str, Any]:
+        """The model's state dict, of whole parameters; asking the model itself would divide them again."""
+        self._require_whole()
+        named = self._named()
+        state: dict[str, Any] = self._empty.copy()
+        for name in state:
+            state[name] = named[name]
+        if hasattr(self._empty, "_metadata"):
+            state._metadata = self._empty._metadata  # type: ignore[attr-defined]
+        return state
+
+    def load_model(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite the model's parameters and buffers; all ranks do so with the same values."""
+        self._require_whole()
+        named = self._named()
+        if set(state) != set(self._empty):
+            odd = sorted(set(state) ^ set(self._empty))
+            raise ConfigError(
+                f"these are weights of another model: {', '.join(odd[:5])} are in one of them only."
+            )
+        with torch.no_grad():
+            for name, value in state.items():
+                named[name].copy_(value)
+
+    def named(self) -> dict[str, Any]:
+        """The whole parameters that are trained, by name."""
+        self._require_whole()
+        return {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+
+    def _named(self) -> dict[str, Any]:
+        model = self._model
+        return {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
+
+    def _require_whole(self) -> None:
+        """Complain where this rank has parts of the parameters only."""
+        if not self._is_whole:
+            raise ConfigError(
+                "the parameters are divided between the workers here (sync='fsdp').\n"
+                "Hint: they are whole at the end of each epoch; within one, run.save_checkpoint() asks for a"
+                " checkpoint in model_dir."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state of the optimizer, as it would tell it itself; on the first rank, after `gather`."""
+        if self._gathered is None or self._collective.rank != 0:
+            raise ConfigError(
+                "the state of the optimizer is divided between the workers here (sync='fsdp').\n"
+                "Hint: the first worker knows it at the end of each epoch; within one, run.save_checkpoint()"
+                " asks for a checkpoint in model_dir."
+            )
+        kept, self._optimizer.state = self._optimizer.state, defaultdict(dict, self._gathered)
+        try:
+            return self._optimizer.state_dict()
+        finally:
+            self._optimizer.state = kept
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of this rank's part of the optimizer's state."""
+        values = [value for state in self._optimizer.state.values() for value in state.values()]
+        local = [value.to_local() if isinstance(value, dist.DTensor) else value for value in values]
+        return sum(value.nbytes for value in local if isinstance(value, torch.Tensor))
+
+    def _cut(self, value: Any, name: str) -> Any:
+        """This rank's part of what has a parameter's shape; all ranks have the whole of it."""
+        if not isinstance(value, torch.Tensor) or value.shape != self._parts[name].shape:
+            return value
+        return dist.distribute_tensor(value, self._mesh, [dist.Shard(0)], src_data_rank=None)
+
+
+def _refuse(model: torch.nn.Module, optimizer: torch.optim.Optimizer, modules: Sequence[str]) -> None:
+    named = dict(model.named_parameters())
+    own = {id(parameter) for parameter in named.values()}
+    problems = []
+    if division_of(type(optimizer), None) != "elements":
+        problems.append(f"optimizer {type(optimizer).__name__} needs whole parameters.")
+    if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
+        problems.append("the optimizer holds parameters that are not the model's (those of a loss, say).")
+    if scalars := [name for name, parameter in named.items() if not parameter.dim()]:
+        problems.append(f"parameters without a dimension cannot be divided: {', '.join(scalars[:3])}.")
+    if len(kinds := {parameter.dtype for parameter in named.values()}) > 1:
+        problems.append(f"parameters must have one dtype; they have {', '.join(sorted(map(str, kinds)))}.")
+    if extra := [name for name in model.state_dict() if name.endswith("_extra_state")]:
+        problems.append(f"the model has state of its own besides parameters and buffers: {extra[0]!r}.")
+    known = {name for name, _ in model.named_modules() if name}
+    if unknown := [name for name in modules if name not in known]:
+        problems.append(f"modules={list(modules)!r}: the model has no {unknown[0]!r}.")
+    if problems:
+        raise ConfigError(
+            f"sync='fsdp': {' '.join(problems)}\nHint: sync='sharded' divides the optimizer alone."
+        )

@@ -1,0 +1,60 @@
+"""A process that has one model in memory, is locked in, and runs its verbs. The worker's side is
+`locked_model.py`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from kindler import jail
+from kindler.engine.channel import Channel, ChannelClosed, Frame
+from kindler.models.loaded import LoadedModel, load_files
+from kindler.runtime import value_codec
+from kindler.runtime.messages import Report, described
+
+__all__ = ["main"]
+
+
+def main(sock: socket.socket) -> int:
+    """Serve until the worker is gone; returns the exit status."""
+    channel = Channel(sock)
+    try:
+        order = channel.receive()
+        model, report = _loaded(order, sock)
+        _send(channel, report)
+        while model is not None:
+            _send(channel, _called(model, channel.receive()))
+    except ChannelClosed:
+        pass
+    return 0
+
+
+def _loaded(order: Frame, sock: socket.socket) -> tuple[LoadedModel | None, Report]:
+    folder = Path(order.fields["folder"])
+    try:
+        os.chdir("/")
+        jail.enter([folder], keep=(sock.fileno(),))
+        made = load_files(order.fields["model_kind"], folder, order.fields["meta"], trusted=False)
+    except BaseException as exc:  # noqa: BLE001 - the edge of the process: the worker is told
+        return None, Report("failed", error=described(exc))
+    return made, Report("done")
+
+
+def _called(model: LoadedModel, frame: Frame) -> Report:
+    try:
+        data, options = value_codec.decode(frame.fields["arguments"], frame.buffers)
+        value, buffers = _encoded(model.call(frame.fields["verb"], *data, **options))
+    except BaseException as exc:  # noqa: BLE001 - whatever a model raises is told to whoever sent the task
+        return Report("failed", error=described(exc))
+    return Report("done", value, tuple(buffers))
+
+
+def _encoded(result: Any) -> tuple[Any, list[bytes]]:
+    return value_codec.encode(result)
+
+
+def _send(channel: Channel, report: Report) -> None:
+    frame = report.frame("")
+    channel.send(frame.kind, *frame.buffers, **frame.fields)

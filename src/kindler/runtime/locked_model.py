@@ -1,0 +1,162 @@
+"""A model in a process that is locked in (see `kindler.jail`), for workers that trust nobody.
+
+The worker itself reads and writes the store, and cannot be locked in. So what strangers have stored is read,
+and called, by a process of its own, which has nothing but the files of the version. It is used like a
+`LoadedModel`. What it answers is passed on as it came: a worker does not read it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from kindler import jail
+from kindler.engine import fork_server
+from kindler.engine.channel import ChannelClosed
+from kindler.errors import FrameError, UntrustedError, WorkerLost
+from kindler.frameworks.keras import backends
+from kindler.models.registry import MODEL_KINDS, Row
+from kindler.runtime import value_codec
+from kindler.runtime.messages import Report
+from kindler.store import Version
+
+__all__ = ["Encoded", "LockedModel", "can_be_locked_in"]
+
+_ENTRY = "kindler.runtime._locked_model_main:main"
+_START_S = 300.0
+_IDLE_S = 300.0
+_EXIT_S = 5.0
+_FREE = ("estimator",)  # computes in processes of its own, and code of the user's needs trust
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A result as `value_codec.encode` wrote it, by a process that nobody trusts."""
+
+    value: Any
+    buffers: tuple[bytes, ...]
+
+
+@functools.cache
+def _lacking() -> str | None:
+    return jail.lacking()
+
+
+def can_be_locked_in(version: Version) -> bool:
+    """Whether a version of a model is called by a process that is locked in.
+
+    Raises:
+        UntrustedError: It would have to be, and that is not possible here.
+    """
+    if version.kind in _FREE:
+        return False
+    lacking = _lacking()
+    if lacking is None:
+        return True
+    if MODEL_KINDS.row(version.kind, version.meta).needs_jail:
+        raise UntrustedError(
+            what=f"{version}, of kind {version.kind!r},",
+            reason=f"models of this kind need a process that is locked in, and here is none: {lacking}",
+        )
+    return False
+
+
+class LockedModel:
+    """A model in a process of its own.
+
+    Args:
+        version: Which.
+        folder: Where its files lie while it is loaded.
+
+    Attributes:
+        is_gone: Whether its process has ended.
+
+    Raises:
+        KindlerError: It cannot be loaded.
+    """
+
+    def __init__(self, version: Version, folder: Path) -> None:
+        self._name = str(version)
+        self.is_gone = False
+        row = MODEL_KINDS.row(version.kind, version.meta)
+        environment = {"HOME": jail.NOWHERE}
+        if row.family == "keras":
+            environment["KERAS_BACKEND"] = backends.backend_of(None, None)
+        recipe = fork_server.Recipe(
+            preload=("kindler.runtime._locked_model_main", *_preload(row)),
+            environment=tuple(sorted(environment.items())),
+            idle_s=_IDLE_S,
+            inherits=jail.ENVIRONMENT,
+        )
+        self._child = fork_server.start_child(recipe, owner=os.getpid(), timeout_s=_START_S, entry=_ENTRY)
+        threading.Thread(target=_pass_on, args=(self._child.output,), daemon=True).start()
+        try:
+            order = {"model_kind": version.kind, "folder": str(folder), "meta": dict(version.meta)}
+            self._child.channel.send("load", **order)
+            self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, verb: str, /, *data: Any, **options: Any) -> Encoded:
+        """Run a verb: see `LoadedModel.call`.
+
+        Raises:
+            KindlerError: What it raised.
+        """
+        tree, buffers = value_codec.encode([list(data), options])
+        self._child.channel.send("call", *buffers, verb=verb, arguments=tree)
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process."""
+        if not self.is_gone:
+            self._ended()
+
+    def _ended(self) -> int:
+        self.is_gone = True
+        self._child.kill()
+        try:
+            code, _ = self._child.wait(_EXIT_S)
+        except TimeoutError:
+            code = -signal.SIGKILL  # it ends with this one
+        self._child.close()
+        return code
+
+    def _answer(self) -> Encoded:
+        try:
+            _, report = Report.read(self._child.channel.receive())
+        except (ChannelClosed, FrameError) as exc:
+            raise WorkerLost(
+                f"the process of {self._name}, which was locked in, is gone",
+                rank=None,
+                host=socket.gethostname(),
+                exit_code=self._ended(),
+                log_tail="",
+            ) from exc
+        if report.state != "done":
+            raise report.exception()
+        return Encoded(report.value, report.buffers)
+
+
+def _preload(row: Row) -> tuple[str, ...]:
+    """What is installed of it."""
+    names = {name.partition(".")[0] for name in (*row.loaded, *row.preload)} - {"kindler"}
+    return row.preload if all(importlib.util.find_spec(name.partition(":")[0]) for name in names) else ()
+
+
+def _pass_on(said: IO[bytes]) -> None:
+    """What the process prints is part of the task's log."""
+    try:
+        for line in said:
+            sys.stdout.write(line.decode(errors="replace"))
+    except (OSError, ValueError):
+        pass  # one of the two is closed

@@ -1,0 +1,196 @@
+"""Where workers compute and what their programs can find out about it; half precision with scaled losses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from rows import batch
+from torch import nn
+
+import kindler
+from kindler import Callback, Estimator, RunSettings
+from kindler.errors import ConfigError
+from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+
+pytestmark = pytest.mark.torch
+
+X = np.random.default_rng(0).standard_normal((48, 4), dtype=np.float32)
+Y = X.sum(axis=1, keepdims=True)
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def estimator(**options: Any) -> Estimator:
+    return Estimator.from_torch(
+        **{
+            "model": network,
+            "optimizer": torch.optim.Adam,
+            "loss": nn.MSELoss(),
+            "workers": 2,
+            "settings": RunSettings(threads=1),
+            **options,
+        }
+    )
+
+
+class Notes(Callback):
+    """Writes down what each worker knows of itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_epoch_begin(self, run: Any) -> None:
+        me = kindler.worker()
+        facts = [me.rank, me.size, me.local_rank, me.local_size, me.device, me.host != ""]
+        told = [os.environ[name] for name in VARIABLES] + [os.environ.get("CUDA_VISIBLE_DEVICES")]
+        (self.folder / str(run.rank)).write_text(f"{facts} {told}")
+
+
+def test_workers_know_who_they_are_and_see_one_gpu_which_a_cpu_build_leaves_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+
+    estimator().fit((X, Y), batch_size=16, verbose=0, callbacks=[Notes(tmp_path)])
+
+    for rank, gpu in enumerate("57"):
+        said = (tmp_path / str(rank)).read_text()
+        assert said == f"[{rank}, 2, {rank}, 2, 'cpu', True] ['{rank}', '2', '{rank}', '2', '{gpu}']"
+
+
+def test_outside_of_a_run_there_is_one_worker() -> None:
+    me = kindler.worker()
+    assert (me.rank, me.size, me.local_rank, me.local_size, me.device) == (0, 1, 0, 1, "cpu")
+    assert me.host
+
+
+def test_the_driver_refuses_more_workers_than_gpus_before_any_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+    with pytest.raises(ConfigError, match="2 workers on one machine, which has 1 GPU:"):
+        estimator().fit((X, Y), batch_size=16, verbose=0)
+
+    estimator(share_gpus=True).fit((X, Y), batch_size=16, verbose=0)
+    estimator(device="cpu").fit((X, Y), batch_size=16, verbose=0)
+
+
+def test_the_history_says_how_steps_were_made_and_why(tmp_path: Path) -> None:
+    history = estimator(workers=1, compile="auto").fit((X, Y), batch_size=16, verbose=0)
+
+    assert history.mode == "eager: the device is cpu"
+    assert estimator(workers=1).fit((X, Y), batch_size=16, verbose=0).mode is None
+
+
+class MeetsOthers(nn.Module):
+    """Uses the mean of all workers' rows, which it asks `torch.distributed` for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        assert dist.is_initialized()
+        self.inner = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.training:
+            total = x.detach().sum(0)
+            dist.all_reduce(total)
+            assert int(os.environ["WORLD_SIZE"]) == dist.get_world_size()
+            self.seen = total
+        return self.inner(x)
+
+
+class SumOfAll(Callback):
+    """The model's sums are those of the rows of the whole step."""
+
+    def on_step_end(self, run: Any) -> None:
+        if not np.allclose(run.model.seen.numpy(), X.sum(axis=0), atol=1e-4):
+            raise AssertionError(f"{run.model.seen} is not the sum of all rows")
+
+
+def test_a_model_may_call_torch_distributed() -> None:
+    def fit(**options: Any) -> None:
+        estimator(model=MeetsOthers, **options).fit(
+            (X, Y), batch_size=len(X), verbose=0, callbacks=[SumOfAll()]
+        )
+
+    fit(process_group=True)
+    with pytest.raises(AssertionError):
+        fit()
+
+
+def test_a_worker_without_a_row_cannot_run_a_model_that_waits_for_all() -> None:
+    est = estimator(process_group=True)
+    with pytest.raises(ConfigError, match=r"worker 1 has no row in step \d+, and with process_group=True"):
+        est.fit((X[:1], Y[:1]), batch_size=16, verbose=0)
+
+
+def replica(**options: Any) -> TorchReplica:
+    spec = TorchSpec(
+        model=network, optimizer=torch.optim.Adam, loss=nn.MSELoss(), precision="fp16", **options
+    )
+    return TorchReplica(spec, device="cpu", seed=3)
+
+
+def test_fp16_trains_nearly_as_float32_on_any_number_of_workers() -> None:
+    found = {}
+    for workers, precision in ((1, None), (1, "fp16"), (2, "fp16")):
+        est = estimator(workers=workers, precision=precision, clip_norm=1.0)
+        history = est.fit((X, Y * 0.1), epochs=3, batch_size=16, verbose=0)
+        assert np.isfinite(history["loss"]).all()
+        found[workers, precision] = np.concatenate([p.detach().ravel() for p in est.get_model().parameters()])
+    np.testing.assert_allclose(found[1, "fp16"], found[1, None], atol=3e-3)
+    np.testing.assert_allclose(found[2, "fp16"], found[1, "fp16"], atol=3e-3)
+    assert not np.array_equal(found[1, "fp16"], found[1, None])
+
+
+def test_a_gradient_that_does_not_fit_moves_nothing_and_halves_the_scale_which_a_state_keeps() -> None:
+    one = replica()
+    one.begin_epoch(1)
+    one.train_step(batch(X, Y))
+    before, scale = one.read(), one._scaler.get_scale()
+
+    one.train_step(batch(X * 1e9, Y))
+
+    for kept, now in zip(before, one.read(), strict=True):
+        np.testing.assert_array_equal(kept, now)
+    assert one._scaler.get_scale() == scale / 2
+    other = replica()
+    other.load_state(one.state())
+    assert other._scaler.get_scale() == scale / 2
+
+
+def test_gradients_for_other_syncs_are_not_scaled_and_one_that_does_not_fit_is_not_applied() -> None:
+    exact = TorchReplica(
+        TorchSpec(model=network, optimizer=torch.optim.Adam, loss=nn.MSELoss()), device="cpu", seed=3
+    )
+    half = replica()
+    for one in (exact, half):
+        one.begin_epoch(1)
+    for found, wanted in zip(
+        half.gradients(batch(X, Y * 0.1)).arrays, exact.gradients(batch(X, Y * 0.1)).arrays, strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=0.02, atol=1e-3)
+
+    before = half.read()
+    half.apply([np.full_like(array, np.inf) for array in before])
+    for kept, now in zip(before, half.read(), strict=True):
+        np.testing.assert_array_equal(kept, now)
+
+
+def test_options_of_devices_are_checked_before_anything_starts() -> None:
+    for options, message in (
+        ({"precision": "fp8"}, "precision must be None, 'bf16' or 'fp16'; received 'fp8'"),
+        ({"tf32": "yes"}, "tf32 must be True or False; received 'yes'"),
+        ({"process_group": 1}, "process_group must be True or False; received 1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            estimator(**options)

@@ -1,0 +1,65 @@
+"""Spark's Python daemon for tests: its workers inherit what each would import, and failures leave it warm.
+
+Spark forks a worker for each task that finds none idle, and has each import pandas, Arrow and what the task
+needs, PyTorch for one: seconds a worker. After every task it collects garbage, which takes the longer the
+more is imported. Here the daemon imports all of it once, and leaves it out of that. Spark has a daemon for
+each kind of task: a framework is worth importing there only where many workers use it.
+
+A run of Kindler that fails does not end the warm process of its workers; see `tests/warm.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+
+__all__ = ["COLD", "CONF", "PRELOAD", "environment"]
+
+COLD = "KINDLER_TEST_COLD"  # names a file; while it exists, a failed run ends the warm process as for users
+PRELOAD = "KINDLER_TEST_PRELOAD"  # modules, with commas between them
+CONF = {"spark.python.daemon.module": "tests.warm_daemon"}
+_ALWAYS = ("pyspark.worker", "pandas", "pyarrow.parquet", "kindler.spark.engine", "kindler.spark.predict")
+
+
+def environment() -> dict[str, str]:
+    """Variables with which a program has this daemon; its Python must find `tests`."""
+    (name, value), *_ = CONF.items()
+    return {"PYSPARK_SUBMIT_ARGS": f"--conf {name}={value} pyspark-shell"}
+
+
+def _preload() -> None:
+    from kindler.engine.fork_server import _quiet_threads
+
+    quiet = _quiet_threads()
+    before = {name: os.environ.get(name) for name in quiet}
+    os.environ.update(quiet)
+    for name in (*_ALWAYS, *filter(None, os.environ.get(PRELOAD, "").split(","))):
+        importlib.import_module(name)
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    gc.collect()
+    gc.freeze()
+
+
+def _keep_warm() -> None:
+    from kindler.engine import fork_server
+
+    retire = fork_server.retire
+
+    def if_asked(owner: int | None = None) -> None:
+        if os.path.exists(os.environ.get(COLD, "")):
+            retire(owner)
+
+    fork_server.retire = if_asked
+
+
+if __name__ == "__main__":
+    from pyspark import daemon
+
+    _preload()
+    _keep_warm()
+    daemon.manager()
