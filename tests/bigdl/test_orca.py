@@ -74,6 +74,9 @@ def test_every_backend_makes_the_steps_of_one_process() -> None:
             (2, 1, 23),
         ]
         assert stats[0]["last_train_loss"] == pytest.approx(stats[0]["train_loss"])
+    by_rule = estimator(backend="bigdl", optimizer=optimizers.SGD(0.1))
+    by_rule.fit(DATA, epochs=2, batch_size=23)
+    np.testing.assert_allclose(weights(by_rule), expected, rtol=1e-4, atol=1e-6)
     by_loader = estimator(backend="horovod")
     by_loader.fit(program.train_loader, epochs=2, batch_size=23)
     np.testing.assert_allclose(weights(by_loader), expected, rtol=1e-4, atol=1e-6)
