@@ -137,10 +137,7 @@ class _Copied:
     """A column of the host's, whose rows are picked by all threads and copied through pinned memory."""
 
     def __init__(self, column: Array, device: torch.device, stream: Any) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*not writable")  # it is only read
-            self._rows = torch.from_numpy(column)
-        self._device, self._stream = device, stream
+        self._rows, self._device, self._stream = _lent(column), device, stream
 
     def __call__(self, rows: slice | Array) -> OnItsWay:
         if isinstance(rows, slice):
@@ -175,16 +172,20 @@ def _tensor(array: Any, device: torch.device) -> torch.Tensor:
         return array  # held there
     if isinstance(array, OnItsWay):
         return array.arrived()
-    if not array.flags.writeable and device.type == "cpu":
-        array = np.array(array)
-    tensor = torch.from_numpy(array)
-    if device.type == "cpu":
-        return tensor
-    if array.nbytes > _SMALL_BYTES:
-        tensor = (
-            tensor.pin_memory()
-        )  # from any other memory, a copy to a GPU is waited for unless it is small
-    return tensor.to(device, non_blocking=True)
+    if device.type != "cpu" and array.nbytes > _SMALL_BYTES:
+        # From any other memory, a copy to a GPU is waited for unless it is small.
+        return _lent(array).pin_memory().to(device, non_blocking=True)
+    tensor = torch.from_numpy(array if array.flags.writeable else np.array(array))
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+
+def _lent(array: Array) -> torch.Tensor:
+    """The array as a tensor that is only read, whether or not it may be written to."""
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable")
+        return torch.from_numpy(array)
 
 
 class OnTheirWay:

@@ -50,7 +50,8 @@ class Counter:
         self._rows = 0
         # Numbers that are known without the GPU are not added there, which would be a launch for each.
         self._known: dict[str, float] = {}
-        self._recorded: dict[str, float] = {}
+        self._seen: dict[str, float] = {}  # of the batch that is being counted
+        self._recorded: dict[str, float] = {}  # of each step that a graph replays
         with torch.inference_mode(False):  # training adds to what evaluation may have counted first
             self._loss = torch.zeros((), dtype=torch.float64, device=device)
             self._weight: float | torch.Tensor = self._zero()
@@ -71,26 +72,31 @@ class Counter:
     def add(self, judged: Judged, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
         """Count one batch."""
         capturing = self._loss.is_cuda and torch.cuda.is_current_stream_capturing()
-        self._recorded = {}
+        self._seen = {}
         self._loss += judged.total
         self._weight = self._plus(_WEIGHT, self._weight, judged.weight)
         if self._states or self._functions:
             with torch.no_grad():
                 self._measure(outputs, targets, rows)
-        if not capturing:  # recorded, not computed
-            self.count(rows)
+        if capturing:  # recorded, not computed
+            self._recorded = self._seen
+        else:
+            self._note(rows, self._seen)
 
     def count(self, rows: int) -> None:
         """Count rows whose loss and metrics were added by a recorded step."""
+        self._note(rows, self._recorded)
+
+    def _note(self, rows: int, numbers: Mapping[str, float]) -> None:
         self._rows += rows
-        for name, number in self._recorded.items():
+        for name, number in numbers.items():
             self._known[name] = self._known.get(name, 0.0) + number
 
     def _plus(self, name: str, total: Any, more: Any) -> Any:
         """The sum of a name; on a GPU in the place where it was, or, of a plain number, not yet."""
         if not self._loss.is_cuda or isinstance(more, torch.Tensor):
             return _plus(total, more)
-        self._recorded[name] = self._recorded.get(name, 0.0) + more
+        self._seen[name] = self._seen.get(name, 0.0) + more
         return total
 
     def _total(self, name: str, total: Any) -> float:
