@@ -129,7 +129,7 @@ def ability_complaints(row: FrameworkSpec, ability: str) -> Iterator[str]:
 
 def runtime_complaints(options: PredictOptions) -> Iterator[str]:
     """A model is converted for the shapes of its columns, which a transform changes."""
-    if options.preparation is not None:
+    if options.preparation is not None and options.preparation.active:
         yield (
             f"runtime={options.runtime!r} takes columns as they are, and this estimator has a transform,"
             " collate or pad.\nHint: leave runtime=None; or convert the model with to_openvino(...) and"

@@ -960,6 +960,7 @@ class Estimator:
             refuse(*ability_complaints(model.row, "export"), *runtime_complaints(options))
             example = Example.of_columns(*given.sample(columns, self._layout))
             model, state = self._in_openvino(example, state), b""
+            options = replace(options, columns=columns, preparation=None)  # which is for text
         request = ScoreRequest(
             framework=model.framework,
             spec=model.packed,
