@@ -113,8 +113,8 @@ def test_a_graph_that_tensorflow_exported_is_trained_by_workers_of_a_row_or_two(
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [None, 2], name="x")
         y = tf.placeholder(tf.float32, [None, 1], name="y")
-        hidden = tf.layers.dense(x, 4, activation=tf.nn.relu)
-        out = tf.layers.dense(hidden, 1, name="outer", activation=tf.nn.sigmoid)
+        hidden = tf.nn.relu(tf.matmul(x, tf.get_variable("hidden/kernel", (2, 4))))
+        out = tf.sigmoid(tf.matmul(hidden, tf.get_variable("outer/kernel", (4, 1))), name="outer/Sigmoid")
         tf.losses.mean_squared_error(y, out)
         graph = json_format.MessageToJson(tf.train.export_meta_graph())
     rows = [(0.0, {0: 0.0, 1: 0.0}), (0.0, {0: 1.0, 1: 1.0}), (1.0, {0: 1.0}), (1.0, {1: 1.0})]

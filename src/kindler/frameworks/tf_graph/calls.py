@@ -34,11 +34,19 @@ class Calls:
     def __init__(self, sess: Any, ends: Ends, *, inputs: Sequence[str], labels: Sequence[str]) -> None:
         self._sess, self._ends = sess, ends
         self._inputs, self._labels = list(inputs), list(labels)
-        self._for_training = [value for _, value, _ in ends.values]
-        self._otherwise = [value for _, _, value in ends.values]
         self._constants = [name for name, _, _ in ends.values]
+        self._for_training = self._typed([value for _, value, _ in ends.values])
+        self._otherwise = self._typed([value for _, _, value in ends.values])
         self.epoch = 0
         self.draw: Array = np.zeros(2, np.int64)
+
+    def _typed(self, values: Sequence[Any]) -> list[Array]:
+        """Constants as their placeholders take them: the calls below convert nothing."""
+        tensors = [self._sess.graph.get_tensor_by_name(name) for name in self._constants]
+        return [
+            np.asarray(value, tensor.dtype.base_dtype.as_numpy_dtype)
+            for value, tensor in zip(values, tensors, strict=True)
+        ]
 
     @property
     def judged(self) -> list[str]:
