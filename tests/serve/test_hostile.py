@@ -356,7 +356,8 @@ def test_a_table_that_stands_for_more_than_its_bytes(server: Served, client: htt
     before = peak_of(server)
     headers = {"content-type": "application/vnd.apache.arrow.stream"}
     reply = client.put("/api/v1/model/net/predict", content=make(), headers=headers)
-    assert (reply.status_code, bool(sentence(reply))) == (400, True)
+    assert reply.status_code in (400, 413)  # it claims too much, or has more rows than a request may
+    assert sentence(reply)
     assert peak_of(server) - before < 100_000  # kB
 
 
