@@ -165,8 +165,8 @@ def test_kinds_are_told_apart() -> None:
         "a pyarrow Table",
         "a pandas DataFrame",
     ]
-    assert all(map(is_local_data, ({"x": X}, (X, Y), X, table, table.to_batches()[0], frame)))
-    assert not any(map(is_local_data, ("path", 3, None, [X, Y], {}, (X, Y, Y))))
+    assert all(map(is_local_data, ({"x": X}, (X, Y), X, [X, Y], table, table.to_batches()[0], frame)))
+    assert not any(map(is_local_data, ("path", 3, None, [X, 1], [], {}, (X, Y, Y))))
 
 
 def test_big_arrays_are_written_in_parts_and_arrive_whole(tmp_path: Path) -> None:
