@@ -110,6 +110,10 @@ def test_code_that_calls_sys_exit_fails_its_task_and_not_the_worker(om: Omega, t
     assert "SystemExit" in str(report.error)
 
 
+def _status(process: psutil.Process) -> str:
+    return Path(f"/proc/{process.pid}/status").read_text()
+
+
 @pytest.mark.skipif(jail.lacking() is not None, reason="processes cannot be locked in here")
 def test_models_of_a_worker_that_trusts_nobody_are_called_by_a_process_that_is_locked_in(
     om: Omega, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -120,11 +124,9 @@ def test_models_of_a_worker_that_trusts_nobody_are_called_by_a_process_that_is_l
     assert report.error is None, report.error
     assert np.allclose(report.result(), LinearRegression().fit(X, Y).predict(X))
 
-    (fork_server,) = [p for p in psutil.Process().children() if p.children()]
-    (model,) = fork_server.children()
-    status = Path(f"/proc/{model.pid}/status").read_text()
-    assert "Seccomp:\t2\n" in status
-    assert "NoNewPrivs:\t1\n" in status
+    (model,) = [p for p in psutil.Process().children(recursive=True) if "Seccomp:\t2\n" in _status(p)]
+    fork_server = model.parent()
+    assert "NoNewPrivs:\t1\n" in _status(model)
     assert b"hush" not in Path(f"/proc/{model.pid}/environ").read_bytes()
     assert executor.loads == 1
 
@@ -137,6 +139,7 @@ def test_models_of_a_worker_that_trusts_nobody_are_called_by_a_process_that_is_l
     report = _reported(executor, task("predict", X.tolist()), Log(tmp_path))  # by another one
     assert report.error is None
     assert executor.loads == 2
+    assert fork_server is not None
     fork_server.kill()
 
 
