@@ -58,9 +58,9 @@ def _no_leaks() -> Iterator[None]:
     yield
     changed = {k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)}
     changed -= {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
-    # Set by importing TensorFlow and h5py, which Keras does at times of its own.
+    # Set by importing TensorFlow, JAX and h5py, which Keras does at times of its own.
     changed -= {"TF2_BEHAVIOR", "HDF5_PLUGIN_PATH", "ENABLE_RUNTIME_UPTIME_TELEMETRY"}
-    changed -= {"TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION"}
+    changed -= {"TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION", "TPU_SKIP_MDS_QUERY"}
     assert not changed, f"the test leaks environment variables: {sorted(changed)}"
     left = eventually_none(lambda: [t for t in threading.enumerate() if t.name.startswith("kindler-")])
     assert not left, f"the test leaks threads: {left}"
