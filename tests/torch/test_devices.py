@@ -84,6 +84,22 @@ def test_the_driver_refuses_more_workers_than_gpus_before_any_starts(monkeypatch
     estimator(device="cpu").fit((X, Y), batch_size=16, verbose=0)
 
 
+def test_as_many_workers_start_as_there_are_gpus_to_compute_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+    estimator(workers=None).fit((X, Y), batch_size=16, verbose=0, callbacks=[Notes(tmp_path)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+    said = r"2 workers on one machine, which has 2 GPUs and device='cuda:1': (?s:.*)workers=1;"
+    with pytest.raises(ConfigError, match=said):
+        estimator(device="cuda:1").fit((X, Y), batch_size=16, verbose=0)
+    with pytest.raises(ConfigError, match="'cuda' was asked for; this machine has 0 CUDA devices"):
+        estimator(device="cuda:1", workers=None).fit((X, Y), batch_size=16, verbose=0)
+
+
 def test_the_history_says_how_steps_were_made_and_why(tmp_path: Path) -> None:
     history = estimator(workers=1, compile="auto").fit((X, Y), batch_size=16, verbose=0)
 

@@ -37,6 +37,7 @@ __all__ = [
     "is_local_data",
     "kind",
     "parquet_source",
+    "spooled",
     "stood_at",
 ]
 
@@ -203,7 +204,15 @@ def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Pa
         ConfigError: This is not data, its columns have different lengths, or the options do not fit it.
         DataError: There are no rows, or a value cannot feed a model.
     """
-    columns, arrays, rows = columns_in_memory(data, options or ColumnOptions())
+    return spooled(*columns_in_memory(data, options or ColumnOptions()), scratch=scratch)
+
+
+def spooled(columns: Columns, arrays: Mapping[str, Any], rows: int, *, scratch: Path) -> FolderSource:
+    """What `columns_in_memory` gave, written to a spool in a new folder below `scratch`.
+
+    Raises:
+        DataError: A value cannot feed a model.
+    """
     folder = fresh_folder(scratch)
     try:
         _write(folder, columns, arrays, rows)

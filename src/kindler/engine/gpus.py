@@ -91,17 +91,19 @@ def place(
     chosen = gpus[local_rank % len(gpus) if number is None else number]
     problem = None
     if crowded and not share:
-        problem = crowd_message(local_size, len(gpus), "" if number is None else f" and device={device!r}")
+        problem = crowd_message(local_size, len(gpus), device)
     return Placement(kind, (chosen,), shared=crowded, problem=problem)
 
 
-def crowd_message(workers: int, gpus: int, more: str = "") -> str:
-    """That there are more workers than GPUs, and what to do about it."""
+def crowd_message(workers: int, gpus: int, device: str) -> str:
+    """That there are more workers than GPUs for them, and what to do about it."""
+    named = ":" in device
+    more = f" and device={device!r}" if named else ""
     return (
         f"{workers} workers on one machine, which has {gpus} GPU{'s' if gpus != 1 else ''}{more}: each worker"
         " needs one of its own.\n"
-        f"Hint: workers={gpus}; or share_gpus=True, if they all fit into the memory of one; or"
-        " device='cpu'."
+        f"Hint: workers={1 if named else gpus}; or share_gpus=True, if they all fit into the memory of one;"
+        " or device='cpu'."
     )
 
 

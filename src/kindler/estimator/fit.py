@@ -142,7 +142,7 @@ def run(plan: RunPlan) -> RunResults:
             def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
                 crew.gather()
                 if gpus and crew.size > len(gpus) and not plan.settings.share_gpus:
-                    raise ConfigError(crowd_message(crew.size, len(gpus)))
+                    raise ConfigError(crowd_message(crew.size, len(machine_gpus()), plan.device))
                 if crew.size > 1 and task.trains:
                     _refuse_several(plan.model)
                 dealing = _dealing(crew.size, plan.seed, [found.header for found in checkpoints])
@@ -255,10 +255,13 @@ def _mourner(say: Callable[[str], None]) -> Callable[[Mapping[str, Any]], None]:
 
 
 def _gpus_here(plan: RunPlan) -> list[str]:
-    """The GPUs of this machine, if workers would compute on them."""
+    """The GPUs of this machine that workers would compute on: all of them, or the one that was asked for."""
     model = plan.model
-    wants = plan.device == "auto" or plan.device.startswith("cuda")
-    return machine_gpus() if wants and model.replica_type.may_use_gpus(model.spec) else []
+    kind, _, number = plan.device.partition(":")
+    if kind not in ("auto", "cuda") or not model.replica_type.may_use_gpus(model.spec):
+        return []
+    found = machine_gpus()
+    return found[int(number) :][:1] if number.isdecimal() else found
 
 
 def _refuse_several(model: FrameworkModel) -> None:

@@ -23,6 +23,7 @@ from kindler.data.sources import (
     arrow_source,
     columns_in_memory,
     is_local_data,
+    spooled,
 )
 from kindler.data.spool import Spool
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
@@ -75,7 +76,7 @@ class MemoryInput(Input):
                 parts_of = partial(_conformed, columns, given, lent=lent)
             else:
                 folder = stack.enter_context(Folder("kindler-driver-"))
-                spool = Spool.open(arrow_source(rows, options.columns, scratch=folder).folder)
+                spool = Spool.open(spooled(columns, given, count, scratch=folder).folder)
                 parts_of = partial(_spooled, columns, spool)
             chunks = (
                 inputs(columns, parts_of(slice(start, min(start + options.batch_size, count))))
