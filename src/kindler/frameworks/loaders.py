@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +64,25 @@ class Dealing:
     def drawing(self, number: int) -> Drawing:
         """What the order of a pass is drawn from: the same on all ranks."""
         return Drawing(self.seed, number)
+
+    def share(
+        self, items: Iterator[Any], drawing: AbstractContextManager[Any], *, whole: bool
+    ) -> Iterator[Any]:
+        """The items that are this rank's.
+
+        Args:
+            items: Those of all ranks.
+            drawing: Around making each, since it may draw random numbers.
+            whole: Whether all of them are this rank's.
+        """
+        for place in itertools.count():
+            try:
+                with drawing:
+                    item = next(items)
+            except StopIteration:
+                return
+            if whole or place % self.size == self.rank:
+                yield item
 
     def share_of(self, length: int) -> int:
         """How many of so many things are this rank's, when every size-th is."""
@@ -213,15 +232,7 @@ class _Iterated:
             items = iter(made)
         if self._once:
             self._made = None
-        whole = self._sharded or self.cut
-        for place in itertools.count():
-            try:
-                with drawing:
-                    item = next(items)
-            except StopIteration:
-                return
-            if whole or place % self._dealing.size == self._dealing.rank:
-                yield item
+        yield from self._dealing.share(items, drawing, whole=self._sharded or self.cut)
 
     def close(self) -> None:
         self._made = None

@@ -6,7 +6,6 @@ rank makes that rank's own part, which is left as it is.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any
@@ -118,15 +117,7 @@ class LoaderStream:
             if hasattr(self._loader, "reset"):
                 self._loader.reset()
             items: Iterator[Any] = iter(self._loader)
-        own = self._sharded or self.cut
-        for place in itertools.count():
-            try:
-                with drawing:
-                    item = next(items)
-            except StopIteration:
-                return
-            if own or place % self._dealing.size == self._dealing.rank:
-                yield _arrays(item)
+        yield from map(_arrays, self._dealing.share(items, drawing, whole=self._sharded or self.cut))
 
     def close(self) -> None:
         """Iterators have nothing to close."""

@@ -7,34 +7,9 @@ from typing import Any
 
 from kindler.compat.zoo.orca.errors import as_orca
 from kindler.estimator.estimator import Estimator as CoreEstimator
+from kindler.frameworks.mxnet import create_config
 
 __all__ = ["Estimator", "MXNetEstimator", "create_config"]
-
-_CORE: Any = CoreEstimator
-
-
-def create_config(
-    optimizer: str = "sgd",
-    optimizer_params: Mapping[str, Any] | None = None,
-    log_interval: int = 10,
-    seed: int | None = None,
-    extra_config: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The config of an estimator.
-
-    Args:
-        optimizer: The name of an MXNet optimizer.
-        optimizer_params: Its arguments; None is a learning rate of 0.01.
-        log_interval: Kept for creators that read it.
-        seed: Decides the initial weights and the order of rows.
-        extra_config: More entries, for creators.
-    """
-    config: dict[str, Any] = {
-        "optimizer": optimizer,
-        "optimizer_params": dict(optimizer_params or {"learning_rate": 0.01}),
-        "log_interval": log_interval,
-    }
-    return {**config, **({} if seed is None else {"seed": seed}), **(extra_config or {})}
 
 
 class Estimator:
@@ -65,7 +40,7 @@ class Estimator:
             num_servers: Without effect: gradients are summed by the workers themselves.
             runner_cores: Without effect.
         """
-        made = _CORE.from_mxnet(
+        made = CoreEstimator.from_mxnet(
             config,
             model_creator,
             loss_creator,

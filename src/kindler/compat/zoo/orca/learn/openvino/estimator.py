@@ -10,8 +10,6 @@ from kindler.estimator.estimator import Estimator as CoreEstimator
 
 __all__ = ["Estimator", "OpenvinoEstimator"]
 
-_CORE: Any = CoreEstimator
-
 
 class Estimator:
     """Creates estimators of OpenVINO's models."""
@@ -32,7 +30,7 @@ class OpenvinoEstimator:
 
     def __init__(self, model_path: str) -> None:
         self._path = model_path
-        self._made = _CORE.from_openvino(model_path)
+        self._made = CoreEstimator.from_openvino(model_path)
 
     @as_orca
     def predict(
@@ -52,7 +50,7 @@ class OpenvinoEstimator:
             input_cols: Names of the model's inputs, in the order of `feature_cols`.
             config: Properties of OpenVINO to compile the model with.
         """
-        made = self._made if config is None else _CORE.from_openvino(self._path, config=config)
+        made = self._made if config is None else CoreEstimator.from_openvino(self._path, config=config)
         columns = {} if feature_cols is None else {"feature_cols": feature_cols}
         found = made.predict(data, batch_size=batch_size, **columns)
         if hasattr(data, "transform_shard"):
@@ -77,7 +75,7 @@ class OpenvinoEstimator:
 
     def load(self, model_path: str) -> None:
         """Go on with another model."""
-        self._path, self._made = model_path, _CORE.from_openvino(model_path)
+        self._path, self._made = model_path, CoreEstimator.from_openvino(model_path)
 
 
 def _outputs(shard: Any) -> Any:
