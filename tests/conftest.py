@@ -54,7 +54,7 @@ def eventually_none(look: object, timeout_s: float = 60.0) -> list[object]:
 
 @pytest.fixture(autouse=True)
 def _no_leaks() -> Iterator[None]:
-    before = dict(os.environ)
+    before, threads = dict(os.environ), set(threading.enumerate())
     yield
     changed = {k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)}
     changed -= {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
@@ -62,7 +62,9 @@ def _no_leaks() -> Iterator[None]:
     changed -= {"TF2_BEHAVIOR", "HDF5_PLUGIN_PATH", "ENABLE_RUNTIME_UPTIME_TELEMETRY"}
     changed -= {"TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION", "TPU_SKIP_MDS_QUERY"}
     assert not changed, f"the test leaks environment variables: {sorted(changed)}"
-    left = eventually_none(lambda: [t for t in threading.enumerate() if t.name.startswith("kindler-")])
+    left = eventually_none(
+        lambda: [t for t in threading.enumerate() if t.name.startswith("kindler-") and t not in threads]
+    )
     assert not left, f"the test leaks threads: {left}"
 
 

@@ -13,7 +13,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kindler.engine.frames import ChannelClosed, Frame, Joiner, Piece, encode, encode_again, reading
@@ -37,6 +38,7 @@ Address = tuple[str, int]
 NONCE_BYTES = 32
 GREETING_BYTES = NONCE_BYTES + hashlib.sha256().digest_size
 _SEND_TIMEOUT_S = 120.0
+_LET_GO_S = 5.0
 
 
 class Channel:
@@ -44,7 +46,9 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._sending = threading.Lock()
+        # Both are reentrant: a signal's handler may close a channel that its own thread uses.
+        self._sending = threading.RLock()
+        self._receiving = threading.RLock()
         self._joiner = Joiner()
         sock.settimeout(_SEND_TIMEOUT_S)
 
@@ -68,13 +72,14 @@ class Channel:
             TimeoutError: Nothing came in time.
             ChannelClosed: The other end is gone or does not speak this protocol.
         """
-        while True:
-            if timeout_s is not None and not self._readable(timeout_s):
-                raise TimeoutError(f"no frame in {timeout_s:g} s")
-            frame = self._frame(wait=timeout_s is None)
-            message = self._joiner.take(frame) if whole else frame
-            if message is not None:
-                return message
+        with self._receiving:
+            while True:
+                if timeout_s is not None and not self._readable(timeout_s):
+                    raise TimeoutError(f"no frame in {timeout_s:g} s")
+                frame = self._frame(wait=timeout_s is None)
+                message = self._joiner.take(frame) if whole else frame
+                if message is not None:
+                    return message
 
     @property
     def local_host(self) -> str:
@@ -94,7 +99,10 @@ class Channel:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the other end was faster
-        self._sock.close()
+        # The descriptor is given back once nobody uses it: the next file that is opened gets the same number, and
+        # a thread that is just about to wait for this socket would wait for that file instead.
+        with _held(self._receiving), _held(self._sending):
+            self._sock.close()
 
     def _put(self, pieces: list[Piece], kind: str) -> None:
         try:
@@ -139,6 +147,17 @@ class Channel:
                 raise ChannelClosed("the other end closed the connection")
             done += got
         return data
+
+
+@contextmanager
+def _held(lock: threading.RLock) -> Iterator[None]:
+    """Hold a lock that others let go of in a moment; without it, should they not."""
+    got = lock.acquire(timeout=_LET_GO_S)
+    try:
+        yield
+    finally:
+        if got:
+            lock.release()
 
 
 def connect(address: Address, secret: bytes, *, timeout_s: float) -> Channel:

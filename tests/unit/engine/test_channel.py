@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import select
 import selectors
 import socket
 import threading
@@ -192,3 +193,42 @@ def test_both_ends_that_know_the_secret_talk() -> None:
 def test_an_end_that_does_not_know_the_secret_is_refused() -> None:
     with pytest.raises(ChannelClosed, match="greeting"):
         greeted(b"secret", b"guess")
+
+
+def test_a_thread_about_to_wait_is_woken_by_close_although_the_descriptor_is_used_again(
+    pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing, about_to_wait = pair[0], threading.Event()
+    number, shut = closing.fileno(), threading.Event()
+
+    class SlowPoll:
+        """The thread is interrupted between looking the descriptor up and waiting for it."""
+
+        def __init__(self) -> None:
+            self._poll = poll()
+
+        def register(self, sock: socket.socket, events: int) -> None:
+            self._poll.register(sock, events)
+
+        def poll(self, timeout: float | None) -> list[tuple[int, int]]:
+            about_to_wait.set()
+            shut.wait(0.5)
+            return self._poll.poll(timeout)
+
+    poll = select.poll
+    monkeypatch.setattr("kindler.engine.channel.select.poll", SlowPoll)
+    with ThreadPoolExecutor(1) as threads:
+        heard = threads.submit(closing.receive)
+        about_to_wait.wait(60)
+        closing.close()
+        others = [end for _ in range(4) for end in socket.socketpair()]
+        shut.set()
+        try:
+            with pytest.raises(ChannelClosed):
+                heard.result(10)
+            assert number in {end.fileno() for end in others}, (
+                "nothing took the number: the test proves nothing"
+            )
+        finally:
+            for end in others:
+                end.close()
