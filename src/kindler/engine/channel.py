@@ -99,8 +99,8 @@ class Channel:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the other end was faster
-        # The descriptor is given back once nobody uses it: the next file that is opened gets the same number, and
-        # a thread that is just about to wait for this socket would wait for that file instead.
+        # The descriptor is given back once nobody uses it: the next file that is opened gets the same
+        # number, and a thread that is just about to wait for this socket would wait for that file instead.
         with _held(self._receiving), _held(self._sending):
             self._sock.close()
 

@@ -227,7 +227,7 @@ def test_a_thread_about_to_wait_is_woken_by_close_although_the_descriptor_is_use
             with pytest.raises(ChannelClosed):
                 heard.result(10)
             assert number in {end.fileno() for end in others}, (
-                "nothing took the number: the test proves nothing"
+                "no file got the same number"
             )
         finally:
             for end in others:
