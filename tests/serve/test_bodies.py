@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from kindler.serve.body_readers import Readers
 from kindler.serve.http_errors import Problem
 from kindler.serve.request_body import Bodies, ClientGoneError, Receive
 from kindler.serve.settings import ServeSettings
+from kindler.serve.threads import Threads
 
 
 def sending(*parts: bytes, ends: bool = True) -> Receive:
@@ -56,6 +58,29 @@ def test_what_is_decompressed_counts_as_what_it_became() -> None:
         assert (caught.value.status, bodies.held_bytes) == (400, 900)
 
     asyncio.run(play())
+
+
+def test_what_becomes_large_is_unpacked_by_another_process_with_the_same_limits() -> None:
+    threads = Threads(1, "kindler-body")
+    readers = Readers(threads, 60)
+    large = bytes(3 << 20)
+
+    async def play() -> None:
+        bodies = Bodies(ServeSettings(body_bytes=3 << 20), readers.decompressed)
+        coding = {"content-encoding": "gzip"}
+        assert await bodies.read(sending(gzip.compress(large)), coding) == large
+        assert bodies.held_bytes == 3 << 20
+        for sent, status in ((large + b"x", 413), (bytes(1 << 20), 400)):
+            with pytest.raises(Problem) as caught:
+                await bodies.read(sending(gzip.compress(sent)[: None if status == 413 else -9]), coding)
+            assert caught.value.status == status
+        assert bodies.held_bytes == 3 << 20
+
+    try:
+        asyncio.run(play())
+    finally:
+        readers.close()
+        threads.shutdown()
 
 
 def test_a_body_that_stops_coming_is_given_up() -> None:

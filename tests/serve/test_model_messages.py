@@ -45,6 +45,14 @@ KINDS = [
 ]
 
 
+@pytest.mark.parametrize(
+    "sizes", [[-1], [5], [1, 2], [1, -9, 1], [2, 1 << 62, 1 << 62], [3, 2**63 - 1, 2**63 - 1, 3]]
+)
+def test_sizes_of_texts_that_do_not_fit_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(ValueError, match="size"):
+        unpacked_objects("bytes", np.array(sizes, "<i8").tobytes() + b"x", trusted=False)
+
+
 def test_numbers_that_json_has_not_stay_what_they_are_among_objects() -> None:
     items = ["x", None, float("nan"), float("inf"), -float("inf"), 1.5]
     assert repr(unpacked_objects(*packed_objects(items), trusted=False)) == repr(items)

@@ -101,6 +101,19 @@ def test_a_misspelled_name_of_a_large_store_still_gets_a_hint(om: Omega) -> None
         om.models.metadata("m/00012x")
 
 
+def test_many_misspelled_names_cost_as_little_as_names_that_are_there(tmp_path: Path) -> None:
+    om = Omega(tmp_path / "store")
+    om.models.put(os.path.basename, "first")
+    told = []
+    for i in range(60):
+        with counted(om) as found, pytest.raises(NotFoundError, match=f"no model .*firs{i}"):
+            om.models.metadata(f"firs{i}")
+        told.append(found["statements"])
+    assert told[0] > 1  # the first were told what they may have meant
+    assert told[-1] == 1
+    om.close()
+
+
 def test_a_missing_version_of_a_name_with_many_does_not_read_them(tmp_path: Path) -> None:
     om = Omega(tmp_path / "store")
     for i in range(40):

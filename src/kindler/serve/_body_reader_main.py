@@ -22,6 +22,7 @@ from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.tables import read_table
 from kindler.serve.protocols.tfserving import TfServing
 from kindler.serve.protocols.v2 import V2
+from kindler.serve.request_body import decompressed
 from kindler.serve.request_codec import packed_request, read_frame, signature_from, write_frame
 from kindler.serve.requests import InferRequest, Target
 
@@ -30,13 +31,11 @@ try:
 except ModuleNotFoundError:  # protobuf; then nobody sends messages either
     pass
 
-_NICE = 5  # whoever sends much waits a little longer than whoever sends little
 _CODECS: dict[str, Codec] = {codec.name: codec for codec in (V2(), TfServing(), Mlflow(), OmegaCodec())}
 
 
 def main() -> None:
     """Read what comes until nothing comes any more."""
-    os.nice(_NICE)
     asked = io.BufferedReader(io.FileIO(os.dup(0)), 1 << 16)
     answers = io.BufferedWriter(io.FileIO(os.dup(1), "wb"), 1 << 16)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -63,6 +62,8 @@ def _lock_in(keep: tuple[int, ...]) -> None:
 def _answered(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[Any]]:
     most = int(header["most_bytes"])
     try:
+        if header["what"] == "content":
+            return {}, [decompressed(body, header["coding"], header["limit"])]
         if header["what"] == "table":
             table, mode = read_table(body, header["content_type"])
             return {"mode": mode}, [stream(table)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import resource
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 import pyarrow as pa
 
 from kindler import jail
+from kindler.engine.cores import usable_cores
 from kindler.models.signature import Signature
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols import Codec, Sent
@@ -29,10 +31,12 @@ from kindler.serve.requests import InferRequest, Target
 
 __all__ = ["READERS", "Readers", "where_read"]
 
-READERS = 2
+READERS = max(1, min(4, usable_cores() // 2))
 _GROWTH, _SPARE_BYTES = 32, 64 << 20  # JSON's smallest values become about 25 times as large
 _TEXT_BYTES, _BINARY_BYTES, _CSV_BYTES = 1 << 20, 1 << 18, 8 << 10
 _LONGEST_S = 30.0
+_NICE = 10
+_PIPE_BYTES = 1 << 20
 _Read = TypeVar("_Read")
 _SOURCE = str(Path(__file__).resolve().parents[2])
 
@@ -82,6 +86,14 @@ class Readers:
         }
         return await self._in_thread(lambda: unpacked_request(*self._asked(header, sent.body)))
 
+    async def decompressed(self, body: bytes, coding: str, limit: int) -> bytes:
+        """What `request_body.decompressed` gives."""
+        header = {"what": "content", "coding": coding, "limit": limit}
+        # Twice: zlib puts its pieces together at the end.
+        most = 2 * limit + _SPARE_BYTES
+        _, (content,) = await self._in_thread(lambda: self._asked(header, body, most))
+        return content
+
     async def message(self, content: bytes) -> InferRequest:
         """The request of a message of gRPC."""
         header = {"what": "message"}
@@ -106,12 +118,12 @@ class Readers:
     async def _in_thread(self, work: Callable[[], _Read]) -> _Read:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    def _asked(self, header: Mapping[str, Any], body: bytes) -> Frame:
+    def _asked(self, header: Mapping[str, Any], body: bytes, most: int | None = None) -> Frame:
         process = self._process()
         late = threading.Timer(self._timeout_s, process.kill)
         late.daemon = True
         late.start()
-        most = _GROWTH * len(body) + _SPARE_BYTES
+        most = _GROWTH * len(body) + _SPARE_BYTES if most is None else most
         try:
             with _at_most(process.pid, len(body) + most):
                 write_frame(_pipe(process.stdin), {**header, "most_bytes": most}, [body])
@@ -149,6 +161,13 @@ class Readers:
             start_new_session=True,  # Ctrl-C is for the server, which ends it
         )
         self._processes.add(process)
+        for pipe in (process.stdin, process.stdout):
+            with suppress(OSError, AttributeError):  # what it is made with holds 64 KiB: a wait for each
+                fcntl.fcntl(_pipe(pipe), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        with suppress(OSError):  # it has ended
+            # Whoever sends much waits longer than whoever sends little, also for a process to start.
+            os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+            os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
         try:
             read_frame(_pipe(process.stdout))  # it is ready: what it takes from now on is the body's doing
         except (OSError, EOFError) as exc:

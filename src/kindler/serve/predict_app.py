@@ -127,7 +127,7 @@ class Front:
         self.gate = gate
         self._scopes = scopes
         self._settings = settings
-        self.bodies = Bodies(settings)
+        self.bodies = Bodies(settings, readers.decompressed)
         self._stats = stats
         self._looks = looks
         self._reads = reads

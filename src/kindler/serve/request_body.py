@@ -11,11 +11,15 @@ from kindler.serve.deadlines import within
 from kindler.serve.http_errors import Problem
 from kindler.serve.settings import ServeSettings
 
-__all__ = ["Bodies", "ClientGoneError", "Receive", "decompressed"]
+__all__ = ["Bodies", "ClientGoneError", "Receive", "Unpack", "decompressed"]
 
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Unpack: TypeAlias = Callable[[bytes, str, int], Awaitable[bytes]]  # as `decompressed`
 
 _CLOSE = {"connection": "close"}  # what is left of the body would be taken for the next request
+# What is packed in more than the first, or becomes more than the second, is unpacked elsewhere: putting its
+# pieces together holds Python's lock.
+_HERE_PACKED, _HERE_BYTES = 16 << 10, 1 << 20
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
@@ -28,10 +32,12 @@ class Bodies:
 
     Args:
         settings: How large, how long, and how much together.
+        unpack: Decompresses what becomes large.
     """
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeSettings, unpack: Unpack | None = None) -> None:
         self._settings = settings
+        self._unpack = unpack or _in_thread
         self.held_bytes = 0
 
     async def read(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
@@ -54,7 +60,7 @@ class Bodies:
             coding = headers.get("content-encoding", "").strip().lower()
             content = body
             if coding not in ("", "identity"):
-                content = await asyncio.to_thread(decompressed, body, coding, limit)
+                content = await self.decompressed(body, coding, limit)
         except TimeoutError as exc:
             self._give_up(parts)
             late = f"the body did not arrive within {self._settings.timeout_s:g} s."
@@ -64,6 +70,16 @@ class Bodies:
             raise
         self.held_bytes += len(content) - len(body)
         return content
+
+    async def decompressed(self, body: bytes, coding: str, limit: int) -> bytes:
+        """What `decompressed` gives."""
+        if len(body) <= _HERE_PACKED:
+            try:
+                return await _in_thread(body, coding, min(limit, _HERE_BYTES))
+            except Problem as exc:
+                if exc.status != 413 or limit <= _HERE_BYTES:
+                    raise
+        return await self._unpack(body, coding, limit)
 
     def let_go(self, body: bytes) -> None:
         """A body that was read is not needed any more."""
@@ -114,6 +130,10 @@ class Bodies:
             self.held_bytes += len(part)
             if not message.get("more_body"):
                 return
+
+
+async def _in_thread(body: bytes, coding: str, limit: int) -> bytes:
+    return await asyncio.to_thread(decompressed, body, coding, limit)
 
 
 def decompressed(body: bytes, coding: str, limit: int) -> bytes:

@@ -36,6 +36,7 @@ Frame: TypeAlias = tuple[dict[str, Any], list[bytes]]
 _LENGTH = struct.Struct("<I")
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _BYTES = frozenset((bytes, type(None)))
+_SINGLE = _PLAIN | _BYTES
 _OBJECTS = ("json", "floats", "bytes", "arrow")
 
 
@@ -178,6 +179,10 @@ def unpacked_objects(form: str, content: bytes, *, trusted: bool = True) -> list
 def array_of(items: list[Any]) -> Array:
     """An array of objects, of which none is taken apart."""
     array: Array = np.empty(len(items), dtype=object)
+    # Assigned as one, numpy would look into the items if they were sequences.
+    if set(map(type, items)) <= _SINGLE:
+        array[:] = items
+        return array
     for i, item in enumerate(items):
         array[i] = item
     return array
@@ -185,16 +190,15 @@ def array_of(items: list[Any]) -> Array:
 
 def _sliced(content: bytes) -> list[bytes | None]:
     """Sizes, of which the first says where they end, and then the bytes."""
-    count, at = int(np.frombuffer(content, "<i8", 1)[0]), 8
-    sizes = np.frombuffer(content, "<i8", count, 8).tolist()
-    at += 8 * count
-    items: list[bytes | None] = []
-    for size in sizes:
-        items.append(None if size < 0 else content[at : at + size])
-        at += max(size, 0)
-    if at != len(content):
+    count = int(np.frombuffer(content, "<i8", 1)[0])
+    if count < 0:
+        raise ValueError("fewer than no sizes")
+    sizes = np.minimum(np.frombuffer(content, "<i8", count, 8), len(content))
+    ends = np.cumsum(np.maximum(sizes, 0)) + 8 * (count + 1)
+    if (ends[-1] if count else 8) != len(content):
         raise ValueError("sizes that do not fit")
-    return items
+    parts = zip(sizes.tolist(), ends.tolist(), strict=True)
+    return [None if size < 0 else content[end - size : end] for size, end in parts]
 
 
 def _plain(value: Any) -> Any:

@@ -23,6 +23,7 @@ from kindler.store.blobs import Blobs, open_blobs
 from kindler.store.hashing import sha256_of
 from kindler.store.names import check_path, check_tag, is_hidden, literal_prefix, matches
 from kindler.store.selectors import Selector
+from kindler.store.suggestions import Suggestions
 from kindler.store.versions import Address, Draft, File, Version, check_files
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Store:
         self.url = url
         self.blobs = blobs
         self._catalog = catalog
+        self._suggestions = Suggestions()
 
     @classmethod
     def open(cls, url: str | os.PathLike[str] | None = None) -> Store:
@@ -218,7 +220,7 @@ class Store:
         """The version that a selector means.
 
         Raises:
-            NotFoundError: There is none; says what there is.
+            NotFoundError: There is none; says what there is, unless many such names are asked for.
         """
         version = self.seek(bucket, shelf, selector)
         if version is None:
@@ -428,7 +430,9 @@ class Store:
 
     def _missing(self, address: Address, selector: Selector) -> NotFoundError:
         what = address.shelf.removesuffix("s")
-        known = self._catalog.numbers(address, _SHOWN)
+        if not self._suggestions.may_look():
+            return NotFoundError(what=f"{what} in the bucket {address.bucket!r}:", name=str(selector))
+        known = [] if selector.is_bare else self._catalog.numbers(address, _SHOWN)
         if known:
             there = [f"{address.name}@{number}" for number in known]
             there += [f"{address.name}@{tag}" for tag in sorted(self.tags(address))[:_SHOWN]]

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from kindler.serve.deadlines import within
 from kindler.serve.grpc_api.header_fields import Field, written
 from kindler.serve.http_errors import Problem
-from kindler.serve.request_body import Bodies, decompressed
+from kindler.serve.request_body import Bodies
 
 __all__ = ["Call", "Head", "Link", "head_of"]
 
@@ -336,9 +336,12 @@ class Call:
         coding = self.head.encoding
         if coding not in ("gzip", "deflate"):
             raise Problem(501, f"unsupported compression {coding[:40]!r}; expected gzip or deflate.")
-        larger = await asyncio.to_thread(decompressed, content, coding, most_bytes)
+        bodies = self.bodies
+        if bodies is None:  # the call is over
+            return b""
+        larger = await bodies.decompressed(content, coding, most_bytes)
         if self.bodies is not None:
-            self.bodies.hold(len(larger), of_it=self._held)
+            bodies.hold(len(larger), of_it=self._held)
             self._held += len(larger)
         return larger
 
