@@ -143,6 +143,17 @@ def test_bytes_that_are_no_message_are_a_problem_of_the_sender(content: bytes) -
         InferMessage(content).parsed()
 
 
+def test_a_message_of_many_small_tensors_is_read_and_one_of_empty_fields_is_not() -> None:
+    made = message("inference.ModelInferRequest")(model_name="net")
+    for i in range(2000):
+        made.inputs.add(name=f"{i}", datatype="BOOL", shape=[1])
+        made.raw_input_contents.append(b"1")
+    assert len(InferMessage(made.SerializeToString()).raw) == 2000
+    for field in (b"\x2a\x00", b"\x3a\x00"):
+        with pytest.raises(Problem, match="256 fields in its first 512 bytes"):
+            InferMessage(field * 300)
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("http2") / "store"

@@ -25,6 +25,7 @@ __all__ = ["MOST_FIELDS", "InferMessage", "TooManyFields", "parsed", "request_fr
 _WIDE = {"i": np.int64, "u": np.uint64}  # what values have before they are made what their datatype says
 _INPUTS, _RAW_INPUTS = 5, 7  # numbers of fields
 MOST_FIELDS = 10_000  # of a message
+_LOOKED_AT, _LEAST_BYTES = 256, 6  # a tensor has a name and a datatype: fields of fewer bytes are made to cost
 _MOST_LEFT = 1 << 18
 
 _CONTENTS = {
@@ -93,6 +94,8 @@ def _without(content: bytes, number: int, most: int = MOST_FIELDS) -> tuple[byte
     after = 0
     try:
         for i, (found, _, start, begin, end) in enumerate(spans(content)):
+            if i == _LOOKED_AT and start < _LOOKED_AT * _LEAST_BYTES:
+                raise Malformed(f"{_LOOKED_AT} fields in its first {start} bytes")
             if i >= most:
                 raise TooManyFields if most < MOST_FIELDS else Malformed(f"more than {MOST_FIELDS} fields")
             if found == number:
