@@ -442,8 +442,9 @@ def test_messages_that_become_much_larger_are_read_elsewhere_or_refused(served: 
             call(b"\x0a\x03net", timeout=60)  # the model is loaded
         before = server.memory_info().rss
         for content, told in [
-            (b"\x0a\x03net" + b"\x2a\x00" * 1_000_000, "more than"),
-            (b"\x0a\x03net" + b"\x2a\x00" * 9_000, "twice|unknown datatype"),
+            (b"\x0a\x03net" + b"\x2a\x00" * 1_000_000, "256 fields"),
+            (b"\x0a\x03net" + b"\x2a\x05\x0a\x03abc" * 1_000_000, "more than"),
+            (b"\x0a\x03net" + b"\x2a\x05\x0a\x03abc" * 9_000, "twice|unknown datatype"),
             (many, "shape"),
             (texts.SerializeToString(), "shape|text"),
         ]:

@@ -25,7 +25,7 @@ __all__ = ["MOST_FIELDS", "InferMessage", "TooManyFields", "parsed", "request_fr
 _WIDE = {"i": np.int64, "u": np.uint64}  # what values have before they are made what their datatype says
 _INPUTS, _RAW_INPUTS = 5, 7  # numbers of fields
 MOST_FIELDS = 10_000  # of a message
-_LOOKED_AT, _LEAST_BYTES = 256, 6  # a tensor has a name and a datatype: fields of fewer bytes are made to cost
+_LOOKED_AT, _LEAST_BYTES = 256, 6  # a tensor has a name and a datatype: no field is so small
 _MOST_LEFT = 1 << 18
 
 _CONTENTS = {
