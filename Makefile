@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test gate test-unit test-torch test-keras test-tf-graph test-tfpark test-bigdl test-openvino test-mxnet test-sparkflow test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples costs check check-style check-types check-layers check-docs bench docs clean
+.PHONY: help install quickstart test gate test-unit test-torch test-keras test-tf-graph test-tfpark test-bigdl test-openvino test-mxnet test-sparkflow test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples costs wheels check check-style check-types check-layers check-docs bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -47,9 +47,13 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.torch $(VENV)/.pyspark
 	$(PIP) -e '.[spark,java,torch,tensorflow,tf-keras,tensorflow1,jax,keras,plot,tensorboard,dev]'
 	@touch $(VENV)/.quickstart $@
 
-# The oldest Spark that is supported, beside the newest one: a test puts it first on the path.
+# Older Sparks that are supported, beside the newest one: tests put them first on the path.
 $(VENV)/.spark-4.0: | $(BIN)/python
 	$(PIP) --no-deps --target $(VENV)/spark-4.0 'pyspark==4.0.*' 'py4j==0.10.9.9'
+	@touch $@
+
+$(VENV)/.spark-3.5: | $(BIN)/python
+	$(PIP) --no-deps --target $(VENV)/spark-3.5 'pyspark==3.5.*' 'py4j==0.10.9.7'
 	@touch $@
 
 # What MLflow's server needs besides the client: it would have older versions of what others need newer.
@@ -63,7 +67,7 @@ $(VENV)/.mxnet: | $(BIN)/python
 	$(PIP) --no-deps 'mxnet==1.9.1' 'graphviz>=0.8'
 	@touch $@
 
-install: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.mlflow-server $(VENV)/.mxnet ## install what the checks and tests need
+install: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 $(VENV)/.mlflow-server $(VENV)/.mxnet ## install what the checks and tests need
 
 quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from a Spark DataFrame
 	$(BIN)/python examples/quickstart.py
@@ -114,7 +118,7 @@ test-mxnet: $(VENV)/.dev $(VENV)/.mxnet ## Gluon blocks of MXNet, on the local e
 test-spark: $(VENV)/.dev ## everything that can share one Spark session
 	$(PYTEST) tests/spark
 
-test-spark-programs: $(VENV)/.dev $(VENV)/.spark-4.0 ## Spark sessions, Connect, the oldest Spark, a cluster
+test-spark-programs: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 ## Spark sessions, Connect, older Sparks, a cluster
 	$(PYTEST) tests/spark_programs
 
 test-tune: $(VENV)/.dev ## hyper-parameter search on the local engine
@@ -167,6 +171,9 @@ check-layers: $(VENV)/.dev
 
 check-docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict --quiet
+
+wheels: $(BIN)/python ## build the wheel, try it in a fresh environment of each Python from 3.10 to 3.13
+	$(BIN)/python tests/wheels/smoke.py
 
 bench: $(VENV)/.dev ## run every benchmark (one question a file), print the ratios
 	@failed=""; \

@@ -37,12 +37,12 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_driver_listens_where_spark_does_and_is_told_as_spark_is(
     settings: dict[str, str], expected: tuple[str, str]
 ) -> None:
-    assert engine._driver_hosts(session(**settings)) == expected
+    assert engine.driver_hosts(session(**settings)) == expected
 
 
 def test_a_connect_client_listens_on_the_interface_towards_its_server(connected: Any) -> None:
-    assert engine._driver_hosts(connected("localhost")) == ("127.0.0.1", "127.0.0.1")
-    assert engine._driver_hosts(connected("127.0.0.53")) == ("127.0.0.1", "127.0.0.1")
+    assert engine.driver_hosts(connected("localhost")) == ("127.0.0.1", "127.0.0.1")
+    assert engine.driver_hosts(connected("127.0.0.53")) == ("127.0.0.1", "127.0.0.1")
 
 
 @pytest.mark.parametrize(("host", "at_driver"), [("::1", True), ("server.example", False)])

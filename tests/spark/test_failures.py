@@ -14,7 +14,9 @@ from torch import nn
 
 from kindler import Callback, Estimator, RunSettings
 from kindler.engine.cores import usable_cores
+from kindler.engine.job import Job, equal_ranks
 from kindler.errors import ConfigError, DataError, WorkerError, WorkerLost
+from kindler.spark import engine
 from kindler.spark.slots import cores_per_host
 from tests.conftest import eventually_none, fork_servers, workers
 from tests.whole import whole_only
@@ -114,30 +116,39 @@ def test_workers_share_the_cores_of_their_machine_that_spark_and_the_system_gran
     assert (tmp_path / "threads-0").read_text() == str(min(4, usable_cores()))
 
 
-def test_dynamic_allocation_is_refused_with_what_to_do(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_dynamic_allocation_the_number_of_workers_must_be_known_and_tasks_must_hold_executors(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kindler.spark import slots
 
-    asked = slots._conf
+    asked, dynamic = slots._conf, {"spark.dynamicAllocation.enabled": "true"}
 
     def conf(session: Any, key: str) -> str | None:
-        return "true" if key == "spark.dynamicAllocation.enabled" else asked(session, key)
+        return dynamic.get(key) or asked(session, key)
 
     monkeypatch.setattr(slots, "_conf", conf)
+    assert not slots.is_dynamic(spark)  # Spark does not heed it on "local[4]"
+    dynamic["spark.master"] = "spark://somewhere:7077"
 
     with pytest.raises(
         ConfigError, match=r"(?s)dynamicAllocation.enabled=true.*Hint.*spark\.executor\.instances"
     ):
-        slots.resolve_workers(spark, 2, RunSettings())
+        slots.resolve_workers(spark, 2, RunSettings(), detached=True)
+    with pytest.raises(ConfigError, match=r"(?s)barrier stage.*SPARK-24942.*rendezvous"):
+        engine.start(
+            Job(ranks=equal_ranks("tests.gang_targets:echo", 1), settings=RunSettings(rendezvous="workers")),
+            spark=spark,
+        )
 
-    # Plain tasks need no slots beforehand; the number of workers must be known all the same.
-    assert slots.resolve_workers(spark, 7, RunSettings(), together=False) == 7
+    # Tasks make Spark start executors: no slots are needed beforehand.
+    assert slots.resolve_workers(spark, 7, RunSettings()) == 7
     with pytest.raises(ConfigError, match=r"no limit of executors.*\n.*pass workers="):
-        slots.resolve_workers(spark, None, RunSettings(), together=False)
+        slots.resolve_workers(spark, None, RunSettings())
     limits = {"spark.dynamicAllocation.maxExecutors": "3", "spark.executor.cores": "2"}
     monkeypatch.setattr(slots, "_conf", lambda session, key: limits.get(key) or conf(session, key))
-    assert slots.resolve_workers(spark, None, RunSettings(), together=False) == 6
+    assert slots.resolve_workers(spark, None, RunSettings()) == 6
     with pytest.raises(ConfigError, match=r"workers=7 but .* 6 tasks side by side"):
-        slots.resolve_workers(spark, 7, RunSettings(), together=False)
+        slots.resolve_workers(spark, 7, RunSettings())
 
 
 @pytest.mark.parametrize(

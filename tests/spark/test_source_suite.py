@@ -49,7 +49,9 @@ class TestDelivered(SourceSuite):
             folder = Path(tempfile.mkdtemp(dir=tmp_path))
             for rank in range(size):
                 part = table.filter(pa.compute.field("rank") == rank).drop_columns("rank")
-                scratch: Any = SimpleNamespace(scratch=folder / f"rank-{rank}", check=lambda: None)
+                scratch: Any = SimpleNamespace(
+                    scratch=folder / f"rank-{rank}", check=lambda: None, report=lambda name, **fields: None
+                )
                 columns = [("data", source.columns)]
                 _spool(scratch, columns, iter(part.to_batches()), rank=rank, size=size)
             return thread_workers.opened(source, size, folder, dealing=dealing, in_order=in_order)

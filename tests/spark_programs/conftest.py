@@ -22,7 +22,6 @@ from tests.whole import WHOLE
 MNIST = SHARED / "mnist"
 PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SPARK_4_0 = Path(sys.prefix) / "spark-4.0"
 MNIST_SIZE = "whole" if WHOLE else "small"
 
 
@@ -53,13 +52,22 @@ def through_connect(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     )
 
 
-@pytest.fixture(scope="session")
-def on_the_oldest_spark(tmp_path_factory: pytest.TempPathFactory) -> Printed:
-    if not SPARK_4_0.is_dir():
-        pytest.skip(f"pyspark 4.0 is not installed at {SPARK_4_0} (make test does it)")
-    folder = tmp_path_factory.mktemp("oldest")
-    programs = (("oldest.py", folder), ("shards.py", "classic"))
-    return run_programs(folder, *programs, paths=[SPARK_4_0])
+def older_spark(version: str) -> Path:
+    """Where another pyspark is installed beside the newest one."""
+    place = Path(sys.prefix) / f"spark-{version}"
+    if not place.is_dir():
+        pytest.skip(f"pyspark {version} is not installed at {place} (make test does it)")
+    return place
+
+
+@pytest.fixture(scope="session", params=["3.5", "4.0"])
+def on_an_older_spark(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Printed]:
+    version: str = request.param
+    folder = tmp_path_factory.mktemp(f"spark-{version}")
+    programs = (("versions.py", folder), ("shards.py", "classic"))
+    return version, run_programs(folder, *programs, paths=[older_spark(version)])
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Rounds and asynchronous training are plain tasks: Spark allocates executors for them, and retries them."""
+"""Training on executors that Spark allocates for it, and whose tasks it retries, one of them being killed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,23 @@ def told(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return runs
 
 
-def test_workers_that_must_run_at_once_are_refused_where_executors_come_and_go(told: dict[str, Any]) -> None:
-    assert "spark.dynamicAllocation.enabled=true" in told["refusal"]
-    assert "sync='rounds'" in told["refusal"]
+def test_workers_that_train_together_wait_for_executors_and_make_the_steps_of_one_process(
+    told: dict[str, Any],
+) -> None:
+    found = told["allreduce"]
+
+    assert told["executors at first"] == 0
+    assert found["rows"] == [ROWS] * 3
+    assert found["weights"]["0.weight"] == pytest.approx(told["one process"], abs=1e-5)
+
+
+def test_a_run_whose_workers_train_together_outlives_the_loss_of_an_executor(told: dict[str, Any]) -> None:
+    undisturbed, killed = told["allreduce"], told["allreduce killed"]
+
+    assert killed["killed"]
+    assert killed["rows"] == [ROWS] * 3
+    assert "The run goes on from" in " ".join(killed["said"])
+    assert killed["weights"]["0.weight"] == pytest.approx(undisturbed["weights"]["0.weight"], abs=1e-5)
 
 
 def test_rounds_whose_executor_was_killed_end_as_undisturbed_ones(told: dict[str, Any]) -> None:
@@ -47,3 +61,12 @@ def test_an_executor_that_was_killed_does_not_end_an_asynchronous_run(told: dict
     assert found["rows"][0] == ROWS
     assert found["rows"][2] < ROWS
     assert "the others go on without it" in " ".join(found["said"])
+
+
+def test_the_doctor_looks_at_the_executors_and_their_way_to_the_driver(told: dict[str, Any]) -> None:
+    checks = {check["name"]: check for check in told["checked"]}
+
+    assert {check["status"] for check in told["checked"]} <= {"ok", "warn"}
+    assert checks["ports"]["found"] == "executors reach the driver"
+    assert checks["torch"]["found"].startswith("2.")
+    assert {"spark", "executors", "python", "kindler", "shared memory", "temporary files"} <= set(checks)

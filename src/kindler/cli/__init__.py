@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
-from kindler.cli import cluster, predict, serve, store, upkeep, worker
+from kindler.cli import cluster, doctor, predict, serve, store, upkeep, worker
 from kindler.errors import JavaNotFoundError, KindlerError
 
 __all__ = ["main"]
@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     serve.add_commands(commands)
     worker.add_commands(commands)
     cluster.add_commands(commands)
+    doctor.add_commands(commands)
     info = commands.add_parser("info", help="show the versions of Kindler and its dependencies")
     info.set_defaults(run=_show_info)
     chosen = parser.parse_args(arguments)

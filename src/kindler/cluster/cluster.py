@@ -581,9 +581,10 @@ class Cluster:
 
     def _result_fields(self, frame: DataFrame, schema: Any, feeder: Feeder) -> pa.Schema:
         from kindler.spark.feeding import result_schema
+        from kindler.spark.versions import to_arrow
 
         if schema is None:
-            fields = self._probe(frame.limit(_PROBE_ROWS).toArrow(), feeder)
+            fields = self._probe(to_arrow(frame.limit(_PROBE_ROWS)), feeder)
         else:
             fields = schema if isinstance(schema, pa.Schema) else result_schema(schema)
         taken = sorted(set(fields.names) & set(frame.columns))
@@ -648,9 +649,11 @@ def _started(job: Job, layout: Layout, spark: SparkSession | None, *, fed: bool)
     if spark is None:
         return local.start(job)
     from kindler.spark import engine
+    from kindler.spark.executors import check_executors
     from kindler.spark.slots import cores_per_host, resolve_workers
 
-    resolve_workers(spark, layout.size, job.settings)
+    resolve_workers(spark, layout.size, job.settings, detached=fed)
+    check_executors(spark)
     return engine.start(replace(job, cores=cores_per_host(spark)), spark=spark, detached=fed)
 
 

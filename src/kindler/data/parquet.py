@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from kindler.data.paths import expand, file_system, hidden
+from kindler.data.table_logs import delta_files, iceberg_files
 from kindler.errors import ConfigError, DataError
 
 __all__ = [
@@ -44,6 +45,7 @@ _Result = TypeVar("_Result")
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _TABLE_MARKS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
+_TABLE_LOGS = {"Delta": delta_files, "Iceberg": iceberg_files}
 _FILE_THREADS = 8
 # Decoded batches of about this size are still in the processor's cache when they are written away:
 # 188 MB of list<float> decode in 0.24 s of processor time instead of the 0.30 s of whole row groups.
@@ -93,7 +95,8 @@ def inspect(
         each: Who opens the files; None for threads of this process.
 
     Raises:
-        ConfigError: Nothing is there, or it is a Delta, Iceberg or Hudi table.
+        ConfigError: Nothing is there, or it is a Hudi table, or a Delta or Iceberg table that is not plain.
+        MissingExtraError: The library that reads the log of such a table is not installed.
         DataError: A file is not Parquet, or there is no row in all of them.
     """
     places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
@@ -334,18 +337,31 @@ def _open(file: str) -> pq.ParquetFile:
 
 
 def _data_files(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
-    _refuse_tables(path, inside)
+    kind, deeper = _table_kind(inside)
+    if kind in _TABLE_LOGS and not deeper:
+        current = _TABLE_LOGS[kind](path)
+        missing = sorted(current - set(inside))
+        if missing:
+            raise DataError(f"{path!r} lacks its file {'/'.join(missing[0])!r}.")
+        return current.__contains__
+    if kind is not None:
+        verb = "contains" if deeper else "is"
+        raise ConfigError(
+            f"{path!r} {verb} a table of {kind}, whose files also hold deleted rows.\n"
+            "Hint: read it with Spark and pass the DataFrame."
+        )
     return lambda parts: parts[-1].lower().endswith(_SUFFIXES) and not any(map(hidden, parts))
 
 
-def _refuse_tables(path: str, inside: Sequence[tuple[str, ...]]) -> None:
-    """The files of such tables hold rows that the table no longer has."""
+def _table_kind(inside: Sequence[tuple[str, ...]]) -> tuple[str | None, bool]:
+    """Of which kind of table these are the files, and whether it is in a folder further below.
+
+    Such files hold rows that the table no longer has.
+    """
     for parts in inside:
-        kind = _TABLE_MARKS.get(parts[0])
-        if parts[0] == "metadata" and parts[-1].endswith(".metadata.json"):
-            kind = "Iceberg"
-        if kind:
-            raise ConfigError(
-                f"{path!r} is a table of {kind}, whose files also hold deleted rows.\n"
-                "Hint: read it with Spark and pass the DataFrame."
-            )
+        for depth, part in enumerate(parts):
+            if kind := _TABLE_MARKS.get(part):
+                return kind, depth > 0
+        if parts[-2:-1] == ("metadata",) and parts[-1].endswith(".metadata.json"):
+            return "Iceberg", len(parts) > 2
+    return None, False

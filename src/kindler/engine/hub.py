@@ -251,6 +251,10 @@ class Hub:
         with self._lock:
             return self._motion.idle_s(time.monotonic())
 
+    def announce(self, name: str, **fields: Any) -> None:
+        """Tell the listener something about the run that no rank says."""
+        self._events.put(Event(0, "report", {"name": name, **fields}))
+
     def stalled(self) -> bool:
         """Whether no worker has got any further for too long."""
         with self._lock:

@@ -193,6 +193,13 @@ class Supervisor:
         if self._aborted.is_set():
             raise Aborted
 
+    def report(self, name: str, **fields: Any) -> None:
+        """Tell the driver's listener something of this rank before its worker can: of its rows, say."""
+        try:
+            self._up.send("report", name=name, worker=self._rank, **fields)
+        except ChannelClosed:
+            pass  # `_listen_up` notices, and `check` says so
+
     def start(self) -> None:
         """Ask for the process; returns at once, the wait for it is in `run`."""
         self._start(self._fetch_child, "kindler-start-worker")

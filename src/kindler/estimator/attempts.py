@@ -118,11 +118,8 @@ class Crew:
         settings: RunSettings,
         spark: SparkSession | None,
         say: Callable[[str], None],
-        *,
-        together: bool = True,
     ) -> None:
         self._workers, self._settings, self._spark, self.say = workers, settings, spark, say
-        self._together = together
         self.full = self.size = 0
 
     def gather(self) -> None:
@@ -136,8 +133,7 @@ class Crew:
         if self.full:
             self.size = remaining_workers(spark, self.full, settings, self.say)
         else:
-            together = self._together
-            self.full = self.size = resolve_workers(spark, self._workers, settings, together=together)
+            self.full = self.size = resolve_workers(spark, self._workers, settings)
 
     @property
     def could_be_full(self) -> bool:

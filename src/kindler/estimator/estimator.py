@@ -44,6 +44,7 @@ from kindler.estimator.exporting import Example, example_of, in_openvino, write_
 from kindler.estimator.fit import RunPlan, RunResults, job_of, run
 from kindler.estimator.inputs.contract import Input, ScoreRequest
 from kindler.estimator.inputs.recognise import Engine, choose_engine, recognise
+from kindler.estimator.inputs.sql_function import SqlFunction, SqlFunctionInput
 from kindler.estimator.model import FrameworkModel, LiveModel
 from kindler.estimator.model_fn import ModelFnEstimator
 from kindler.files import beside, folder_at, place, split
@@ -63,6 +64,8 @@ from kindler.train.tensorboard import board, log_folder
 from kindler.train.triggers import Trigger
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from kindler.ml.estimator import KindlerEstimator
 
 __all__ = ["Estimator"]
@@ -996,6 +999,43 @@ class Estimator:
             options: The options; `finish`, which `predict` lacks, makes the columns of the model's outputs.
         """
         return self._predict(recognise(data), options)
+
+    @leaves_no_trace
+    def register_udf(
+        self,
+        spark: SparkSession,
+        name: str,
+        *,
+        feature_cols: Names = None,
+        output_cols: Names = None,
+        batch_size: int = 1024,
+        shapes: Mapping[str, Any] | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Make this model a function of Spark SQL: `spark.sql("SELECT score(features) FROM t")`.
+
+        The function has the weights of now; register it again after another `fit`. It lives as long as the
+        session.
+
+        Args:
+            spark: The session.
+            name: The function's name. A function of this name that was registered before is replaced.
+            feature_cols: The function's arguments, in their order. None takes the columns of the last `fit`.
+            output_cols: If the model has several outputs, the function returns a struct with these fields.
+            batch_size: Rows per call of the model.
+            shapes: The shape of one row, by column.
+            dtypes: numpy dtypes, by column.
+
+        Returns:
+            The function for DataFrames: `frame.select(score("features"))`.
+        """
+        options = PredictOptions(
+            batch_size=batch_size,
+            columns=ColumnOptions(feature_cols=feature_cols, shapes=shapes, dtypes=dtypes, allow_nan=True),
+            output_cols=(output_cols,) if isinstance(output_cols, str) else tuple(output_cols or ()) or None,
+        )
+        function: Callable[..., Any] = self._predict(SqlFunctionInput(SqlFunction(spark, name)), options)
+        return function
 
     @leaves_no_trace
     def copy(

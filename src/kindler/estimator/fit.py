@@ -133,14 +133,16 @@ def run(plan: RunPlan) -> RunResults:
         spec = plan.model.packed
         what = "epoch" if task.trains else "evaluate"
         with ProgressBar(verbose=options.verbose, what=what) as progress:
-            gpus, together = [] if on_spark else _gpus_here(plan), _together(plan, spark)
+            gpus = [] if on_spark else _gpus_here(plan)
             workers = plan.workers or len(gpus) or None
-            crew = Crew(workers, plan.settings, spark, _teller(plan, progress), together=together)
+            crew = Crew(workers, plan.settings, spark, _teller(plan, progress))
             returning = ReturningExecutors(crew, task)
             hear = _listener(progress, plan.hear, returning.heard, _mourner(crew.say))
 
             def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
                 crew.gather()
+                if spark is not None:
+                    _check_executors(plan.model, spark)
                 if gpus and crew.size > len(gpus) and not plan.settings.share_gpus:
                     raise ConfigError(crowd_message(crew.size, len(machine_gpus()), plan.device))
                 if crew.size > 1 and task.trains:
@@ -160,14 +162,11 @@ def run(plan: RunPlan) -> RunResults:
     return RunResults(report["rows"], report["layout"], state, report.get("mode"))
 
 
-def _together(plan: RunPlan, spark: SparkSession | None) -> bool:
-    """Whether all workers must run at once: as the sync says, unless they meet at the first of them."""
-    options = plan.options
-    if spark is None or not isinstance(options, FitOptions) or sync_spec(options.sync).together:
-        return True
-    from kindler.spark.engine import meets_at_driver
+def _check_executors(model: FrameworkModel, spark: SparkSession) -> None:
+    """Complain, before a worker starts, about executors that lack what it needs."""
+    from kindler.spark.executors import check_executors
 
-    return not meets_at_driver(spark, plan.settings)
+    check_executors(spark, *filter(None, (model.row.package,)))
 
 
 def _prepared(plan: RunPlan, item: Input, name: str, spark: SparkSession | None, folder: Path) -> Prepared:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from kindler.errors import ConfigError
+from kindler.spark.versions import from_arrow
 from kindler.store.names import check_path
 
 __all__ = ["read_folder", "write_folder"]
@@ -30,7 +31,7 @@ def write_folder(spark: Any, folder: Path, path: str) -> None:
     columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
     table = pa.table([list(column) for column in columns], schema=_SCHEMA)
     partitions = max(1, -(-table.nbytes // _PARTITION))
-    spark.createDataFrame(table).coalesce(partitions).write.option("compression", "zstd").parquet(path)
+    from_arrow(spark, table).coalesce(partitions).write.option("compression", "zstd").parquet(path)
 
 
 def read_folder(spark: Any, path: str, folder: Path) -> None:

@@ -1,7 +1,8 @@
 """The Spark engine: one task a worker, each the supervisor of a child process.
 
 `DataFrame.mapInArrow` is all that is asked of Spark, so classic sessions and Spark Connect run the same
-code. It is a barrier stage, unless the job says that its ranks need not all run together. Tasks end normally
+code. It is a barrier stage, unless the job says that its ranks need not all run together, or Spark allocates
+executors dynamically. Tasks end normally
 also when the run fails: the failure travels as an Outcome, and Spark has no stack to print. Only a plain task
 whose worker can be replaced fails when that dies, so that Spark runs it again.
 
@@ -19,6 +20,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -45,17 +47,25 @@ from kindler.engine.worker import describe
 from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost
 from kindler.spark.frame_errors import frame_error
 from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, feed_frame, own_columns
+from kindler.spark.ingest import ComputedRows, ReceivedRows
 from kindler.spark.large_buffers import BufferFiles, SharedFolder
 from kindler.spark.session import LOOPBACK, is_connect, is_on_this_machine
-from kindler.spark.slots import never_retries
+from kindler.spark.slots import is_dynamic, never_retries
+from kindler.spark.versions import add_tag, interrupt_tag, to_arrow
 from kindler.temporary import Folder
 
-__all__ = ["meets_at_driver", "run", "small_batches", "start"]
+__all__ = ["driver_hosts", "meets_at_driver", "run", "small_batches", "start"]
 
 _RESULT = "rank int, part int, payload binary"
 _BATCH_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
 _IN_TASK_BYTES = 1 << 20  # buffers up to this size travel with the task: no connection is quicker
 _BATCH_BYTES = 4 << 20  # small enough to stay in cache on its way, large enough to amortise the call
+_OUT_OF_REACH = (
+    "this Spark application has spark.dynamicAllocation.enabled=true, and workers that cannot reach the"
+    " driver must all be started by one barrier stage, which Spark refuses then (SPARK-24942).\n"
+    'Hint: RunSettings(rendezvous="driver") where they can reach it; otherwise start the application with'
+    " spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
+)
 _running: set[_SparkLaunch] = set()  # the gangs of this process
 _batch_lock = threading.Lock()
 _batch_users: dict[
@@ -129,7 +139,13 @@ def _launch(
     else:
         raise ConfigError("feeds without a dealing: nothing says which rows belong to which rank.")
     if meets_at_driver(spark, job.settings):
+        if is_dynamic(spark):
+            # Spark refuses barrier stages then (SPARK-24942). As plain tasks the ranks wait at the driver for
+            # the last of them, while Spark starts executors for those that wait; running tasks keep theirs.
+            job = replace(job, together=False)
         return _LaunchAtDriver(job, spark, frame, feeds)
+    if is_dynamic(spark):
+        raise ConfigError(_OUT_OF_REACH)
     # Those who meet at the first of them need it, and each other's addresses, from the beginning to the end.
     job = replace(job, together=True, replaceable=False)
     return _LaunchAmongWorkers(job, spark, frame, feeds, folder)
@@ -152,6 +168,7 @@ class _SparkLaunch:
         stack.enter_context(small_batches(self._spark))
         tag = f"kindler-{self._job.run_id}"
         self._call = _SparkJob(self._spark, self._frame, task, tag=tag, barrier=self._job.together)
+        self._tag = tag
         self._call.start()
         _running.add(self)
 
@@ -197,7 +214,7 @@ class _LaunchAtDriver(_SparkLaunch):
     def open(self, stack: ExitStack) -> Hub:
         job = self._job
         large = sum(map(len, job.buffers)) > _IN_TASK_BYTES
-        bind, advertised = _driver_hosts(self._spark)
+        bind, advertised = driver_hosts(self._spark)
         hub = stack.enter_context(
             Hub(
                 size=job.size,
@@ -227,7 +244,14 @@ class _LaunchAtDriver(_SparkLaunch):
         # They come to an end when the hub says so: before the stack closes it.
         self._beside = stack.enter_context(BesideRanks(job, hub.address, far=True))
         self._hub = hub
+        if self._feeds and not is_connect(self._spark):
+            context = self._spark.sparkContext
+            over = partial(self._rows_have_come, hub)
+            stack.enter_context(ComputedRows(context, self._tag, over=over, tell=hub.announce))
         return hub
+
+    def _rows_have_come(self, hub: Hub) -> bool:
+        return hub.joined > 0 or not self._call.is_alive()
 
     def outcomes(self, hub: Hub | None) -> list[Outcome]:
         assert hub is not None
@@ -303,8 +327,12 @@ class _SparkJob(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._spark.addTag(self._tag)
-            table = self._frame.mapInArrow(self._task, _RESULT, barrier=self._barrier).toArrow()
+            add_tag(self._spark, self._tag)
+            if not is_connect(self._spark):
+                self._spark.sparkContext.setJobGroup(
+                    self._tag, "rows for the workers of Kindler, and the run"
+                )
+            table = to_arrow(self._frame.mapInArrow(self._task, _RESULT, barrier=self._barrier))
             self.outcomes = _outcomes(table)
         except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
             self.error = exc
@@ -313,7 +341,7 @@ class _SparkJob(threading.Thread):
         """Wait for the tasks, which were asked to end; interrupt Spark when they do not."""
         self.join(timeout_s)
         if self.is_alive():
-            self._spark.interruptTag(self._tag)
+            interrupt_tag(self._spark, self._tag)
             self.join(timeout_s)
 
 
@@ -526,10 +554,12 @@ def _spool(
             stack.enter_context(SpoolWriter(supervisor.scratch / name, columns.all))
             for name, columns in feeds
         ]
+        received = ReceivedRows(supervisor)
         for batch in batches:
             supervisor.check()
             if not writers:
                 continue  # the rows only make Spark start the task
+            received.add(batch.num_rows, batch.nbytes)
             feed = batch.column(FEED).to_numpy()
             for number, writer in enumerate(writers):
                 part = batch if (feed == number).all() else batch.filter(pa.array(feed == number))
@@ -538,6 +568,7 @@ def _spool(
                     _check_lanes(lanes, rank, size)
                     writer.append(own_columns(part, feeds[number][1].names, number), where=Where(ids))
                     writer.append_order(ids, lanes)
+        received.end()
 
 
 def _check_lanes(lanes: Any, rank: int, size: int) -> None:
@@ -578,7 +609,7 @@ def _connect_host(spark: Any) -> str:
     return str(spark.client.host)
 
 
-def _driver_hosts(spark: SparkSession) -> tuple[str, str]:
+def driver_hosts(spark: SparkSession) -> tuple[str, str]:
     """The address to listen on at the driver, and the one that executors reach it by."""
     if is_connect(spark):
         server = _connect_host(spark)

@@ -17,6 +17,7 @@ from pyspark.sql.types import ArrayType, BooleanType, DataType, NumericType, Str
 
 from kindler.errors import DataError
 from kindler.spark.frames import column as _column
+from kindler.spark.versions import from_arrow, to_arrow
 
 __all__ = ["Measured", "indexed", "number_moments", "scaled", "value_counts"]
 
@@ -40,7 +41,7 @@ def value_counts(frame: DataFrame, name: str) -> dict[Any, int]:
             column=name,
         )
     value = _present(frame, name)
-    counted = frame.select(value.alias(_KEY)).where(F.col(_KEY).isNotNull()).groupBy(_KEY).count().toArrow()
+    counted = to_arrow(frame.select(value.alias(_KEY)).where(F.col(_KEY).isNotNull()).groupBy(_KEY).count())
     return dict(zip(counted.column(0).to_pylist(), counted.column(1).to_pylist(), strict=True))
 
 
@@ -67,7 +68,7 @@ def indexed(
     """
     # The keys are few and go to every task, so that rows stay where they are and in their order.
     table = pa.table({_KEY: pa.array(labels), _CODE: pa.array(range(first, first + len(labels)), pa.int64())})
-    keys = F.broadcast(frame.sparkSession.createDataFrame(table))
+    keys = F.broadcast(from_arrow(frame.sparkSession, table))
     names = frame.columns
     joined = frame.join(keys, _column(name) == F.col(_KEY), "left")
     code = F.col(_CODE)

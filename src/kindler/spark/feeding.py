@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from kindler.errors import ConfigError
 from kindler.spark.engine import small_batches
 from kindler.spark.frame_errors import frame_error
+from kindler.spark.versions import add_tag, interrupt_tag, to_arrow
 
 __all__ = [
     "FeedJob",
@@ -83,9 +84,9 @@ class FeedJob(threading.Thread):
                 self._data.context.addJobTag(self._tag)
                 self._data.mapPartitionsWithIndex(_ItemsTask(self._push)).collect()
             else:
-                self._spark.addTag(self._tag)
+                add_tag(self._spark, self._tag)
                 with small_batches(self._spark):
-                    self._data.mapInArrow(_PushTask(self._push), "rows long").toArrow()
+                    to_arrow(self._data.mapInArrow(_PushTask(self._push), "rows long"))
         except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
             frames = [] if is_rdd(self._data) else [(self._data, self._data.columns)]
             self.error = frame_error(exc, frames)
@@ -97,7 +98,7 @@ class FeedJob(threading.Thread):
         if is_rdd(self._data):
             self._data.context.cancelJobsWithTag(self._tag)
         else:
-            self._spark.interruptTag(self._tag)
+            interrupt_tag(self._spark, self._tag)
 
 
 def answered(frame: DataFrame, push: Push, fields: pa.Schema) -> DataFrame:

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from kindler.data.parquet import each_here
 from kindler.spark.session import is_connect
 from kindler.spark.slots import slots
+from kindler.spark.versions import to_arrow
 
 __all__ = ["at_files", "each_file"]
 
@@ -44,7 +45,7 @@ def _in_tasks(spark: SparkSession, call: Callable[[str], _Result], files: Sequen
             yield pa.RecordBatch.from_arrays([batch.column(0), answers], ["number", "answer"])
 
     parts = min(len(files), slots(spark))
-    table = spark.range(0, len(files), 1, parts).mapInArrow(task, "number bigint, answer binary").toArrow()
+    table = to_arrow(spark.range(0, len(files), 1, parts).mapInArrow(task, "number bigint, answer binary"))
     results = []
     for answer in table.sort_by("number").column("answer"):
         result, error = cloudpickle.loads(answer.as_py())

@@ -10,6 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from kindler.errors import DataError
+from kindler.spark.row_packing import does_not_fit
+from kindler.spark.versions import condition_of
 
 __all__ = ["frame_error"]
 
@@ -30,9 +32,11 @@ def frame_error(error: BaseException, frames: Sequence[tuple[DataFrame, Sequence
     if not isinstance(error, PySparkException | Py4JJavaError):
         return error
     text = str(error)
+    if (unfit := does_not_fit(text, frames)) is not None:
+        return unfit
     if _TRACEBACK in text:
         return DataError(_of_python(text))
-    condition = error.getCondition() if isinstance(error, PySparkException) else None
+    condition = condition_of(error) if isinstance(error, PySparkException) else None
     known = condition is not None and condition not in _NOT_THE_FRAMES
     if not known and "\nCaused by: " not in text:
         return error

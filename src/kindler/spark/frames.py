@@ -25,6 +25,8 @@ from kindler.data.row_order import BASE, Dealing
 from kindler.data.sources import ROW_BITS, stood_at
 from kindler.errors import ConfigError
 from kindler.spark.frame_errors import frame_error
+from kindler.spark.row_packing import sent_columns, unpacked
+from kindler.spark.versions import from_arrow, to_arrow
 
 __all__ = [
     "FEED",
@@ -107,7 +109,7 @@ def packed_frame(spark: SparkSession, arrays: Mapping[str, Any]) -> DataFrame:
 
     Rows that differ in length are what they are: lists, text or bytes.
     """
-    return spark.createDataFrame(pa.table({name: _packed(array) for name, array in arrays.items()}))
+    return from_arrow(spark, pa.table({name: _packed(array) for name, array in arrays.items()}))
 
 
 def column(name: str) -> Column:
@@ -123,7 +125,7 @@ def collected(frame: DataFrame, names: Sequence[str], *, rows: int | None = None
     """
     chosen = frame.select(*map(column, names))
     try:
-        table = (chosen if rows is None else chosen.limit(rows)).toArrow()
+        table = to_arrow(chosen if rows is None else chosen.limit(rows))
     except Exception as exc:  # noqa: BLE001 - what is not the frame's own fault is raised as it is
         raise frame_error(exc, [(frame, names)]) from None
     return table.rename_columns(list(names))
@@ -152,17 +154,15 @@ def feed_frame(feeds: Sequence[Feed], workers: int, dealing: Dealing) -> DataFra
     """
     # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field: so none has a name.
     shared = _have_same_types(feeds)
-    tagged = [
-        feed.frame.select(
-            *[
-                column(name).alias(_place(i, None if shared else number))
-                for i, name in enumerate(feed.columns.names)
-            ],
-            F.monotonically_increasing_id().alias(ROW),
-            F.lit(number).alias(FEED),
-        ).select("*", _lane(dealing).alias(LANE))
-        for number, feed in enumerate(feeds)
-    ]
+    tagged = []
+    for number, feed in enumerate(feeds):
+        prefix = _prefix(None if shared else number)
+        own = feed.frame.select(*map(column, feed.columns.names), F.monotonically_increasing_id().alias(ROW))
+        sent = sent_columns(feed.frame, feed.columns, feed=number, row=ROW)
+        packed = own.select(
+            *[each.value.alias(prefix + each.name) for each in sent], ROW, F.lit(number).alias(FEED)
+        )
+        tagged.append(packed.select("*", _lane(dealing).alias(LANE)))
     whole = tagged[0]
     for more in tagged[1:]:
         # Feeds of other types keep their own columns, which are null in the rows of the others: a common type
@@ -243,19 +243,25 @@ def own_columns(batch: pa.RecordBatch, names: Sequence[str], number: int) -> pa.
         names: The feed's columns.
         number: Which feed it is.
     """
-    shared = _place(0, None) in batch.schema.names
-    places = [_place(i, None if shared else number) for i in range(len(names))]
-    return pa.RecordBatch.from_arrays([batch.column(place) for place in places], names=list(names))
+    shared = any(name.startswith("c0x") for name in batch.schema.names)
+    return unpacked(batch, _prefix(None if shared else number), names)
 
 
-def _place(index: int, feed: int | None) -> str:
-    return f"c{index}" if feed is None else f"f{feed}c{index}"
+def _prefix(feed: int | None) -> str:
+    return "" if feed is None else f"f{feed}"
 
 
 def _have_same_types(feeds: Sequence[Feed]) -> bool:
-    """Whether the columns of all feeds have the same types, place by place; nulls in arrays do not count."""
+    """Whether the columns of all feeds have the same types, place by place; nulls in arrays do not count.
+
+    What was asked of them is the same then, too, so that all travel alike.
+    """
     kinds = [
-        [feed.frame.schema[name].dataType.simpleString() for name in feed.columns.names] for feed in feeds
+        [
+            (feed.frame.schema[one.name].dataType.simpleString(), one.dtype, one.ragged)
+            for one in feed.columns.all
+        ]
+        for feed in feeds
     ]
     return all(kind == kinds[0] for kind in kinds)
 

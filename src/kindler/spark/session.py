@@ -21,9 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from kindler.errors import ConfigError, MissingExtraError
+from kindler.errors import ConfigError
 from kindler.spark.java import find_java
 from kindler.spark.session_settings import SessionPlan, requested_settings, same_setting, session_plan
+from kindler.spark.shipping import PYTHON, is_shipped, ship_settings
+from kindler.spark.versions import require_pyspark, too_old
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,6 +83,8 @@ def init(
     cores: int | None = None,
     memory: str | None = None,
     conf: Mapping[str, Any] | None = None,
+    *,
+    ship: str | None = None,
 ) -> SparkSession:
     """Give a Spark session that is set up for training; the running one, where there is one.
 
@@ -93,26 +97,31 @@ def init(
         cores: Cores to use, on this machine or on a standalone cluster. Default: all.
         memory: Memory of the driver, like "4g"; on this machine that is the whole of Spark's.
         conf: Further Spark settings; they win over Kindler's own.
+        ship: "venv" packs the environment of this process, a virtual environment or one of conda, and has
+            Spark unpack it on the executors of a cluster, whose workers then run in it. None: they have one.
 
     Returns:
         The session. A running one is used as it is: of `conf`, what Spark lets change at run time
         is applied to it, and anything else that differs is an error.
 
     Raises:
-        ConfigError: An argument cannot work, or a running session cannot be changed that way.
+        ConfigError: An argument cannot work, a running session cannot be changed that way, or Spark is older
+            than 3.5.
         MissingExtraError: pyspark is not installed.
         JavaNotFoundError: Spark needs Java and there is none.
     """
     global _started
     wanted = requested_settings(master, cores, memory, conf)
-    _require_pyspark()
+    _refuse_api_mode(wanted, require_pyspark("kindler.init()"))
     with _lock:
         session = _running_session()
         if session is not None:
             _apply(session, wanted)
+            if ship is not None:
+                _require_shipped(session, ship)
             return session
         stop()  # a session of ours that the user stopped: its JVM and variables go first
-        _started = _start(wanted)
+        _started = _start(wanted if ship is None else {**wanted, **ship_settings(ship, wanted)})
         return _started.session
 
 
@@ -140,7 +149,7 @@ def running() -> SparkSession | None:
 
 def spark_conf(settings: Mapping[str, str]) -> Any:
     """A `SparkConf` with these settings, for programs that build one before they start Spark."""
-    _require_pyspark()
+    require_pyspark("kindler.init()")
     from pyspark import SparkConf
 
     return SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -166,13 +175,20 @@ def default_file_system(session: SparkSession) -> str:
     return "file://" if name.startswith("file:") else name.rstrip("/")
 
 
-def _require_pyspark() -> None:
-    try:
-        importlib.import_module("pyspark")
-    except ModuleNotFoundError as exc:
-        if exc.name != "pyspark":
-            raise
-        raise MissingExtraError(what="kindler.init()", package="pyspark", extra="spark") from exc
+def _refuse_api_mode(wanted: Mapping[str, str], version: tuple[int, int]) -> None:
+    if version < (4, 0) and wanted.get("spark.api.mode", "classic") != "classic":
+        raise ConfigError(
+            f"init(conf={{'spark.api.mode': {wanted['spark.api.mode']!r}}}): pyspark 3.5 does not know this"
+            " setting.\nHint: start a Spark Connect server, and pass its address as master: 'sc://host:15002'."
+        )
+
+
+def _require_shipped(session: SparkSession, ship: str) -> None:
+    if ship != "venv" or not is_shipped({"spark.archives": session.conf.get("spark.archives", None) or ""}):
+        raise ConfigError(
+            f"init(ship={ship!r}): a Spark session is already running, and was started without it.\n"
+            "Hint: stop it first (kindler.stop(), or spark.stop() if you started it)."
+        )
 
 
 def _running_session() -> SparkSession | None:
@@ -326,7 +342,12 @@ def _stop_context() -> None:
 def _prepare_environment(plan: SessionPlan, *, start_jvm: bool) -> None:
     if start_jvm:
         os.environ["JAVA_HOME"] = str(find_java(newest=_newest_java()).home)
-    if plan.remote is None and "spark.pyspark.python" not in plan.settings:
+    if plan.remote is None:
+        if is_shipped(plan.settings):
+            os.environ["PYSPARK_PYTHON"] = PYTHON
+        elif "spark.pyspark.python" in plan.settings:
+            # A driver that is running already does not look at the setting.
+            os.environ["PYSPARK_PYTHON"] = plan.settings["spark.pyspark.python"]
         # Spark's own default is whatever `python3` is on PATH, most often not this environment's.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -336,9 +357,7 @@ def _prepare_environment(plan: SessionPlan, *, start_jvm: bool) -> None:
 
 def _newest_java() -> int | None:
     """The newest Java that the installed Spark runs on, where that is known."""
-    import pyspark
-
-    version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+    version = require_pyspark("kindler.init()")
     # Tried: pyspark 4.0 runs on Java 17 and fails on 25, 4.3 runs on both; the limits between are a guess.
     return 22 if version < (4, 2) else None
 
@@ -350,6 +369,9 @@ def _create(plan: SessionPlan) -> SparkSession:
     if plan.remote is not None:
         builder = builder.remote(plan.remote)
     session = builder.config(map=dict(plan.settings)).getOrCreate()
+    if plan.remote is not None and (complaint := too_old(session.version)) is not None:
+        session.stop()
+        raise ConfigError(f"init(master={plan.remote!r}): the server's Spark {complaint}")
     if plan.quiet and not is_connect(session):
         session.sparkContext.setLogLevel("ERROR")  # for a JVM that was there before our log4j file
     return session

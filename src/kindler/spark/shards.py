@@ -54,6 +54,7 @@ from kindler.spark.shard_tasks import (
     without_nulls,
     zip_pairs,
 )
+from kindler.spark.versions import from_arrow, parse, to_arrow
 
 __all__ = ["SparkShards", "artifact_path", "frame_of_table", "spark_schema"]
 
@@ -103,7 +104,7 @@ class SparkShards:
         # Some at a time, so that the driver holds no second copy of all. Not through Connect, which would put
         # every table of moderate size into the plan, and a plan must not be larger than a message.
         gathered = tables(pieces(), most=None if is_connect(spark) else _SENT_BYTES)
-        sent = reduce(lambda one, more: one.union(more), map(spark.createDataFrame, gathered))
+        sent = reduce(lambda one, more: one.union(more), (from_arrow(spark, table) for table in gathered))
         pa.default_memory_pool().release_unused()  # Arrow would keep the size of a few tables
         return SparkShards(_placed(sent, len(infos)), infos)
 
@@ -140,7 +141,7 @@ class SparkShards:
         if len(set(wanted)) < len(self._numbers):
             frame = frame.where(F.col("shard").isin(wanted))
         with _modest_batches(frame.sparkSession):
-            table = frame.toArrow()
+            table = to_arrow(frame)
         # Spark's tasks end in any order and are put in theirs; parts of a shard are in order within a task.
         loaded = {shard: packed for shard, _, packed in shards_in(table.to_batches())}
         return iter([loaded[number] for number in wanted])
@@ -239,7 +240,7 @@ class SparkShards:
     def _look(self) -> tuple[Info, ...]:
         """Compute the shards, all of them: what they are is found out on the way."""
         with _modest_batches(self.frame.sparkSession):
-            table = self.frame.where(F.col("about").isNotNull()).select("shard", "about").toArrow()
+            table = to_arrow(self.frame.where(F.col("about").isNotNull()).select("shard", "about"))
         pairs = zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True)
         infos = {shard: Info.from_bytes(about) for shard, about in pairs}
         self._numbers = sorted(infos)
@@ -279,7 +280,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 def frame_of_table(spark: SparkSession, table: pa.Table) -> DataFrame:
     """A plain table of this process as a Spark DataFrame."""
-    return spark.createDataFrame(without_nulls(table), spark_schema(table.schema))
+    return from_arrow(spark, without_nulls(table), spark_schema(table.schema))
 
 
 def artifact_path(name: str) -> str:
@@ -317,7 +318,7 @@ def _unpersist_released() -> None:
 @contextlib.contextmanager
 def _modest_batches(spark: SparkSession) -> Iterator[None]:
     """Keep Arrow batches below 2 GB on a Spark that counts their rows only."""
-    if tuple(int(part) for part in spark.version.split(".")[:2]) >= _BOUNDED:
+    if parse(spark.version) >= _BOUNDED:
         yield
         return
     before = spark.conf.get(_ROWS_CONF)

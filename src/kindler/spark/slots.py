@@ -16,6 +16,7 @@ from kindler.spark.session import is_connect
 
 __all__ = [
     "cores_per_host",
+    "is_dynamic",
     "least_cores",
     "never_retries",
     "remaining_workers",
@@ -25,6 +26,11 @@ __all__ = [
 
 _LOOK_AGAIN_S = 0.25
 _NO_LIMIT = 2**31 - 1
+_NOT_HELD = (
+    "this Spark application has spark.dynamicAllocation.enabled=true; nodes that Spark jobs feed live beside"
+    " Spark's tasks, and Spark may end the executors they are on.\n"
+    "Hint: start it with spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
+)
 
 
 def slots(spark: SparkSession) -> int:
@@ -33,24 +39,26 @@ def slots(spark: SparkSession) -> int:
 
 
 def resolve_workers(
-    spark: SparkSession, workers: int | None, settings: RunSettings, *, together: bool = True
+    spark: SparkSession, workers: int | None, settings: RunSettings, *, detached: bool = False
 ) -> int:
     """The number of workers to start: as asked, or as many as there are slots.
 
-    Executors may still be starting, so this waits for them.
+    Executors may still be starting, so this waits for them. Where Spark allocates executors dynamically, the
+    workers' own tasks make it start them, and hold them until the run has ended.
 
     Args:
         spark: The session.
         workers: How many were asked for; None is all.
         settings: How long to wait.
-        together: Whether all must run at once; otherwise Spark may start executors for them as it goes.
+        detached: Whether Spark's tasks end as soon as the workers run, so that none holds an executor.
 
     Raises:
-        ConfigError: There are fewer slots than workers, or the application's size is not fixed.
+        ConfigError: There are fewer slots than workers, or Spark may take the executors away.
     """
-    if not together and _is_dynamic(spark):
+    if is_dynamic(spark):
+        if detached:
+            raise ConfigError(_NOT_HELD)
         return _elastic_workers(spark, workers)
-    _refuse_dynamic_allocation(spark)
     deadline = time.monotonic() + settings.start_timeout_s
     pause = _LOOK_AGAIN_S
     while (free := slots(spark)) < (workers or 1):
@@ -97,7 +105,7 @@ def remaining_workers(
     Raises:
         StartTimeoutError: No executor is left, and none came.
     """
-    if _is_dynamic(spark):
+    if is_dynamic(spark):
         return wanted  # executors come when tasks wait for them
     began = time.monotonic()
     longest = max(settings.executor_wait_s, settings.start_timeout_s)
@@ -157,19 +165,11 @@ def never_retries(spark: SparkSession) -> bool:
     return master.startswith("local") and not master.startswith("local-cluster") and "," not in master
 
 
-def _is_dynamic(spark: SparkSession) -> bool:
+def is_dynamic(spark: SparkSession) -> bool:
+    """Whether Spark starts executors when tasks wait for them, and ends those without tasks."""
+    if _is_local(spark):
+        return False  # where Spark does not heed the setting
     return (_conf(spark, "spark.dynamicAllocation.enabled") or "false").lower() == "true"
-
-
-def _refuse_dynamic_allocation(spark: SparkSession) -> None:
-    if _is_dynamic(spark):
-        raise ConfigError(
-            "this Spark application has spark.dynamicAllocation.enabled=true; workers that train together"
-            " must all run at once, which Spark does not promise then (SPARK-24942).\n"
-            "Hint: start it with spark.dynamicAllocation.enabled=false and a fixed"
-            " spark.executor.instances, or train with engine='local', or with sync='rounds' or sync='async',"
-            " whose workers need not all run at once."
-        )
 
 
 def _is_local(spark: SparkSession) -> bool:

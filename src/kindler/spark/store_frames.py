@@ -22,6 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from kindler.errors import ConfigError, DataError
 from kindler.spark.frames import arrow_types, column
 from kindler.spark.session import running
+from kindler.spark.versions import to_arrow
 from kindler.store import staging
 from kindler.store.blobs import Blobs, open_blobs
 from kindler.store.hashing import sha256_of
@@ -64,7 +65,7 @@ def write_blobs(frame: DataFrame, url: str) -> Wrote:
     reports = plain.mapInArrow(
         _Write(url=url, schema=schema), "number int, sha256 string, size long, rows long"
     )
-    parts = sorted(reports.toArrow().to_pylist(), key=lambda row: row["number"])
+    parts = sorted(to_arrow(reports).to_pylist(), key=lambda row: row["number"])
     if not parts:
         parts = [{"number": 0, **_written(iter(()), schema, open_blobs(url))}]
     return Wrote(schema, tuple((part["sha256"], part["size"], part["rows"]) for part in parts))

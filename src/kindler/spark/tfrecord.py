@@ -27,6 +27,7 @@ from kindler.data.tfrecord.writing import checked, write_rows
 from kindler.errors import ConfigError, DataError, KindlerError
 from kindler.spark.files import at_files
 from kindler.spark.frames import arrow_types, column
+from kindler.spark.versions import to_arrow
 
 __all__ = ["scan_frame", "write_frame"]
 
@@ -156,7 +157,7 @@ def _told(number: int, file: str, error: KindlerError | None = None) -> pa.Recor
 
 
 def _collected(frame: DataFrame) -> list[tuple[int, str]]:
-    reports = sorted(frame.toArrow().to_pylist(), key=lambda row: row["number"])
+    reports = sorted(to_arrow(frame).to_pylist(), key=lambda row: row["number"])
     for row in reports:
         if row["error"] is not None:
             error: KindlerError = cloudpickle.loads(row["error"])

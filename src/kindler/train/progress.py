@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
+from kindler.train.ingest_progress import IngestLine
 from kindler.train.metric_names import BOOKKEEPING
 
 __all__ = ["ProgressBar", "epoch_line", "figures", "remaining", "shares"]
@@ -51,6 +52,7 @@ class ProgressBar:
         self._bar_began = 0.0
         self._began: float | None = None
         self._epoch_s: float | None = None
+        self._ingest = IngestLine(lambda: self._stream or sys.stderr, self._can_redraw, clock)
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -61,6 +63,7 @@ class ProgressBar:
         if exc is None and self._bar is not None and self._bar.total is not None:
             self._bar.update(self._bar.total - self._bar.n)
         self._close()
+        self._ingest.end()
 
     def log(self, rank: int, line: str) -> None:
         """Print a line of a worker's output."""
@@ -80,6 +83,11 @@ class ProgressBar:
         """Show a worker's report: `progress` within an epoch, or `epoch` at its end."""
         if not self._verbose:
             return
+        if fields["name"] == "ingest":
+            self._ingest.report(fields)
+            return
+        if fields["name"] in ("progress", "epoch"):
+            self._ingest.end()
         if fields["name"] == "progress":
             self._draw(dict(fields))
         elif fields["name"] == "epoch":
@@ -130,6 +138,9 @@ class ProgressBar:
             stream.flush()
         self._close()
         self._last = {}
+
+    def _can_redraw(self) -> bool:
+        return _is_terminal(self._stream or sys.stderr)
 
     def _label(self, fields: Mapping[str, Any]) -> str:
         if self._what != "epoch":

@@ -1,4 +1,4 @@
-"""Rounds and asynchronous training on executors that Spark allocates as it needs them, and that are killed.
+"""Training on executors that Spark allocates as it needs them, and that are killed.
 
 `python elastic.py MASTER WORK_FOLDER` prints what came of the runs, as JSON.
 """
@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 import kindler
-from kindler.errors import ConfigError
 
 ROWS, FOLDERS = 80, "SPARK_EXECUTOR_DIRS"
 
@@ -63,20 +62,21 @@ def train(spark: Any, folder: Path, *, sync: str, kill: bool) -> dict[str, Any]:
     folder.mkdir()
     said, log = Said(), logging.getLogger("kindler.estimator.fit")
     log.addHandler(said)
-    random = np.random.default_rng(0)
-    x = random.normal(size=(ROWS, 3))
-    rows = [(row.tolist(), float(row @ [1.0, -2.0, 0.5])) for row in x]
+    pairs = [(row.tolist(), float(label)) for row, label in zip(*rows(), strict=True)]
     # Not repartitioned: in which order the rows of a shuffle arrive is chance.
-    frame = spark.createDataFrame(rows, "x array<float>, y float")
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+    frame = spark.createDataFrame(pairs, "x array<float>, y float")
+    model = network(sync)
     est = kindler.Estimator.from_torch(
-        model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.05), loss=nn.MSELoss(), workers=2
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.05),
+        loss=nn.MSELoss(),
+        workers=2,
+        model_dir=str(folder / "checkpoints") if sync == "allreduce" else None,
     )
     history = est.fit(
         frame,
         epochs=3,
-        batch_size=8,
+        batch_size=ROWS if sync == "allreduce" else 8,
         feature_cols="x",
         label_cols="y",
         shapes={"y": (1,)},
@@ -96,17 +96,38 @@ def train(spark: Any, folder: Path, *, sync: str, kill: bool) -> dict[str, Any]:
     }
 
 
-def refusal(spark: Any) -> str:
-    model = nn.Linear(3, 1)
-    est = kindler.Estimator.from_torch(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.MSELoss(), workers=2
-    )
-    frame = spark.range(4).selectExpr("array(float(id), float(0), float(1)) AS x", "float(id) AS y")
-    try:
-        est.fit(frame, feature_cols="x", label_cols="y", verbose=0)
-    except ConfigError as exc:
-        return str(exc)
-    return ""
+def network(sync: str) -> nn.Sequential:
+    """Without dropout for steps that one process can repeat."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.0 if sync == "allreduce" else 0.1), nn.Linear(8, 1))
+
+
+def rows() -> tuple[Any, Any]:
+    x = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
+    return x, (x @ [1.0, -2.0, 0.5]).astype(np.float32)
+
+
+def one_process() -> list[list[float]]:
+    """The first weights after three steps of all rows, without Kindler."""
+    model = network("allreduce")
+    adam, (x, y) = torch.optim.Adam(model.parameters(), lr=0.05), rows()
+    for _ in range(3):
+        adam.zero_grad()
+        nn.functional.mse_loss(model(torch.tensor(x)), torch.tensor(y)[:, None]).backward()
+        adam.step()
+    found: list[list[float]] = model[0].weight.tolist()
+    return found
+
+
+def executors(spark: Any) -> int:
+    return int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1  # the driver is one of them
+
+
+def checked(spark: Any, master: str) -> list[dict[str, str]]:
+    """What `kindler doctor --master` says of the executors."""
+    from kindler.cli.doctor import _executors
+
+    return [check.as_dict() for check in _executors(spark, master, 60.0)]
 
 
 def main(master: str, work: str) -> None:
@@ -120,11 +141,15 @@ def main(master: str, work: str) -> None:
     spark = kindler.init(master, conf=settings)
     place = Path(work)
     told = {
-        "refusal": refusal(spark),
+        "executors at first": executors(spark),
+        "one process": one_process(),
+        "allreduce": train(spark, place / "allreduce", sync="allreduce", kill=False),
+        "allreduce killed": train(spark, place / "allreduce-killed", sync="allreduce", kill=True),
         "undisturbed": train(spark, place / "undisturbed", sync="rounds", kill=False),
         "killed": train(spark, place / "killed", sync="rounds", kill=True),
         "async": train(spark, place / "async", sync="async", kill=True),
     }
+    told["checked"] = checked(spark, master)
     print(json.dumps(told))  # noqa: T201
 
 

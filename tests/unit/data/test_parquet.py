@@ -101,18 +101,18 @@ def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mark", "kind"),
+    ("mark", "problem"),
     [
-        ("_delta_log/0.json", "Delta"),
-        (".hoodie/hoodie.properties", "Hudi"),
-        ("metadata/v1.metadata.json", "Iceberg"),
+        ("below/_delta_log/0.json", "contains a table of Delta"),
+        (".hoodie/hoodie.properties", "is a table of Hudi"),
+        ("below/metadata/v1.metadata.json", "contains a table of Iceberg"),
     ],
 )
-def test_tables_of_other_formats_are_not_read_as_plain_files(tmp_path: Path, mark: str, kind: str) -> None:
+def test_tables_of_other_formats_are_not_read_as_plain_files(tmp_path: Path, mark: str, problem: str) -> None:
     write(tmp_path / "a.parquet", 0, 3)
-    (tmp_path / mark).parent.mkdir()
+    (tmp_path / mark).parent.mkdir(parents=True)
     (tmp_path / mark).touch()
-    with pytest.raises(ConfigError, match=f"is a table of {kind}(?s:.*)pass the DataFrame"):
+    with pytest.raises(ConfigError, match=f"{problem}(?s:.*)pass the DataFrame"):
         parquet.inspect(tmp_path)
 
 

@@ -11,6 +11,7 @@ from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
 from kindler.estimator.inputs.files import not_empty
 from kindler.estimator.inputs.samples import repeated_row, zeros
+from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.outputs import arrow_type, refuse_taken, to_arrow
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ class FrameInput(Input):
     """A Spark DataFrame. Scoring it gives a lazy DataFrame, batch or streaming."""
 
     engine = "spark"
+
+    def __init__(self, data: Any) -> None:
+        from kindler.spark.versions import require_pyspark
+
+        require_pyspark("a Spark DataFrame")
+        super().__init__(data)
 
     @staticmethod
     def accepts(data: Any) -> bool:
@@ -62,10 +69,12 @@ class FrameInput(Input):
         return columns, zeros(columns, layout, types) or self._first_row(columns)
 
     def score(self, request: ScoreRequest) -> Any:
+        from kindler.spark.executors import check_executors
         from kindler.spark.frames import arrow_types, refuse_ambiguous
         from kindler.spark.predict import predict_frame
 
         frame = self.data
+        check_executors(frame.sparkSession, *filter(None, (FRAMEWORKS.spec(request.framework).package,)))
         types = arrow_types(frame)
         columns = request.options.columns.plan(types)
         refuse_ambiguous(frame, columns.names)
@@ -75,8 +84,9 @@ class FrameInput(Input):
         prepares = request.preparation(columns) is not None and not frame.isStreaming
         sample = (None if prepares else zeros(columns, request.layout, types)) or self._first_row(columns)
         # The driver is not bound by the threads of an executor.
-        outputs = next(predictor.with_threads(None).score([inputs(columns, sample)]))
-        names = predictor.names(len(outputs))
+        tried = predictor.with_threads(None)
+        outputs = next(tried.score([inputs(columns, sample)]))
+        names = tried.names(len(outputs))  # those of a dict are known once it has scored
         folded = {column.lower() for column in frame.columns}  # Spark would replace one by the other
         refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
         return predict_frame(

@@ -1,0 +1,199 @@
+"""Which versions of pyspark Kindler runs on, and what differs between them.
+
+Other modules call these functions instead of asking for a version: each does what pyspark 4 has a method for,
+also on pyspark 3.5.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from kindler.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = [
+    "OLDEST",
+    "add_tag",
+    "condition_of",
+    "from_arrow",
+    "interrupt_tag",
+    "parse",
+    "require_pyspark",
+    "to_arrow",
+    "too_old",
+]
+
+OLDEST = (3, 5)
+"""The oldest version that is supported, of pyspark and of a Spark Connect server."""
+
+_LISTENS = (4, 0)  # since then a frame becomes Arrow, and Arrow a frame, by methods of their own
+
+
+def parse(version: str) -> tuple[int, int]:
+    """The first two numbers of a version.
+
+    >>> parse("4.0.0.dev2"), parse("3.5-SNAPSHOT"), parse("unknown")
+    ((4, 0), (3, 5), (0, 0))
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
+def require_pyspark(what: str) -> tuple[int, int]:
+    """The version of the installed pyspark, which is imported.
+
+    Args:
+        what: What needs it, for the message.
+
+    Raises:
+        MissingExtraError: It is not installed.
+        ConfigError: It is too old.
+    """
+    try:
+        pyspark: Any = importlib.import_module("pyspark")
+    except ModuleNotFoundError as exc:
+        if exc.name != "pyspark":
+            raise
+        raise MissingExtraError(what=what, package="pyspark", extra="spark") from exc
+    complaint = too_old(pyspark.__version__)
+    if complaint is not None:
+        raise ConfigError(f"{what}: pyspark {complaint}\nHint: pip install 'pyspark>=3.5'")
+    return parse(pyspark.__version__)
+
+
+def too_old(version: str) -> str | None:
+    """The end of a sentence that refuses an old version; None for one that is supported.
+
+    >>> too_old("3.4.1")
+    '3.4.1 is too old: Kindler needs Spark 3.5 or newer.'
+    >>> too_old("4.0.0")
+    """
+    if parse(version) >= OLDEST:
+        return None
+    return f"{version} is too old: Kindler needs Spark {'.'.join(map(str, OLDEST))} or newer."
+
+
+def to_arrow(frame: DataFrame) -> pa.Table:
+    """All rows of a frame in this process, in the frame's order."""
+    if hasattr(type(frame), "toArrow"):
+        return frame.toArrow()
+    import pyarrow as pa
+
+    old: Any = frame
+    if _is_connect(old):
+        table, _ = old._session.client.to_table(old._plan.to_proto(old._session.client))
+    else:
+        batches = old._collect_as_arrow()
+        schema = batches[0].schema if batches else _arrow_schema(old.schema)
+        table = pa.Table.from_batches(batches, schema)
+    utc = [field.with_type(_in_utc(field.type)) for field in table.schema]  # as later versions give them
+    return table.cast(pa.schema(utc))
+
+
+def from_arrow(spark: SparkSession, table: pa.Table, schema: StructType | None = None) -> DataFrame:
+    """A frame of a table's rows, in its order.
+
+    Args:
+        spark: The session.
+        table: The rows.
+        schema: The frame's columns; by default those that the table's types mean to Spark.
+    """
+    if _pyspark() >= _LISTENS:
+        frame: DataFrame = (
+            spark.createDataFrame(table) if schema is None else spark.createDataFrame(table, schema)
+        )
+        return frame
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = from_arrow_schema(table.schema) if schema is None else schema
+    wanted = table.rename_columns(list(schema.names)).cast(_arrow_schema(schema))
+    return (
+        _local_relation(spark, wanted, schema) if _is_connect(spark) else _through_file(spark, wanted, schema)
+    )
+
+
+def _through_file(spark: Any, table: pa.Table, schema: StructType) -> DataFrame:
+    """Classic 3.5: the way that a pandas frame takes, from where it has become Arrow."""
+    from pyspark.sql import DataFrame
+    from pyspark.sql.pandas.serializers import ArrowStreamSerializer
+
+    if not table.num_rows:
+        empty: DataFrame = spark.createDataFrame([], schema)
+        return empty
+    rows = int(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))
+    utils, context = spark._jvm.PythonSQLUtils, spark.sparkContext
+    batches = context._serialize_to_jvm(
+        table.to_batches(max_chunksize=rows if rows > 0 else None),
+        ArrowStreamSerializer(),
+        utils.readArrowStreamFromFile,
+        spark._jvm.ArrowIteratorServer,
+    )
+    return DataFrame(utils.toDataFrame(batches, schema.json(), spark._jsparkSession), spark)
+
+
+def _local_relation(spark: Any, table: pa.Table, schema: StructType) -> DataFrame:
+    dataframe: Any = importlib.import_module("pyspark.sql.connect.dataframe")
+    plan: Any = importlib.import_module("pyspark.sql.connect.plan")
+    frame: DataFrame = dataframe.DataFrame.withPlan(plan.LocalRelation(table, schema=schema.json()), spark)
+    return frame
+
+
+def add_tag(spark: SparkSession, tag: str) -> None:
+    """Have the jobs that this thread starts from now on carry a tag."""
+    if _has_tags(spark):
+        spark.addTag(tag)
+    else:
+        spark.sparkContext.addJobTag(tag)
+
+
+def interrupt_tag(spark: SparkSession, tag: str) -> None:
+    """End the running jobs that carry a tag."""
+    if _has_tags(spark):
+        spark.interruptTag(tag)
+    else:
+        spark.sparkContext.cancelJobsWithTag(tag)
+
+
+def condition_of(error: Any) -> str | None:
+    """The name of what went wrong, as Spark's list of errors has it."""
+    ask = getattr(error, "getCondition", None) or error.getErrorClass
+    name: str | None = ask()
+    return name
+
+
+def _has_tags(spark: Any) -> bool:
+    return _is_connect(spark) or _pyspark() >= _LISTENS
+
+
+def _pyspark() -> tuple[int, int]:
+    import pyspark
+
+    return parse(pyspark.__version__)
+
+
+def _is_connect(thing: Any) -> bool:
+    return type(thing).__module__.startswith("pyspark.sql.connect")
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema)
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp("us", "UTC")
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_utc(field.type)) for field in kind])
+    return kind

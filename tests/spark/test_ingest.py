@@ -1,0 +1,67 @@
+"""Rows that Spark sends are counted while they are computed and received, and nothing is left of them."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+from torch import nn, optim
+
+from kindler import Estimator
+from kindler.spark import ingest
+from kindler.train import ingest_progress
+
+pytestmark = pytest.mark.spark
+
+ROWS = 20_000
+
+
+class Slow:
+    """A function that takes its time with each batch, so that its stage can be watched."""
+
+    def __call__(self, batches: Any) -> Any:
+        import time
+
+        for batch in batches:
+            time.sleep(0.3)
+            yield batch
+
+
+def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stays(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports: list[dict[str, Any]] = []
+    shown = ingest_progress.IngestLine.report
+
+    def heard(line: Any, fields: Any) -> None:
+        reports.append(dict(fields))
+        shown(line, fields)
+
+    monkeypatch.setattr(ingest_progress.IngestLine, "report", heard)
+    monkeypatch.setattr(ingest, "_LOOK_S", 0.1)
+    monkeypatch.setattr(ingest_progress, "_PRINTED_S", 0.0)
+    before = set(Path(tempfile.gettempdir()).glob("kindler-*-*"))
+    frame = (
+        spark.range(0, ROWS, 1, 6)
+        .mapInArrow(Slow(), "id long")
+        .select(F.col("id").cast("double").alias("x"), F.rand(0).alias("y"))
+    )
+    est = Estimator.from_torch(
+        model=lambda: nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 1)),
+        optimizer=lambda model: optim.SGD(model.parameters(), lr=1e-9),
+        loss=nn.MSELoss(),
+        workers=2,
+    )
+    est.fit(frame, epochs=1, batch_size=ROWS, shapes={"y": (1,)})
+
+    computed = [report for report in reports if report["stage"] == "computed"]
+    received = [report for report in reports if report["stage"] == "received"]
+    assert computed
+    assert max(report["tasks"] for report in computed) >= 6
+    assert sum(report["rows"] for report in received if report["done"]) == ROWS
+    assert {report["worker"] for report in received if report["done"]} == {0, 1}
+    assert f"rows from Spark: {ROWS:,} received (" in capsys.readouterr().err
+    assert set(Path(tempfile.gettempdir()).glob("kindler-*-*")) <= before

@@ -1,0 +1,35 @@
+"""The core facts on the older Sparks that are supported; all other tests run on the newest one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.in_turn import Printed
+from tests.spark_programs import shards_seen
+from tests.spark_programs.conftest import last_line
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_frames_train_to_the_weights_of_one_process_are_scored_in_order_and_fail_with_the_cause(
+    on_an_older_spark: tuple[str, Printed],
+) -> None:
+    version, printed = on_an_older_spark
+    seen = last_line(printed("versions.py"))
+
+    assert seen["version"].startswith(f"{version}.")
+    assert seen["server"] == seen["version"]
+    assert seen["rows"] == [500] * 10
+    assert seen["weights"] == pytest.approx(seen["one_process"], abs=1e-5)
+    assert seen["from_files"] == pytest.approx(seen["one_process"], abs=1e-5)
+    assert (seen["in_order"], seen["words"]) == (True, True)
+    assert seen["off_by"] < 1e-5
+    assert seen["failing"].startswith("no such thing")
+    assert "column 'label'" in seen["hole"]
+    assert "row 7 of partition 0" in seen["hole"]
+    assert "workers=5 but this Spark application can run 2 tasks" in seen["too many"]
+    assert seen["computed"].startswith("Spark cannot compute the frame")
+
+
+def test_shards_are_the_same(on_an_older_spark: tuple[str, Printed]) -> None:
+    assert last_line(on_an_older_spark[1]("shards.py")) == shards_seen.EXPECTED
