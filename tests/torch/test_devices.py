@@ -14,9 +14,10 @@ from rows import batch
 from torch import nn
 
 import kindler
-from kindler import Callback, Estimator, RunSettings
+from kindler import Callback, Estimator, Omega, RunSettings
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+from kindler.models.loaded import load
 
 pytestmark = pytest.mark.torch
 
@@ -211,3 +212,21 @@ def test_options_of_devices_are_checked_before_anything_starts() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             estimator(**options)
+
+
+def test_a_stored_model_computes_on_the_cpu_unless_a_gpu_was_insisted_on(tmp_path: Path) -> None:
+    om = Omega(tmp_path / "store")
+    trained = estimator(workers=1)
+    trained.fit((X, Y), batch_size=16, verbose=0)
+    model = trained.get_model()
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(X)).numpy()
+    kinds = {"module": {}, "estimator": {}, "pickled": {"kind": "pickle", "trusted": True}}
+    for name, options in kinds.items():
+        version = om.models.put(trained if name == "estimator" else model, name, **options)
+        loaded = load(om.store, version, trusted=True, device="auto")
+        np.testing.assert_array_equal(loaded.predictor(X), expected)
+        assert loaded.kind.device_bytes(version.meta) == 0
+        with pytest.raises(ConfigError, match="'cuda' was asked for; PyTorch was built without CUDA here"):
+            _ = load(om.store, version, trusted=True, device="cuda").predictor
+    om.close()
