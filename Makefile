@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test gate test-unit test-torch test-keras test-tf-graph test-tfpark test-bigdl test-openvino test-mxnet test-sparkflow test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples costs wheels check check-style check-types check-layers check-docs bench docs clean
+.PHONY: help install quickstart test gate test-unit test-torch test-keras test-tf-graph test-tfpark test-bigdl test-openvino test-mxnet test-sparkflow test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-gpu costs wheels check check-style check-types check-layers check-docs bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -150,6 +150,9 @@ test-cluster: $(VENV)/.dev ## programs of users' own on clusters, fed by Spark
 
 test-examples: $(VENV)/.dev ## the examples and the code in the docs
 	$(PYTEST) tests/examples $(wildcard tests/docs)
+
+test-gpu: $(VENV)/.dev ## what needs a GPU; skipped, with the reason, where there is none
+	$(PYTEST) tests/gpu -rs
 
 costs: ## run every test, print the CPU seconds of the parts and of the slowest tests
 	rm -rf build/costs

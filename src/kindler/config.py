@@ -28,7 +28,6 @@ class RunSettings:
             goes on with fewer workers, until it is back.
         idle_s: Seconds that warm processes wait for the next run; 0 keeps none.
         threads: Compute threads per worker; None shares a machine's cores among its workers.
-        share_gpus: Whether several workers may compute on one GPU. Otherwise each needs one of its own.
         shared_memory: Whether workers of one machine exchange through shared memory.
         rendezvous: Where workers meet: at the driver (live logs and progress), or among
             themselves where they cannot reach it, as with a remote Spark Connect client.
@@ -51,7 +50,6 @@ class RunSettings:
     executor_wait_s: float = 300.0
     idle_s: float = 300.0
     threads: int | None = None
-    share_gpus: bool = False
     shared_memory: bool = True
     rendezvous: Literal["auto", "driver", "workers"] = "auto"
     port_range: tuple[int, int] | None = None

@@ -1,7 +1,8 @@
-"""Training on a real GPU, with the local engine. Skipped where there is none.
+"""Training, scoring and serving on a real GPU, with the local engine. Skipped where there is none.
 
-Needs nothing but torch (Keras where it is installed) and what Kindler itself needs. By hand:
-`PYTHONPATH=src python -m pytest tests/gpu`, or without pytest: `PYTHONPATH=src python tests/gpu/test_gpu.py`.
+Needs nothing but torch (Keras and onnxruntime where they are installed) and what Kindler itself needs. By
+hand: `make test-gpu`, or without pytest: `PYTHONPATH=src python tests/gpu/test_gpu.py`, where `--only
+serve,predict,sharded` runs the tests with one of these words in their names.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def _has_cuda() -> bool:
 
 
 if pytest is not None:
-    pytestmark = [pytest.mark.torch, pytest.mark.skipif(not _has_cuda(), reason="there is no CUDA device")]
+    pytestmark = [
+        pytest.mark.torch,
+        pytest.mark.gpu,
+        pytest.mark.skipif(not _has_cuda(), reason="there is no CUDA device"),
+    ]
 
 
 def estimator(**options: Any) -> Any:
@@ -328,6 +333,117 @@ def test_synchronised_batch_norm_on_two_workers_sees_the_rows_of_both() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_predict_gives_the_same_rows_twice_in_uneven_batches_and_in_half_precision() -> None:
+    est, _ = trained(device="cuda")
+    rows = np.random.default_rng(1).normal(size=(1000, 4)).astype("float32")
+    expected = np.concatenate([est.predict(rows[i : i + 96], batch_size=96) for i in range(0, 1000, 96)])
+    for _ in range(2):
+        np.testing.assert_array_equal(est.predict(rows, batch_size=96), expected)
+    rows.flags.writeable = False
+    np.testing.assert_array_equal(est.predict(rows, batch_size=96), expected)
+    half = est.predict(rows, batch_size=96, precision="bf16")
+    assert half.dtype == np.float32
+    assert not np.array_equal(half, expected)
+    np.testing.assert_allclose(half, expected, atol=0.1)
+
+
+def test_predict_of_several_tasks_has_one_model_on_the_gpu() -> None:
+    import tempfile
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows = np.random.default_rng(1).normal(size=(4000, 4)).astype("float32")
+        pq.write_table(pa.table({"x": list(rows)}), f"{folder}/rows.parquet", row_group_size=500)
+        est = estimator(device="cuda", workers=2)
+        expected = np.asarray(est.predict(rows, batch_size=100)).reshape(-1)
+        est.predict(
+            f"{folder}/rows.parquet", batch_size=100, feature_cols="x", output_path=f"{folder}/out", verbose=0
+        )
+        found = pq.read_table(f"{folder}/out")["prediction"].to_pylist()
+        np.testing.assert_allclose(np.asarray(found).reshape(-1), expected, rtol=1e-5, atol=1e-6)
+        there = [line for line in _commands() if "kindler.inference._host_model_main" in line]
+        assert len(there) == 1, there
+
+
+def _commands() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def test_serve_computes_a_torch_model_on_the_gpu_and_another_on_the_cpu() -> None:
+    import tempfile
+
+    for package in ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client", "orjson"):
+        _need(package)
+    with tempfile.TemporaryDirectory() as folder:
+        told = _run(textwrap.dedent(_SERVED).replace("FOLDER", repr(folder)), {})
+        assert "served" in told, told
+
+
+_SERVED = """
+    import json, os, subprocess, sys, urllib.request
+    import numpy as np
+    import torch
+    from kindler import Omega
+
+    om = Omega(FOLDER + "/store")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    om.models.put(model, "net")
+    om.models.put(model, "own")
+    om.close()
+    rows = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    expected = model(torch.from_numpy(rows)).detach().numpy()
+
+    def ask(url, data=None, method="GET"):
+        body = None if data is None else json.dumps(data).encode()
+        request = urllib.request.Request(url, body, {"content-type": "application/json"}, method=method)
+        return json.loads(urllib.request.urlopen(request, timeout=120).read())
+
+    for trusted in (["--trusted"], []):
+        words = ["serve", "--store", FOLDER + "/store", "--port", "0"]
+        words += ["--device", "auto", "--device", "own=cpu"]
+        server = subprocess.Popen(
+            [sys.executable, "-m", "kindler.cli", *words, *trusted], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            url = server.stdout.readline().rpartition(" at ")[2].strip()
+            for name in ("net", "own"):
+                reply = ask(f"{url}/v1/models/{name}:predict", {"instances": rows.tolist()}, "POST")
+                np.testing.assert_allclose(reply["predictions"], expected, rtol=1e-3, atol=1e-4)
+            loaded = {one["name"]: one for one in ask(f"{url}/api/v1/stats")["loaded"]}
+            print(trusted, {name: (one["device"], one["device_bytes"]) for name, one in loaded.items()})
+            assert loaded["own"]["device"] == "cpu"
+            if trusted:  # whether CUDA works in a locked process is for the kernel and the driver to say
+                assert loaded["net"]["device"] == "cuda:0"
+                assert loaded["net"]["device_bytes"] > 0
+        finally:
+            server.terminate()
+            server.wait(60)
+    print("served")
+"""
+
+
+def test_sharded_optimizers_of_two_workers_on_one_gpu_end_with_the_weights_of_all_reduce() -> None:
+    def weights(**fit: Any) -> list[np.ndarray]:
+        est = estimator(device="cuda", workers=2, share_gpus=True)
+        est.fit((X, Y), epochs=2, batch_size=32, verbose=0, **fit)
+        return [value.cpu().numpy() for value in est.get_model().state_dict().values()]
+
+    expected = weights()
+    for found, one in zip(weights(sync="sharded"), expected, strict=True):
+        np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-6)
+    _assert_refused(lambda: weights(sync="sharded", sync_options={"one_copy": True}), "one_copy=True, but")
+    _assert_refused(lambda: weights(sync="fsdp"), "2 workers share 1 GPUs, and each needs one of its own")
+
+
 def test_a_gpu_that_is_not_there_is_named() -> None:
     from kindler.errors import ConfigError
 
@@ -418,7 +534,7 @@ def _preloaded_without_device(preload: str, environment: dict[str, str]) -> None
     _run(textwrap.dedent(code), environment)
 
 
-def _run(code: str, environment: dict[str, str]) -> None:
+def _run(code: str, environment: dict[str, str]) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])},
@@ -427,6 +543,7 @@ def _run(code: str, environment: dict[str, str]) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 class _Skipped(Exception):
@@ -440,9 +557,13 @@ def _need(package: str) -> None:
         raise _Skipped(f"{package} is not installed")
 
 
-def main() -> int:
-    """Run every test of this file, without pytest; the number that failed."""
-    tests: dict[str, Callable[[], None]] = {n: f for n, f in globals().items() if n.startswith("test_")}
+def main(only: str) -> int:
+    """Run the tests of this file that have one of these words in their name; the number that failed."""
+    tests: dict[str, Callable[[], None]] = {
+        name: test
+        for name, test in globals().items()
+        if name.startswith("test_") and any(word in name for word in only.split(","))
+    }
     failed = 0
     for name, test in tests.items():
         try:
@@ -458,4 +579,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     pytest = None  # type: ignore[assignment]
-    sys.exit(main() if _has_cuda() else "there is no CUDA device")
+    words = sys.argv[sys.argv.index("--only") + 1] if "--only" in sys.argv else ""
+    sys.exit(main(words) if _has_cuda() else "there is no CUDA device")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kindler import Estimator, Omega, jail
+from kindler.errors import ConfigError
 from kindler.models.loaded import load, wrap
 from kindler.models.signature import fit
 from kindler.serve.loaded_models import Residents
@@ -36,6 +37,20 @@ def test_a_stored_model_gives_the_numbers_of_predict(tmp_path: Path, keras: Any)
         (name, outputs), *_ = served.call({"x": X[:rows]}, "predict").items()
         assert name == "y"
         np.testing.assert_allclose(outputs, model.predict(X[:rows], verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_computes_on_the_cpu_unless_a_gpu_was_insisted_on(tmp_path: Path, keras: Any) -> None:
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    om = Omega(tmp_path / "store")
+    version = om.models.put(model, "net")
+
+    loaded = load(om.store, version, trusted=False, device="auto")
+
+    assert (loaded.kind.device, loaded.kind.device_bytes(version.meta)) == ("cpu", 0)
+    np.testing.assert_allclose(loaded.predictor(X), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match="'cuda' was asked for"):
+        load(om.store, version, trusted=False, device="cuda")
+    om.close()
 
 
 def test_several_inputs_and_outputs_keep_their_names(keras: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,14 @@ class ToyKind(ModelKind):
 
     def predictor(self, model: Any) -> Predictor:
         return ToyPredictor(model)
+
+    def gpu_problem(self, meta: Mapping[str, Any]) -> str | None:
+        """Stands in for a framework that finds a GPU wherever one is visible."""
+        return None if os.environ.get("CUDA_VISIBLE_DEVICES") else "nothing is visible."
+
+    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+        """Tells which GPU this process sees."""
+        return 1000 + int(os.environ["CUDA_VISIBLE_DEVICES"]) if self.device == "cuda" else 0
 
 
 class ToyPredictor(Predictor):

@@ -149,3 +149,41 @@ def test_the_runtime_predicts_with_it_and_says_what_it_does_not_have(om: Omega, 
     ):
         with pytest.raises(ConfigError, match=complaint):
             call.get(60)
+
+
+def test_an_onnx_model_computes_on_the_device_that_was_asked_for_or_is_refused_with_the_providers(
+    om: Omega, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = om.models.put(onnx_model(), "net")
+    runtime = pytest.importorskip("onnxruntime")
+    asked: list[Any] = []
+    session = runtime.InferenceSession
+
+    def opened(path: str, providers: list[Any]) -> Any:
+        asked.append([one if isinstance(one, str) else one[0] for one in providers])
+        return session(path, providers=["CPUExecutionProvider"])
+
+    monkeypatch.setattr(runtime, "InferenceSession", opened)
+    with pytest.raises(
+        ConfigError, match=r"(?s)providers .*, and not CUDAExecutionProvider.*onnxruntime-gpu"
+    ):
+        load(om.store, version, trusted=False, device="cuda")
+    for device in ("cpu", "auto"):
+        loaded = load(om.store, version, trusted=False, device=device)
+        assert loaded.kind.device == "cpu"
+        np.testing.assert_allclose(loaded.predictor.call({"x": X}, "predict")["y"], EXPECTED, rtol=1e-6)
+
+    cuda = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(runtime, "get_available_providers", lambda: ["TensorrtExecutionProvider", *cuda])
+    # It is listed, and its libraries are missing: onnxruntime only warns of that.
+    assert load(om.store, version, trusted=False, device="auto").kind.device == "cpu"
+    with pytest.raises(ConfigError, match="could not load CUDAExecutionProvider, and uses CPU"):
+        load(om.store, version, trusted=False, device="cuda")
+    assert asked == [["CPUExecutionProvider"]] * 2 + [cuda] * 2
+
+
+def test_openvino_models_refuse_a_gpu(om: Omega) -> None:
+    version = om.models.put(openvino_model(), "net")
+    with pytest.raises(ConfigError, match="asked for; models of kind 'openvino' compute on the CPU"):
+        load(om.store, version, trusted=False, device="cuda")
+    assert load(om.store, version, trusted=False, device="auto").kind.device == "cpu"

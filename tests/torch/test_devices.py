@@ -14,9 +14,12 @@ from rows import batch
 from torch import nn
 
 import kindler
-from kindler import Callback, Estimator, RunSettings
+from kindler import Callback, Estimator, Omega, RunSettings
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+from kindler.models.loaded import load
+from kindler.sync.fsdp import _refuse_shared
+from kindler.sync.sharded import Sharded
 
 pytestmark = pytest.mark.torch
 
@@ -211,3 +214,67 @@ def test_options_of_devices_are_checked_before_anything_starts() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             estimator(**options)
+
+
+def test_a_stored_model_computes_on_the_cpu_unless_a_gpu_was_insisted_on(tmp_path: Path) -> None:
+    om = Omega(tmp_path / "store")
+    trained = estimator(workers=1)
+    trained.fit((X, Y), batch_size=16, verbose=0)
+    model = trained.get_model()
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(X)).numpy()
+    kinds = {"module": {}, "estimator": {}, "pickled": {"kind": "pickle", "trusted": True}}
+    for name, options in kinds.items():
+        version = om.models.put(trained if name == "estimator" else model, name, **options)
+        loaded = load(om.store, version, trusted=True, device="auto")
+        np.testing.assert_array_equal(loaded.predictor(X), expected)
+        assert loaded.kind.device_bytes(version.meta) == 0
+        with pytest.raises(ConfigError, match="'cuda' was asked for; PyTorch was built without CUDA here"):
+            _ = load(om.store, version, trusted=True, device="cuda").predictor
+    om.close()
+
+
+class Told:
+    """A worker whose neighbours said this."""
+
+    host = "here"
+
+    def __init__(self, *others: bytes) -> None:
+        self._others = others
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        return [data, *(other or data for other in self._others)]
+
+
+def test_workers_that_share_a_gpu_are_refused_where_each_needs_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    _refuse_shared(Told(b'["here", "1", "cuda:0"]', b'["there", "0", "cuda:0"]'), "cuda:0")
+    with pytest.raises(ConfigError, match="3 workers share 2 GPUs, and each needs one of its own"):
+        _refuse_shared(Told(b"", b'["here", "1", "cuda:0"]'), "cuda:0")
+
+
+def test_one_copy_of_the_parameters_is_refused_where_they_are_not_in_the_machines_memory() -> None:
+    replica = TorchReplica(TorchSpec(model=network()), device="meta")
+    with pytest.raises(ConfigError, match="one_copy=True, but the parameters are on meta"):
+        Sharded(RunSettings(), one_copy=True)._fuse(replica, None)
+
+
+def test_predict_computes_in_the_precision_that_it_is_told(recwarn: pytest.WarningsRecorder) -> None:
+    model = network()
+    with torch.inference_mode():
+        full = model(torch.from_numpy(X)).numpy()
+        with torch.autocast("cpu", torch.bfloat16):
+            half = model(torch.from_numpy(X)).float().numpy()
+    plain = Estimator.from_torch(model=model, device="cpu")
+    trained_in_half = Estimator.from_torch(model=model, device="cpu", precision="bf16")
+
+    np.testing.assert_array_equal(plain.predict(X, batch_size=48, precision="bf16"), half)
+    np.testing.assert_array_equal(trained_in_half.predict(X, batch_size=48), half)
+    np.testing.assert_array_equal(trained_in_half.predict(X, batch_size=48, precision="fp32"), full)
+    assert not np.array_equal(half, full)
+    with pytest.raises(ConfigError, match="precision must be one of 'fp32', 'bf16', 'fp16', or None"):
+        plain.predict(X, precision="int8")
+    with pytest.raises(ConfigError, match="precision='bf16' is for the model's own framework"):
+        plain.predict(X, precision="bf16", runtime="openvino")

@@ -43,6 +43,11 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--processes", type=_count, metavar="N", default=None,
         help="maximum processes of one model; auto chooses by the cores (default: auto)",
     )  # fmt: skip
+    parser.add_argument(
+        "--device", metavar="[NAME=]DEVICE", action="append", default=[],
+        help="where models compute: auto, cpu, cuda or cuda:N; NAME=cuda:1 for one model; repeatable"
+        " (default: auto)",
+    )  # fmt: skip
     for name, kind, text in _LIMITS:
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=text)
     _add_edges(parser)
@@ -87,6 +92,7 @@ _LIMITS = (
     ("timeout-s", float, "timeout of a request in seconds"),
     ("memory-bytes", int, "memory for all loaded models together"),
     ("model-memory-bytes", int, "memory for each process of a model"),
+    ("device-memory-bytes", int, "memory of each GPU for all loaded models together"),
     ("load-s", float, "seconds that loading a model may take"),
     ("refresh-s", float, "seconds between checks for moved aliases"),
     ("drain-s", float, "seconds that running requests get when the server stops"),
@@ -95,6 +101,22 @@ _LIMITS = (
 
 def _count(text: str) -> int | None:
     return None if text == "auto" else int(text)
+
+
+def _devices(given: list[str]) -> dict[str, Any]:
+    """The device of all models, and those of single ones; a name may have an equals sign, a device has none.
+
+    Raises:
+        ConfigError: Several devices were given for all models.
+    """
+    pairs = [text.rpartition("=") for text in given]
+    common = [device for _, named, device in pairs if not named]
+    if len(common) > 1:
+        raise ConfigError(f"--device was given {len(common)} times for all models: {', '.join(common)}.")
+    return {
+        "device": common[0] if common else "auto",
+        "devices": {name: device for name, named, device in pairs if named},
+    }
 
 
 def _serve(chosen: argparse.Namespace) -> int:
@@ -117,6 +139,7 @@ def _serve(chosen: argparse.Namespace) -> int:
         cors_origins=tuple(chosen.cors_origin),
         isolation=chosen.isolation,
         processes=chosen.processes,
+        **_devices(chosen.device),
         **limits,
     )
     if (chosen.tls_cert is None) != (chosen.tls_key is None) or (

@@ -23,6 +23,7 @@ from kindler.errors import ConfigError
 __all__ = ["Batch", "Batches", "inputs"]
 
 _PREFETCH = 2
+_STEPS_AT_ONCE = 8
 _CUTS_AT_ONCE = 64  # a few are as quick to find as one
 
 
@@ -46,6 +47,15 @@ class Batch:
     global_rows: int
     ends: bool = False
     where: Callable[[int], int | str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _AtOnce:
+    """What takers gave for the rows [start, stop) of a pass."""
+
+    start: int
+    stop: int
+    taken: tuple[Any, ...]
 
 
 class Batches:
@@ -116,7 +126,8 @@ class Batches:
         self._prefetch = _ahead_for(spool) if prefetch is None else prefetch
         self._features = [spool.arrays[column.name] for column in columns.features]
         self._labels = [(column, spool.arrays[column.name]) for column in columns.labels]
-        self._takers: tuple[Callable[[slice | Array], Any], ...] | None = None
+        self._takers: tuple[Any, ...] | None = None
+        self._together = 0
         self._following: tuple[int, Generator[Batch, None, None]] | None = None
         if columns.stack_features:
             _check_stackable(columns.features, self._features)
@@ -127,9 +138,12 @@ class Batches:
         """Let whoever computes take rows of the features, in their own way.
 
         A taker with a true attribute `holds` has all rows where they are needed: nothing is made ahead then.
+        One with `together`, a number of rows, is asked for the rows of several steps at once if they are not
+        more. It cuts them with `split`, which gives None where steps must be asked for by themselves.
         """
         if not self._columns.stack_features and (takers := hold(self._features)) is not None:
             self._takers = tuple(takers)
+            self._together = min((int(getattr(taker, "together", 0)) for taker in takers), default=0)
             if all(getattr(taker, "holds", False) for taker in takers):
                 self._prefetch = 0
 
@@ -194,15 +208,33 @@ class Batches:
     def _pass(self, epoch: int, first: int, last: int) -> Generator[Batch, None, None]:
         """The steps [first, last) of one pass."""
         picked = self._order(epoch)
+        together: _AtOnce | None = None
         for low, high, start, stop in self._cuts(epoch, first, last):
             rows = slice(start, stop) if picked is None else picked[start:stop]
+            if not self._together:
+                together = None
+            elif together is None or stop > together.stop:
+                several = start + min(self._together, (stop - start) * _STEPS_AT_ONCE)
+                end = max(stop, min(several, self._rounds.rows))
+                wanted = slice(start, end) if picked is None else picked[start:end]
+                together = _AtOnce(start, end, self._inputs(wanted))
             yield Batch(
-                features=self._inputs(rows),
+                features=self._inputs(rows) if together is None else self._cut(together, rows, start, stop),
                 labels=tuple(_label(_taken(array, rows), column) for column, array in self._labels),
                 rows=stop - start,
                 global_rows=high - low,
                 where=self._where(epoch, start),
             )
+
+    def _cut(self, together: _AtOnce, rows: slice | Array, start: int, stop: int) -> tuple[Any, ...]:
+        """The features of one step, out of those of several."""
+        assert self._takers is not None, "only takers are asked for several steps"
+        pairs = zip(self._takers, together.taken, strict=True)
+        parts = [taker.split(taken, start - together.start, stop - together.start) for taker, taken in pairs]
+        if any(part is None for part in parts):
+            self._together = 0
+            return self._inputs(rows)
+        return tuple(parts)
 
     def _cuts(self, epoch: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
         """For each step: from where to where it goes in the rows of all workers, and in this worker's."""

@@ -33,7 +33,7 @@ __all__ = [
     "tuned",
 ]
 
-Address = tuple[str, int]
+Address = tuple[str, int]  # of a socket in a folder, its path and 0
 
 NONCE_BYTES = 32
 GREETING_BYTES = NONCE_BYTES + hashlib.sha256().digest_size
@@ -163,7 +163,7 @@ def _held(lock: threading.RLock) -> Iterator[None]:
 def connect(address: Address, secret: bytes, *, timeout_s: float) -> Channel:
     """Connect to a `Door` at the other side and prove to each other that both know `secret`."""
     try:
-        sock = socket.create_connection(address, timeout=timeout_s)
+        sock = _dialled(address, timeout_s)
     except OSError as exc:
         raise ChannelClosed(f"connecting to {address[0]}:{address[1]}: {exc}") from exc
     deadline = time.monotonic() + timeout_s
@@ -215,8 +215,22 @@ def greeting(secret: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
 
 def tuned(sock: socket.socket) -> socket.socket:
     """The socket, set for small messages and to notice a machine that went away."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return sock
+
+
+def _dialled(address: Address, timeout_s: float) -> socket.socket:
+    if not address[0].startswith("/"):
+        return socket.create_connection(address, timeout=timeout_s)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(address[0])
+    except BaseException:
+        sock.close()
+        raise
     return sock
 
 

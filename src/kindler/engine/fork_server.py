@@ -38,7 +38,17 @@ from kindler.engine.left_running import leave_running
 from kindler.errors import StartTimeoutError, TrainingError
 from kindler.temporary import locked, private_folder
 
-__all__ = ["Child", "NotWanted", "Recipe", "close", "peer_is_this_user", "retire", "start_child"]
+__all__ = [
+    "Child",
+    "NotWanted",
+    "Recipe",
+    "close",
+    "package_path",
+    "peer_is_this_user",
+    "retire",
+    "socket_folder",
+    "start_child",
+]
 
 _TRIES = 3
 _LOOK_S = 0.1
@@ -412,6 +422,13 @@ def _base() -> Path:
     parent = Path(tempfile.gettempdir())
     too_long = len(str(parent).encode()) + 60 > _MAX_SOCKET_PATH_BYTES
     return private_folder(Path("/tmp") if too_long else parent)
+
+
+def socket_folder(name: str) -> Path:
+    """A folder of this user's alone for sockets, whose paths must not be long."""
+    folder = _base() / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def _folder(owner: int) -> Path:

@@ -18,19 +18,24 @@ from kindler.engine.job import TASK_GPUS
 from kindler.errors import ConfigError
 
 __all__ = [
+    "FRUGAL",
     "VISIBLE_GPUS",
     "Placement",
+    "TaskPlace",
     "ask_driver",
     "crowd_message",
+    "gpu_memory",
     "gpus_of_task",
+    "is_device",
     "machine_gpus",
     "place",
 ]
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _TIMEOUT_S = 30.0
+_NUMBERED = re.compile(r"cuda:\d{1,4}")
 # Without these, JAX takes three quarters of a GPU's memory at its start and TensorFlow all of it.
-_FRUGAL = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+FRUGAL = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,21 @@ class Placement:
         if self.visible is not None:
             os.environ[VISIBLE_GPUS] = ",".join(self.visible)
         if self.shared:
-            for name, value in _FRUGAL.items():
+            for name, value in FRUGAL.items():
                 os.environ.setdefault(name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlace:
+    """A task that scores rows beside others of its kind.
+
+    Attributes:
+        number: Which of them it is.
+        gpus: The GPUs that the cluster manager gave to it; empty where it gave none.
+    """
+
+    number: int
+    gpus: tuple[str, ...] = ()
 
 
 def place(
@@ -76,7 +94,7 @@ def place(
     Raises:
         ConfigError: There is no such GPU.
     """
-    number = int(device.partition(":")[2]) if re.fullmatch(r"cuda:\d+", device) else None
+    number = int(device.partition(":")[2]) if _NUMBERED.fullmatch(device) else None
     own = list(given) or list(gpus)
     if (device not in ("auto", "cuda") and number is None) or not own:
         return Placement(device, index=local_rank)
@@ -93,6 +111,12 @@ def place(
     if crowded and not share:
         problem = crowd_message(local_size, len(gpus), device)
     return Placement(kind, (chosen,), shared=crowded, problem=problem)
+
+
+def is_device(text: object) -> bool:
+    """Whether this is "auto", "cpu", "cuda" or "cuda:N"."""
+    known = ("auto", "cpu", "cuda")
+    return isinstance(text, str) and (text in known or _NUMBERED.fullmatch(text) is not None)
 
 
 def crowd_message(workers: int, gpus: int, device: str) -> str:
@@ -135,6 +159,16 @@ def ask_driver(query: str) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [line for line in done.stdout.splitlines() if line.strip()]
+
+
+def gpu_memory() -> dict[str, int]:
+    """The bytes of each GPU of the machine, by its number and by its UUID; empty where the driver is mute."""
+    found: dict[str, int] = {}
+    for line in ask_driver("--query-gpu=index,uuid,memory.total"):
+        index, uuid, size = (part.strip() for part in f"{line},,".split(",")[:3])
+        if size.removesuffix(" MiB").isdecimal():
+            found[index] = found[uuid] = int(size.removesuffix(" MiB")) << 20
+    return found
 
 
 def gpus_of_task() -> list[str]:

@@ -30,6 +30,7 @@ __all__ = [
     "division_complaints",
     "engine_complaints",
     "loader_complaints",
+    "precision_complaints",
     "preparation_complaints",
     "refuse",
     "row_weight_complaints",
@@ -53,6 +54,19 @@ def engine_complaints(workers: int | None, engine: str) -> Iterator[str]:
         yield f"workers must be at least 1, or None for all slots; received {workers!r}."
     if engine not in ("auto", "local", "spark"):
         yield f"engine must be 'auto', 'local' or 'spark'; received {engine!r}."
+
+
+def precision_complaints(row: FrameworkSpec, options: PredictOptions) -> Iterator[str]:
+    asked = options.precision
+    if asked is None or asked in row.precisions:
+        return
+    if row.precisions:
+        yield f"precision must be one of {', '.join(map(repr, row.precisions))}, or None; received {asked!r}."
+    else:
+        yield (
+            f"precision={asked!r}: models of the framework {row.name!r} compute in the precision that they"
+            " were made in.\nHint: for Keras, keras.mixed_precision says so before the model is made."
+        )
 
 
 def seed_complaints(seed: Any) -> Iterator[str]:

@@ -32,6 +32,7 @@ from kindler.estimator.checks import (
     division_complaints,
     engine_complaints,
     loader_complaints,
+    precision_complaints,
     preparation_complaints,
     refuse,
     row_weight_complaints,
@@ -104,6 +105,7 @@ class Estimator:
         settings: RunSettings,
         log_dir: str | PathLike[str] | None = None,
         preparation: Preparation | None = None,
+        share_gpus: bool = False,
     ) -> None:
         self._model = model
         self._preparation = preparation or Preparation()
@@ -114,6 +116,7 @@ class Estimator:
         self._model_dir = None if model_dir is None else place(model_dir)
         self._seed = int(seed)
         self._settings = settings
+        self._share_gpus = share_gpus
         self._live = LiveModel(model, self._seed)
         self._columns = ColumnOptions()
         self._layout: dict[str, Any] = {}
@@ -260,7 +263,8 @@ class Estimator:
             device=device,
             model_dir=model_dir,
             seed=seed,
-            settings=_with_sharing(settings, share_gpus),
+            settings=settings or RunSettings(),
+            share_gpus=share_gpus,
             log_dir=log_dir,
             preparation=preparation,
         )
@@ -361,7 +365,8 @@ class Estimator:
             device=device,
             model_dir=model_dir,
             seed=seed,
-            settings=_with_sharing(settings, share_gpus),
+            settings=settings or RunSettings(),
+            share_gpus=share_gpus,
             log_dir=log_dir,
             preparation=replace(preparation, text=chosen == "tensorflow"),
         )
@@ -390,6 +395,7 @@ class Estimator:
         workers: int | None = None,
         engine: Engine = "auto",
         device: str = "auto",
+        share_gpus: bool = False,
         seed: int = 0,
         log_dir: str | PathLike[str] | None = None,
         settings: RunSettings | None = None,
@@ -431,6 +437,7 @@ class Estimator:
             workers: Number of workers. None is one per slot of the Spark application, or one per core.
             engine: "spark", "local", or "auto": Spark if the data is in Spark.
             device: "auto", "cpu", "cuda" or "cuda:N".
+            share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
             seed: Decides the order of rows, and what random operations of the graph draw.
             log_dir: The folder that the driver writes event files for TensorBoard to.
             settings: Time limits, threads, shared memory.
@@ -465,6 +472,7 @@ class Estimator:
             model_dir=model_dir,
             seed=seed,
             settings=settings or RunSettings(),
+            share_gpus=share_gpus,
             log_dir=log_dir,
         )
 
@@ -622,6 +630,7 @@ class Estimator:
         workers: int | None = None,
         engine: Engine = "auto",
         device: str = "auto",
+        share_gpus: bool = False,
         model_dir: str | PathLike[str] | None = None,
         seed: int = 0,
         log_dir: str | PathLike[str] | None = None,
@@ -635,6 +644,7 @@ class Estimator:
             workers: Number of workers. None is one for each slot of the Spark application, or each core.
             engine: "spark", "local", or "auto": Spark if the data is Spark's.
             device: Where workers compute.
+            share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
             model_dir: The folder of checkpoints; see `fit`.
             seed: Decides the initial weights of creators, the order of rows, and dropout.
             log_dir: Where event files for TensorBoard are written.
@@ -650,6 +660,7 @@ class Estimator:
             model_dir=model_dir,
             seed=seed,
             settings=settings or RunSettings(),
+            share_gpus=share_gpus,
             log_dir=log_dir,
         )
 
@@ -907,6 +918,7 @@ class Estimator:
         stack_features: bool | None = None,
         ingest: Ingest = "auto",
         runtime: Runtime | None = None,
+        precision: str | None = None,
     ) -> Any:
         """Score every row of `data`.
 
@@ -931,6 +943,8 @@ class Estimator:
                 "inline" sends the rows through Spark.
             runtime: "openvino" converts the model and computes it with OpenVINO, which is often faster on
                 CPUs. None computes it with its own framework.
+            precision: "bf16" or "fp16" computes a PyTorch model in half precision where PyTorch considers it
+                safe, "fp32" in full; outputs are float32. None is the precision that it was made with.
 
         Returns:
             The scored data; for a Parquet path, `output_path`.
@@ -950,11 +964,16 @@ class Estimator:
             output_cols=(output_cols,) if isinstance(output_cols, str) else tuple(output_cols or ()) or None,
             output_path=output_path,
             runtime=runtime,
+            precision=precision,
         )
         return self._predict(given, options)
 
     def _predict(self, given: Input, options: PredictOptions) -> Any:
-        refuse(*given.score_complaints(options), *options.complaints())
+        refuse(
+            *given.score_complaints(options),
+            *options.complaints(),
+            *precision_complaints(self._model.row, options),
+        )
         self._warn_of_chance()
         columns = replace(given.complete(options.columns, self._columns), label_cols=None, need_labels=False)
         options = self._with_preparation(replace(options, columns=columns))
@@ -1086,6 +1105,7 @@ class Estimator:
             seed=seed,
             settings=settings or self._settings,
             preparation=self._preparation,
+            share_gpus=self._share_gpus,
         )
         if state:
             made._live.state = state
@@ -1345,7 +1365,8 @@ class Estimator:
     @classmethod
     def _of_saved(cls, saved: estimator_file.Saved, options: dict[str, Any]) -> Estimator:
         facts = saved.facts
-        wrong = sorted(set(options) - {"workers", "engine", "device", "model_dir", "log_dir", "settings"})
+        allowed = {"workers", "engine", "device", "share_gpus", "model_dir", "log_dir", "settings"}
+        wrong = sorted(set(options) - allowed)
         refuse(*(f"{name} is in the file and cannot be passed to load." for name in wrong))
         model = FrameworkModel.unpacked(facts["framework"], saved.recipe, tuple(facts["preload"]))
         known = {name: facts[name] for name in ("workers", "engine", "device", "seed")}
@@ -1414,17 +1435,13 @@ class Estimator:
             device=self._device,
             seed=self._seed,
             settings=self._settings,
+            share_gpus=self._share_gpus,
             model_dir=model_dir,
             log_steps=log_steps,
             watched=watched,
             hear=hear,
         )
         return run(plan)
-
-
-def _with_sharing(settings: RunSettings | None, share_gpus: bool) -> RunSettings:
-    settings = settings or RunSettings()
-    return replace(settings, share_gpus=True) if share_gpus else settings
 
 
 def _recognised(data: Any) -> Input | None:

@@ -62,6 +62,7 @@ class RunPlan:
         device: Where they compute.
         seed: Decides initial weights, order and dropout.
         settings: Time limits, threads.
+        share_gpus: Whether several workers may compute on one GPU.
         model_dir: The folder of checkpoints.
         log_steps: Whether workers report the loss of every step.
         watched: Whether `hear` follows the progress within an epoch, even if it is not shown.
@@ -78,6 +79,7 @@ class RunPlan:
     device: str = "auto"
     seed: int = 0
     settings: RunSettings = field(default_factory=RunSettings)
+    share_gpus: bool = False
     model_dir: str | None = None
     log_steps: bool = False
     watched: bool = False
@@ -129,6 +131,7 @@ def run(plan: RunPlan) -> RunResults:
             log_steps=plan.log_steps,
             watched=plan.watched,
             settings=plan.settings,
+            share_gpus=plan.share_gpus,
         )
         spec = plan.model.packed
         what = "epoch" if task.trains else "evaluate"
@@ -143,7 +146,7 @@ def run(plan: RunPlan) -> RunResults:
                 crew.gather()
                 if spark is not None:
                     _check_executors(plan.model, spark)
-                if gpus and crew.size > len(gpus) and not plan.settings.share_gpus:
+                if gpus and crew.size > len(gpus) and not plan.share_gpus:
                     raise ConfigError(crowd_message(crew.size, len(machine_gpus()), plan.device))
                 if crew.size > 1 and task.trains:
                     _refuse_several(plan.model)

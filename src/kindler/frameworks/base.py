@@ -70,6 +70,10 @@ class BaseReplica:
             outputs = self.predict(batch)
             yield Scored(len(batch[0]), outputs, self.output_names)
 
+    def set_precision(self, precision: str) -> None:
+        """Needed where the framework's row has several."""
+        raise ConfigError(f"models of this framework cannot be told to compute in {precision}.")
+
     @property
     def on_gpu(self) -> bool:
         """Whether it computes on a GPU."""

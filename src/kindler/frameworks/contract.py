@@ -116,7 +116,13 @@ class Scorer(Protocol):
         """The model's outputs for these rows, one array an output, rows first."""
 
     def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
-        """What `predict` gives for each of the batches, in their order; a few may be under way at a time."""
+        """What `predict` gives for each of the batches, in their order.
+
+        A few may be under way at a time: it may ask for up to six more before it gives back the first.
+        """
+
+    def set_precision(self, precision: str) -> None:
+        """Compute in one of the precisions of the framework's row from now on."""
 
     def export(self, form: str, path: str, features: Sequence[Array]) -> None:
         """Write the model as "onnx" or "openvino" (an .xml file and a .bin file); its row says if it can.

@@ -24,6 +24,9 @@ class FrameworkSpec(Spec):
         callbacks: The packages whose `Callback` classes its users' callbacks are derived from.
         row_weights: Whether it takes a weight per row, and weights of classes.
         live: Whether the user may change the model between runs, so that its own state counts.
+        gpus: Whether its models compute on GPUs.
+        precisions: The precisions that a model can be told to compute in, whatever it was made in.
+        compile_modes: What `compile=` of its estimators can be.
     """
 
     can: frozenset[str] = frozenset({"train", "evaluate", "predict"})
@@ -31,6 +34,9 @@ class FrameworkSpec(Spec):
     callbacks: tuple[str, ...] = ("kindler",)
     row_weights: bool = False
     live: bool = False
+    gpus: bool = False
+    precisions: tuple[str, ...] = ()
+    compile_modes: tuple[str, ...] = ()
 
 
 _EVERYTHING = frozenset({"train", "evaluate", "predict", "export"})
@@ -45,6 +51,9 @@ FRAMEWORKS = Registry(
             extra="torch",
             preload="kindler.frameworks.torch.replica:preload",
             can=_EVERYTHING,
+            gpus=True,
+            precisions=("fp32", "bf16", "fp16"),
+            compile_modes=("default", "reduce-overhead", "graphs", "auto"),
         ),
         FrameworkSpec(
             name="keras",
@@ -57,6 +66,7 @@ FRAMEWORKS = Registry(
             callbacks=("keras", "tf_keras"),
             row_weights=True,
             live=True,
+            gpus=True,
         ),
         FrameworkSpec(
             name="tf_graph",
@@ -65,6 +75,7 @@ FRAMEWORKS = Registry(
             extra="tensorflow",
             preload="kindler.frameworks.tf_graph.replica:preload",
             live=True,
+            gpus=True,
         ),
         FrameworkSpec(
             name="openvino",

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from kindler.data import parquet
 from kindler.data.rejoin import Alongside
+from kindler.engine.gpus import TaskPlace, gpus_of_task
 from kindler.inference.outputs import refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
 
@@ -49,7 +50,8 @@ def run(worker: ScoringWorker, task_bytes: bytes) -> Sequence[bytes]:
     # By default every process would compute on all cores at once.
     predictor = task.predictor.with_threads(worker.threads)
     rows = Alongside(predictor.columns, first_row=start)
-    scored = predictor.score(rows.features(parquet.scan(task.files, names, start, stop)))
+    place = TaskPlace(worker.rank, tuple(gpus_of_task()))
+    scored = predictor.score(rows.features(parquet.scan(task.files, names, start, stop)), place)
     writer: pq.ParquetWriter | None = None
     done = 0
     try:

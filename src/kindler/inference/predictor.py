@@ -12,7 +12,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain
@@ -25,15 +25,18 @@ from kindler.data.prefetch import in_pool
 from kindler.data.preparation import Preparation, Preparer
 from kindler.data.prepared_batches import stacked
 from kindler.data.ragged import concatenated
+from kindler.engine.gpus import TaskPlace
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Scorer
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.inference.host_model import HostModel, Sharing, gpu_of
 
 __all__ = ["Arrays", "Predictor", "Recipe", "fixed_batches"]
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
 _resident: OrderedDict[str, Scorer] = OrderedDict()
+_useless: set[str] = set()  # GPUs that the framework of this host cannot use
 _MOST_RESIDENT = 4
 
 
@@ -50,6 +53,7 @@ class Recipe:
         seed: The seed of random weights that a creator makes.
         threads: Compute threads; None leaves the process as it is.
         sys_path: The driver's module search path; the model's own modules may be on it.
+        precision: The precision to compute in; None is the one that the model was given.
     """
 
     framework: str
@@ -60,6 +64,7 @@ class Recipe:
     seed: int
     threads: int | None = None
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
+    precision: str | None = None
 
     @property
     def key(self) -> str:
@@ -81,6 +86,8 @@ class Recipe:
             threads=self.threads,
             feature_names=self.feature_names,
         )
+        if self.precision is not None:
+            replica.set_precision(self.precision)
         if self.state:
             replica.load_state(self.state, weights_only_model=True)
         return replica
@@ -100,6 +107,7 @@ class Predictor:
         preparation: What is done to rows before the model sees them; None gives it the columns as they are.
         labels: The columns that were labels when it was trained, which a transform may return still.
         stack: Whether all prepared features are joined to one float32 matrix.
+        sharing: How tasks of one host share the model; None has each process load its own.
     """
 
     recipe: Recipe
@@ -110,6 +118,7 @@ class Predictor:
     preparation: Preparation | None = None
     labels: tuple[str, ...] = ()
     stack: bool = False
+    sharing: Sharing | None = None
 
     def with_threads(self, threads: int | None) -> Predictor:
         """The same with this number of threads; None leaves the process as it is."""
@@ -134,11 +143,18 @@ class Predictor:
         _resident.move_to_end(self._key)
         return _resident[self._key]
 
-    def score(self, chunks: Iterable[Arrays]) -> Iterator[list[np.ndarray[Any, Any]]]:
-        """The outputs for all rows of `chunks`, in batches of `batch_size` whatever the chunk sizes."""
+    def score(
+        self, chunks: Iterable[Arrays], place: TaskPlace | None = None
+    ) -> Iterator[list[np.ndarray[Any, Any]]]:
+        """The outputs for all rows of `chunks`, in batches of `batch_size` whatever the chunk sizes.
+
+        Args:
+            chunks: Rows of the features.
+            place: The task that this process works for, if it is one of several that may share the model.
+        """
         if self.preparation is None:
-            return self._scored(fixed_batches(chunks, self.batch_size))
-        return self._scored(self._prepared(chunks, self.preparation))
+            return self._scored(fixed_batches(chunks, self.batch_size), place)
+        return self._scored(self._prepared(chunks, self.preparation), place)
 
     def _prepared(self, chunks: Iterable[Arrays], preparation: Preparation) -> Iterator[Arrays]:
         """Batches of prepared rows: the next one is made while the model computes."""
@@ -162,28 +178,59 @@ class Predictor:
                     self.__dict__.pop("_key", None)
                 yield stacked(features, stack=self.stack)
 
-    def _scored(self, batches: Iterator[Arrays]) -> Iterator[list[np.ndarray[Any, Any]]]:
+    def _scored(
+        self, batches: Iterator[Arrays], place: TaskPlace | None
+    ) -> Iterator[list[np.ndarray[Any, Any]]]:
         first = next(batches, None)
         if first is None:
             return
         # Not before the first batch: what prepared rows are called shows in them.
-        replica, names = self.replica(), None
-        for number, scored in enumerate(replica.predict_all(chain([first], batches))):
-            self._check(scored.outputs, scored.rows)
-            if number and scored.names != names:
-                raise ConfigError(
-                    f"the model's outputs must have the same names in every batch; received"
-                    f" {scored.names} after {names}."
-                )
-            names = scored.names
-            yield scored.outputs if self.finish is None else self.finish(scored.outputs)
+        with self._model(place) as model:
+            for number, scored in enumerate(model.predict_all(chain([first], batches))):
+                self._check(scored.outputs, scored.rows)
+                if number and scored.names != self._output_names:
+                    raise ConfigError(
+                        f"the model's outputs must have the same names in every batch; received"
+                        f" {scored.names} after {self._output_names}."
+                    )
+                self.__dict__["_seen_names"] = (scored.names,)
+                yield scored.outputs if self.finish is None else self.finish(scored.outputs)
+
+    @contextmanager
+    def _model(self, place: TaskPlace | None) -> Iterator[Scorer | HostModel]:
+        """The model in this process, or where all tasks of the host have it."""
+        shared = None if place is None or self.sharing is None else self._shared(place, self.sharing)
+        if shared is None:
+            yield self.replica()
+            return
+        with closing(shared):
+            yield shared
+
+    def _shared(self, place: TaskPlace, sharing: Sharing) -> HostModel | None:
+        """The model in the process of this task's GPU; None if there is none that it could compute on."""
+        gpu = gpu_of(self.recipe.device, place, sharing.mode)
+        always = sharing.mode == "always"
+        if gpu is None or gpu in _useless or not (always or FRAMEWORKS.spec(self.recipe.framework).gpus):
+            return None
+        shared = HostModel.reached(self._own_recipe, sharing, gpu)
+        if shared.on_gpu or always:
+            return shared
+        shared.close()
+        _useless.add(gpu)  # what is installed here cannot use it
+        return None
+
+    @property
+    def _output_names(self) -> tuple[str, ...] | None:
+        """What the model called its outputs, in this process or another."""
+        seen: tuple[tuple[str, ...] | None] | None = self.__dict__.get("_seen_names")
+        return self.replica().output_names if seen is None else seen[0]
 
     def names(self, outputs: int) -> tuple[str, ...]:
         """The names of the output columns; call it in a process that has scored a batch.
 
         Outputs that the model returns in a dict keep their names.
         """
-        named = self.replica().output_names
+        named = self._output_names
         if self.output_cols is None and named is not None:
             return named
         if self.output_cols is None:
@@ -198,7 +245,7 @@ class Predictor:
 
     def outputs_are_named(self) -> bool:
         """Whether the output names are the model's own."""
-        return self.output_cols is None and self.replica().output_names is not None
+        return self.output_cols is None and self._output_names is not None
 
     def _check(self, outputs: Sequence[np.ndarray[Any, Any]], rows: int) -> None:
         for output in outputs:

@@ -14,6 +14,7 @@ from kindler.data.ragged import Ragged, read_column
 from kindler.data.rejoin import Chunk
 from kindler.data.shards.codec import Packed, pack, unpack
 from kindler.data.shards.reading import Values, pieces, values
+from kindler.engine.gpus import TaskPlace, gpus_of_task
 from kindler.inference.outputs import like
 from kindler.inference.predictor import Arrays, Predictor
 
@@ -37,7 +38,8 @@ class ShardScorer:
 
     def __call__(self, number: int, packed: Packed) -> Packed:
         if packed.info.rows:
-            parts = list(self.predictor.score(self._chunks(number, packed)))
+            place = TaskPlace(number, tuple(gpus_of_task()))
+            parts = list(self.predictor.score(self._chunks(number, packed), place))
             outputs = [np.concatenate(column) for column in zip(*parts, strict=True)]
         elif self.sample is None or not packed.is_table:
             return packed

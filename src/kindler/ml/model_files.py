@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from kindler.data.columns import Columns
+from kindler.engine.gpus import TaskPlace
 from kindler.errors import ConfigError
 from kindler.inference.predictor import fixed_batches
 from kindler.ml.outputs import Finish
@@ -94,8 +95,10 @@ class Scorer:
     chosen: tuple[str, ...]
     finish: Finish
 
-    def score(self, chunks: Iterable[tuple[Array, ...]]) -> Iterator[list[Array]]:
-        """The columns for all rows of `chunks`, in batches of `batch_size`."""
+    def score(
+        self, chunks: Iterable[tuple[Array, ...]], place: TaskPlace | None = None
+    ) -> Iterator[list[Array]]:
+        """The columns for all rows of `chunks`, in batches of `batch_size`, by a model of this process."""
         predictor = self.model.predictor()
         if self.method not in predictor.methods:
             raise ConfigError(f"the model has no {self.method!r}; it has {', '.join(predictor.methods)}.")

@@ -38,6 +38,7 @@ class EstimatorKind(ModelKind):
     put_options: ClassVar[frozenset[str]] = frozenset({"init", "example", "training"})
     takes_any: ClassVar[bool] = True
     verbs: ClassVar[tuple[str, ...] | None] = ("predict", "score")
+    _inside: FrameworkKind | None = None  # the kind of the model, once it was settled
 
     def can(self, obj: Any) -> bool:
         return isinstance(obj, Estimator)
@@ -78,10 +79,18 @@ class EstimatorKind(ModelKind):
         model = inner.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
         return inner.estimator(model=model, **options).restore_columns(meta["signature"], meta["history"])
 
+    def settle(self, device: str, meta: Mapping[str, Any]) -> None:
+        self._inside = _inner(meta)
+        self._inside.settle(device, meta.get("model_meta", {}))
+        self.device = self._inside.device
+
+    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+        return 0 if self._inside is None else self._inside.device_bytes(meta.get("model_meta", {}))
+
     def predictor(self, model: Any) -> Predictor:
         """The inputs have the names and shapes of the columns it was trained on."""
         trained = model._storable()
-        inner = MODEL_KINDS.kind_of(trained).predictor(trained)
+        inner = (self._inside or MODEL_KINDS.kind_of(trained)).predictor(trained)
         known = model.signature
         if model.preparation.active:
             return PreparedPredictor(inner, model)

@@ -82,6 +82,10 @@ class FunctionKind(ModelKind):
     def predictor(self, model: Any) -> Predictor:
         return CallablePredictor(model)
 
+    def settle(self, device: str, meta: Mapping[str, Any]) -> None:
+        """Its own code decides what it does with the GPU that it sees."""
+        self.device = None if device == "auto" else device
+
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
         """The function gets the data, the verb, and labels by name."""
         x, *labels = data

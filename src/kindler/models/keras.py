@@ -17,6 +17,7 @@ from kindler.models.keras_predictor import KerasPredictor
 from kindler.models.kind import require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.safety.keras_file import dangers
+from kindler.models.settled import settled
 
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
@@ -73,6 +74,13 @@ class KerasKind(FrameworkKind):
 
     def predictor(self, model: Any) -> Predictor:
         return KerasPredictor(model)
+
+    def settle(self, device: str, meta: Mapping[str, Any]) -> None:
+        self._library()
+        self.device = settled(self._backend(), device)
+
+    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+        return backends.taken_bytes(self._backend()) if self.device == "cuda" else 0
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
         """`score` is `evaluate`, by name."""

@@ -71,8 +71,11 @@ class ModelKind(Handler):
         needs_trust: Whether models of this kind are always code: no `read` without `trusted`.
         verbs: The verbs of the runtime that its models have, besides training; None for any.
         packages: The distributions that it is read with, besides Kindler itself.
+        device: Where its models compute, "cpu" or "cuda", once it was settled; None leaves that to the
+            framework.
     """
 
+    device: str | None = None
     needs_trust: ClassVar[bool] = False
     verbs: ClassVar[tuple[str, ...] | None] = ("predict",)
     packages: ClassVar[tuple[str, ...]] = ()
@@ -84,6 +87,27 @@ class ModelKind(Handler):
             ConfigError: The model cannot predict.
         """
         raise NotImplementedError
+
+    def settle(self, device: str, meta: Mapping[str, Any]) -> None:
+        """Choose where the models compute that this object reads: "auto", "cpu" or "cuda".
+
+        Comes before `read`. The process sees one GPU at most, and chooses once for all of its models.
+
+        Raises:
+            ConfigError: "cuda" was asked for, and `gpu_problem` speaks against it.
+        """
+        problem = None if device == "cpu" else self.gpu_problem(meta)
+        if device == "cuda" and problem is not None:
+            raise ConfigError(f"device 'cuda' was asked for; {problem}")
+        self.device = "cpu" if device == "cpu" or problem is not None else "cuda"
+
+    def gpu_problem(self, meta: Mapping[str, Any]) -> str | None:
+        """Why its models cannot compute on a GPU that this process sees; None if they can."""
+        return f"models of kind {self.kind!r} compute on the CPU."
+
+    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+        """What this process has of its GPU's memory, as the framework counts it; 0 where it does not."""
+        return 0
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
         """Run a verb of the runtime on data that a user sent: arrays, tables, or arrays by name.

@@ -47,20 +47,26 @@ class LoadedModel:
         return self.kind.call(self, verb, *data, **options)
 
 
-def load(store: Store, version: Version, *, trusted: bool) -> LoadedModel:
+def load(store: Store, version: Version, *, trusted: bool, device: str | None = None) -> LoadedModel:
     """Read a version of a model from its store.
+
+    `device` is where it is to compute, see `ModelKind.settle`; None leaves that to the framework.
 
     Raises:
         UntrustedError: Reading it could run code, and `trusted` was not given.
         MissingExtraError: A package that it needs is not installed.
     """
     with store.files(version) as folder:
-        return load_files(version.kind, folder, version.meta, trusted=trusted)
+        return load_files(version.kind, folder, version.meta, trusted=trusted, device=device)
 
 
-def load_files(kind: str, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> LoadedModel:
+def load_files(
+    kind: str, folder: Path, meta: Mapping[str, Any], *, trusted: bool, device: str | None = None
+) -> LoadedModel:
     """Read the files of a version that lie in a folder, outside of any store."""
     found = MODEL_KINDS.model_kind(kind)
+    if device is not None:
+        found.settle(device, meta)
     return LoadedModel(found, found.read(folder, meta, trusted=trusted))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from kindler.models.signature import Arrays, Signature, TensorSpec
 
 __all__ = ["OnnxKind", "OnnxModel"]
 
+_log = logging.getLogger("kindler.models")
 _DTYPES = {
     "float": "float32",
     "double": "float64",
@@ -26,12 +28,17 @@ _DTYPES = {
 }
 
 
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+
 class OnnxKind(FileKind):
     """`.onnx` files, and `onnx.ModelProto` objects."""
 
     kind: ClassVar[str] = "onnx"
     suffix: ClassVar[str] = ".onnx"
     packages: ClassVar[tuple[str, ...]] = ("onnxruntime",)
+    _file_bytes = 0
+    _must = False  # whether a GPU was insisted on
 
     def located(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Path:
         """Tensors that lie outside must lie in files of the version."""
@@ -41,7 +48,39 @@ class OnnxKind(FileKind):
         return path
 
     def opened(self, path: Path) -> Predictor:
-        return OnnxModel(path)
+        model = OnnxModel(path, self.device)
+        if self.device == "cuda" and _CUDA not in model.providers:  # it warns, and computes on the CPU
+            told = f"onnxruntime could not load {_CUDA}, and uses {', '.join(model.providers)}."
+            if self._must:
+                raise ConfigError(
+                    f"device 'cuda' was asked for; {told}\nHint: CUDA and cuDNN of the versions that this"
+                    " onnxruntime-gpu was built for must be found by the dynamic linker."
+                )
+            _log.warning("%s", told)
+            self.device = "cpu"
+        return model
+
+    def settle(self, device: str, meta: Mapping[str, Any]) -> None:
+        super().settle(device, meta)
+        self._must = device == "cuda"
+
+    def gpu_problem(self, meta: Mapping[str, Any]) -> str | None:
+        there = _runtime().get_available_providers()
+        if _CUDA in there:
+            return None
+        return (
+            f"onnxruntime has the providers {', '.join(there)} here, and not {_CUDA}.\n"
+            "Hint: pip install onnxruntime-gpu, instead of onnxruntime."
+        )
+
+    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+        """onnxruntime tells nobody; its weights are those of the file."""
+        return self._file_bytes if self.device == "cuda" else 0
+
+    def predictor(self, model: Any) -> Predictor:
+        predictor = super().predictor(model)
+        self._file_bytes = predictor.size
+        return predictor
 
     def can(self, obj: Any) -> bool:
         return isinstance(obj, Path) or type(obj).__name__ == "ModelProto"
@@ -76,17 +115,21 @@ def _check(path: Path, *, trusted: bool) -> list[str]:
 
 
 class OnnxModel(Predictor):
-    """A session of onnxruntime, which any number of threads may use. Not steady: it may have loops."""
+    """A session of onnxruntime, which any number of threads may use. Not steady: it may have loops.
 
-    def __init__(self, path: Path) -> None:
-        runtime = imported("onnxruntime", what="an ONNX model", package="onnxruntime", extra="onnx")
+    Args:
+        path: The file.
+        device: "cpu" or "cuda"; None takes whatever providers onnxruntime has.
+    """
+
+    def __init__(self, path: Path, device: str | None = None) -> None:
+        runtime = _runtime()
         try:
-            self._session: Any = runtime.InferenceSession(
-                str(path), providers=runtime.get_available_providers()
-            )
+            self._session: Any = runtime.InferenceSession(str(path), providers=_providers(runtime, device))
         except Exception as exc:  # its errors have no base of their own
             reason = first_line(exc).replace(str(path), path.name)
             raise ConfigError(f"onnxruntime cannot load {path.name}: {reason}") from exc
+        self.providers: list[str] = list(self._session.get_providers())
         nodes, outputs = self._session.get_inputs(), self._session.get_outputs()
         self.signature = Signature(_specs(nodes), _specs(outputs))
         self.size = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
@@ -101,6 +144,18 @@ class OnnxModel(Predictor):
     def _run(self, inputs: Arrays) -> Arrays:
         names = [spec.name for spec in self.signature.outputs]
         return dict(zip(names, self._session.run(names, inputs), strict=True))
+
+
+def _runtime() -> Any:
+    return imported("onnxruntime", what="an ONNX model", package="onnxruntime", extra="onnx")
+
+
+def _providers(runtime: Any, device: str | None) -> list[Any]:
+    if device is None:
+        return list(runtime.get_available_providers())
+    # By default its memory grows by doubling.
+    cuda = (_CUDA, {"device_id": 0, "arena_extend_strategy": "kSameAsRequested"})
+    return [_CPU] if device == "cpu" else [cuda, _CPU]
 
 
 def _specs(nodes: Any) -> tuple[TensorSpec, ...]:

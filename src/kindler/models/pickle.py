@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from kindler.errors import ConfigError
-from kindler.models.kind import confined, require_trust
+from kindler.models.kind import ModelKind, confined, require_trust
 from kindler.models.own_methods import OwnMethods
 from kindler.models.predictor import CallablePredictor, Predictor
 from kindler.models.registry import MODEL_KINDS
@@ -26,6 +26,7 @@ class PickleKind(OwnMethods):
 
     kind: ClassVar[str] = "pickle"
     needs_trust: ClassVar[bool] = True
+    _inside: ModelKind | None = None
 
     def can(self, obj: Any) -> bool:
         return True
@@ -56,13 +57,23 @@ class PickleKind(OwnMethods):
         return cloudpickle.loads(path.read_bytes())
 
     def predictor(self, model: Any) -> Predictor:
-        """A pickled model of another kind predicts as that kind does."""
+        """A pickled model of another kind predicts as that kind does, and where it was told to."""
         kind = MODEL_KINDS.kind_of(model)
         if not isinstance(kind, PickleKind):
+            if self.device is not None:
+                kind.settle(self.device, {})
+                self._inside = kind
             return kind.predictor(model)
         if not callable(getattr(model, "predict", None)):
             raise ConfigError(f"a {type(model).__qualname__} cannot predict: it has no predict().")
         return CallablePredictor(model)
+
+    def settle(self, device: str, meta: Mapping[str, Any]) -> None:
+        """What is in it is known once it was read; code of the user's own does as it likes."""
+        self.device = None if device == "auto" else device
+
+    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+        return 0 if self._inside is None else self._inside.device_bytes({})
 
     def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         return {"kind": self.kind}

@@ -42,6 +42,7 @@ class Row:
         takes_any: Whether it takes objects of any class, so that more exact kinds are asked first.
         preload: What a process imports ahead of need that will read such a model; may be forked afterwards.
         threads: Whether one call computes on several cores.
+        gpus: Whether a model is put on a GPU where there is one; one that is code of the user's own is not.
         needs_jail: Whether files of strangers are read only by a process that is locked in: their formats
             are programs, or are parsed by code that is not known to stand lies.
     """
@@ -59,6 +60,7 @@ class Row:
     takes_any: bool = False
     preload: tuple[str, ...] = ()
     threads: bool = False
+    gpus: bool = False
     needs_jail: bool = True
 
     @property
@@ -140,7 +142,7 @@ class Kinds:
     def row(self, kind: str, meta: Mapping[str, Any]) -> Row:
         """The row of a stored model, or of the model in an estimator. Loads nothing."""
         inside = _inside(kind, meta)
-        return next((row for row in self.rows if row.name == inside), Row(inside, ""))
+        return next((row for row in self.rows if row.name == inside), Row(inside, "", gpus=True))
 
     def _asked(self, obj: Any, shelf: str) -> Iterator[Handler]:
         rows = [row for row in self.rows if shelf in row.shelves and row.may_take(obj)]
@@ -188,6 +190,7 @@ MODEL_KINDS = Kinds(
             family="keras",
             preload=("kindler.models.keras", "kindler.frameworks.keras.replica:preload"),
             threads=True,
+            gpus=True,
         ),
         Row(
             "tf_keras",
@@ -199,6 +202,7 @@ MODEL_KINDS = Kinds(
             family="keras",
             preload=("kindler.models.keras", "tf_keras"),
             threads=True,
+            gpus=True,
         ),
         Row(
             "torch",
@@ -209,6 +213,7 @@ MODEL_KINDS = Kinds(
             suffixes=(".pt2",),
             preload=("kindler.models.torch", "safetensors.torch"),
             threads=True,
+            gpus=True,
             needs_jail=False,
         ),
         Row(
@@ -220,6 +225,7 @@ MODEL_KINDS = Kinds(
             family="keras",
             preload=("kindler.models.tf_graph",),
             threads=True,
+            gpus=True,
         ),
         Row(
             "sklearn",
@@ -235,6 +241,7 @@ MODEL_KINDS = Kinds(
             family="keras",
             preload=("kindler.models.saved_model", "tensorflow"),
             threads=True,
+            gpus=True,
         ),
         Row(
             "onnx",
@@ -243,6 +250,7 @@ MODEL_KINDS = Kinds(
             suffixes=(".onnx",),
             preload=("kindler.models.onnx", "onnxruntime"),
             threads=True,
+            gpus=True,
         ),
         Row(
             "openvino",

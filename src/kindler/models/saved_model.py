@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kindler.errors import ConfigError
+from kindler.frameworks.keras import backends
 from kindler.models.kind import ModelKind, imported, require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.row_independence import free_rows
 from kindler.models.safety.saved_model import dangers
+from kindler.models.settled import settled
 from kindler.models.signature import DEFAULT_SIGNATURE, SIGNATURE_METHOD, Arrays, Signature, TensorSpec
 
 __all__ = ["SavedModelKind"]
@@ -36,6 +38,12 @@ class SavedModelKind(ModelKind):
         _check(folder, trusted=trusted)
         tensorflow = imported("tensorflow", what="a SavedModel", package="tensorflow", extra="tensorflow")
         return tensorflow.saved_model.load(str(folder))
+
+    def settle(self, device: str, meta: Mapping[str, Any]) -> None:
+        self.device = settled("tensorflow", device)
+
+    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+        return backends.taken_bytes("tensorflow") if self.device == "cuda" else 0
 
     def predictor(self, model: Any) -> Predictor:
         return SavedModelPredictor(model)

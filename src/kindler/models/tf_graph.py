@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
+from kindler.frameworks.keras import backends
 from kindler.frameworks.tf_graph import plain_files
 from kindler.frameworks.tf_graph.spec import GraphSpec
 from kindler.models.framework import FrameworkKind
@@ -16,6 +17,7 @@ from kindler.models.kind import require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.row_independence import free_rows
 from kindler.models.safety.saved_model import graph_dangers
+from kindler.models.settled import settled
 from kindler.models.signature import Arrays, Signature, TensorSpec
 
 __all__ = ["GraphKind"]
@@ -47,6 +49,12 @@ class GraphKind(FrameworkKind):
     def estimator(self, **options: Any) -> Estimator:
         spec, config = options.pop("model"), options.pop("config", None) or {}
         return Estimator.from_framework("tf_graph", spec=replace(spec, config=config), **options)
+
+    def settle(self, device: str, meta: Mapping[str, Any]) -> None:
+        self.device = settled("tensorflow", device)
+
+    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+        return backends.taken_bytes("tensorflow") if self.device == "cuda" else 0
 
     def predictor(self, model: Any) -> Predictor:
         return GraphPredictor(model)

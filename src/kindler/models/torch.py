@@ -21,6 +21,7 @@ import torch
 
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
+from kindler.frameworks.torch.device import gpu_problem, taken_bytes
 from kindler.models.framework import FrameworkKind, matrix
 from kindler.models.kind import imported, known_only, require_trust
 from kindler.models.outputs import plain
@@ -98,7 +99,7 @@ class TorchKind(FrameworkKind):
             require_trust(
                 trusted, what="an exported program", reason="loading it evaluates text that is in it"
             )
-            return torch.export.load(folder / _PROGRAM).module()
+            return self._program(torch.export.load(folder / _PROGRAM))
         cls = None if meta["form"] == "layers" else _class(str(meta["class"]), classes, trusted=trusted)
         weights = {name: value.clone() for name, value in _loaded(folder / _WEIGHTS).items()}
         try:
@@ -110,7 +111,19 @@ class TorchKind(FrameworkKind):
         return Estimator.from_torch(**options)
 
     def predictor(self, model: Any) -> Predictor:
-        return TorchPredictor(model)
+        return TorchPredictor(model, self.device or "cpu")
+
+    def gpu_problem(self, meta: Mapping[str, Any]) -> str | None:
+        return gpu_problem()
+
+    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+        return taken_bytes()
+
+    def _program(self, program: Any) -> Any:
+        """The module of an exported program, whose operations name the device that they make tensors on."""
+        if self.device == "cuda":
+            program = importlib.import_module("torch.export.passes").move_to_device_pass(program, "cuda")
+        return program.module()
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
         """Several inputs go in the order of the data; outputs keep their form."""

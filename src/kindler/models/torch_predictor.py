@@ -16,10 +16,16 @@ __all__ = ["TorchPredictor"]
 
 
 class TorchPredictor(Predictor):
-    """An `nn.Module`, or the module of an exported program."""
+    """An `nn.Module`, or the module of an exported program.
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
+    Args:
+        model: The model, which is moved.
+        device: Where it is to compute.
+    """
+
+    def __init__(self, model: torch.nn.Module, device: str = "cpu") -> None:
+        self._device = torch.device(device)
+        self._model = model = model if device == "cpu" else model.to(self._device)
         try:
             model.eval()
         except NotImplementedError:
@@ -43,6 +49,9 @@ class TorchPredictor(Predictor):
         if not array.flags.writeable:
             array = array.copy()  # PyTorch would warn: it cannot tell that nobody writes to it
         tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self._device.type != "cpu":
+            # Its bytes are converted where that is fast; the copy itself need not be waited for.
+            tensor = tensor.pin_memory().to(self._device, non_blocking=True)
         return tensor.to(self._float) if tensor.is_floating_point() else tensor
 
 

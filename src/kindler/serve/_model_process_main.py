@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from kindler import jail
-from kindler.models.loaded import load_files
+from kindler.models.loaded import LoadedModel, load_files
 from kindler.models.predictor import CallablePredictor, Predictor
 from kindler.models.row_independence import tried
 from kindler.models.signature import Arrays
@@ -48,9 +48,11 @@ def main(sock: socket.socket) -> int:
     desk = _Desk(sock, Area(fd, size))
     order = orjson.loads(desk.own.memory[:length])
     try:
-        predictor = _loaded(order, keep={sock.fileno(), fd})
+        loaded = _loaded(order, keep={sock.fileno(), fd})
+        predictor = loaded.predictor
         joins = warmed(predictor, alone=order["alone"])
-        desk.answer({"model": told_model(predictor, joins)})
+        taken = {"device": loaded.kind.device, "device_bytes": loaded.kind.device_bytes(order["meta"])}
+        desk.answer({"model": {**told_model(predictor, joins), **taken}})
     except BaseException as exc:  # noqa: BLE001 - the edge of the process: the server is told
         desk.answer({"error": told_error(exc)})
         return 1
@@ -128,13 +130,15 @@ class _Desk:
         self._sock.sendall(WORD.pack(kind, plan.size, len(header)))
 
 
-def _loaded(order: dict[str, Any], *, keep: set[int]) -> Predictor:
+def _loaded(order: dict[str, Any], *, keep: set[int]) -> LoadedModel:
     folder = Path(order["folder"])
     jail.limit(order["memory_bytes"])
     if order["jailed"]:
         os.chdir("/")
         jail.enter([folder], keep=keep)
-    return load_files(order["kind"], folder, order["meta"], trusted=order["trusted"]).predictor
+    return load_files(
+        order["kind"], folder, order["meta"], trusted=order["trusted"], device=order.get("device")
+    )
 
 
 def _computed(predictor: Predictor, header: dict[str, Any], inputs: Arrays) -> tuple[dict[str, Any], Arrays]:

@@ -29,6 +29,7 @@ from kindler.models.loaded import load
 from kindler.models.predictor import Predictor
 from kindler.omega import Omega
 from kindler.serve.batching import MOST_LOST, Batcher
+from kindler.serve.devices import Devices, Seat
 from kindler.serve.http_errors import Problem, as_problem
 from kindler.serve.model_messages import DescribedModel, ModelFailure
 from kindler.serve.model_pool import Lost, ModelPool
@@ -65,6 +66,7 @@ class Resident:
         stats: Its counters.
         size: What it takes of the memory for models.
         pool: Its processes; None if it is in the server's own.
+        device: Where it computes, "cpu" or "cuda:N"; None if that is left to its code.
         used: When it was last asked.
     """
 
@@ -74,7 +76,13 @@ class Resident:
     stats: VersionStats
     size: int
     pool: ModelPool | None = None
+    device: str | None = None
     used: float = field(default_factory=time.monotonic)
+
+    @property
+    def device_bytes(self) -> int:
+        """What it takes of its GPU's memory."""
+        return 0 if self.pool is None else self.pool.device_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -130,6 +138,7 @@ class Residents:
         self._pools: WeakSet[ModelPool] = WeakSet()
         self._moves = Threads(_MOVES, "kindler-move")
         self._lacking = lacking
+        self._devices = Devices(settings)
         self._room = asyncio.Semaphore(_LOADS)
         self._failed: OrderedDict[Key, _Failed] = OrderedDict()
         self._missing: OrderedDict[Name, tuple[float, NotFoundError]] = OrderedDict()
@@ -323,10 +332,11 @@ class Residents:
 
     async def _apart(self, version: Version) -> Resident:
         """A model in processes of its own."""
-        limits = limits_of(version, self._settings)
+        seat = self._devices.seat(version, self._device_bytes())
+        limits = limits_of(version, self._settings, seat)
         pool = ModelPool(
             str(version),
-            partial(self._process, version),
+            partial(self._process, version, seat),
             most=limits.processes,
             memory_bytes=limits.memory_bytes,
         )
@@ -342,9 +352,9 @@ class Residents:
         pool.when_free = partial(_call_if_there, pump)
         weakref.finalize(batcher, _close_soon, pool, asyncio.get_running_loop()).atexit = False
         size = max(version.size, model.predictor.size, pool.own_bytes)
-        return Resident(version, model.predictor, batcher, stats, size, pool)
+        return Resident(version, model.predictor, batcher, stats, size, pool, device=seat.name(model.device))
 
-    async def _process(self, version: Version, lost: Lost) -> tuple[ModelProcess, DescribedModel]:
+    async def _process(self, version: Version, seat: Seat, lost: Lost) -> tuple[ModelProcess, DescribedModel]:
         """Start a process that has loaded a version; its files are there as long as that takes."""
         loop = asyncio.get_running_loop()
         with ExitStack() as later:
@@ -353,7 +363,7 @@ class Residents:
             folder = await loop.run_in_executor(
                 self._loads, held.enter_context, self._omega.store.files(version)
             )
-            start = start_of(version, folder, self._settings, lacking=self._lacking)
+            start = start_of(version, folder, self._settings, lacking=self._lacking, seat=seat)
             return await ModelProcess.started(start, loads=self._loads, moves=self._moves, lost=lost)
 
     def _beside(self, work: Callable[[], None]) -> None:
@@ -395,16 +405,33 @@ class Residents:
         return servable, joins
 
     def _make_room(self, newest: Resident) -> None:
-        while sum(r.size for r in self._loaded.values()) > self._settings.memory_bytes:
-            others = [r for r in self._loaded.values() if r is not newest]
-            if not others:
-                break
+        while others := [r for r in self._crowded(newest.device) if r is not newest]:
             self._evict(min(others, key=lambda r: (r.batcher.rows_waiting > 0, r.used)))
         self._count()
+
+    def _crowded(self, device: str | None) -> list[Resident]:
+        """Models of which one has to go: all if they take too much memory, else those of a full GPU."""
+        every = list(self._loaded.values())
+        if sum(r.size for r in every) > self._settings.memory_bytes:
+            return every
+        room, there = self._devices.room(device), [r for r in every if r.device == device]
+        return there if room is not None and sum(r.device_bytes for r in there) > room else []
+
+    def _device_bytes(self) -> dict[int, int]:
+        """What models take of each GPU, by its number."""
+        taken: dict[int, int] = {}
+        for resident in self._loaded.values():
+            number = (resident.device or "").partition(":")[2]
+            if number:
+                taken[int(number)] = taken.get(int(number), 0) + max(1, resident.device_bytes)
+        return taken
 
     def _count(self) -> None:
         self._stats.loaded.set(len(self._loaded))
         self._stats.loaded_bytes.set(sum(r.size for r in self._loaded.values()))
+        self._stats.count_devices(
+            (shown_name(r.version), r.version.number, r.device, r.device_bytes) for r in self._loaded.values()
+        )
 
     def _evict(self, resident: Resident) -> None:
         del self._loaded[_key(resident.version)]

@@ -67,10 +67,14 @@ class DescribedModel:
     Attributes:
         predictor: Its signatures and methods; it cannot be called here.
         joins: For each method, whether requests may share a call; None if that is not known yet.
+        device: Where it computes, "cpu" or "cuda"; None if its own code decides.
+        device_bytes: What the process has of its GPU's memory, as far as is known.
     """
 
     predictor: Predictor
     joins: dict[str, bool | None]
+    device: str | None = None
+    device_bytes: int = 0
 
 
 class _Elsewhere(Predictor):
@@ -120,7 +124,10 @@ def described(told: dict[str, Any]) -> DescribedModel:
         model = _Elsewhere(told)
         if not model.methods or not model.signature.inputs:
             raise ValueError("a model without methods or inputs")
-        return DescribedModel(model, joins)
+        device = told.get("device")
+        if device not in (None, "cpu", "cuda"):
+            raise ValueError("no such device")
+        return DescribedModel(model, joins, device, max(0, int(told.get("device_bytes", 0))))
     except (KeyError, TypeError, AttributeError) as exc:
         raise ValueError(f"no description of a model: {exc!r}") from exc
 

@@ -97,6 +97,11 @@ class ModelPool:
         return sum(process.own_bytes() for process in self._processes)
 
     @property
+    def device_bytes(self) -> int:
+        """What its processes have of their GPU's memory."""
+        return sum(process.device_bytes for process in self._processes)
+
+    @property
     def pids(self) -> list[int]:
         """The numbers of its processes."""
         return [process.pid for process in self._processes]

@@ -116,6 +116,7 @@ class ModelProcess:
         pid: Its number.
         busy: Whether it is in a call.
         calls: Calls that it has answered.
+        device_bytes: What it had of its GPU's memory once the model was loaded and called.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class ModelProcess:
         lost: Callable[[ModelProcess, ProcessLost], None],
     ) -> None:
         self.pid = child.pid
-        self.calls = 0
+        self.calls = self.device_bytes = 0
         self._child = child
         self._start = start
         self._executor = executor
@@ -256,6 +257,7 @@ class ModelProcess:
         if answered.error is not None:
             raise answered.error
         model: DescribedModel = answered.outputs["model"]  # type: ignore[assignment]
+        self.device_bytes = model.device_bytes
         return model
 
     def _begin(self, done: Done, limit_s: float, late: str) -> None:

@@ -15,6 +15,7 @@ from kindler.engine.fork_server import Recipe
 from kindler.errors import UntrustedError
 from kindler.frameworks.keras import backends
 from kindler.models.registry import MODEL_KINDS, Row
+from kindler.serve.devices import Seat
 from kindler.serve.model_process import Start
 from kindler.serve.settings import ServeSettings
 from kindler.store import Version
@@ -22,6 +23,8 @@ from kindler.store import Version
 __all__ = ["Limits", "limits_of", "start_of"]
 
 _OWN_PRELOAD = ("kindler.serve._model_process_main", "kindler.models.loaded")
+_GPU_PROCESSES = 2
+_ANYWHERE = Seat()
 _MOST_PROCESSES = 8  # that "auto" means; each has the whole model
 _IDLE_S = 3600.0
 _LEAST_OUTPUTS = 1 << 30
@@ -44,7 +47,7 @@ class Limits:
     processes: int
 
 
-def limits_of(version: Version, settings: ServeSettings) -> Limits:
+def limits_of(version: Version, settings: ServeSettings, seat: Seat = _ANYWHERE) -> Limits:
     """The server's limits, or lower ones that were stored with the version (`attributes={"limits": ...}`)."""
     row = MODEL_KINDS.row(version.kind, version.meta)
     asked = version.attributes.get("limits")
@@ -52,11 +55,18 @@ def limits_of(version: Version, settings: ServeSettings) -> Limits:
     return Limits(
         int(_lower(settings.model_memory_bytes or settings.memory_bytes, asked.get("memory_bytes"))),
         _lower(settings.timeout_s, asked.get("timeout_s")),
-        int(_lower(settings.processes or _automatic(row), asked.get("processes"))),
+        int(_lower(settings.processes or _automatic(row, seat), asked.get("processes"))),
     )
 
 
-def start_of(version: Version, folder: Path, settings: ServeSettings, *, lacking: str | None) -> Start:
+def start_of(
+    version: Version,
+    folder: Path,
+    settings: ServeSettings,
+    *,
+    lacking: str | None,
+    seat: Seat = _ANYWHERE,
+) -> Start:
     """How to start a process for a version.
 
     Args:
@@ -64,11 +74,12 @@ def start_of(version: Version, folder: Path, settings: ServeSettings, *, lacking
         folder: Where its files lie while it is loaded.
         settings: The server's.
         lacking: Why processes cannot be locked in here; None if they can.
+        seat: Where it is to compute.
 
     Raises:
         UntrustedError: It would have to be locked in.
     """
-    row, limits = MODEL_KINDS.row(version.kind, version.meta), limits_of(version, settings)
+    row, limits = MODEL_KINDS.row(version.kind, version.meta), limits_of(version, settings, seat)
     jailed = not settings.trusted and lacking is None
     if not settings.trusted and lacking is not None and row.needs_jail:
         raise UntrustedError(
@@ -95,10 +106,11 @@ def start_of(version: Version, folder: Path, settings: ServeSettings, *, lacking
         "jailed": jailed,
         "memory_bytes": limits.memory_bytes,
         "alone": version.name in settings.alone or version.attributes.get("batching") is False,
+        "device": seat.asked,
     }
     return Start(
         recipe=recipe,
-        environment={},
+        environment=dict(seat.environment),
         order=order,
         load_s=settings.load_s,
         call_s=limits.call_s,
@@ -107,8 +119,13 @@ def start_of(version: Version, folder: Path, settings: ServeSettings, *, lacking
     )
 
 
-def _automatic(row: Row) -> int:
-    """All cores; half as many where a call keeps several busy, as one process alone is the fastest then."""
+def _automatic(row: Row, seat: Seat) -> int:
+    """All cores; half as many where a call keeps several busy, as one process alone is the fastest then.
+
+    On a GPU two: while one computes, the other's batch is on its way there or back.
+    """
+    if seat.gpu is not None:
+        return _GPU_PROCESSES
     cores = usable_cores()
     return max(1, min(_MOST_PROCESSES, cores // 2 if row.threads else cores))
 

@@ -91,6 +91,8 @@ def show_resident(resident: Resident) -> dict[str, Any]:
         "version": resident.version.number,
         "kind": resident.version.kind,
         "size": resident.size,
+        "device": resident.device,
+        "device_bytes": resident.device_bytes,
         "rows_waiting": resident.batcher.rows_waiting,
         "batches_join": resident.batcher.joins(resident.servable.methods[0]),
         "methods": list(resident.servable.methods),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from kindler.engine.gpus import is_device
 from kindler.errors import ConfigError
 
 __all__ = ["ServeSettings"]
@@ -64,6 +65,10 @@ class ServeSettings:
         processes: Most processes of one model; None chooses by the cores and the kind of model.
         model_memory_bytes: What one process of a model may take; as much as all models together if not given.
         load_s: Seconds that loading a model into a process may take.
+        device: Where models compute: "auto" takes a GPU where there is one and the model can use it; "cpu";
+            "cuda" and "cuda:1" insist on one.
+        devices: The same for single models, by name.
+        device_memory_bytes: What loaded models may take of each GPU's memory; nine tenths if not given.
     """
 
     model: str | None = None
@@ -87,18 +92,32 @@ class ServeSettings:
     processes: int | None = None
     model_memory_bytes: int | None = None
     load_s: float = 300.0
+    device: str = "auto"
+    devices: Mapping[str, str] = field(default_factory=dict)
+    device_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.isolation not in ("process", "none"):
             raise ConfigError(f"ServeSettings(isolation={self.isolation!r}): must be 'process' or 'none'.")
+        for name, device in {"": self.device, **self.devices}.items():
+            if not is_device(device):
+                shown = f" of {name!r}" if name else ""
+                raise ConfigError(
+                    f"device{shown} must be 'auto', 'cpu', 'cuda' or 'cuda:N'; received {device!r}."
+                )
+        if self.isolation == "none" and (self.devices or self.device != "auto"):
+            raise ConfigError(
+                "device: models of one process cannot be told apart, so isolation='none' leaves the device to"
+                " each framework.\nHint: isolation='process'; or CUDA_VISIBLE_DEVICES in the environment."
+            )
         if not self.memory_bytes:
             object.__setattr__(self, "memory_bytes", half_of_memory())
         if self.log_level not in _LEVELS:
             raise ConfigError(f"log_level={self.log_level!r}: must be one of {', '.join(_LEVELS)}.")
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for one in fields(self):
+            value = getattr(self, one.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            least = _LEAST.get(field.name, 1)
+            least = _LEAST.get(one.name, 1)
             if not value >= least:
-                raise ConfigError(f"ServeSettings({field.name}={value!r}): must be at least {least}.")
+                raise ConfigError(f"ServeSettings({one.name}={value!r}): must be at least {least}.")

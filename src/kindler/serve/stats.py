@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -254,6 +255,12 @@ class Stats:
         self.loads = Counter("kindler_loads", "Models loaded", ["outcome"], **options)
         self.loaded = Gauge("kindler_loaded_models", "Models in memory", **options)
         self.loaded_bytes = Gauge("kindler_loaded_bytes", "Bytes of models in memory", **options)
+        self._device_bytes = Gauge(
+            "kindler_device_bytes",
+            "Bytes of a GPU that a version of a model takes",
+            ["model", "version", "device"],
+            **options,
+        )
         self.waiting = Gauge("kindler_waiting_rows", "Rows that wait", **options)
         self._children: dict[tuple[str, int], tuple[Any, Any]] = {}
         self.live = _Live(_SAMPLES)
@@ -296,6 +303,13 @@ class Stats:
                 self.version(model, version).answered(seconds, failed=failed)
         if status in (413, 429, 503):
             self.refused.labels(str(status)).inc()
+
+    def count_devices(self, loaded: Iterable[tuple[str, int, str | None, int]]) -> None:
+        """Where versions compute: name, number, device and bytes there, of all that are loaded."""
+        self._device_bytes.clear()
+        for name, number, device, size in loaded:
+            if device is not None:
+                self._device_bytes.labels(name, str(number), device).set(size)
 
     def exposition(self) -> bytes:
         """What Prometheus reads."""

@@ -51,6 +51,7 @@ from kindler.spark.ingest import ComputedRows, ReceivedRows
 from kindler.spark.large_buffers import BufferFiles, SharedFolder
 from kindler.spark.session import LOOPBACK, is_connect, is_on_this_machine
 from kindler.spark.slots import is_dynamic, never_retries
+from kindler.spark.task_resources import task_gpus
 from kindler.spark.versions import add_tag, interrupt_tag, to_arrow
 from kindler.temporary import Folder
 
@@ -584,7 +585,7 @@ def _with_gpus(job: Job, rank: int) -> Job:
     """The job, where `rank` has in its environment the GPUs that Spark gave to this task, if any."""
     context = TaskContext.get()
     assert context is not None
-    given = [a for kind, part in context.resources().items() if "gpu" in kind for a in part.addresses]
+    given = task_gpus(context)
     if not given:
         return job
     spec = job.ranks[rank]

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlparse
 
 import numpy as np
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -26,8 +27,10 @@ from pyspark.sql.types import StructField, StructType
 from kindler.data.columns import Columns
 from kindler.data.parquet import RowReader
 from kindler.data.rejoin import Alongside, features_of
+from kindler.engine.gpus import TaskPlace
 from kindler.spark.direct_files import StoredColumns
 from kindler.spark.frames import ROW, UNNUMBERED, Where, collected, column
+from kindler.spark.task_resources import task_gpus
 
 __all__ = ["Scorer", "first_row", "predict_frame"]
 
@@ -42,7 +45,9 @@ class Scorer(Protocol):
 
     @property
     def columns(self) -> Columns: ...
-    def score(self, chunks: Iterable[Arrays]) -> Iterator[list[np.ndarray[Any, Any]]]: ...
+    def score(
+        self, chunks: Iterable[Arrays], place: TaskPlace | None = None
+    ) -> Iterator[list[np.ndarray[Any, Any]]]: ...
 
 
 def predict_frame(
@@ -93,7 +98,7 @@ def _through_rows(
 
     def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = Alongside(scorer.columns)
-        scored = scorer.score(rows.features(batches))
+        scored = scorer.score(rows.features(batches), _place())
         for table in rows.joined(scored, names=lambda outputs: names, convert=convert):
             yield from table.to_batches()
 
@@ -128,7 +133,7 @@ class _Score:
 
     def __call__(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         chunks = self._received(batches) if self.stored is None else self._read(batches, self.stored)
-        for outputs in self.scorer.score(chunks):
+        for outputs in self.scorer.score(chunks, _place()):
             arrays = [self.convert(output) for output in outputs]
             yield arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, list(self.names))
 
@@ -151,6 +156,12 @@ class _Score:
                         opened.enter_context(reader)
                     rows = reader.read(start, stop)
                     yield features_of(self.scorer.columns, rows, partial(add, start))
+
+
+def _place() -> TaskPlace:
+    """This task, and the GPUs that Spark gave to it."""
+    context = TaskContext.get()
+    return TaskPlace(0) if context is None else TaskPlace(context.partitionId(), tuple(task_gpus(context)))
 
 
 def _runs(files: pa.Array, numbers: np.ndarray[Any, Any]) -> Iterator[tuple[str, int, int]]:

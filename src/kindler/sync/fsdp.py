@@ -7,6 +7,8 @@ process while the run lasts, and its connections are torch's own.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -50,6 +52,8 @@ class Fsdp(Lockstep):
         """Join the other ranks, from rank 0's state on, of which each keeps its part."""
         super().attach(replica, worker)
         if worker.size > 1 and replica.fuses == "torch":
+            if replica.device.type == "cuda":
+                _refuse_shared(worker, str(replica.device))
             self._join(worker, replica.device.type)
             self._divided = True
             replica.shard_fully(_mesh(worker, replica.device.type), self._modules)
@@ -92,6 +96,17 @@ class Fsdp(Lockstep):
         self._divided = False
         self._group.close()
         super().close()
+
+
+def _refuse_shared(worker: Any, device: str) -> None:
+    """Complain about workers that share a GPU: NCCL wants one for each, and gloo cannot do without it."""
+    mine = json.dumps([worker.host, os.environ.get("CUDA_VISIBLE_DEVICES"), device]).encode()
+    told = worker.all_gather(mine)
+    if len(set(told)) < len(told):
+        raise ConfigError(
+            f"sync='fsdp': {len(told)} workers share {len(set(told))} GPUs, and each needs one of its own.\n"
+            "Hint: sync='sharded' lets workers share a GPU."
+        )
 
 
 def _mesh(worker: Any, device: str) -> Any:

@@ -68,6 +68,12 @@ class Sharded(AllReduce):
     def _fuse(self, replica: Any, worker: Any) -> None:
         from kindler.sync.sliced_torch import SliceExchange
 
+        if self._one_copy and replica.device.type != "cpu":
+            raise ConfigError(
+                f"sync='sharded': one_copy=True, but the parameters are on {replica.device}, and only those"
+                " in the memory of the machine can be shared.\nHint: leave one_copy out of sync_options; or"
+                " device='cpu'."
+            )
         exchange = SliceExchange(
             worker,
             device=replica.device,

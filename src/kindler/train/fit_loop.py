@@ -46,7 +46,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     # TensorFlow, for one, keeps generated code in temporary files that only an orderly exit removes.
     tempfile.tempdir = str(worker.scratch)
     task: Task = cloudpickle.loads(task_bytes)
-    placed = worker.place(task.device, share=task.settings.share_gpus)
+    placed = worker.place(task.device, share=task.share_gpus)
     with explained():
         replica: Fitter = build_replica(worker, task, placed, spec)
         # Not before the replica: making data may compute, and then it is too late to settle threads.

@@ -52,7 +52,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     `states` is the model's state (empty for a new one), then checkpoints to go on from, best first.
     """
     task: Task = cloudpickle.loads(task_bytes)
-    placed = worker.place(task.device, share=task.settings.share_gpus)
+    placed = worker.place(task.device, share=task.share_gpus)
     with explained(), _process_group(worker, task, placed):
         data = open_batch_stream(worker, task, task.data, "data", trains=task.trains)
         replica: Stepper = build_replica(

@@ -71,6 +71,8 @@ class PredictOptions(RunOptions):
         output_path: The folder that the scored rows of Parquet files are written to.
         finish: Makes the columns of the model's outputs, batch by batch; None takes the outputs as they are.
         runtime: What computes the model: "openvino", or None for its own framework.
+        precision: The precision to compute in, where the framework has several: "fp32", "bf16" or "fp16".
+            None is the one that the model was given.
     """
 
     batch_size: int = 1024
@@ -78,9 +80,12 @@ class PredictOptions(RunOptions):
     output_path: str | PathLike[str] | None = None
     finish: Callable[[list[Any]], list[Any]] | None = None
     runtime: Runtime | None = None
+    precision: str | None = None
 
     def complaints(self) -> Iterator[str]:
         yield from super().complaints()
+        if self.precision is not None and self.runtime is not None:
+            yield f"precision={self.precision!r} is for the model's own framework, not for a runtime."
         if self.runtime is not None and self.runtime not in get_args(Runtime):
             yield f"runtime must be 'openvino', or None for the model's framework; received {self.runtime!r}."
 

@@ -31,6 +31,7 @@ class Task:
         log_steps: Whether every worker reports the loss of every step.
         watched: Whether the driver follows the progress within an epoch, even if it is not shown.
         settings: Time limits, threads.
+        share_gpus: Whether several workers may compute on one GPU.
     """
 
     framework: str
@@ -46,6 +47,7 @@ class Task:
     log_steps: bool = False
     watched: bool = False
     settings: RunSettings = field(default_factory=RunSettings)
+    share_gpus: bool = False
 
     @property
     def trains(self) -> bool:

@@ -278,3 +278,48 @@ def test_steps_before_a_span_are_not_read(monkeypatch: pytest.MonkeyPatch) -> No
     list(made(spool(100), batch_size=10).span(7, 9))
 
     assert sum(read) == 2 * 2 * 10, "ten rows a step of a feature and a label"
+
+
+class Taker:
+    """Takes rows as a GPU would: several steps at once, cut only where a step begins at a multiple."""
+
+    def __init__(self, column: Array, together: int, multiple: int, asked: list[int]) -> None:
+        self._column, self.together, self._multiple, self._asked = column, together, multiple, asked
+
+    def __call__(self, rows: slice | Array) -> Array:
+        taken = self._column[rows]
+        self._asked.append(len(taken))
+        return taken
+
+    def split(self, taken: Array, start: int, stop: int) -> Array | None:
+        return None if start % self._multiple else taken[start:stop]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=3),
+    st.integers(1, 8),
+    st.booleans(),
+    st.integers(1, 40),
+    st.integers(1, 4),
+)
+def test_rows_that_are_taken_for_several_steps_at_once_are_those_of_each_step(
+    counts: list[int], batch_size: int, shuffle: bool, together: int, multiple: int
+) -> None:
+    for rank, rows in enumerate(counts if sum(counts) else []):
+        options: Any = {"counts": counts, "rank": rank, "batch_size": batch_size, "shuffle": shuffle}
+        plain, held = made(spool(rows), **options), made(spool(rows), **options)
+        asked: list[int] = []
+        held.held_by(lambda columns, a=asked: [Taker(c, together, multiple, a) for c in columns])
+
+        for one, other in zip(plain.span(1, 30), held.span(1, 30), strict=True):
+            np.testing.assert_array_equal(one.features[0], other.features[0])
+            np.testing.assert_array_equal(one.labels[0], other.labels[0])
+
+
+def test_steps_of_one_size_are_taken_eight_at_a_time() -> None:
+    asked: list[int] = []
+    held = made(spool(96))
+    held.held_by(lambda columns: [Taker(column, 1000, 4, asked) for column in columns])
+    assert len(list(held.epoch(1))) == 24
+    assert asked == [32, 32, 32]

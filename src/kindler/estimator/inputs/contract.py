@@ -13,6 +13,7 @@ from kindler.data.columns import Array, Columns
 from kindler.data.preparation import Preparation
 from kindler.data.sources import Source
 from kindler.engine.job import Job
+from kindler.inference.host_model import sharing
 from kindler.inference.predictor import Predictor, Recipe
 from kindler.train.loader_source import StreamSource
 from kindler.train.options import Ingest, PredictOptions
@@ -91,6 +92,7 @@ class ScoreRequest:
             device=self.device,
             seed=self.seed,
             threads=threads,
+            precision=self.options.precision,
         )
         return Predictor(
             recipe=recipe,
@@ -101,6 +103,7 @@ class ScoreRequest:
             preparation=self.preparation(columns),
             labels=self.labels,
             stack=bool(self.options.columns.stack_features),
+            sharing=sharing(),
         )
 
     def preparation(self, columns: Columns) -> Preparation | None:

@@ -84,9 +84,9 @@ class FrameInput(Input):
         prepares = request.preparation(columns) is not None and not frame.isStreaming
         sample = (None if prepares else zeros(columns, request.layout, types)) or self._first_row(columns)
         # The driver is not bound by the threads of an executor.
-        tried = predictor.with_threads(None)
-        outputs = next(tried.score([inputs(columns, sample)]))
-        names = tried.names(len(outputs))  # those of a dict are known once it has scored
+        here = predictor.with_threads(None)
+        outputs = next(here.score([inputs(columns, sample)]))
+        names = here.names(len(outputs))  # those of a dict are known once it has scored
         folded = {column.lower() for column in frame.columns}  # Spark would replace one by the other
         refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
         return predict_frame(

@@ -31,6 +31,7 @@ __all__ = [
     "require",
     "seed_everything",
     "settle",
+    "taken_bytes",
     "without_devices",
 ]
 
@@ -160,6 +161,11 @@ def settle(backend: str, *, device: str, local_rank: int, threads: int | None) -
 def on_gpu(backend: str) -> bool:
     """Whether the backend computes on a GPU, once it was settled."""
     return bool(importlib.import_module(f"kindler.frameworks.keras.on_{backend}").on_gpu())
+
+
+def taken_bytes(backend: str) -> int:
+    """What this process has of its GPU's memory, as the backend counts it."""
+    return int(importlib.import_module(f"kindler.frameworks.keras.on_{backend}").taken_bytes())
 
 
 def may_use_gpus(backend: str) -> bool:

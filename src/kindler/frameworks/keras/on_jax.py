@@ -29,6 +29,7 @@ __all__ = [
     "send_gradients",
     "settle",
     "share_gradients",
+    "taken_bytes",
     "weigh",
 ]
 
@@ -55,6 +56,12 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
 def on_gpu() -> bool:
     """Whether JAX computes on a GPU."""
     return bool(jax.default_backend() == "gpu")
+
+
+def taken_bytes() -> int:
+    """What JAX has of its GPU's memory."""
+    counted = jax.local_devices()[0].memory_stats() if on_gpu() else None
+    return int((counted or {}).get("bytes_in_use", 0))
 
 
 def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:

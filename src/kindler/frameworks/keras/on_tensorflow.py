@@ -29,6 +29,7 @@ __all__ = [
     "send_gradients",
     "settle",
     "share_gradients",
+    "taken_bytes",
     "weigh",
 ]
 
@@ -61,6 +62,11 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
 def on_gpu() -> bool:
     """Whether TensorFlow computes on a GPU."""
     return bool(tf.config.get_visible_devices("GPU"))
+
+
+def taken_bytes() -> int:
+    """What TensorFlow has of the first GPU's memory."""
+    return int(tf.config.experimental.get_memory_info("GPU:0")["current"]) if on_gpu() else 0
 
 
 class DrawingOps:

@@ -12,7 +12,7 @@ import torch
 
 from kindler.frameworks.keras.backends import DEVICE_VARIABLE
 from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced, scaled_loss
-from kindler.frameworks.torch.device import resolve_device
+from kindler.frameworks.torch.device import resolve_device, taken_bytes
 
 __all__ = [
     "apply",
@@ -24,6 +24,7 @@ __all__ = [
     "send_gradients",
     "settle",
     "share_gradients",
+    "taken_bytes",
     "weigh",
 ]
 

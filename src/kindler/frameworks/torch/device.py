@@ -10,14 +10,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, first_line
 from kindler.frameworks.contract import Array
 
-__all__ = ["OnTheirWay", "arrays", "has_gpu_build", "held", "preload", "resolve_device", "tensors"]
+__all__ = [
+    "Conveyor",
+    "OnTheirWay",
+    "arrays",
+    "gpu_problem",
+    "has_gpu_build",
+    "held",
+    "preload",
+    "resolve_device",
+    "taken_bytes",
+    "tensors",
+]
 
 _MOST_HELD = 3  # a third of the memory that is free, so that the rest is left for training
 _CHUNK_BYTES = 64 << 20
 _SMALL_BYTES = 64 << 10
+_STAGES = 3  # one that is filled, one that is copied, one that may still be
+_MOST_STAGED = 32 << 20  # bytes of a batch whose pinned memory is kept
+_GROUP_BYTES = 16 << 20
+_ALIGN_BYTES = 512  # as memory of its own is: libraries choose their kernels by where rows begin
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -38,6 +53,24 @@ def preload() -> None:
 def has_gpu_build() -> bool:
     """Whether torch was built for CUDA or ROCm; asks no device."""
     return torch.version.cuda is not None or torch.version.hip is not None
+
+
+def gpu_problem() -> str | None:
+    """Why this process cannot compute on a GPU; None if it can. Begins CUDA."""
+    if not has_gpu_build():
+        return "PyTorch was built without CUDA here."
+    if not torch.cuda.is_available():
+        return "PyTorch finds no GPU that this process may use."
+    try:
+        torch.zeros(1, device="cuda").item()
+    except RuntimeError as exc:
+        return f"PyTorch cannot use the GPU: {first_line(exc)}"
+    return None
+
+
+def taken_bytes() -> int:
+    """What this process has of the current GPU's memory, besides CUDA's own."""
+    return int(torch.cuda.memory_reserved()) if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
 
 
 def resolve_device(device: str, local_rank: int = 0) -> torch.device:
@@ -124,6 +157,15 @@ class _Held:
         for number, part in enumerate(parts):
             self._rows[number * rows : number * rows + len(part)].copy_(torch.from_numpy(part))
 
+    @property
+    def together(self) -> int:
+        """How many rows to take at once; see `Batches.held_by`."""
+        return _together(self._rows)
+
+    def split(self, taken: torch.Tensor, start: int, stop: int) -> torch.Tensor | None:
+        """Some of the rows that were taken at once; None where they do not begin as a batch of its own."""
+        return _split(taken, start, stop)
+
     def __call__(self, rows: slice | Array) -> torch.Tensor:
         if isinstance(rows, slice):
             return self._rows[rows].clone()  # a model may write its input
@@ -139,6 +181,16 @@ class _Copied:
     def __init__(self, column: Array, device: torch.device, stream: Any) -> None:
         self._rows, self._device, self._stream = _lent(column), device, stream
 
+    @property
+    def together(self) -> int:
+        """How many rows to take at once; see `Batches.held_by`."""
+        return _together(self._rows)
+
+    def split(self, taken: OnItsWay, start: int, stop: int) -> OnItsWay | None:
+        """Some of the rows that were taken at once; None where they do not begin as a batch of its own."""
+        part = _split(taken.tensor, start, stop)
+        return None if part is None else OnItsWay(part, taken.copied)
+
     def __call__(self, rows: slice | Array) -> OnItsWay:
         if isinstance(rows, slice):
             pinned = self._rows[rows].pin_memory()
@@ -149,6 +201,16 @@ class _Copied:
         with torch.cuda.stream(self._stream):
             tensor = pinned.to(self._device, non_blocking=True)
             return OnItsWay(tensor, self._stream.record_event())
+
+
+def _together(rows: torch.Tensor) -> int:
+    return int(_GROUP_BYTES // max(1, rows[:1].nbytes))
+
+
+def _split(taken: torch.Tensor, start: int, stop: int) -> torch.Tensor | None:
+    part = taken[start:stop]
+    begins_as_its_own = part.storage_offset() * part.element_size() % _ALIGN_BYTES == 0
+    return part if start == stop or begins_as_its_own else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +248,71 @@ def _lent(array: Array) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable")
         return torch.from_numpy(array)
+
+
+class Conveyor:
+    """Carries one batch after the other to a GPU, through pinned memory that is kept.
+
+    Pinned memory takes milliseconds to get, which is more than a batch takes to be copied. So there are a few
+    places for batches of one shape, filled in turn, and a stream of their own to copy from them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+        self._stages: list[_Stage] = []
+        self._next = 0
+
+    def carry(self, columns: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """The batch on the GPU; whatever the current stream does next is done after it was copied."""
+        size = sum(column.nbytes for column in columns)
+        if not all(isinstance(column, np.ndarray) for column in columns) or not 0 < size <= _MOST_STAGED:
+            return tensors(columns, self._device)
+        lent = [_lent(column) for column in columns]
+        if not self._stages or not self._stages[0].takes(lent):
+            self._make_room(lent)
+        stage = self._stages[self._next]
+        self._next = (self._next + 1) % len(self._stages)
+        filled = stage.filled(lent)
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            carried = tuple(part.to(self._device, non_blocking=True) for part in filled)
+            stage.copied.record()
+        current.wait_event(stage.copied)
+        for tensor in carried:
+            tensor.record_stream(current)
+        return carried
+
+    def _make_room(self, columns: list[torch.Tensor]) -> None:
+        """All of it now: whoever scores a few rows first, to be ready, is ready then."""
+        self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._stages = [_Stage(columns) for _ in range(_STAGES)]
+        self._next = 0
+
+
+class _Stage:
+    """Pinned memory for a batch.
+
+    Attributes:
+        copied: When it was last copied from.
+    """
+
+    def __init__(self, columns: list[torch.Tensor]) -> None:
+        self._places = [torch.empty(c.shape, dtype=c.dtype, pin_memory=True) for c in columns]
+        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def takes(self, columns: list[torch.Tensor]) -> bool:
+        """Whether a batch fits: the last one may have fewer rows."""
+        return len(columns) == len(self._places) and all(
+            column.dtype == place.dtype and column.shape[1:] == place.shape[1:] and len(column) <= len(place)
+            for column, place in zip(columns, self._places, strict=True)
+        )
+
+    def filled(self, columns: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The batch, in this memory; it must not be filled again before it was copied."""
+        self.copied.synchronize()
+        pairs = zip(self._places, columns, strict=True)
+        return [place[: len(column)].copy_(column) for place, column in pairs]
 
 
 class OnTheirWay:

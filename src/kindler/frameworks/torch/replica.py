@@ -26,6 +26,7 @@ from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
 from kindler.frameworks.torch.device import (
+    Conveyor,
     OnTheirWay,
     arrays,
     has_gpu_build,
@@ -92,6 +93,7 @@ from kindler.frameworks.torch.state import (
     to_array,
 )
 
+_MOST_BEGINS = 64
 _UNDER_WAY = 2  # batches that are scored while the outputs of one come back
 
 __all__ = ["TorchReplica", "TorchSpec", "check", "dumps", "loads", "preload", "resolve_device"]
@@ -175,12 +177,17 @@ class TorchReplica(BaseReplica):
         self._graphs: GraphedStep | None = None
         self._chosen = False
         self._now: Batch
+        self._begins: dict[tuple[float, torch.dtype], torch.Tensor] = {}
         self.mode: str | None = None
 
     @property
     def on_gpu(self) -> bool:
         """Whether it computes on a GPU."""
         return bool(self.device.type == "cuda")
+
+    def set_precision(self, precision: str) -> None:
+        """Predict in this precision, whatever the model was trained in."""
+        self.spec = replace(self.spec, precision=None if precision == "fp32" else precision)
 
     @classmethod
     def may_use_gpus(cls, spec: TorchSpec) -> bool:
@@ -756,12 +763,16 @@ class TorchReplica(BaseReplica):
         for batch in batches:
             self._modes.evaluate()
             with torch.inference_mode(), self._precision():
-                outputs = self._forward(self._tensors(batch))
+                outputs = self._forward(self._conveyor.carry(batch))
             waiting.append((len(batch[0]), OnTheirWay(outputs), _names(outputs)))
             if len(waiting) > _UNDER_WAY:
                 yield self._arrived(*waiting.popleft())
         while waiting:
             yield self._arrived(*waiting.popleft())
+
+    @cached_property
+    def _conveyor(self) -> Conveyor:
+        return Conveyor(self.device)
 
     def _arrived(self, rows: int, outputs: OnTheirWay, names: tuple[str, ...] | None) -> Scored:
         self.output_names = names
@@ -872,16 +883,32 @@ class TorchReplica(BaseReplica):
             unit = batch.global_rows * (judged.per_row if self._label_shapes is None else 1.0)
             weight = weight + judged.weight
             share = 1.0 if self.loss.sums else judged.scale / unit
-            loss = judged.loss if share == 1.0 else judged.loss * share
             with self._collecting(last=number == passes, weight=weight / unit):
-                loss = loss if self._scaler is None else self._scaler.scale(loss)
-                loss.backward()  # type: ignore[no-untyped-call]
+                self._descend(judged.loss, share)
         if self._exchange is not None:
             self._exchange.finish()
         elif self.loss.weighted:
             self._divide(weight / unit if self._fully is None else self._fully.total(float(weight / unit)))
             return weight / unit
         return batch.rows
+
+    def _descend(self, loss: torch.Tensor, share: float) -> None:
+        """Backward from `share` times the loss.
+
+        The share is what backward begins with: the numbers are those of a product, which would be one more
+        kernel in each direction. In steps of small models on a GPU it is the number of kernels that counts.
+        """
+        if self._scaler is not None:
+            scaled = self._scaler.scale(loss if share == 1.0 else loss * share)
+            scaled.backward()  # type: ignore[no-untyped-call]
+            return
+        key = (share, loss.dtype)
+        begin = self._begins.get(key)
+        if begin is None:
+            begin = torch.full((), share, dtype=loss.dtype, device=loss.device)
+            if len(self._begins) < _MOST_BEGINS:  # none is let go: a recorded step uses the one it has seen
+                self._begins[key] = begin
+        loss.backward(begin)  # type: ignore[no-untyped-call]
 
     def _pass_without_rows(self, batch: Batch) -> None:
         """Take part where all ranks gather parameters, on a row of zeros that teaches nothing."""

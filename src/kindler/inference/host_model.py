@@ -1,0 +1,308 @@
+"""One copy of a model for all tasks of a host: a process for each GPU loads it and scores for them.
+
+Spark runs tasks in processes of their own, and each would load the model onto the GPU. Here the first task
+starts a process that the tasks of its program (and of no other: both sides prove that they know its secret)
+send their batches to, over a socket in a folder of this user's alone. It ends when Spark's Python
+daemons that those tasks came from have ended, and after some minutes without tasks. Its side is
+`_host_model_main.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from kindler.engine.channel import Channel, ChannelClosed, Frame, connect
+from kindler.engine.fork_server import package_path, socket_folder
+from kindler.engine.gpus import FRUGAL, VISIBLE_GPUS, TaskPlace, machine_gpus
+from kindler.engine.left_running import leave_running
+from kindler.errors import ConfigError, TrainingError
+from kindler.frameworks.contract import Scored
+from kindler.temporary import locked
+
+if TYPE_CHECKING:
+    from kindler.inference.predictor import Recipe
+
+__all__ = [
+    "IN_FLIGHT",
+    "MODES",
+    "VARIABLE",
+    "HostModel",
+    "Sharing",
+    "error_buffers",
+    "gpu_of",
+    "packed",
+    "sharing",
+    "unpacked",
+]
+
+VARIABLE = "KINDLER_HOST_MODEL"
+MODES = ("auto", "always", "never")
+IN_FLIGHT = 8  # batches of a task; more than a scorer takes before it gives back the first
+_FOLDER = "models"
+_GREETING_S = 60.0
+_TRIES = 3
+_IDLE_S = 300.0
+
+Arrays = tuple[np.ndarray[Any, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How tasks share a model; a value that travels to them with it.
+
+    Attributes:
+        secret: What tasks and the process that has the model prove to each other. Of this program alone.
+        mode: "auto" shares models that compute on a GPU, "always" all of them.
+        idle_s: Seconds without a task after which the process ends.
+    """
+
+    secret: bytes = field(repr=False)
+    mode: str = "auto"
+    idle_s: float = _IDLE_S
+
+
+@lru_cache(maxsize=1)
+def _secret(process: int) -> bytes:
+    return secrets.token_bytes(32)
+
+
+def sharing() -> Sharing | None:
+    """How tasks of this program share models, as the variable `KINDLER_HOST_MODEL` says; None if not at all.
+
+    Raises:
+        ConfigError: The variable has an unknown value.
+    """
+    mode = os.environ.get(VARIABLE) or "auto"
+    if mode not in MODES:
+        raise ConfigError(f"{VARIABLE} must be one of {', '.join(MODES)}; received {mode!r}.")
+    return None if mode == "never" else Sharing(_secret(os.getpid()), mode)
+
+
+def gpu_of(device: str, place: TaskPlace, mode: str) -> str | None:
+    """The GPU whose process a task uses; "" is that of the CPU, None none at all.
+
+    Args:
+        device: What the estimator was given: "auto", "cpu", "cuda" or "cuda:1".
+        place: The task.
+        mode: As `Sharing` has it.
+    """
+    kind, _, number = device.partition(":")
+    gpus = [] if kind not in ("auto", "cuda") else list(place.gpus) or _machine_gpus()
+    if not gpus:
+        return "" if mode == "always" and kind in ("auto", "cpu") else None
+    if not number:
+        return gpus[place.number % len(gpus)]
+    return gpus[int(number)] if number.isdecimal() and int(number) < len(gpus) else None
+
+
+@lru_cache(maxsize=1)
+def _machine_gpus() -> list[str]:
+    return machine_gpus()
+
+
+class HostModel:
+    """A model in the process of its GPU, for one task.
+
+    Attributes:
+        on_gpu: Whether it computes on a GPU.
+    """
+
+    def __init__(self, channel: Channel, *, on_gpu: bool) -> None:
+        self._channel = channel
+        self.on_gpu = on_gpu
+
+    @classmethod
+    def reached(cls, recipe: Recipe, sharing: Sharing, gpu: str) -> HostModel:
+        """Have the model loaded in the process of a GPU, which is started if there is none.
+
+        Raises:
+            TrainingError: The process cannot be started.
+            Exception: What loading the model raised.
+        """
+        own = replace(recipe, device=recipe.device.partition(":")[0], threads=None)
+        for _ in range(_TRIES):
+            channel = _connected(sharing, gpu)
+            if channel is None:
+                continue
+            try:
+                return cls._opened(channel, own)
+            except ChannelClosed:  # it ended for idleness just as we came; the next one is ours
+                channel.close()
+            except BaseException:
+                channel.close()
+                raise
+        raise TrainingError(
+            "the process that has the model for all tasks of this host ended three times before it had"
+            " loaded it; what it said is in the executor's log.\n"
+            f"Hint: {VARIABLE}=never, set where the program runs, has each task load a model of its own."
+        )
+
+    @classmethod
+    def _opened(cls, channel: Channel, recipe: Recipe) -> HostModel:
+        channel.send("open", key=recipe.key, parent=os.getppid())
+        answer = channel.receive()
+        if answer.kind == "send":
+            # Modules that came with the program to this host are found by this process's own path.
+            paths = (*recipe.sys_path, *(path for path in sys.path if path))
+            channel.send("recipe", *packed(replace(recipe, sys_path=paths)))
+            answer = channel.receive()
+        if answer.kind == "failed":
+            raise _error(answer)
+        return cls(channel, on_gpu=bool(answer.fields["on_gpu"]))
+
+    def predict_all(self, batches: Iterable[Arrays]) -> Iterator[Scored]:
+        """The outputs of the batches, in their order; several are under way at a time."""
+        under_way = 0
+        for batch in batches:
+            self._send(batch)
+            under_way += 1
+            if under_way == IN_FLIGHT:
+                yield self._scored()
+                under_way -= 1
+        while under_way:
+            yield self._scored()
+            under_way -= 1
+
+    def close(self) -> None:
+        """Leave it to the others."""
+        self._channel.close()
+
+    def _send(self, batch: Arrays) -> None:
+        try:
+            self._channel.send("batch", *packed(batch))
+        except ChannelClosed as exc:
+            raise _gone() from exc
+
+    def _scored(self) -> Scored:
+        try:
+            answer = self._channel.receive()
+        except ChannelClosed as exc:
+            raise _gone() from exc
+        if answer.kind == "failed":
+            raise _error(answer)
+        scored: Scored = unpacked(answer)
+        return scored
+
+
+def packed(value: Any) -> list[Any]:
+    """A value as a pickle and the memory of its arrays, which is not copied.
+
+    Only between processes of one program, which have proved that to each other.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return [head, *(buffer.raw() for buffer in buffers)]
+
+
+def unpacked(frame: Frame) -> Any:
+    """The value again; its arrays cannot be written to."""
+    return pickle.loads(frame.buffers[0], buffers=frame.buffers[1:])
+
+
+class _RemoteTraceback(Exception):
+    """Where in the other process an exception was raised."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"\n{text}")
+
+
+def _error(answer: Frame) -> Exception:
+    error: Exception = unpacked(answer)
+    error.__cause__ = _RemoteTraceback(answer.fields["traceback"])
+    return error
+
+
+def _gone() -> TrainingError:
+    return TrainingError(
+        "the process that has the model for all tasks of this host ended in the middle of a batch; what it"
+        " said is in the executor's log. It may have used up the memory of the machine."
+    )
+
+
+def _connected(sharing: Sharing, gpu: str) -> Channel | None:
+    """A connection to the process of a GPU; None if it went away just now."""
+    folder = socket_folder(_FOLDER)
+    facts = [sharing.secret, gpu.encode(), sys.executable.encode()]
+    name = hashlib.sha256(b"\0".join(facts)).hexdigest()[:24]
+    path = folder / f"{name}.sock"
+    with locked(folder / ".lock"):
+        if not _listens(path):
+            _sweep(folder)
+            _spawn(path, sharing, gpu)
+    try:
+        channel = connect((str(path), 0), sharing.secret, timeout_s=_GREETING_S)
+    except ChannelClosed:
+        return None
+    channel.detach().settimeout(None)  # whoever takes long with its rows may; a process that ended is noticed
+    return channel
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        try:
+            sock.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left; called by whoever starts one."""
+    for path in folder.glob("*.sock"):
+        if not _listens(path):
+            path.unlink(missing_ok=True)
+
+
+def _spawn(path: Path, sharing: Sharing, gpu: str) -> None:
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        # Made here, so that tasks can queue at it while the process still imports.
+        listener.bind(str(path))
+        listener.listen(128)
+        order = {
+            "listener": listener.fileno(),
+            "path": str(path),
+            "secret": sharing.secret.hex(),
+            "idle_s": sharing.idle_s,
+            "mode": sharing.mode,
+            "owner": os.getppid(),
+            "sys_path": [p for p in sys.path if p],
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kindler.inference._host_model_main"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # signals to the group of Spark's Python workers are not for it
+            env={**FRUGAL, **os.environ, **package_path(), VISIBLE_GPUS: gpu},
+        )
+        assert process.stdin is not None
+        with suppress(OSError), process.stdin as inlet:  # not as an argument, which everybody could read
+            inlet.write(json.dumps(order).encode())
+    leave_running(process)
+
+
+def error_buffers(error: BaseException) -> Sequence[Any]:
+    """An exception for another process, as text if it cannot travel."""
+    try:
+        buffers = packed(error)
+        pickle.loads(buffers[0], buffers=buffers[1:])
+    except Exception:  # noqa: BLE001 - classes of exceptions may do anything when they are packed
+        return packed(RuntimeError(f"{type(error).__name__}: {error}"))
+    return buffers

@@ -1,0 +1,12 @@
+"""What Spark gave to a task."""
+
+from __future__ import annotations
+
+from pyspark import TaskContext
+
+__all__ = ["task_gpus"]
+
+
+def task_gpus(context: TaskContext) -> list[str]:
+    """The GPUs of a task, as the discovery script named them; empty if it was given none."""
+    return [a for kind, part in context.resources().items() if "gpu" in kind for a in part.addresses]
