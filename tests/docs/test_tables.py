@@ -24,12 +24,12 @@ def test_the_page_of_what_works_with_what_is_made_of_the_code() -> None:
 
 
 def test_only_pytorch_divides_its_optimizer_and_all_else_combines() -> None:
-    lines = [line for line in support.text().splitlines() if line.endswith("|") and '`"' in line]
-    refused = [line for line in lines if "| no |" in line and "local" not in line.partition("no")[2]]
-    combinations = [line for line in lines if "local" in line or line in refused]
-    assert len(combinations) == 4 * 5
-    assert all("sharded" in line or "fsdp" in line for line in refused)
-    assert len(refused) == 3 * 2
+    section = support.text().split("## To train", 1)[1].split("\n## ", 1)[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    refused = {(row[0] == "PyTorch", row[1]) for row in rows if "no" in row}
+
+    assert len(rows) == 4 * 5
+    assert refused == {(False, '`"sharded"`'), (False, '`"fsdp"`')}
 
 
 def test_the_tables_of_the_benchmarks_are_made_of_recorded_figures(benchmarks: dict[str, Any]) -> None:
