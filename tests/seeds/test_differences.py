@@ -100,9 +100,9 @@ def test_names_that_are_not_there_are_import_errors(module: str, name: str) -> N
 
 
 def role(args: Any, ctx: Any) -> tuple[str, int, int]:
-    feed = ctx.get_data_feed()
     rows = 0
-    while ctx.job_name != "ps" and not feed.should_stop():
+    feed = None if ctx.job_name == "ps" else ctx.get_data_feed()
+    while feed is not None and not feed.should_stop():
         rows += len(feed.next_batch(8))
     return ctx.job_name, rows, os.getpid()
 
