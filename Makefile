@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test gate test-unit test-torch test-keras test-tf-graph test-tfpark test-bigdl test-openvino test-mxnet test-sparkflow test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-gpu costs wheels check check-style check-types check-layers check-docs bench docs clean
+.PHONY: help install quickstart test gate test-unit test-torch test-keras test-tf-graph test-tfpark test-bigdl test-seeds test-seeds-graphs test-seeds-whole test-openvino test-mxnet test-sparkflow test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-gpu costs wheels check check-style check-types check-layers check-docs bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -76,7 +76,7 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 # another part computes. The parts that take longest begin first, so that there is work to the end. --keep-going
 # runs all of them and still fails if one did.
 IN_TURN := --no-print-directory --keep-going --jobs=3 --output-sync=target
-PARTS = test-spark-programs test-spark test-keras-tensorflow test-tf-graph test-tfpark test-bigdl test-sparkflow test-tune test-cluster test-examples test-torch test-serve \
+PARTS = test-spark-programs test-spark test-keras-tensorflow test-tf-graph test-tfpark test-bigdl test-seeds test-seeds-graphs test-sparkflow test-tune test-cluster test-examples test-torch test-serve \
 	$(KERAS_FLAVOURS:%=test-keras-%) test-mxnet test-openvino test-unit test-runtime test-page test-cli test-store test-tracking
 CHECKS := check-types check-docs check-layers check-style
 
@@ -91,6 +91,17 @@ test-tfpark: $(VENV)/.dev ## programs of TFPark: graphs of TensorFlow 1 on RDDs
 
 test-bigdl: $(VENV)/.dev ## BigDL's layers, and Orca's estimators
 	$(PYTEST) tests/bigdl
+
+test-seeds: $(VENV)/.dev $(VENV)/.mxnet ## programs of the old systems' documentation, block by block
+	$(PYTEST) tests/seeds
+
+test-seeds-graphs: $(VENV)/.dev ## those of TensorFlow 1
+	$(PYTEST) tests/seeds_graphs
+
+test-seeds-whole: $(VENV)/.dev $(VENV)/.mxnet ## all of them as large as they are there: MNIST, CIFAR-10, a Spark cluster
+	KINDLER_TEST_WHOLE=1 $(PYTEST) tests/seeds
+	KINDLER_TEST_WHOLE=1 $(PYTEST) tests/seeds_graphs
+	KINDLER_TEST_WHOLE=1 KINDLER_TEST_KERAS=tensorflow $(PYTEST) tests/keras/test_omegaml_programs.py
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 	$(PYTEST) tests/unit tests/architecture

@@ -50,7 +50,7 @@ HOMES = {
         "compat",
     ),
     "jax": ("frameworks.keras", "models"),
-    "mxnet": ("frameworks.mxnet",),
+    "mxnet": ("frameworks.mxnet", "compat.mxnet"),
     "openvino": ("frameworks.openvino", "models"),
     "onnxruntime": ("models",),
     "mlflow": ("tracking",),

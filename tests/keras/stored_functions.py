@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-SHAPE = (96, 96, 3)
+from tests.whole import WHOLE
+
+SHAPE = (192, 192, 3) if WHOLE else (96, 96, 3)
 IMAGES = np.random.default_rng(0).random((4, *SHAPE), np.float32)
 
 

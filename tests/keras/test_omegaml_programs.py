@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import flavour
@@ -15,20 +14,18 @@ from stored_functions import IMAGES, SHAPE, classify, flowers
 
 import kindler.compat.omegaml as om
 from kindler.engine import fork_server
-from tests.docs.pages import blocks
+from tests.seeds.programs import Program
 from tests.serve.served import serving
+from tests.whole import WHOLE
 
 pytestmark = pytest.mark.skipif(flavour.FLAVOUR != "tensorflow", reason="programs of TensorFlow's")
 WAIT_S = 240
-IMPORT, TRAIN, PUT, HERE, RUNTIME, REST = (
-    block.code for block in blocks((Path(__file__).parent / "programs" / "omegaml.md").read_text())
-)
 LABELS = ["daisy", "dandelion", "rose", "sunflower", "tulip"]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Runs a program after those before it; gives its names. "tfkeras-flower" is in the store."""
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """The program of the page, after "tfkeras-flower" was trained and stored."""
     import tensorflow as tf
 
     folder = tmp_path_factory.mktemp("programs")
@@ -36,51 +33,41 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     pixels = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
     tf.io.write_file(str(image), tf.io.encode_png(pixels))
     rows = tf.data.Dataset.from_tensor_slices((IMAGES, np.arange(len(IMAGES)) % len(LABELS)))
-    names = {
-        "tf": tf, "np": np, "plt": plt, "requests": requests,
-        "label_names": LABELS, "ds": rows.repeat().batch(2), "store": str(folder / "store"),
-    }  # fmt: skip
-    differs = {
-        "(...)": "",
-        "192, 192": f"{SHAPE[0]}, {SHAPE[1]}",
-        "include_top=False": "include_top=False, weights=None, alpha=0.35",  # nothing is downloaded
-        "/path/to/image": str(image),
-    }
-
-    def execute(program: str) -> dict[str, Any]:
-        for there, here in differs.items():
-            program = program.replace(there, here)
-        exec(program, names)
-        return names
-
-    om.setup(names["store"], broker="local://?workers=1", trusted=True)
-    for program in (IMPORT, TRAIN, PUT):
-        execute(program)
-    yield execute
+    made = Program(
+        folder, {"image": str(image), "alpha": "1.0" if WHOLE else "0.35"},
+        tf=tf, np=np, plt=plt, requests=requests, label_names=LABELS, ds=rows.repeat().batch(2),
+        store=str(folder / "store"),
+    )  # fmt: skip
+    om.setup(made.names["store"], broker="local://?workers=1", trusted=True)
+    made.run("omegaml/train", "omegaml/put")
+    yield made
     om.setup()
     fork_server.close()
 
 
 @pytest.fixture(scope="module")
-def model(run: Any) -> Any:
-    return run("")["model"]
+def model(program: Program) -> Any:
+    return program.names["model"]
 
 
 def same(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_image_gets_the_same_prediction_here_on_the_runtime_and_over_http(run: Any, model: Any) -> None:
-    here = run(HERE)
-    expected = model.predict(np.array([here["img"]]), verbose=0)
+def test_an_image_gets_the_same_prediction_here_on_the_runtime_and_over_http(
+    program: Program, model: Any
+) -> None:
+    """The fixture ran "omegaml/train" and "omegaml/put"."""
+    names = program.run("omegaml/predict-here")
+    expected = model.predict(np.array([names["img"]]), verbose=0)
     assert expected.shape == (1, len(LABELS))
-    same(here["result"], expected)
+    same(names["result"], expected)
 
-    same(run(RUNTIME)["result"].get(WAIT_S), expected)
+    same(program.run("omegaml/predict-on-the-runtime")["result"].get(WAIT_S), expected)
 
-    with serving(run("")["store"]) as served:
-        run(f"predict_url = {served.url!r} + '/api/v1/model/tfkeras-flower/predict'")
-        same(run(REST)["prediction"], expected)
+    with serving(names["store"]) as served:
+        names["predict_url"] = f"{served.url}/api/v1/model/tfkeras-flower/predict"
+        same(program.run("omegaml/predict-over-rest")["prediction"], expected)
 
 
 def test_a_virtual_dataset_of_tf_data_feeds_models_and_model_functions(model: Any) -> None:

@@ -1,6 +1,7 @@
 """The programs of examples/tfpark, on a part of MNIST; with `KINDLER_TEST_WHOLE=1` on all of it.
 
-They run in this process, so that they share its Spark session.
+They run in this process, so that they share its Spark session. Most run only then: `tests/seeds_graphs` has
+the same programs as they are on TFPark's page.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from kindler.compat import tensorflow as tf
-from tests.whole import WHOLE
+from tests.whole import WHOLE, whole_only
 
 pytest.importorskip("tf_slim")
 
@@ -53,7 +54,11 @@ def test_every_program_is_run() -> None:
     }
 
 
-@pytest.mark.parametrize("programs", PROGRAMS, ids=lambda group: group[-1])
+@pytest.mark.parametrize(
+    "programs",
+    [pytest.param(group, marks=() if group == ["keras_model"] else whole_only) for group in PROGRAMS],
+    ids=lambda group: group[-1],
+)
 def test_the_programs_learn_mnist_and_predict_what_a_session_does(
     sc: Any, mnist: Path, tmp_path: Path, programs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

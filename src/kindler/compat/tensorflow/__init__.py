@@ -1,8 +1,9 @@
 """TensorFlow 1 as its programs know it: `from kindler.compat import tensorflow as tf`.
 
 `tensorflow.compat.v1`, with what TensorFlow 2 took out of it: `tf.layers` and `tf.keras` (of `tf_keras`),
-`tf.contrib.slim` (of `tf_slim`), `tf.estimator.ModeKeys` and `EstimatorSpec`. Importing this module turns
-the behaviour of TensorFlow 2 off for the whole process, eager execution included.
+`tf.contrib.slim` (of `tf_slim`), `tf.estimator.ModeKeys` and `EstimatorSpec`. Modules of Keras are below
+it: `from kindler.compat.tensorflow.keras.layers import *`. Importing this module turns the behaviour of
+TensorFlow 2 off for the whole process, eager execution included.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from kindler.compat.bigdl.alias import alias
 from kindler.errors import MissingExtraError
 
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # what `tensorflow.compat.v1.layers` and slim go by
@@ -20,6 +22,7 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # what `tensorflow.compat.v1.
 import tensorflow.compat.v1 as _v1
 
 _v1.disable_v2_behavior()
+alias(f"{__name__}.keras", "tf_keras.api._v1.keras")
 
 
 def _slim() -> Any:

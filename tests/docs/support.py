@@ -1,0 +1,162 @@
+"""Writes `docs/support.md` from the tables of frameworks, syncs and inputs: `python -m tests.docs.support`.
+
+No framework is imported: what a framework's class overrides is read from its source.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+
+from kindler.estimator.inputs.contract import Input
+from kindler.estimator.inputs.recognise import KINDS
+from kindler.frameworks.registry import FRAMEWORKS, FrameworkSpec
+from kindler.sync.registry import SYNCS, SyncSpec
+
+__all__ = ["PAGE", "text"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "support.md"
+
+# What users call the rows of the tables; a row without a name here fails.
+_FRAMEWORKS = {
+    "torch": ("PyTorch", "`from_torch`"),
+    "keras": ("Keras 3 on TensorFlow, JAX and PyTorch; Keras 2", "`from_keras`"),
+    "tf_graph": ("TensorFlow graphs and model functions", "`from_graph`, `from_model_fn`"),
+    "openvino": ("OpenVINO and ONNX files", "`from_openvino`"),
+    "mxnet": ("MXNet 1.9.1", "`from_mxnet`"),
+}
+_SOURCES = {
+    "FrameInput": "Spark DataFrame",
+    "ShardsInput": "XShards",
+    "ParquetInput": "Parquet files",
+    "LoaderInput": "loaders, `tf.data`, data creators",
+    "DatasetInput": "torch and Hugging Face datasets",
+    "MemoryInput": "numpy, pandas, Arrow",
+}
+_HEAD = """\
+<!-- Made by `python -m tests.docs.support` of the tables in src/kindler: change those instead. -->
+
+# What works with what
+
+Frameworks, syncs, engines and kinds of data know nothing of each other, so that nearly every combination
+works. These tables are made of the code's own.
+
+"""
+
+
+def text() -> str:
+    """The page."""
+    return _HEAD + "\n".join([_of_frameworks(), _of_combinations(), _of_sources(), _of_syncs()])
+
+
+def _of_frameworks() -> str:
+    verbs = ("train", "evaluate", "predict", "export")
+    lines = [
+        _row(*_FRAMEWORKS[spec.name], f"`kindler[{spec.extra}]`", *(_yes(verb in spec.can) for verb in verbs))
+        for spec in _frameworks()
+    ]
+    head = _row("framework", "made by `Estimator.`", "install", *verbs)
+    told = (
+        '\n"export" is `to_onnx` and `to_openvino`. Other frameworks come as [plug-ins](architecture.md).\n'
+    )
+    return f"## Frameworks\n\n{head}\n{_rule(7)}\n" + "\n".join(lines) + f"\n{told}"
+
+
+def _of_combinations() -> str:
+    lines = []
+    for spec in _frameworks():
+        for sync in _syncs():
+            if "train" in spec.can:
+                can = not sync.divides or "against_division" in _own(spec)
+                cells = (_engines(kind) if can else "no" for kind in KINDS)
+                lines.append(_row(_FRAMEWORKS[spec.name][0], f'`"{sync.name}"`', *cells))
+    head = _row("framework", "`sync=`", *(_SOURCES[kind.__name__] for kind in KINDS))
+    return (
+        "## To train: framework x sync x data, and the engines for it\n\n"
+        f"{head}\n{_rule(2 + len(KINDS))}\n" + "\n".join(lines) + "\n\n"
+        'The engine that is named first is what `engine="auto"` takes; XShards stay where they are.\n'
+    )
+
+
+def _of_sources() -> str:
+    lines = [
+        _row(
+            _SOURCES[kind.__name__], _engines(kind), _yes(kind.has_columns), _yes(not _refuses_scoring(kind))
+        )
+        for kind in KINDS
+    ]
+    head = _row("data", "`fit` and `evaluate` on", "columns can be chosen", "`predict`")
+    return f"## Data\n\n{head}\n{_rule(4)}\n" + "\n".join(lines) + "\n"
+
+
+def _of_syncs() -> str:
+    lines = [
+        _row(
+            f'`"{sync.name}"`',
+            _yes(sync.together),
+            _yes(sync.replaceable),
+            "parameter servers" if sync.server else "",
+            "the optimizer and the parameters" if sync.cuts else "the optimizer" if sync.divides else "",
+        )
+        for sync in _syncs()
+    ]
+    head = _row(
+        "`sync=`",
+        "all workers run at once",
+        "a dead worker is replaced in mid-run",
+        "beside workers",
+        "divides",
+    )
+    return f"## Syncs\n\n{head}\n{_rule(5)}\n" + "\n".join(lines) + "\n"
+
+
+def _frameworks() -> list[FrameworkSpec]:
+    return list(FRAMEWORKS._specs.values())  # without plug-ins
+
+
+def _syncs() -> list[SyncSpec]:
+    return [spec for spec in SYNCS._specs.values() if isinstance(spec, SyncSpec)]
+
+
+def _engines(kind: type[Input]) -> str:
+    return "Spark, local" if kind.engine == "spark" else "local, Spark"
+
+
+def _refuses_scoring(kind: type[Input]) -> bool:
+    return kind.score_complaints is not Input.score_complaints and not kind.has_columns
+
+
+def _own(spec: FrameworkSpec) -> set[str]:
+    """The names that a framework's class defines itself."""
+    module, _, name = spec.target.partition(":")
+    found = importlib.util.find_spec(module.rpartition(".")[0])
+    assert found is not None
+    source = Path(str(found.origin)).parent / f"{module.rpartition('.')[2]}.py"
+    tree = ast.parse(source.read_text())
+    (made,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return {
+        target
+        for node in made.body
+        for target in (
+            [node.name]
+            if isinstance(node, ast.FunctionDef)
+            else [t.id for t in getattr(node, "targets", ()) if isinstance(t, ast.Name)]
+        )
+    }
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _rule(width: int) -> str:
+    return "|" + "---|" * width
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "no"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text())

@@ -1,0 +1,57 @@
+"""The tables of the documentation that are made by programs are those that the programs make now."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs import support
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def benchmarks() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "benchmarks" / "_page.py"))
+
+
+def test_the_page_of_what_works_with_what_is_made_of_the_code() -> None:
+    assert support.PAGE.read_text() == support.text(), "run: python -m tests.docs.support"
+
+
+def test_only_pytorch_divides_its_optimizer_and_all_else_combines() -> None:
+    section = support.text().split("## To train", 1)[1].split("\n## ", 1)[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    refused = {(row[0] == "PyTorch", row[1]) for row in rows if "no" in row}
+
+    assert len(rows) == 4 * 5
+    assert refused == {(False, '`"sharded"`'), (False, '`"fsdp"`')}
+
+
+def test_the_tables_of_the_benchmarks_are_made_of_recorded_figures(benchmarks: dict[str, Any]) -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert text == benchmarks["page"](text, benchmarks["recorded"]()), "run: python benchmarks/_page.py"
+    assert "| benchmark | ratio |" in text
+    known = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert {row["benchmark"] for row in benchmarks["recorded"]()} <= known
+
+
+def test_a_result_becomes_rows_with_the_extremes_of_its_rounds(benchmarks: dict[str, Any]) -> None:
+    ratio = {
+        "name": "a / b",
+        "median": 2.0,
+        "unit": "x",
+        "at_least": 1.5,
+        "at_most": None,
+        "rounds": [3, 1, 2],
+    }
+    result = {"benchmark": "train", "quick": False, "ratios": [ratio], "figures": []}
+    text = "<!-- figures: cpu -->\nold\n<!-- end of figures -->\n"
+    rows = benchmarks["rows_of"](json.loads(json.dumps(result)))
+    assert "| train | a / b | >= 1.5 | 2.00 (1.00 .. 3.00) | 3 |" in benchmarks["page"](text, rows)
+    with pytest.raises(ValueError, match="quick run"):
+        benchmarks["rows_of"]({**result, "quick": True})

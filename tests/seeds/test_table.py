@@ -1,0 +1,71 @@
+"""Every code block of the pages is quoted, changes only as the table says, and is run by its test."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SHARED
+from tests.seeds.page import pages
+from tests.seeds.programs import blocks_of_a_page, quoted, runnable
+from tests.seeds.table import PAGES, ROWS, Row
+
+ROOT = Path(__file__).parents[2]
+ORIGINALS = SHARED.parent / "seeds"
+IMPORT = re.compile(r"(import|from) \S+( |$)")
+EVERY_ROW = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_quoted_blocks_are_those_of_the_page_word_for_word(page: str) -> None:
+    original = ORIGINALS / f"{page}.md"
+    if not original.is_file():
+        pytest.skip(f"the page is not at {original}")
+    assert list(quoted(page).values()) == blocks_of_a_page(original.read_text())
+
+
+def test_no_page_is_left_out() -> None:
+    assert {path.stem for path in (ROOT / "tests" / "seeds" / "blocks").iterdir()} == set(PAGES)
+    if ORIGINALS.is_dir():
+        assert {path.stem for path in ORIGINALS.glob("*.md")} == set(PAGES)
+
+
+def test_every_block_has_a_row_and_every_row_a_block() -> None:
+    assert [block for page in PAGES for block in quoted(page)] == list(ROWS)
+
+
+@EVERY_ROW
+def test_only_import_lines_and_listed_pieces_of_a_block_change(row: Row) -> None:
+    block = quoted(row.block.partition("/")[0])[row.block]
+    for old, new in row.imports:
+        assert IMPORT.match(old)
+        assert IMPORT.match(new)
+    for change in row.changes:
+        assert change.was in block
+        assert change.why
+    lines = block.splitlines()
+    without_pieces = runnable(Row(row.block, row.test, row.imports)).splitlines()
+    altered = Counter(lines) - Counter(without_pieces)
+    assert altered == Counter(line for line in lines if line in dict(row.imports))
+    if not row.shell and row.block != "sparkflow/parameters":
+        ast.parse(runnable(row, alpha="1"))
+
+
+@EVERY_ROW
+def test_the_test_of_a_row_exists_and_runs_the_block(row: Row) -> None:
+    path, _, name = row.test.partition("::")
+    source = (ROOT / path).read_text()
+    function = next(
+        node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    assert row.block in (ast.get_source_segment(source, function) or "")
+    assert not any("whole_only" in ast.unparse(mark) for mark in function.decorator_list)
+
+
+def test_the_pages_of_the_documentation_are_made_of_the_tables() -> None:
+    for path, text in pages().items():
+        assert path.read_text() == text, "run: python -m tests.seeds.page"
