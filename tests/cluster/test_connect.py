@@ -41,5 +41,5 @@ def test_a_connect_session_feeds_nodes_and_is_stopped_by_them(tmp_path: Path) ->
     assert lines[-3:] == [f"100 {sum(n * n for n in range(100))} 100", "100 100", "chief worker"]
 
 
-if __name__ == "__main__" and "pytest" not in sys.modules:
+if __name__ == "__main__":
     main()
