@@ -67,6 +67,10 @@ $(VENV)/.mxnet: | $(BIN)/python
 	$(PIP) --no-deps 'mxnet==1.9.1' 'graphviz>=0.8'
 	@touch $@
 
+# Spark's classes as Java loads them fastest; for all Sparks of the tests.
+build/java/options: tests/java_archive.py $(VENV)/.dev
+	$(BIN)/python -m tests.java_archive
+
 install: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 $(VENV)/.mlflow-server $(VENV)/.mxnet ## install what the checks and tests need
 
 quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from a Spark DataFrame
@@ -86,10 +90,10 @@ test: install ## run every test
 gate: install ## check and test, what `.ci/run` does
 	$(MAKE) $(IN_TURN) $(CHECKS) $(PARTS)
 
-test-tfpark: $(VENV)/.dev ## programs of TFPark: graphs of TensorFlow 1 on RDDs
+test-tfpark: $(VENV)/.dev build/java/options ## programs of TFPark: graphs of TensorFlow 1 on RDDs
 	$(PYTEST) tests/tfpark
 
-test-bigdl: $(VENV)/.dev ## BigDL's layers, and Orca's estimators
+test-bigdl: $(VENV)/.dev build/java/options ## BigDL's layers, and Orca's estimators
 	$(PYTEST) tests/bigdl
 
 test-seeds: $(VENV)/.dev $(VENV)/.mxnet ## programs of the old systems' documentation, block by block
@@ -126,16 +130,16 @@ test-openvino: $(VENV)/.dev ## models of OpenVINO, on the local engine
 test-mxnet: $(VENV)/.dev $(VENV)/.mxnet ## Gluon blocks of MXNet, on the local engine
 	$(PYTEST) tests/mxnet
 
-test-spark: $(VENV)/.dev ## everything that can share one Spark session
+test-spark: $(VENV)/.dev build/java/options ## everything that can share one Spark session
 	$(PYTEST) tests/spark
 
-test-spark-programs: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 ## Spark sessions, Connect, older Sparks, a cluster
+test-spark-programs: $(VENV)/.dev build/java/options $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 ## Spark sessions, Connect, older Sparks, a cluster
 	$(PYTEST) tests/spark_programs
 
 test-tune: $(VENV)/.dev ## hyper-parameter search on the local engine
 	$(PYTEST) tests/tune
 
-test-sparkflow: $(VENV)/.dev ## SparkFlow's interface: graphs of TensorFlow in Spark ML pipelines
+test-sparkflow: $(VENV)/.dev build/java/options ## SparkFlow's interface: graphs of TensorFlow in Spark ML pipelines
 	$(PYTEST) tests/sparkflow
 
 test-runtime: $(VENV)/.dev ## the runtime: local workers, Redis and RabbitMQ where they are installed
@@ -156,10 +160,10 @@ test-cli: $(VENV)/.dev ## the command line, with its guide
 test-tracking: $(VENV)/.dev $(VENV)/.mlflow-server ## MLflow: a tracking server, and models that it serves
 	$(PYTEST) tests/tracking
 
-test-cluster: $(VENV)/.dev ## programs of users' own on clusters, fed by Spark
+test-cluster: $(VENV)/.dev build/java/options ## programs of users' own on clusters, fed by Spark
 	$(PYTEST) tests/cluster
 
-test-examples: $(VENV)/.dev ## the examples and the code in the docs
+test-examples: $(VENV)/.dev build/java/options ## the examples and the code in the docs
 	$(PYTEST) tests/examples $(wildcard tests/docs)
 
 test-gpu: $(VENV)/.dev ## what needs a GPU; skipped, with the reason, where there is none

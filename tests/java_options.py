@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 
+from tests.java_archive import OPTIONS
+
 __all__ = ["JAVA_OPTIONS", "set_java_options"]
 
-JAVA_OPTIONS = (
+_QUICK = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
+_ARCHIVE = OPTIONS.read_text().strip() if OPTIONS.exists() else ""
+JAVA_OPTIONS = f"{_QUICK} {_ARCHIVE}".strip()
 
 
 def set_java_options() -> None:
     """For every Spark that this process and its children start: the driver, and the launcher of each Java."""
-    for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-        os.environ.setdefault(name, JAVA_OPTIONS)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _QUICK)  # with classes of its own, that are few

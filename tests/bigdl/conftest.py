@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.warm import _warm, cold
+from tests.warm_daemon import CONF
 
 __all__ = ["_warm", "cold"]
 
@@ -23,7 +24,7 @@ def sc() -> Iterator[Any]:
 
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("src", "."))
-    yield init_orca_context(cluster_mode="local", cores=2, memory="1g")
+    yield init_orca_context(cluster_mode="local", cores=2, memory="1g", conf=CONF)
     stop_orca_context()
     os.environ.clear()
     os.environ.update(before)

@@ -28,8 +28,14 @@ if FLAVOUR == "jax" and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 KERAS: Any = importlib.import_module("tf_keras" if FLAVOUR == "tf_keras" else "keras")
 
-one_is_enough = pytest.mark.skipif(FLAVOUR != "tensorflow", reason="the same code for every backend")
+# What one backend shows is shown on the one that compiles nothing, and so is by far the cheapest.
+one_is_enough = pytest.mark.skipif(FLAVOUR != "torch", reason="the same code for every backend")
 one_unless_whole = pytest.mark.skipif(
+    FLAVOUR != "torch" and not WHOLE,
+    reason="on PyTorch; on every backend with KINDLER_TEST_WHOLE=1",
+)
+tensorflow_only = pytest.mark.skipif(FLAVOUR != "tensorflow", reason="a thing of TensorFlow's")
+tensorflow_unless_whole = pytest.mark.skipif(
     FLAVOUR != "tensorflow" and not WHOLE,
     reason="on TensorFlow; on every backend with KINDLER_TEST_WHOLE=1",
 )

@@ -11,7 +11,7 @@ import numpy as np
 import problems
 import pytest
 import watchers
-from flavour import KERAS, one_is_enough, one_unless_whole
+from flavour import KERAS, one_is_enough, tensorflow_unless_whole
 
 import kindler
 from kindler import Estimator, History
@@ -61,7 +61,7 @@ def run(flavour: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(history, folder, est.get_model().get_weights())
 
 
-@one_unless_whole
+@tensorflow_unless_whole
 def test_early_stopping_ends_all_workers_at_the_same_epoch(run: Run) -> None:
     first, second = watchers.lines(run.folder)
 
@@ -69,7 +69,7 @@ def test_early_stopping_ends_all_workers_at_the_same_epoch(run: Run) -> None:
     assert [line["epoch"] for line in first] == [line["epoch"] for line in second] == [0, 1, 2, 3]
 
 
-@one_unless_whole
+@tensorflow_unless_whole
 def test_early_stopping_restores_the_weights_of_the_best_epoch(run: Run) -> None:
     best = watchers.weights_after(run.folder, epoch=0)
     last = watchers.weights_after(run.folder, epoch=3)
@@ -78,7 +78,7 @@ def test_early_stopping_restores_the_weights_of_the_best_epoch(run: Run) -> None
     assert problems.largest_difference(run.weights, last) > 1e-3
 
 
-@one_unless_whole
+@tensorflow_unless_whole
 def test_callbacks_see_the_figures_of_all_workers(run: Run) -> None:
     first, second = watchers.lines(run.folder)
 
@@ -87,7 +87,7 @@ def test_callbacks_see_the_figures_of_all_workers(run: Run) -> None:
     assert [line["logs"]["loss"] for line in first] == run.history["loss"]
 
 
-@one_unless_whole
+@tensorflow_unless_whole
 def test_a_plateau_lowers_the_rate_of_all_workers(run: Run) -> None:
     first, second = watchers.lines(run.folder)
 
@@ -95,7 +95,7 @@ def test_a_plateau_lowers_the_rate_of_all_workers(run: Run) -> None:
     assert [line["rate"] for line in first] == pytest.approx([0.01, 0.005, 0.0025, 0.00125])
 
 
-@one_unless_whole
+@tensorflow_unless_whole
 def test_a_model_checkpoint_is_written_by_one_worker_and_is_whole(run: Run) -> None:
     names = sorted(path.name for path in run.folder.iterdir() if "rank" not in path.name)
     assert names == ["best.keras", "board", *(f"epoch-{n}.weights.h5" for n in (1, 2, 3, 4)), "log.csv"]
@@ -104,7 +104,7 @@ def test_a_model_checkpoint_is_written_by_one_worker_and_is_whole(run: Run) -> N
     assert problems.largest_difference(kept.get_weights(), watchers.weights_after(run.folder, epoch=0)) == 0
 
 
-@one_unless_whole
+@tensorflow_unless_whole
 def test_a_csv_log_has_one_line_an_epoch(run: Run) -> None:
     with (run.folder / "log.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -113,7 +113,7 @@ def test_a_csv_log_has_one_line_an_epoch(run: Run) -> None:
     assert [float(row["val_loss"]) for row in rows] == pytest.approx(run.history["val_loss"], rel=1e-5)
 
 
-@one_unless_whole
+@tensorflow_unless_whole
 def test_tensorboard_shows_each_epoch_once(run: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -40,6 +40,8 @@ def test_no_call_changes_the_callers_randomness_or_settings(tmp_path: Path) -> N
     calls = caller.entries(estimator, data, {"x": DATA["x"]}, tmp_path, suffix=".keras")
 
     assert set(calls) | {"from_torch"} | caller.GRAPHS | caller.RUNTIMES == caller.public_entries()
+    if FLAVOUR == "jax":  # which has another process export; test_export.py looks at what that changes here
+        del calls["to_openvino"]
     assert caller.changed_by(calls) == {}
     assert [first, draws()] == expected
 

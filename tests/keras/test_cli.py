@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flavour import KERAS, one_is_enough
+from flavour import KERAS, tensorflow_only
 
 from kindler import cli
 
-pytestmark = [pytest.mark.keras, one_is_enough]
+pytestmark = [pytest.mark.keras, tensorflow_only]
 
 
 def test_a_keras_file_and_a_saved_model_are_stored_and_predict_alike(

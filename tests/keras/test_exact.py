@@ -9,7 +9,7 @@ import numpy as np
 import problems
 import pytest
 import watchers
-from flavour import one_is_enough, one_unless_whole, two_unless_whole
+from flavour import one_is_enough, one_unless_whole, tensorflow_only, two_unless_whole
 
 from kindler import Estimator, RunSettings
 from kindler.data.column_options import ColumnOptions
@@ -146,7 +146,7 @@ def synchronised(config: dict[str, Any]) -> Any:
     return model
 
 
-@one_is_enough  # other backends have no such argument
+@tensorflow_only  # other backends have no such argument
 @pytest.mark.parametrize("given", ["creator", "instance"])
 def test_synchronised_batchnorm_is_refused_for_several_workers(keras: Any, flavour: str, given: str) -> None:
     config = {"flavour": flavour}

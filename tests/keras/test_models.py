@@ -8,7 +8,7 @@ import models
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, one_is_enough, one_unless_whole, two_unless_whole
+from flavour import FLAVOUR, one_is_enough, one_unless_whole, tensorflow_only, two_unless_whole
 
 from kindler import Estimator
 from kindler.errors import ConfigError
@@ -186,8 +186,8 @@ def test_mixed_precision_trains_like_one_process() -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        pytest.param({"run_eagerly": True}, marks=one_is_enough),
-        pytest.param({"jit_compile": True}, marks=one_is_enough),
+        pytest.param({"run_eagerly": True}, marks=tensorflow_only),
+        pytest.param({"jit_compile": True}, marks=tensorflow_only),
         pytest.param(
             {"steps_per_execution": 3},
             marks=pytest.mark.skipif(FLAVOUR == "torch", reason="Keras on PyTorch refuses it"),

@@ -102,7 +102,7 @@ def test_an_estimator_is_asked_by_the_names_of_its_columns(tmp_path: Path, keras
     np.testing.assert_allclose(next(iter(outputs.values())), expected, rtol=1e-5)
 
 
-@flavour.one_is_enough
+@flavour.tensorflow_only
 def test_a_saved_model_is_asked_by_its_default_signature(tmp_path: Path, keras: Any) -> None:
     model = keras.Sequential([keras.layers.Input((4,), name="x"), keras.layers.Dense(2)])
     model.export(str(tmp_path / "saved"), verbose=False)
@@ -147,7 +147,7 @@ def test_rows_are_shared_and_filled_up_only_if_they_are_their_own(keras: Any) ->
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@flavour.one_is_enough
+@flavour.tensorflow_only
 def test_a_saved_model_is_asked_by_any_of_its_signatures(tmp_path: Path, keras: Any) -> None:
     tf = pytest.importorskip("tensorflow")
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from flavour import one_is_enough
+from flavour import tensorflow_only
 
 from kindler import tfrecord
 
-pytestmark = [pytest.mark.keras, one_is_enough]
+pytestmark = [pytest.mark.keras, tensorflow_only]
 
 ROWS = 100_000
 SPECIAL_FLOATS = np.array([0x7FC00001, 0x7F800000, 0xFF800000, 0x80000000, 1, 0x7F7FFFFF], np.uint32)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole
+from flavour import FLAVOUR, KERAS, tensorflow_only, tensorflow_unless_whole
 
 from kindler import Estimator
 from kindler.errors import DataError
@@ -60,7 +60,7 @@ def trained(creator: Any, data: Any, workers: int, **options: Any) -> Estimator:
     return est
 
 
-@one_unless_whole
+@tensorflow_unless_whole
 @pytest.mark.parametrize(
     ("creator", "data", "options"),
     [
@@ -96,7 +96,7 @@ def text_model(config: Any) -> Any:
     return model
 
 
-@one_is_enough
+@tensorflow_only
 def test_a_model_of_text_takes_a_column_of_text() -> None:
     data = {"text": SENTENCES, "y": np.arange(ROWS) % 2}
     est = Estimator.from_keras(model_creator=text_model, workers=2, engine="local")

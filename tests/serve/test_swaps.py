@@ -11,8 +11,9 @@ import pytest
 
 from kindler import Omega
 from tests.serve.served import constant, serving
+from tests.whole import WHOLE
 
-CLIENTS, ROLLS = 50, 20
+CLIENTS, ROLLS = 50 if WHOLE else 10, 20
 ROWS = [[0.0, 0.0, 0.0]] * 3
 
 

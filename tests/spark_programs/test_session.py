@@ -36,8 +36,8 @@ def run(tmp_path: Path) -> Run:
     def program(code: str, *, environ: Mapping[str, str | None] | None = None, quiet: bool = False) -> Any:
         variables = {"PYTHONPATH": str(SRC), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
         # With the serial collector Java counts a part of its memory less: a test looks at the whole of it.
-        java = os.environ["SPARK_SUBMIT_OPTS"].replace("-XX:+UseSerialGC ", "")
-        variables |= {"SPARK_SUBMIT_OPTS": java, "SPARK_LAUNCHER_OPTS": java}
+        for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+            variables[name] = os.environ[name].replace("-XX:+UseSerialGC ", "")
         variables |= {k: v for k, v in (environ or {}).items() if v is not None}
         done = subprocess.run(
             [sys.executable, "-c", "import json, os\n" + textwrap.dedent(code)],

@@ -20,6 +20,7 @@ __all__ = [
     "idle_step",
     "on_gpu",
     "randomness",
+    "reseed",
     "restore_randomness",
     "send_gradients",
     "settle",
@@ -77,6 +78,11 @@ def restore_randomness(states: Sequence[Array]) -> None:
     torch.set_rng_state(torch.from_numpy(states[0]))
     if len(states) > 1:
         torch.cuda.set_rng_state_all([torch.from_numpy(state) for state in states[1:]])
+
+
+def reseed(seed: int) -> None:
+    """Draw from a seed from now on."""
+    torch.manual_seed(seed)
 
 
 def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:

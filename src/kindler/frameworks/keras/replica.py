@@ -589,6 +589,7 @@ class KerasReplica(BaseReplica):
             fork_seeds(self.model, self.seed, self.epoch, self.rank, self.step)
         if self.spec.backend == "torch":
             self._on_torch.reseed(seed_of(self.seed, self.epoch, self.rank, self.step))
+            self._drawn = self._on_torch.randomness()
 
     def save(self, path: str) -> None:
         """Write the model as Keras does: `.keras`, `.h5`, `.weights.h5`, or a folder for serving."""
