@@ -96,10 +96,10 @@ test-tfpark: $(VENV)/.dev build/java/options ## programs of TFPark: graphs of Te
 test-bigdl: $(VENV)/.dev build/java/options ## BigDL's layers, and Orca's estimators
 	$(PYTEST) tests/bigdl
 
-test-seeds: $(VENV)/.dev $(VENV)/.mxnet ## programs of the old systems' documentation, block by block
+test-seeds: $(VENV)/.dev build/java/options $(VENV)/.mxnet ## programs of the old systems' documentation, block by block
 	$(PYTEST) tests/seeds
 
-test-seeds-graphs: $(VENV)/.dev ## those of TensorFlow 1
+test-seeds-graphs: $(VENV)/.dev build/java/options ## those of TensorFlow 1
 	$(PYTEST) tests/seeds_graphs
 
 test-seeds-whole: $(VENV)/.dev $(VENV)/.mxnet ## all of them as large as they are there: MNIST, CIFAR-10, a Spark cluster

@@ -9,7 +9,7 @@ import numpy as np
 import problems
 import pytest
 import watchers
-from flavour import FLAVOUR, KERAS, one_is_enough, tensorflow_only
+from flavour import FLAVOUR, KERAS, one_is_enough
 
 from kindler import Estimator, History, RunSettings, SeveralIteration
 from tests.whole import whole_only
@@ -111,7 +111,7 @@ def test_resume_goes_on_in_mid_epoch_and_callbacks_remember_what_they_counted(
     assert watchers.lines(tmp_path)[0][0]["epoch"] == 2
 
 
-@tensorflow_only
+@one_is_enough
 def test_one_worker_goes_on_with_a_run_of_two(tmp_path: Path, aborted: Path, whole: Any) -> None:
     again = estimator(copied(aborted, tmp_path / "run"), workers=1)
 
@@ -122,7 +122,7 @@ def test_one_worker_goes_on_with_a_run_of_two(tmp_path: Path, aborted: Path, who
     assert watchers.lines(tmp_path)[0][0]["epoch"] == 2
 
 
-@tensorflow_only
+@one_is_enough
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=whole_only), 3])
 def test_another_number_of_workers_goes_on_in_mid_epoch_to_the_same_weights(
     tmp_path: Path, workers: int
