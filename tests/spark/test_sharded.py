@@ -34,10 +34,14 @@ def test_three_tasks_divide_the_optimizer_and_resume_without_dividing_it(spark: 
         "float(id) / 60 AS features", "float(id % 7) AS label"
     )
     options: dict[str, Any] = {"batch_size": 20, "shapes": {"features": (1,), "label": (1,)}, "verbose": 0}
-    straight, divided = _estimator(), _estimator(tmp_path)
+    straight = _estimator()
     straight.fit(frame, epochs=3, **options)
-    divided.fit(frame, epochs=2, sync="sharded", **options)
-    divided.fit(frame, epochs=1, **options)
+    for sync in ("sharded", "fsdp"):
+        divided = _estimator(tmp_path / sync)
+        divided.fit(frame, epochs=2, sync=sync, **options)
+        divided.fit(frame, epochs=1, **options)
 
-    for mine, its in zip(divided.get_model().parameters(), straight.get_model().parameters(), strict=True):
-        np.testing.assert_allclose(mine.detach(), its.detach(), rtol=0, atol=1e-5)
+        for mine, its in zip(
+            divided.get_model().parameters(), straight.get_model().parameters(), strict=True
+        ):
+            np.testing.assert_allclose(mine.detach(), its.detach(), rtol=0, atol=1e-5)
