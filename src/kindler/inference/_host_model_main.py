@@ -102,8 +102,7 @@ class _House:
     def run(self) -> int:
         threading.Thread(target=self._desk.run, daemon=True, name="kindler-score").start()
         while not self._is_over():
-            readable, _, _ = select.select([self._listener], [], [], _LOOK_S)
-            if readable:
+            if _is_readable(self._listener.fileno(), _LOOK_S):
                 self._welcome()
         try:
             os.unlink(self._path)
@@ -272,7 +271,7 @@ class _Desk:
         key = job.visitor.key
         try:
             with explained():
-                model = self.models.get(key) or self._loaded(job.recipe)
+                model = self.models[key] if key in self.models else self._loaded(job.recipe)
         except BaseException as exc:  # noqa: BLE001 - the task raises it
             job.visitor.fail(exc)
             self._note(exc)
@@ -361,9 +360,15 @@ def _on_gpu(model: Scorer) -> bool:
     return bool(getattr(model, "on_gpu", False))
 
 
+def _is_readable(fd: int, timeout_s: float) -> bool:
+    poll = select.poll()  # unlike `select`, it takes descriptors of any number
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
 def _has_ended(pid: int, handle: int | None) -> bool:
     if handle is not None:
-        return bool(select.select([handle], [], [], 0)[0])
+        return _is_readable(handle, 0.0)
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
