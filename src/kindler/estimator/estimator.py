@@ -166,7 +166,8 @@ class Estimator:
             loss: A loss module, a function of `(outputs, targets)`, or a creator that is called with
                 `config`.
             metrics: A metric, a list, or a dict from names to metrics: torchmetrics objects, functions of
-                `(outputs, targets)` that return a mean over rows, or "accuracy", "mse", "mae".
+                `(outputs, targets)` that return a mean over rows, or names: "accuracy", "top_5" (or another
+                number), "auc", "f1", "precision", "recall", "log_loss", "mse", "rmse", "mae", "r2".
             scheduler_creator: Called with `(optimizer, config)`; returns a learning-rate scheduler.
             scheduler_step: Whether the scheduler steps after each "epoch" or each "step".
             config: The argument of all creators.

@@ -93,7 +93,7 @@ def direction(name: str) -> Direction:
     for word in reversed([word.lower() for word in _WORD.findall(name)]):
         if word in _SMALLER:
             return "min"
-        if word in _LARGER:
+        if word in _LARGER or re.fullmatch(r"top\d*", word):
             return "max"
     for ending in ("loss", "error"):
         if name.lower().endswith(ending):

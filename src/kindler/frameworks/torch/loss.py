@@ -31,6 +31,8 @@ _ELEMENT_MODULES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, *_BINA
 _ELEMENT_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, *_BINARY_FUNCTIONS)
 _CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss)
+_LOGIT_MODULES = (nn.BCEWithLogitsLoss, nn.CrossEntropyLoss)
+_LOGIT_FUNCTIONS = (F.binary_cross_entropy_with_logits, F.cross_entropy)
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class LossRule:
         self.by_class = isinstance(loss, _CLASS_MODULES) or function in _CLASS_FUNCTIONS
         self.elementwise = isinstance(loss, _ELEMENT_MODULES) or function in _ELEMENT_FUNCTIONS
         self.binary = isinstance(loss, _BINARY_MODULES) or function in _BINARY_FUNCTIONS
-        self.logits = isinstance(loss, nn.BCEWithLogitsLoss) or function is F.binary_cross_entropy_with_logits
+        self.logits = isinstance(loss, _LOGIT_MODULES) or function in _LOGIT_FUNCTIONS
         self.ignored: int = options.get("ignore_index", -100)
         self.all_count = False
         self._check: Callable[[LabelSource], bool | None] | None = None
