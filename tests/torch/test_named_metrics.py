@@ -15,7 +15,8 @@ from rows import Array, batch, share
 from sklearn import metrics as sk
 from torch import nn
 
-from kindler import ConfigError, Estimator
+from kindler import Estimator
+from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
 
 pytestmark = pytest.mark.torch
@@ -144,7 +145,10 @@ def test_ignored_targets_count_in_no_metric_of_classes() -> None:
 def test_states_of_metrics_go_on_in_the_middle_of_an_epoch() -> None:
     (x1, y1), (x2, y2), _ = _rows(_many)
     spec = TorchSpec(
-        model=lambda: nn.Linear(4, 4), optimizer=torch.optim.SGD, loss=nn.CrossEntropyLoss(), metrics=["auc", "f1"]
+        model=lambda: nn.Linear(4, 4),
+        optimizer=torch.optim.SGD,
+        loss=nn.CrossEntropyLoss(),
+        metrics=["auc", "f1"],
     )
     straight, resumed, joined = (TorchReplica(spec, device="cpu") for _ in range(3))
     straight.begin_epoch(1)
@@ -177,7 +181,9 @@ def test_what_no_row_tells_is_nan() -> None:
     assert math.isnan(one_class["auc"])
     assert one_class["recall"] == 1.0
     empty = _replica(nn.MSELoss(), ["r2", "rmse"])
-    assert all(math.isnan(v) for k, v in empty.merge_tallies([empty.take_tallies()]).items() if k != "num_samples")
+    assert all(
+        math.isnan(v) for k, v in empty.merge_tallies([empty.take_tallies()]).items() if k != "num_samples"
+    )
 
 
 def test_curves_and_matrices_are_one_entry_of_the_history() -> None:
@@ -199,7 +205,9 @@ def test_curves_and_matrices_are_one_entry_of_the_history() -> None:
 
 @pytest.mark.parametrize("given", ["f2", ["mse", "f2"], {"mine": "f2"}, "top_0", "top_k"])
 def test_a_name_that_is_none_is_refused_by_the_constructor_with_the_choices(given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)unknown metric '(f2|top_0|top_k)'.*'accuracy', 'auc', 'f1'.*top_5"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)unknown metric '(f2|top_0|top_k)'.*'accuracy', 'auc', 'f1'.*top_5"
+    ):
         Estimator.from_torch(model=nn.Linear(2, 1), metrics=given)
     with pytest.raises(ConfigError, match="a metric must be"):
         Estimator.from_torch(model=nn.Linear(2, 1), metrics=[3])
@@ -207,7 +215,9 @@ def test_a_name_that_is_none_is_refused_by_the_constructor_with_the_choices(give
 
 def test_other_names_of_a_metric_are_kept_in_the_history() -> None:
     x, y = _all(_numbers)
-    found = _figures(nn.MSELoss(), ["mean_squared_error", "r2_score", "root_mean_squared_error"], x - 1e4, y - 1e4)
+    found = _figures(
+        nn.MSELoss(), ["mean_squared_error", "r2_score", "root_mean_squared_error"], x - 1e4, y - 1e4
+    )
 
     assert found["root_mean_squared_error"] == pytest.approx(math.sqrt(found["mean_squared_error"]))
     assert "r2_score" in found
@@ -219,7 +229,9 @@ def _own(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def test_what_a_loss_leaves_open_is_refused_rather_than_guessed() -> None:
     x, y = _all(_many)
-    with pytest.raises(ConfigError, match=r"what 'auc' means is not clear here.*no probabilities that sum to 1"):
+    with pytest.raises(
+        ConfigError, match=r"what 'auc' means is not clear here.*no probabilities that sum to 1"
+    ):
         _figures(_own, "auc", x, y)
     scores, two = _all(_binary)
     with pytest.raises(ConfigError, match=r"what 'f1' means is not clear here.*outside 0 to 1"):

@@ -23,6 +23,8 @@ class FrameworkSpec(Spec):
         loop: Who makes the steps: Kindler ("step", a `Stepper`), or the framework itself ("fit", a `Fitter`).
         callbacks: The packages whose `Callback` classes its users' callbacks are derived from.
         row_weights: Whether it takes a weight per row, and weights of classes.
+        weighted_batches: Whether the third part of a batch that user code makes is a weight per row.
+        watches_losses: Whether it says of each step's loss whether it is finite (`watch_losses`).
         live: Whether the user may change the model between runs, so that its own state counts.
     """
 
@@ -30,6 +32,8 @@ class FrameworkSpec(Spec):
     loop: Literal["step", "fit"] = "step"
     callbacks: tuple[str, ...] = ("kindler",)
     row_weights: bool = False
+    weighted_batches: bool = False
+    watches_losses: bool = False
     live: bool = False
 
 
@@ -45,6 +49,8 @@ FRAMEWORKS = Registry(
             extra="torch",
             preload="kindler.frameworks.torch.replica:preload",
             can=_EVERYTHING,
+            row_weights=True,
+            watches_losses=True,
         ),
         FrameworkSpec(
             name="keras",
@@ -56,6 +62,8 @@ FRAMEWORKS = Registry(
             loop="fit",
             callbacks=("keras", "tf_keras"),
             row_weights=True,
+            weighted_batches=True,
+            watches_losses=True,
             live=True,
         ),
         FrameworkSpec(

@@ -21,6 +21,7 @@ BOOKKEEPING = frozenset({"epoch", "steps", "num_samples", "seconds", "rows_per_s
     "lost_workers",
     "rounds",
     "optimizer_bytes",
+    "skipped_steps",
 }
 
 _SMALLER = frozenset(

@@ -226,9 +226,7 @@ def test_a_thread_about_to_wait_is_woken_by_close_although_the_descriptor_is_use
         try:
             with pytest.raises(ChannelClosed):
                 heard.result(10)
-            assert number in {end.fileno() for end in others}, (
-                "no file got the same number"
-            )
+            assert number in {end.fileno() for end in others}, "no file got the same number"
         finally:
             for end in others:
                 end.close()

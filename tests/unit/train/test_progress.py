@@ -47,7 +47,7 @@ def test_a_terminal_shows_figures_speed_shares_and_what_is_left(monkeypatch: pyt
         line.report(progress(10, loss=0.75, metrics={"accuracy": 0.5}, data_s=0.15, sync_s=0.6, rows=1000))
 
         assert shown(stream)[-1] == (
-            "epoch 1/3:  25%|███         | 10/40 steps, 5.0 s, 00:15 left (00:55 of the run) · loss 0.75"
+            "epoch 1 of 3:  25%|███         | 10/40 steps, 5.0 s, 00:15 left (00:55 of the run) · loss 0.75"
             " · accuracy 0.5 · 200 rows/s · data 3% · compute 85% · sync 12%"
         )
 
@@ -61,7 +61,7 @@ def test_the_last_line_of_an_epoch_has_the_figures_of_all_workers(monkeypatch: p
         line.report({"name": "epoch", "row": ROW, "step": 40})
 
     assert shown(stream)[-1] == (
-        "epoch 1/3: 100%|████████████| 40/40 steps, 00:20 · loss 0.5 · accuracy 0.875 · val_loss 0.625"
+        "epoch 1 of 3: 100%|████████████| 40/40 steps, 00:20 · loss 0.5 · accuracy 0.875 · val_loss 0.625"
         " · 200 rows/s · data 10% · compute 70% · sync 20%"
     )
 

@@ -99,7 +99,8 @@ class Votes:
         sums = self.scores.sum(dim=1)
         if not bool(((self.scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)):
             raise unclear(
-                self.name, "the loss does not say what outputs are, and they are no probabilities that sum to 1"
+                self.name,
+                "the loss does not say what outputs are, and they are no probabilities that sum to 1",
             )
 
 

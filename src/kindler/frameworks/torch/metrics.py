@@ -122,6 +122,10 @@ class Counter:
         function = self._functions[name]
         return function.finish(mean) if isinstance(function, Counted) else mean
 
+    def loss_total(self) -> torch.Tensor:
+        """The summed loss so far, where it is; once it is not finite it stays so."""
+        return self._loss.clone()
+
     def loss_sums(self) -> tuple[float, float]:
         """The summed loss so far, and what it weighs."""
         return float(self._loss), self._total(_WEIGHT, self._weight)
@@ -207,7 +211,9 @@ class Counter:
         parts = [torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) for data in tallies]
         rows = sum(part["rows"] for part in parts)
         weight = sum(part["weight"] for part in parts)
-        merged: dict[str, Any] = {"loss": sum(part["loss"] for part in parts) / weight if weight else math.nan}
+        merged: dict[str, Any] = {
+            "loss": sum(part["loss"] for part in parts) / weight if weight else math.nan
+        }
         for name in self._functions:
             total, count = (sum(part[kind][name] for part in parts) for kind in ("means", "counts"))
             merged[name] = self._finished(name, total / count) if count else math.nan
