@@ -348,7 +348,7 @@ class NonFiniteLossError(TrainingError, FloatingPointError):
         named = f" Its batch begins with the rows {', '.join(map(str, self.rows))}." if self.rows else ""
         super().__init__(
             f"the loss is {loss} in step {step} on worker {rank}.{named}{oddity and ' ' + oddity}\n"
-            "Hint: scale the features and look for extreme values, lower the learning rate, or clip gradients;"
+            "Hint: scale the features, look for extreme values, lower the learning rate, or clip gradients;"
             " fit(on_nan='skip') leaves such steps out, and fit(on_nan='warn') goes on."
         )
 

@@ -105,7 +105,11 @@ PROGRAM = """
 
     x = np.ones((600, 3), "float32")
     estimator = Estimator.from_torch(
-        model=torch.nn.Linear(3, 1), optimizer=torch.optim.SGD, loss=torch.nn.MSELoss(), workers=2, engine="local"
+        model=torch.nn.Linear(3, 1),
+        optimizer=torch.optim.SGD,
+        loss=torch.nn.MSELoss(),
+        workers=2,
+        engine="local",
     )
     estimator.fit((x, x[:, 0]), epochs=100_000, batch_size=2, callbacks=[Told()], verbose=0)  # this line
 """

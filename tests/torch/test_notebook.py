@@ -1,4 +1,4 @@
-"""A notebook: a class in a cell, a fit that is interrupted and goes on, tables and plots, stored and served."""
+"""A notebook: a class in a cell, a fit that is interrupted and goes on, displays; stored and served."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ CELLS = {
         kept = [p.detach().clone() for p in model.parameters()]
         epoch = est.history[-1]["epoch"]
         est.fit((x, y), epochs=2000, steps_per_epoch=1, batch_size=600, max_steps=1, verbose=0)
-        print(epoch, est.history[-1]["epoch"], max(float((a - b).abs().max()) for a, b in zip(kept, model.parameters())))
+        moved = max(float((a - b).abs().max()) for a, b in zip(kept, model.parameters()))
+        print(epoch, est.history[-1]["epoch"], moved)
     """,
     "plot": "est.history.plot()",
     "estimator": "est",

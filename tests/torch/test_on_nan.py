@@ -1,4 +1,4 @@
-"""Losses that are NaN or infinite: raised with step, worker and rows; warned of; or left out on all workers."""
+"""Losses that are NaN or infinite: raised with step, worker and rows; warned of; left out on all workers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_step_that_is_left_out_changes_nothing_on_any_worker(size: int, counts
     found = run_ranks(size, _skipping, counts, [1, -2, 3])
     wanted = run_ranks(size, _skipping, counts, [1, 3])
 
-    for (state, moments, loss, rate, steps, skipped, told), other in zip(found, wanted, strict=True):
+    for (state, moments, loss, rate, steps, skipped, _), other in zip(found, wanted, strict=True):
         for array, reference in zip(state, other[0], strict=True):
             np.testing.assert_array_equal(array, reference)
         assert (moments, rate) == (other[1], other[3])

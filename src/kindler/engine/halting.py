@@ -73,7 +73,7 @@ class HaltVote:
         return self.left(rank)
 
     def left(self, rank: int) -> bool:
-        """A rank has ended, or has said what it has begun; whether nobody is missing now, for the first time."""
+        """A rank has ended, or has said what it has begun; whether that was the last one missing."""
         self._missing.discard(rank)
         if self._missing or self.last is not None:
             return False

@@ -728,9 +728,9 @@ class Estimator:
             initial_epoch: As in Keras: the epoch to start counting from; `epochs` is then the number of the
                 last epoch.
             validation_freq: Validate every so many epochs, or after the epochs with these numbers.
-            class_weight: The weight of a row by its label. It acts in training only, and is 1 for classes that
-                are not named. The loss of a row is multiplied by it, and means still divide by the number of
-                rows, as in Keras. For PyTorch and Keras models.
+            class_weight: The weight of a row by its label. It acts in training only, and is 1 for classes
+                that are not named. The loss of a row is multiplied by it, and means still divide by the
+                number of rows, as in Keras. For PyTorch and Keras models.
             sample_weight_col: A column with the weight of each row, in training and validation. With
                 `class_weight`, the two are multiplied.
             on_nan: What to do about a training loss that is NaN or infinite: "raise", "warn" or "skip". The
@@ -1126,7 +1126,7 @@ class Estimator:
         model = getattr(spec, "model", None) or getattr(spec, "model_creator", None)
         return {
             "framework": self._model.framework,
-            "model": None if model is None else title(model),
+            "model": None if model is None else title(model).removesuffix("()"),
             "workers": "all slots" if self._workers is None else self._workers,
             "engine": self._engine,
             "device": self._device,

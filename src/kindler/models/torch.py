@@ -2,8 +2,8 @@
 
 Neither is a pickle. Layers are those of `torch.nn`. Any other class is given by the reader, or imported by
 its name if the reader trusts the store. A class of a notebook or script, which nobody can import, is stored
-with its code, and read only by those who trust it. An exported program runs code of its file: loading it evaluates text
-that is in it.
+with its code, and read only by those who trust it. An exported program runs code of its file: loading it
+evaluates text that is in it.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def run(
 
 @contextmanager
 def _interrupts_raise() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt and no more: PySpark's handler cancels all jobs of the session first."""
+    """Let Ctrl-C only raise KeyboardInterrupt: PySpark's own handler cancels all jobs of the session."""
     handler = signal.getsignal(signal.SIGINT)
     own = threading.current_thread() is not threading.main_thread()
     if own or not str(getattr(handler, "__module__", "")).startswith("pyspark"):

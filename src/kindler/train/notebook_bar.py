@@ -43,8 +43,7 @@ class NotebookBar:
         """What was drawn last stays."""
 
     def _show(self) -> None:
-        from IPython.display import display
-
+        display: Any = sys.modules["IPython"].display.display
         count = f"{self.n:,}/{self.total:,}" if self.total is not None else f"{self.n:,}"
         text = f"{self._desc}: {count} {self._unit}" + (f", {self._postfix}" if self._postfix else "")
         bar = f'<progress value="{self.n}" max="{self.total}"></progress> ' if self.total else ""

@@ -193,7 +193,7 @@ class FitOptions(RunOptions):
 
 
 def _is_weight(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(value) and value >= 0
+    return isinstance(value, Real) and math.isfinite(float(value)) and float(value) >= 0
 
 
 def at_least_one(**options: int | None) -> Iterator[str]:

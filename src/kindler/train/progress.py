@@ -1,7 +1,8 @@
 """The progress bar on the driver, and the lines that workers print.
 
-In a terminal or a notebook a bar per epoch is redrawn in place, in a notebook without any extra package. Where standard error is a file or a pipe,
-there is one plain line per epoch instead. Pure functions format what workers report.
+In a terminal or a notebook a bar per epoch is redrawn in place, in a notebook without any extra package.
+Where standard error is a file or a pipe, there is one plain line per epoch instead.
+Pure functions format what workers report.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ def test_a_rank_that_was_asked_begins_nothing_until_it_hears_of_the_others() -> 
     halting.answer(1)
     thread.join(60)
     assert begun.is_set()
+    waiting = Halting()
+    waiting.asked()
     with pytest.raises(TrainingError, match="did not say in 0 s where to halt"):
-        waiting = Halting()
-        waiting.asked()
         waiting.go_on(1, timeout_s=0)
 
 

@@ -160,7 +160,7 @@ def _by_form(outputs: torch.Tensor, target: torch.Tensor, name: str, *, within: 
         outputs: The model's.
         target: The label.
         name: The metric.
-        within: Whether outputs must be from 0 to 1: if they might be scores around 0, a cut at 0.5 is a guess.
+        within: Whether outputs must be from 0 to 1, so that a cut at 0.5 is no guess.
     """
     if outputs.dim() > 1 and outputs.shape[1] > 1:
         slim = target.squeeze(1) if target.dim() == outputs.dim() and target.shape[1] == 1 else target

@@ -217,7 +217,7 @@ def _joined_moments(states: Sequence[State]) -> State:
 
 
 def _r2(state: State) -> float:
-    """The mean over label columns, as scikit-learn has it: 1 for a constant that is met, 0 for one that is not."""
+    """The mean over label columns; as in scikit-learn, 1 for a constant that is met and 0 for another."""
     rows, _, spread, errors = (part.cpu() for part in state)
     if rows < 2:
         return math.nan
