@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ def bare(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
     """The same interrupt without a traceback; if it ends the program, Python shows no frame of Kindler's."""
     global _before
     setattr(interrupt, _MARK, True)
+    interrupt.__dict__["_render_traceback_"] = partial(_rendered, interrupt)  # which IPython calls
     if sys.excepthook is not _shown:
         _before, sys.excepthook = sys.excepthook, _shown
     return interrupt.with_traceback(None)
@@ -30,6 +32,14 @@ def _shown(kind: type[BaseException], error: BaseException, trace: TracebackType
     if getattr(error, _MARK, False):
         trace = error.__traceback__ = _users(trace)  # Python shows that of the error itself
     return _before(kind, error, trace)
+
+
+def _rendered(interrupt: KeyboardInterrupt) -> list[str]:
+    """What IPython shows of it, in the shell's own colours."""
+    shell: Any = sys.modules["IPython"].get_ipython()
+    trace = _users(interrupt.__traceback__)
+    lines: list[str] = shell.InteractiveTB.structured_traceback(type(interrupt), interrupt, trace)
+    return lines
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:

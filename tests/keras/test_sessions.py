@@ -22,7 +22,7 @@ ROWS: dict[str, Any] = {"batch_size": 10, "shuffle": False, "allow_nan": True, "
 
 
 def _estimator(flavour: str, **options: Any) -> Estimator:
-    config = {"flavour": flavour, "between": "batchnorm"}
+    config = {"flavour": flavour}
     return Estimator.from_keras(
         model_creator=problems.classifier, config=config, **{"workers": 2, "engine": "local", **options}
     )

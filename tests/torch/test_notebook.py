@@ -51,7 +51,7 @@ CELLS = {
         kept = [p.detach().clone() for p in model.parameters()]
         epoch = est.history[-1]["epoch"]
         est.fit((x, y), epochs=2000, steps_per_epoch=1, batch_size=600, max_steps=1, verbose=0)
-        moved = max(float((a - b).abs().max()) for a, b in zip(kept, model.parameters()))
+        moved = max(float((a - b.detach()).abs().max()) for a, b in zip(kept, model.parameters()))
         print(epoch, est.history[-1]["epoch"], moved)
     """,
     "plot": "est.history.plot()",

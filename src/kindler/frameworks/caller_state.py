@@ -31,7 +31,6 @@ def leaves_no_trace(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
-        __tracebackhide__ = True  # IPython and pytest leave this frame out
         try:
             with untouched():
                 return function(*args, **kwargs)
