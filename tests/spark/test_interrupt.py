@@ -15,6 +15,8 @@ from kindler import DriverCallback, Estimator
 
 pytestmark = [pytest.mark.spark, pytest.mark.torch]
 
+COLUMNS: dict[str, Any] = {"feature_cols": "x", "label_cols": "y", "stack_features": True, "verbose": 0}
+
 
 class Interrupt(DriverCallback):
     """Presses Ctrl-C while the workers train."""
@@ -37,9 +39,9 @@ def test_what_was_trained_is_kept_and_the_session_goes_on(spark: Any) -> None:
     )
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="training was interrupted after step"):
-        estimator.fit(frame, epochs=100_000, batch_size=2, callbacks=[Interrupt()], verbose=0)
+        estimator.fit(frame, epochs=100_000, batch_size=2, callbacks=[Interrupt()], **COLUMNS)
 
     assert signal.getsignal(signal.SIGINT) is handler  # PySpark's own
     epoch = estimator.history[-1]["epoch"]
-    assert estimator.fit(frame, batch_size=100, verbose=0)[0]["epoch"] == epoch + 1
+    assert estimator.fit(frame, batch_size=100, **COLUMNS)[0]["epoch"] == epoch + 1
     assert frame.count() == 400

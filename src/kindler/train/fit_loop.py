@@ -190,8 +190,10 @@ class _Follower:
             prepares=isinstance(train, PreparedBatches),
         )
         self._logged = StepReporter(worker, active=task.log_steps)
+        # A callback of Keras's own may end the run at such a loss, which is then what its user wants.
+        ends_itself = any(type(callback).__name__ == "TerminateOnNaN" for callback in options.callbacks)
         self._guard = LossGuard(
-            options.on_nan,
+            "warn" if ends_itself and options.on_nan == "raise" else options.on_nan,
             rank=worker.rank,
             tell=lambda message: worker.report("bad_loss", message=message),
         )
