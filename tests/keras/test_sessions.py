@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import problems
 import pytest
-from flavour import one_is_enough
+from flavour import one_is_enough, two_unless_whole
 
 from kindler import DriverCallback, Estimator
 from kindler.errors import NonFiniteLossError
@@ -42,6 +42,7 @@ def _weights(estimator: Estimator) -> list[Any]:
     return [np.asarray(array) for array in estimator.get_model().get_weights()]
 
 
+@two_unless_whole
 def test_a_step_that_is_left_out_changes_nothing_on_any_worker(flavour: str) -> None:
     skipping, straight = _estimator(flavour), _estimator(flavour)
     with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is left out"):

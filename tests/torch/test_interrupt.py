@@ -74,6 +74,11 @@ def test_the_newest_whole_step_is_kept_and_fit_goes_on_from_there(tmp_path: Path
     for first, second in zip(_weights(interrupted), _weights(straight), strict=True):
         np.testing.assert_array_equal(first, second)
     epoch = interrupted.history[-1]["epoch"]
+    resumed, whole = _estimator(model_dir=tmp_path / "run"), _estimator()
+    resumed.fit((X, Y), epochs=epoch, batch_size=2, resume=True, verbose=0)
+    whole.fit((X, Y), epochs=epoch, batch_size=2, verbose=0)
+    for first, second in zip(_weights(resumed), _weights(whole), strict=True):
+        np.testing.assert_array_equal(first, second)
     for estimator in (interrupted, straight):
         estimator.fit((X, Y), epochs=1, batch_size=50, verbose=0)
         assert estimator.history[-1]["epoch"] == epoch + 1
