@@ -142,5 +142,5 @@ def test_a_script_ends_with_its_own_line_and_what_was_kept_and_no_process_is_lef
     assert "# this line" in shown
     assert "KeyboardInterrupt: training was interrupted after step" in shown
     assert "kindler" not in shown.partition("KeyboardInterrupt")[0].replace(str(tmp_path), "")
-    with pytest.raises(ProcessLookupError):
+    with pytest.raises(ProcessLookupError, match="No such process"):
         os.killpg(process.pid, 0)
