@@ -165,7 +165,7 @@ def test_class_weights_find_more_of_a_rare_class(on_torch: Printed) -> None:
         for found in re.findall(r"^(?:plain|weighted) (.*)", on_torch("imbalanced.py"), re.M)
     )
     assert weighted["recall"] > plain["recall"] + 0.1
-    assert min(plain["auc"], weighted["auc"]) > 0.85
+    assert min(plain["auc"], weighted["auc"]) > 0.75
 
 
 def test_custom_callback_stops_early_and_keeps_the_best(on_torch: Printed) -> None:

@@ -62,9 +62,7 @@ def test_a_layer_of_a_notebook_is_stored_with_its_code_for_those_who_trust_it(om
     Doubled.__module__ = "__main__"
     om.models.put(keras.Sequential([keras.layers.Input((4,)), Doubled()]), "net")
 
-    with pytest.raises(
-        UntrustedError, match=r"(?s)Doubled of a notebook or script.*trusted=True"
-    ):
+    with pytest.raises(UntrustedError, match=r"(?s)Doubled of a notebook or script.*trusted=True"):
         om.models.get("net")
     np.testing.assert_allclose(om.models.get("net", trusted=True).predict(X, verbose=0), X * 2)
     given = om.models.get("net", custom_objects={"Doubled": Doubled, "Custom>Doubled": Doubled})
