@@ -190,6 +190,7 @@ class _Follower:
             prepares=isinstance(train, PreparedBatches),
         )
         self._logged = StepReporter(worker, active=task.log_steps)
+        self._on_gpu = bool(getattr(replica, "on_gpu", False))
         # A callback of Keras's own may end the run at such a loss, which is then what its user wants.
         ends_itself = any(type(callback).__name__ == "TerminateOnNaN" for callback in options.callbacks)
         self._guard = LossGuard(
@@ -305,8 +306,11 @@ class _Follower:
         def described() -> tuple[list[int | str], str]:
             return stretch.rows_of(number), ""
 
-        if not self._guard.skips:
+        if not self._guard.skips and self._on_gpu:
             self._guard.note(self._replica.step, logs.later("loss"), described)
+            return
+        if not self._guard.skips:  # at once: other workers would see NaN in the next step, and could be first
+            self._guard.saw(self._replica.step, float(logs["loss"]), described)
             return
         sound = self._replica.step_is_finite()  # which waits for the step to end
         sound = self._guard.saw(self._replica.step, float(logs["loss"]), described) and sound
