@@ -20,6 +20,7 @@
     └── TrainingError (RuntimeError)        a run failed
         ├── WorkerError                     user code raised on a worker (see `worker_error`)
         ├── WorkerLost                      a worker process, executor or host went away
+        ├── NonFiniteLossError (FloatingPointError)  a loss is NaN or infinite
         ├── StartTimeoutError (TimeoutError)  the workers did not all start in time
         ├── StalledError (TimeoutError)     all workers are alive and none makes progress
         ├── FeedError                       rows could not be passed to a worker, or taken from one
@@ -53,6 +54,7 @@ __all__ = [
     "JavaNotFoundError",
     "KindlerError",
     "MissingExtraError",
+    "NonFiniteLossError",
     "NotFittedError",
     "NotFoundError",
     "StalledError",
@@ -327,6 +329,28 @@ class WorkerLost(TrainingError):
         who = "a worker" if rank is None else rank_name(rank, role)
         tail = f"\nIts last output:\n{log_tail}" if log_tail else "\nIt printed nothing."
         super().__init__(f"lost {who} on {host}: {reason}.{tail}")
+
+
+class NonFiniteLossError(TrainingError, FloatingPointError):
+    """The loss of a training step is NaN or infinite; `fit(on_nan=...)` decides what is done about it.
+
+    Attributes:
+        step: The optimizer step, counted from 1 since the model was new.
+        rank: The worker that computed it.
+        loss: Its value.
+        rows: The first rows of the worker's batch, by their numbers in the data where those are known.
+    """
+
+    def __init__(
+        self, *, step: int, rank: int, loss: float, rows: Sequence[int | str], oddity: str = ""
+    ) -> None:
+        self.step, self.rank, self.loss, self.rows = step, rank, loss, tuple(rows)
+        named = f" Its batch begins with the rows {', '.join(map(str, self.rows))}." if self.rows else ""
+        super().__init__(
+            f"the loss is {loss} in step {step} on worker {rank}.{named}{oddity and ' ' + oddity}\n"
+            "Hint: scale the features, look for extreme values, lower the learning rate, or clip gradients;"
+            " fit(on_nan='skip') leaves such steps out, and fit(on_nan='warn') goes on."
+        )
 
 
 class FeedError(TrainingError):

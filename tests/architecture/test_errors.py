@@ -23,6 +23,7 @@ EXAMPLES: dict[str, Any] = {
     "JavaNotFoundError": lambda: errors.JavaNotFoundError("none"),
     "KindlerError": lambda: errors.KindlerError("no"),
     "MissingExtraError": lambda: errors.MissingExtraError(what="a", package="b", extra="c"),
+    "NonFiniteLossError": lambda: errors.NonFiniteLossError(step=3, rank=1, loss=float("inf"), rows=[7, 8]),
     "NotFittedError": lambda: errors.NotFittedError("not yet"),
     "NotFoundError": lambda: errors.NotFoundError(what="model", name="x", available=["y"]),
     "StalledError": lambda: errors.StalledError(

@@ -25,6 +25,7 @@ TESTED = {
     "custom_callback.py",
     "first_steps.py",
     "first_steps_keras.py",
+    "imbalanced.py",
     "keras_digits.py",
     "keras_text.py",
     "local_arrays.py",
@@ -77,6 +78,7 @@ def on_torch(folder: Path) -> Printed:
         ("parquet_to_parquet.py",),
         ("quickstart.py", "--plot", "training.png"),
         ("first_steps.py",),
+        ("imbalanced.py", "--rows", "3000", "--epochs", "8"),
         *([on_mnist] if (SHARED / "mnist").is_dir() else []),
         *([on_cifar] if (SHARED / "cifar10-mini").is_dir() else []),
     ]
@@ -155,6 +157,15 @@ def test_local_arrays_need_no_spark(tmp_path: Path) -> None:
 
     assert number("accuracy", printed) > 0.9
     assert number("AUC", printed) > 0.95
+
+
+def test_class_weights_find_more_of_a_rare_class(on_torch: Printed) -> None:
+    plain, weighted = (
+        json.loads(found.replace("'", '"'))
+        for found in re.findall(r"^(?:plain|weighted) (.*)", on_torch("imbalanced.py"), re.M)
+    )
+    assert weighted["recall"] > plain["recall"] + 0.1
+    assert min(plain["auc"], weighted["auc"]) > 0.75
 
 
 def test_custom_callback_stops_early_and_keeps_the_best(on_torch: Printed) -> None:

@@ -54,6 +54,22 @@ def test_a_model_with_a_lambda_is_refused_on_both_sides(om: Omega, keras: Any, t
 
 
 @flavour.one_is_enough
+def test_a_layer_of_a_notebook_is_stored_with_its_code_for_those_who_trust_it(om: Omega, keras: Any) -> None:
+    class Doubled(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x * 2
+
+    Doubled.__module__ = "__main__"
+    om.models.put(keras.Sequential([keras.layers.Input((4,)), Doubled()]), "net")
+
+    with pytest.raises(UntrustedError, match=r"(?s)Doubled of a notebook or script.*trusted=True"):
+        om.models.get("net")
+    np.testing.assert_allclose(om.models.get("net", trusted=True).predict(X, verbose=0), X * 2)
+    given = om.models.get("net", custom_objects={"Doubled": Doubled, "Custom>Doubled": Doubled})
+    np.testing.assert_allclose(given.predict(X, verbose=0), X * 2)
+
+
+@flavour.one_is_enough
 def test_a_file_that_names_modules_of_others_is_refused(om: Omega, model: Any, tmp_path: Path) -> None:
     model.save(tmp_path / "good.keras")
     om.models.put(tmp_path / "good.keras", "good")

@@ -338,5 +338,5 @@ def test_progress_is_shown_unless_it_is_not_wanted(capfd: pytest.CaptureFixture[
 
     estimator().fit((X, Y), epochs=2, batch_size=50, callbacks=[Talk()])
     shown = capfd.readouterr()
-    assert "epoch 2/2: " in shown.err
+    assert "epoch 2 of 2: " in shown.err
     assert "[worker 1] hello from the worker" in shown.out

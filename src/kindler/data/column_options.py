@@ -27,7 +27,7 @@ class ColumnOptions:
     Attributes:
         feature_cols: The model's input columns, in its order. None looks for "features" or "x".
         label_cols: The target columns. None looks for "label" or "y".
-        weight_col: Keras only: a column with the weight of each row.
+        weight_col: A column with the weight of each row, in training and validation.
         dtypes: numpy dtypes, by column. Binary columns need one.
         shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
         stack_features: Whether to join all feature columns into one float32 matrix.

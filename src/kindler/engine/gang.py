@@ -23,10 +23,11 @@ from kindler.engine.monitor import Listener, verdict, watch
 from kindler.engine.outcome import Outcome, lost_error
 from kindler.errors import ConfigError, TrainingError
 
-__all__ = ["Gang", "Launch", "follow"]
+__all__ = ["Gang", "Halted", "Launch", "follow"]
 
 _LOOK_S = 0.2
 _MOST_UNREAD = 100_000
+_HALT_S = 10.0  # for ranks to say which step they are in
 
 
 class Launch(Protocol):
@@ -137,6 +138,13 @@ class Gang:
         if self._hub is not None:
             self._hub.abort(f"the gang was aborted: {reason}")
         self._stop.set()
+
+    def halt(self, timeout_s: float) -> bool:
+        """Ask the workers to end after the newest step that one has begun; whether there is such a step.
+
+        They return as at the end of their work. Targets that never call `worker.go_on` have no steps.
+        """
+        return self._hub is not None and bool(self._hub.halt(timeout_s))
 
     @property
     def is_running(self) -> bool:
@@ -258,13 +266,40 @@ class Gang:
         raise self._launch.incomplete(outcomes, started=started) from None
 
 
+class Halted(KeyboardInterrupt):
+    """The user has interrupted a gang, whose workers have ended after a whole step.
+
+    Attributes:
+        outcomes: Their results.
+    """
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        self.outcomes = outcomes
+        super().__init__("interrupted")
+
+
 def follow(gang: Gang, listener: Listener) -> list[Outcome]:
-    """Run a gang to its end; `listener` is called on this thread with what workers print and report."""
+    """Run a gang to its end; `listener` is called on this thread with what workers print and report.
+
+    Raises:
+        Halted: The user has interrupted it, and its workers have ended after a whole step. A second interrupt
+            ends them at once.
+    """
     with gang:
-        for event in gang.events():
-            if event.kind != "done":
-                listener(event)
-        return gang.wait()
+        try:
+            return _heard(gang, listener)
+        except KeyboardInterrupt:
+            if not gang.halt(_HALT_S):
+                raise
+        listener(Event(0, "report", {"name": "halting"}))
+        raise Halted(_heard(gang, listener))
+
+
+def _heard(gang: Gang, listener: Listener) -> list[Outcome]:
+    for event in gang.events():
+        if event.kind != "done":
+            listener(event)
+    return gang.wait()
 
 
 class _EventQueue:

@@ -23,6 +23,7 @@ from kindler.engine.connections import Owner, Peer, Switchboard
 from kindler.engine.feeds import Feeds, is_feed
 from kindler.engine.frames import Piece, encode
 from kindler.engine.gather import Gathering, pack_parts
+from kindler.engine.halting import HaltVote
 from kindler.engine.job_buffers import parent_of
 from kindler.engine.listener import listen
 from kindler.engine.members import GangMember, members_of
@@ -124,6 +125,7 @@ class Hub:
         self._aborted = threading.Event()
         self._abort_at: float | None = None
         self._ending = False
+        self._halt: HaltVote | None = None
         beat_s = beat_interval(settings.heartbeat_s, settings.stall_timeout_s)
         # What a rank did just now is known a beat later.
         self._motion = Motion(size, settings.stall_timeout_s + beat_s, beat_s=beat_s)
@@ -232,6 +234,32 @@ class Hub:
             peer.send("abort")
         for rank in range(self._size) if self._at_driver else ():
             self._close_feeds(rank, problem or "the gang was stopped")
+
+    def halt(self, timeout_s: float) -> int | None:
+        """Ask all workers to end after the newest step that one has begun, and return its number.
+
+        None where they cannot be asked, or do not all answer in time; 0 where none has begun any.
+        """
+        with self._lock:
+            crew = {rank: member for rank, member in self._members.items() if rank < self._crew}
+            working = {rank: member for rank, member in crew.items() if not member.finished}
+            ready = all(member.has_job and not member.dead for member in working.values())
+            if self._aborted.is_set() or len(self._members) < self._size or not working or not ready:
+                return None
+            first = self._halt is None
+            vote = self._halt = self._halt or HaltVote(working)
+        for member in working.values() if first else ():
+            member.peer.send("halt")
+        return vote.wait(timeout_s)
+
+    def _halted(self, rank: int, begun: int | None = None) -> None:
+        """A rank has said what it has begun, or has ended; once none is missing, all hear where to end."""
+        vote = self._halt
+        if vote is None or not (vote.left(rank) if begun is None else vote.says(rank, begun)):
+            return
+        for other, member in list(self._members.items()):
+            if other < self._crew and not member.finished:
+                member.peer.send("halt_at", last=vote.last)
 
     def await_departures(self, timeout_s: float) -> bool:
         """Wait until every process that said that it attends has ended; whether all have."""
@@ -427,6 +455,9 @@ class Hub:
         if frame.kind == "gather":
             self._gather(rank, frame)
             return
+        if frame.kind == "halting":
+            self._halted(rank, int(frame.fields["begun"]))
+            return
         if frame.kind in ("open", "keep") and self._transcript is not None:
             self._remember(rank, frame, self._transcript)
             return
@@ -487,6 +518,7 @@ class Hub:
         """A rank is over: say so to those who feed it, and to the driver."""
         if event.kind == "left":
             self._left.add(rank)
+        self._halted(rank)
         self._close_feeds(rank, _problem(event, rank_name(rank, self._roles[rank])))
         self._events.put(event)
 

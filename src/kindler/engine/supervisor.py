@@ -36,7 +36,8 @@ _LOOK_S = 0.1
 _STACKS_TIMEOUT_S = 2.0
 _STACKS_PAUSE_S = 0.1
 _KEPT_TIMEOUT_S = 120.0
-_PASSED_UP = ("gather", "report", "open", "keep", "bulk", "part")
+_PASSED_UP = ("gather", "report", "open", "keep", "halting", "bulk", "part")
+_PASSED_DOWN = ("gathered", "bulk", "part", "ending", "halt", "halt_at")
 _PORTS_HINT = "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
 
 
@@ -402,7 +403,7 @@ class Supervisor:
                         host, port = frame.fields["cargo"]
                         self._source = (host, port)
                     self._welcome.set()
-                elif frame.kind in ("gathered", "bulk", "part", "ending") or is_feed(frame.kind):
+                elif frame.kind in _PASSED_DOWN or is_feed(frame.kind):
                     self._pass_down(frame)
                 elif frame.kind == "kept":
                     self._kept.set()

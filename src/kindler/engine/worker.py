@@ -33,6 +33,7 @@ from kindler.engine.gather import (
     write_numbers,
 )
 from kindler.engine.gpus import Placement, gpus_of_task, machine_gpus, place
+from kindler.engine.halting import Halting
 from kindler.engine.here import WorkerInfo, be
 from kindler.engine.members import GangMember, cluster_spec, members_of
 from kindler.engine.peer_sockets import answer_calls, call, connect_links
@@ -98,6 +99,7 @@ class Worker:
         self._feeds = Feeds("the driver", channel.send, waiting=self.tick)
         self._released = threading.Event()
         self._others_ended = threading.Event()
+        self._halting = Halting()
         self._gathered: queue.Queue[tuple[list[bytes], frozenset[int]]] = queue.Queue()
         self._turn = 0
         self._ticks = 0
@@ -223,6 +225,15 @@ class Worker:
     def tick(self) -> None:
         """Say that this rank got further; a gang in which none does so for too long is stalled."""
         self._ticks += 1
+
+    def go_on(self, number: int, *, whole: bool = True) -> bool:
+        """Before each step: whether to make the step of this number; not after the user has interrupted.
+
+        Args:
+            number: The step's, or the epoch's where ranks do not meet in steps. Numbers grow.
+            whole: Whether what has the last number that any rank has begun is still done.
+        """
+        return self._halting.go_on(number, whole=whole, timeout_s=self._sync_timeout_s)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -404,6 +415,10 @@ def _listen(channel: Channel, worker: Worker) -> None:
                 worker._released.set()
             elif frame.kind == "ending":
                 worker._others_ended.set()
+            elif frame.kind == "halt":
+                channel.send("halting", begun=worker._halting.asked())
+            elif frame.kind == "halt_at":
+                worker._halting.answer(int(frame.fields["last"]))
     except ChannelClosed:
         os._exit(1)  # the supervisor is gone: nobody wants the result
 

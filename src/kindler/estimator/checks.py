@@ -30,6 +30,7 @@ __all__ = [
     "division_complaints",
     "engine_complaints",
     "loader_complaints",
+    "nan_complaints",
     "precision_complaints",
     "preparation_complaints",
     "refuse",
@@ -129,11 +130,24 @@ def column_complaints(columns: ColumnOptions, *data: Input | None) -> Iterator[s
             yield f"{name} is for data that has columns; functions and loaders make batches of their own."
 
 
-def row_weight_complaints(row: FrameworkSpec, options: FitOptions) -> Iterator[str]:
+def row_weight_complaints(model: FrameworkModel, options: FitOptions) -> Iterator[str]:
+    """Why rows cannot be weighed."""
     given = {"class_weight": options.class_weight, "sample_weight_col": options.columns.weight_col}
-    for name, value in given.items():
-        if value is not None and not row.row_weights:
-            yield f"{name} is for Keras models; weight the rows in the loss of a {row.name} model."
+    names = " and ".join(name for name, value in given.items() if value is not None)
+    if not names or model.lacking("loss"):
+        return
+    if not model.row.row_weights:
+        yield f"{names}: {model.framework} models take no weights of rows; weigh them in the loss."
+    else:
+        yield from (f"{names}: {problem}" for problem in model.against_row_weights())
+    labels = options.columns.labels
+    if options.class_weight is not None and labels is not None and len(labels) > 1:
+        yield f"class_weight needs one label column; received {labels}."
+
+
+def nan_complaints(row: FrameworkSpec, options: FitOptions) -> Iterator[str]:
+    if options.on_nan != "raise" and not row.watches_losses:
+        yield f"on_nan={options.on_nan!r}: the losses of {row.name} models are not watched."
 
 
 def ability_complaints(row: FrameworkSpec, ability: str) -> Iterator[str]:

@@ -32,6 +32,7 @@ from kindler.estimator.checks import (
     division_complaints,
     engine_complaints,
     loader_complaints,
+    nan_complaints,
     precision_complaints,
     preparation_complaints,
     refuse,
@@ -50,14 +51,18 @@ from kindler.estimator.model import FrameworkModel, LiveModel
 from kindler.estimator.model_fn import ModelFnEstimator
 from kindler.files import beside, folder_at, place, split
 from kindler.frameworks.caller_state import leaves_no_trace
+from kindler.frameworks.creators import title
 from kindler.frameworks.pickling import travelling
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.html import card
 from kindler.sync.contract import SyncConfig
 from kindler.train import estimator_file
 from kindler.train.checkpoint_dir import is_model_file, latest
 from kindler.train.checkpoint_file import Header, is_checkpoint, read_checkpoint, write_checkpoint
 from kindler.train.driver_callbacks import DriverCallback, DriverCallbackList, split_callbacks
 from kindler.train.history import History
+from kindler.train.loss_guard import OnNan
+from kindler.train.metric_names import BOOKKEEPING
 from kindler.train.options import EvaluateOptions, FitOptions, Ingest, PredictOptions, Runtime
 from kindler.train.run_params import run_params
 from kindler.train.summaries import Summaries
@@ -172,7 +177,8 @@ class Estimator:
             loss: A loss module, a function of `(outputs, targets)`, or a creator that is called with
                 `config`.
             metrics: A metric, a list, or a dict from names to metrics: torchmetrics objects, functions of
-                `(outputs, targets)` that return a mean over rows, or "accuracy", "mse", "mae".
+                `(outputs, targets)` that return a mean over rows, or names: "accuracy", "top_5" (or another
+                number), "auc", "f1", "precision", "recall", "log_loss", "mse", "rmse", "mae", "r2".
             scheduler_creator: Called with `(optimizer, config)`; returns a learning-rate scheduler.
             scheduler_step: Whether the scheduler steps after each "epoch" or each "step".
             config: The argument of all creators.
@@ -693,6 +699,7 @@ class Estimator:
         validation_freq: int | Sequence[int] = 1,
         class_weight: Mapping[int, float] | None = None,
         sample_weight_col: str | None = None,
+        on_nan: OnNan = "raise",
         sync: str = "allreduce",
         sync_options: Mapping[str, Any] | None = None,
     ) -> History:
@@ -735,8 +742,14 @@ class Estimator:
             initial_epoch: As in Keras: the epoch to start counting from; `epochs` is then the number of the
                 last epoch.
             validation_freq: Validate every so many epochs, or after the epochs with these numbers.
-            class_weight: Keras only: the weight of a row by its label.
-            sample_weight_col: Keras only: a column with the weight of each row.
+            class_weight: The weight of a row by its label. It acts in training only, and is 1 for classes
+                that are not named. The loss of a row is multiplied by it, and means still divide by the
+                number of rows, as in Keras. For PyTorch and Keras models.
+            sample_weight_col: A column with the weight of each row, in training and validation. With
+                `class_weight`, the two are multiplied.
+            on_nan: What to do about a training loss that is NaN or infinite: "raise", "warn" or "skip". The
+                error names step, worker and rows; a step that is skipped leaves weights and optimizer as they
+                were, on all workers. For PyTorch and Keras models.
             sync: How workers agree: "allreduce", "sharded" (the same result, each worker updating a slice of
                 the parameters; PyTorch only), "fsdp" (the parameters are divided, too; PyTorch only), "async"
                 (a parameter server applies what each worker learns), "rounds" (workers train by themselves
@@ -749,6 +762,7 @@ class Estimator:
         Raises:
             ConfigError: An argument cannot work. Raised before any worker starts.
             DataError: A value in the data cannot be used.
+            NonFiniteLossError: A training loss is NaN or infinite.
             WorkerError: The model's own code raised an error; this is also an instance of that error's class.
             WorkerLost: A worker died. With `model_dir`, the run has by then been continued from its newest
                 checkpoint as often as `RunSettings.max_failures` allows.
@@ -781,6 +795,7 @@ class Estimator:
             initial_epoch=initial_epoch,
             validation_freq=validation_freq if isinstance(validation_freq, int) else tuple(validation_freq),
             class_weight=None if class_weight is None else dict(class_weight),
+            on_nan=on_nan,
             sync=SyncConfig(name=sync, options=dict(sync_options or {})),
         )
         adapted, validation = self._model.as_data(data), self._model.as_data(validation_data)
@@ -799,7 +814,8 @@ class Estimator:
             *preparation_complaints(self._preparation, options, data, validation),
             *model.lacking("optimizer", "loss"),
             *model.against_data(data.data),
-            *row_weight_complaints(model.row, options),
+            *row_weight_complaints(model, options),
+            *nan_complaints(model.row, options),
             *sync_complaints(options.sync),
             *loader_complaints(options.sync, data),
             *server_complaints(options.sync, model),
@@ -844,6 +860,8 @@ class Estimator:
             first = results.rows[0]["epoch"] if options.resume and results.rows else math.inf
             earlier = [row for row in self.history if row["epoch"] < first]
             self.history = History([*earlier, *results.rows], results.mode)
+            if results.halted:
+                raise KeyboardInterrupt(_kept_message(results.step, self._model_dir))
         return History(results.rows, results.mode)
 
     @leaves_no_trace
@@ -1161,6 +1179,33 @@ class Estimator:
         replica = self._live.replica
         return getattr(replica, "stored_model", replica.trained_model)()
 
+    def _facts(self) -> dict[str, Any]:
+        """What displays show, without making the model."""
+        last = self.history[-1] if len(self.history) else {}
+        spec = self._model.spec
+        model = getattr(spec, "model", None) or getattr(spec, "model_creator", None)
+        return {
+            "framework": self._model.framework,
+            "model": None if model is None else title(model).removesuffix("()"),
+            "workers": "all slots" if self._workers is None else self._workers,
+            "engine": self._engine,
+            "device": self._device,
+            "seed": self._seed,
+            "model_dir": self._model_dir,
+            "feature_cols": ", ".join(self._columns.features or ()),
+            "label_cols": ", ".join(self._columns.labels or ()),
+            "epochs": last.get("epoch", 0),
+            **{name: value for name, value in last.items() if name not in BOOKKEEPING},
+        }
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        model = f"{facts['model']}, " if facts["model"] else ""
+        return f"Estimator({facts['framework']}: {model}{facts['epochs']} epochs trained)"
+
+    def _repr_html_(self) -> str:
+        return card("Estimator", self._facts())
+
     @property
     def config(self) -> Mapping[str, Any]:
         """What creators are called with."""
@@ -1457,6 +1502,12 @@ def _flat(metrics: Any) -> list[Any]:
     if isinstance(metrics, Mapping):
         return list(metrics.values())
     return list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+
+
+def _kept_message(step: int, model_dir: str | None) -> str:
+    text = f"training was interrupted after step {step:,}. The model keeps what it has learned by then, and"
+    resume = "; fit(resume=True) finishes this run" if model_dir is not None else ""
+    return f"{text} the next fit goes on from there{resume}."
 
 
 def _both(first: Hear, second: Hear) -> Hear:

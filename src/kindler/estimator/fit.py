@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kindler.config import RunSettings
 from kindler.data.row_order import Dealing
 from kindler.engine import local
+from kindler.engine.gang import Halted
 from kindler.engine.gpus import crowd_message, machine_gpus
 from kindler.engine.hub import Event
 from kindler.engine.job import Job, RankSpec, equal_ranks, new_run_id
@@ -99,12 +101,16 @@ class RunResults:
         layout: dtype and row shape of each column.
         state: What training continues from; empty after an evaluation.
         mode: How the framework ran the steps, if it had a choice.
+        step: Optimizer steps of the model by now.
+        halted: Whether the user has interrupted the run, which ended after this step.
     """
 
     rows: list[dict[str, Any]]
     layout: dict[str, Any]
     state: bytes
     mode: str | None = None
+    step: int = 0
+    halted: bool = False
 
 
 def run(plan: RunPlan) -> RunResults:
@@ -140,7 +146,7 @@ def run(plan: RunPlan) -> RunResults:
             workers = plan.workers or len(gpus) or None
             crew = Crew(workers, plan.settings, spark, _teller(plan, progress))
             returning = ReturningExecutors(crew, task)
-            hear = _listener(progress, plan.hear, returning.heard, _mourner(crew.say))
+            hear = _listener(progress, plan.hear, returning.heard, _mourner(crew.say), _warn_of_loss)
 
             def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
                 crew.gather()
@@ -159,10 +165,19 @@ def run(plan: RunPlan) -> RunResults:
                 )
                 return _launch(plan, buffers, spark, feeds, hear, crew.size, dealing)
 
-            outcomes = Attempts(task, launch, crew.say).run()
+            outcomes, halted = _outcomes(Attempts(task, launch, crew.say))
     told, state = next(outcome.buffers for outcome in outcomes if outcome.buffers and outcome.buffers[0])
     report = json.loads(told)
-    return RunResults(report["rows"], report["layout"], state, report.get("mode"))
+    step = report.get("step", 0)
+    return RunResults(report["rows"], report["layout"], state, report.get("mode"), step, halted)
+
+
+def _outcomes(attempts: Attempts) -> tuple[list[Outcome], bool]:
+    """What workers returned, and whether that is because the user has interrupted them."""
+    try:
+        return attempts.run(), False
+    except Halted as halted:
+        return halted.outcomes, True
 
 
 def _check_executors(model: FrameworkModel, spark: SparkSession) -> None:
@@ -181,7 +196,7 @@ def _prepared(plan: RunPlan, item: Input, name: str, spark: SparkSession | None,
         spark=spark,
         scratch=folder,
         config=getattr(plan.model.spec, "config", {}),
-        row_weights=plan.model.row.row_weights,
+        row_weights=plan.model.row.weighted_batches,
     )
     try:
         return item.source(request)
@@ -247,6 +262,8 @@ def _mourner(say: Callable[[str], None]) -> Callable[[Mapping[str, Any]], None]:
                 f"worker {fields['worker']} on {fields['host']} died ({fields['reason']}); another one takes"
                 " its place, and repeats its part of this epoch."
             )
+        if fields["name"] == "halting":
+            say("interrupted: the workers end after this step. Interrupt again to end them at once.")
         if fields["name"] == "left":
             say(
                 f"worker {fields['worker']} on {fields['host']} died ({fields['reason']}); the others go on"
@@ -254,6 +271,12 @@ def _mourner(say: Callable[[str], None]) -> Callable[[Mapping[str, Any]], None]:
             )
 
     return hear
+
+
+def _warn_of_loss(fields: Mapping[str, Any]) -> None:
+    """Says that a loss is not finite, where the run goes on."""
+    if fields["name"] == "bad_loss":
+        warnings.warn(fields["message"], RuntimeWarning, stacklevel=2)
 
 
 def _gpus_here(plan: RunPlan) -> list[str]:

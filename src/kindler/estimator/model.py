@@ -91,6 +91,11 @@ class FrameworkModel:
         complaints: list[str] = self.replica_type.against_data(self.spec, data)
         return complaints
 
+    def against_row_weights(self) -> list[str]:
+        """Complaints about weighing the losses of its rows."""
+        complaints: list[str] = self.replica_type.against_row_weights(self.spec)
+        return complaints
+
     def against_several(self) -> list[str]:
         """Complaints about training it with several workers."""
         complaints: list[str] = self.replica_type.against_several(self.spec)

@@ -19,7 +19,7 @@ import numpy as np
 
 from kindler.collective import Array, Collective, Gradients, share_bytes
 from kindler.errors import ConfigError
-from kindler.frameworks.contract import Batch, Scored
+from kindler.frameworks.contract import Batch, LossWatch, Scored
 from kindler.frameworks.pickling import travelling
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
@@ -127,6 +127,18 @@ class BaseReplica:
     def has_instance(cls, spec: Any) -> bool:
         """The user holds nothing that training changes."""
         return False
+
+    @classmethod
+    def against_row_weights(cls, spec: Any) -> list[str]:
+        """Nothing is known against them."""
+        return []
+
+    def watch_losses(self, watch: LossWatch) -> None:
+        """Nobody is told of losses."""
+
+    def weigh_rows(self, classes: Mapping[int, float] | None, *, column: bool) -> None:
+        """Only for frameworks whose row says that they take weights."""
+        raise ConfigError(f"{type(self).__name__} takes no weights of rows.")
 
     @classmethod
     def lacking(cls, spec: Any, *names: str) -> list[str]:

@@ -15,6 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from kindler.interrupts import bare
+
 __all__ = ["leaves_no_trace", "untouched"]
 
 P = ParamSpec("P")
@@ -29,8 +31,11 @@ def leaves_no_trace(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
-        with untouched():
-            return function(*args, **kwargs)
+        try:
+            with untouched():
+                return function(*args, **kwargs)
+        except KeyboardInterrupt as interrupt:
+            raise bare(interrupt) from None
 
     return guarded
 

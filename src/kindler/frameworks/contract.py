@@ -22,6 +22,7 @@ __all__ = [
     "Feed",
     "Fitter",
     "Keeps",
+    "LossWatch",
     "Scored",
     "Scorer",
     "Stepper",
@@ -203,6 +204,10 @@ class DriverModel(Protocol):
         """What speaks against this data, as far as it is known on the driver, as complaints."""
 
     @classmethod
+    def against_row_weights(cls, spec: Any) -> list[str]:
+        """Why the losses of its rows cannot be weighed, as far as it is known on the driver."""
+
+    @classmethod
     def against_several(cls, spec: Any) -> list[str]:
         """What speaks against training by several workers, as far as it is known on the driver."""
 
@@ -239,6 +244,31 @@ class DriverModel(Protocol):
 
     def state(self) -> bytes:
         """Weights, optimizer, schedule, randomness, epoch and step; reading them executes no code."""
+
+
+class LossWatch(Protocol):
+    """Who looks at the losses of training steps; `train/loss_guard.py` does.
+
+    Attributes:
+        skips: Whether a step with a loss that is not finite is left out, on all ranks.
+    """
+
+    skips: bool
+
+    def saw(self, step: int, loss: float, describe: Callable[[], tuple[Sequence[int | str], str]]) -> bool:
+        """Look at a loss now; whether it is finite. `describe` gives the batch's first rows and an oddity."""
+
+    def note(
+        self,
+        step: int,
+        loss: Any,
+        describe: Callable[[], tuple[Sequence[int | str], str]],
+        values: Callable[[Sequence[Any]], Sequence[float]] | None = None,
+    ) -> None:
+        """Look at a loss soon, which is somewhere else; `values` brings several of them here."""
+
+    def skip(self) -> None:
+        """A step was left out."""
 
 
 class Tallies(Protocol):
@@ -344,6 +374,24 @@ class Stepper(Scorer, Tallies, Keeps, Protocol):
     def fuse(self, exchange: Any) -> None:
         """From now on let `train_step` exchange gradients itself; only where `fuses` says so."""
 
+    def weigh_rows(self, classes: Mapping[int, float] | None, *, column: bool) -> None:
+        """Multiply the losses of rows by weights, where the row in the registry says `row_weights`.
+
+        A framework with a loop of its own gets `class_weight` in `fit`, and knows of the column by `arrange`.
+
+        Args:
+            classes: Weights by class number, for training.
+            column: Whether the last label column of every batch is a weight.
+        """
+
+    def watch_losses(self, watch: LossWatch) -> None:
+        """Show `watch` the loss of every training step, where the row in the registry says so.
+
+        Where it `skips`, a step with a loss that is not finite on some rank leaves weights, optimizer and
+        buffers on all ranks as they were; only `step` counts it. A framework with a loop of its own is
+        followed instead: see `keep_step`.
+        """
+
     def begin_epoch(self, epoch: int) -> None:
         """Prepare for the epoch of this number: randomness depends on it, so a resumed epoch is the same."""
 
@@ -411,8 +459,11 @@ class Watch(Protocol):
     def step_begins(self) -> None:
         """Before the callbacks of that name."""
 
-    def step_ends(self, steps: int, logs: Mapping[str, Any]) -> bool:
-        """After so many steps of this epoch; whether to end the run here, which all ranks decide alike."""
+    def step_ends(self, steps: int, logs: Any) -> bool:
+        """After so many steps of this epoch; whether to end the run here, which all ranks decide alike.
+
+        `logs` is a mapping whose `later(name)` gives a figure that only `float` brings from its device.
+        """
 
     def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
         """Before the user's callbacks: make `logs` those of all ranks, validation included."""
@@ -482,6 +533,15 @@ class Fitter(Stepper, Protocol):
 
     def begin_step(self) -> None:
         """Before each step."""
+
+    def keep_step(self) -> None:
+        """Before a step that may have to be undone."""
+
+    def step_is_finite(self) -> bool:
+        """After such a step: whether the weights that it made are finite."""
+
+    def undo_step(self) -> None:
+        """Make everything but `step` what it was at `keep_step`, metrics included."""
 
     def metric_states(self) -> bytes:
         """This rank's metrics so far; counting goes on."""

@@ -23,6 +23,8 @@ class FrameworkSpec(Spec):
         loop: Who makes the steps: Kindler ("step", a `Stepper`), or the framework itself ("fit", a `Fitter`).
         callbacks: The packages whose `Callback` classes its users' callbacks are derived from.
         row_weights: Whether it takes a weight per row, and weights of classes.
+        weighted_batches: Whether the third part of a batch that user code makes is a weight per row.
+        watches_losses: Whether it says of each step's loss whether it is finite (`watch_losses`).
         live: Whether the user may change the model between runs, so that its own state counts.
         gpus: Whether its models compute on GPUs.
         precisions: The precisions that a model can be told to compute in, whatever it was made in.
@@ -33,6 +35,8 @@ class FrameworkSpec(Spec):
     loop: Literal["step", "fit"] = "step"
     callbacks: tuple[str, ...] = ("kindler",)
     row_weights: bool = False
+    weighted_batches: bool = False
+    watches_losses: bool = False
     live: bool = False
     gpus: bool = False
     precisions: tuple[str, ...] = ()
@@ -54,6 +58,8 @@ FRAMEWORKS = Registry(
             gpus=True,
             precisions=("fp32", "bf16", "fp16"),
             compile_modes=("default", "reduce-overhead", "graphs", "auto"),
+            row_weights=True,
+            watches_losses=True,
         ),
         FrameworkSpec(
             name="keras",
@@ -65,6 +71,8 @@ FRAMEWORKS = Registry(
             loop="fit",
             callbacks=("keras", "tf_keras"),
             row_weights=True,
+            weighted_batches=True,
+            watches_losses=True,
             live=True,
             gpus=True,
         ),

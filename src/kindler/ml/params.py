@@ -204,7 +204,9 @@ class FitParams(PredictParams, HasLabelCol):
         "labelCols", "The target columns, where there are several.", TypeConverters.toListString
     )
     weightCol: Param[str] = declared(
-        "weightCol", "A column with the weight of each row (Keras models).", TypeConverters.toString
+        "weightCol",
+        "A column with the weight of each row (PyTorch and Keras models).",
+        TypeConverters.toString,
     )
     validationIndicatorCol: Param[str] = declared(
         "validationIndicatorCol",
@@ -237,7 +239,7 @@ class FitParams(PredictParams, HasLabelCol):
     sync: Param[str] = declared("sync", "How workers agree: 'allreduce', ...", TypeConverters.toString)
     syncOptions: Param[dict[str, Any]] = declared("syncOptions", "Options of that sync.", _mapping)
     classWeight: Param[dict[str, float]] = declared(
-        "classWeight", "The weight of a row by its label (Keras models).", _class_weights
+        "classWeight", "The weight of a row by its label (PyTorch and Keras models).", _class_weights
     )
     allowNan: Param[Any] = declared(
         "allowNan", "Whether NaN is an allowed value: for all columns, or for the ones named.", _nan

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import cloudpickle
 import numpy as np
 
 from kindler.estimator.estimator import Estimator
 from kindler.frameworks.keras import backends
+from kindler.frameworks.keras.spec import custom_objects as custom_objects_of
 from kindler.models.framework import FrameworkKind, matrix
 from kindler.models.keras_predictor import KerasPredictor
-from kindler.models.kind import require_trust
+from kindler.models.kind import confined, require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.safety.keras_file import dangers
 from kindler.models.settled import settled
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KerasKind", "TfKerasKind"]
 
-_FILE = "model.keras"
+_FILE, _OBJECTS = "model.keras", "objects.pickle"
 _BATCH = 32  # of `predict`, unless it is given another
 
 
@@ -32,7 +34,7 @@ class KerasKind(FrameworkKind):
     """Models of Keras 3, and `.keras` files.
 
     Custom classes are found again if they are registered with `keras.saving.register_keras_serializable`, or
-    given to `get` as `custom_objects`.
+    given to `get` as `custom_objects`. Those of a notebook or script are stored with their code.
     """
 
     kind: ClassVar[str] = "keras"
@@ -52,7 +54,11 @@ class KerasKind(FrameworkKind):
         obj.save(str(target))
         # Its own classes are the writer's; what the file says beyond them is the matter.
         self._check(target, _classes(obj), trusted=trusted)
-        return {"inputs": _shapes(obj, "inputs"), "outputs": _shapes(obj, "outputs")}
+        meta: dict[str, Any] = {"inputs": _shapes(obj, "inputs"), "outputs": _shapes(obj, "outputs")}
+        if own := _of_main(obj, self.kind):
+            (folder / _OBJECTS).write_bytes(cloudpickle.dumps(own))
+            meta["code"] = sorted(own)
+        return meta
 
     def read(
         self,
@@ -64,6 +70,16 @@ class KerasKind(FrameworkKind):
         **options: Any,
     ) -> Any:
         path = folder / _FILE
+        missing = [name for name in meta.get("code") or () if name not in (custom_objects or {})]
+        if missing:
+            require_trust(
+                trusted,
+                what="the Keras model",
+                reason=f"it has {', '.join(missing)} of a notebook or script, stored as a pickle (or give"
+                " custom_objects={...})",
+            )
+            stored = cloudpickle.loads(confined(folder, _OBJECTS).read_bytes())
+            custom_objects = {**stored, **(custom_objects or {})}
         self._check(path, dict(custom_objects or {}), trusted=trusted)
         return self._library().saving.load_model(
             str(path), custom_objects=dict(custom_objects or {}) or None, safe_mode=not trusted
@@ -129,6 +145,12 @@ class TfKerasKind(KerasKind):
 
     def _library(self) -> Any:
         return importlib.import_module("tf_keras")
+
+
+def _of_main(model: Any, flavour: str) -> dict[str, Any]:
+    """The classes and functions of a notebook or script in a model, by the names that Keras looks for."""
+    found = custom_objects_of(model, flavour)
+    return {name: part for name, part in found.items() if getattr(part, "__module__", "") == "__main__"}
 
 
 def _classes(model: Any) -> dict[str, Any]:

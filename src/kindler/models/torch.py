@@ -1,12 +1,14 @@
 """PyTorch modules: weights as safetensors, beside the layers or the name of the class that they belong to.
 
 Neither is a pickle. Layers are those of `torch.nn`. Any other class is given by the reader, or imported by
-its name if the reader trusts the store. An exported program runs code of its file: loading it evaluates text
-that is in it.
+its name if the reader trusts the store. A class of a notebook or script, which nobody can import, is stored
+with its code, and read only by those who trust it. An exported program runs code of its file: loading it
+evaluates text that is in it.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import shutil
@@ -16,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import cloudpickle
 import numpy as np
 import torch
 
@@ -23,7 +26,7 @@ from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
 from kindler.frameworks.torch.device import gpu_problem, taken_bytes
 from kindler.models.framework import FrameworkKind, matrix
-from kindler.models.kind import imported, known_only, require_trust
+from kindler.models.kind import confined, imported, known_only, require_trust
 from kindler.models.outputs import plain
 from kindler.models.predictor import Predictor
 from kindler.models.torch_layers import build, describe, layer_class
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchKind"]
 
-_WEIGHTS, _PROGRAM = "weights.safetensors", "program.pt2"
+_WEIGHTS, _PROGRAM, _BY_VALUE = "weights.safetensors", "program.pt2", "model.pickle"
 _HINT = (
     "Hint: init={...} gives the arguments that its class is made with, if the class can be imported;"
     " example=(x,) with trusted=True stores a program of torch.export; kind='pickle' with trusted=True any"
@@ -78,6 +81,9 @@ class TorchKind(FrameworkKind):
         if example is not None:
             torch.export.save(torch.export.export(obj, tuple(example)), folder / _PROGRAM)
             return {"form": "program"}
+        if _stands_in_main(obj):
+            (folder / _BY_VALUE).write_bytes(_pickled(obj))
+            return {"form": "value", "class": _path(type(obj))}
         told = _how_to_make(obj, init) | _noted(obj)
         _check_same(obj, told)
         try:
@@ -100,6 +106,13 @@ class TorchKind(FrameworkKind):
                 trusted, what="an exported program", reason="loading it evaluates text that is in it"
             )
             return self._program(torch.export.load(folder / _PROGRAM))
+        if meta["form"] == "value":
+            require_trust(
+                trusted,
+                what=f"a PyTorch model of the class {str(meta['class'])!r}",
+                reason="its class stands in a notebook or script and is stored with its code, as a pickle",
+            )
+            return cloudpickle.loads(confined(folder, _BY_VALUE).read_bytes())
         cls = None if meta["form"] == "layers" else _class(str(meta["class"]), classes, trusted=trusted)
         weights = {name: value.clone() for name, value in _loaded(folder / _WEIGHTS).items()}
         try:
@@ -167,16 +180,35 @@ def _made(meta: Mapping[str, Any], cls: type[torch.nn.Module] | None) -> torch.n
         return build(meta["layers"]) if cls is None else cls(**meta["init"])
 
 
+def _stands_in_main(model: torch.nn.Module) -> bool:
+    """Whether a class of the model is one of a notebook or script, which nobody can import."""
+    return any(type(part).__module__ == "__main__" for part in model.modules())
+
+
+def _pickled(model: torch.nn.Module) -> bytes:
+    """The model with the code of its classes, on the CPU, whatever it is on."""
+    twin = copy.deepcopy(model).cpu()
+    try:
+        data: bytes = cloudpickle.dumps(twin)
+    except Exception as exc:  # the model's own code says why it cannot be
+        raise ConfigError(f"the model cannot be pickled: {exc!r}.\n{_HINT}") from exc
+    return data
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
 def _how_to_make(model: torch.nn.Module, init: Mapping[str, Any] | None) -> dict[str, Any]:
     layers = describe(model) if init is None else None
     if layers is not None:
         return {"form": "layers", "layers": layers}
     cls = type(model)
-    path = f"{cls.__module__}:{cls.__qualname__}"
+    path = _path(cls)
     found: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):
         found = getattr(found, part, None)
-    if cls.__module__ == "__main__" or found is not cls:
+    if found is not cls:
         raise ConfigError(f"the class of this model, {path}, cannot be imported by others.\n{_HINT}")
     return {"form": "class", "class": path, "init": dict(init or {})}
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -113,7 +114,23 @@ def run(
 
     `listener` is called on this thread with what workers print and report.
     """
-    return follow(Gang(job, _launch(job, spark, feeds, dealing, folder)), listener)
+    with _interrupts_raise():
+        return follow(Gang(job, _launch(job, spark, feeds, dealing, folder)), listener)
+
+
+@contextmanager
+def _interrupts_raise() -> Iterator[None]:
+    """Let Ctrl-C only raise KeyboardInterrupt: PySpark's own handler cancels all jobs of the session."""
+    handler = signal.getsignal(signal.SIGINT)
+    own = threading.current_thread() is not threading.main_thread()
+    if own or not str(getattr(handler, "__module__", "")).startswith("pyspark"):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _detached(job: Job, spark: SparkSession) -> Launch:

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from kindler.errors import ConfigError
+from kindler.html import card
 from kindler.store.names import check_bucket, check_name, check_path
 
 __all__ = ["Address", "Draft", "File", "Manifest", "Version", "as_json", "check_files", "growth"]
@@ -205,6 +206,18 @@ class Version:
 
     def __str__(self) -> str:
         return f"{self.name}@{self.number}"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "shelf": f"{self.bucket}/{self.shelf}",
+            "kind": self.kind,
+            "stored": f"{self.created:%Y-%m-%d %H:%M:%S} UTC",
+            "files": len(self.files),
+            "bytes": self.size,
+            "digest": self.digest[:12],
+            **{f"attribute {name}": value for name, value in self.attributes.items()},
+        }
+        return card(str(self), facts)
 
     @staticmethod
     def restored(

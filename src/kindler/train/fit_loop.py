@@ -10,11 +10,12 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from kindler.data.prepared_batches import PreparedBatches
 from kindler.frameworks.contract import Fitter
@@ -23,6 +24,7 @@ from kindler.sync.contract import Sync
 from kindler.train.agreement import from_first, merged_by_first, to_first
 from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
 from kindler.train.joining import joined
+from kindler.train.loss_guard import LossGuard
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import (
     IndexedBatches,
@@ -40,6 +42,9 @@ from kindler.train.triggers import Progress, score_of
 
 __all__ = ["run"]
 
+_REMEMBERED = 1024  # steps whose rows can be named: more than losses wait to be looked at
+_SHOWN_ROWS = 8
+
 
 def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
     """Train or evaluate; rank 0 returns the history (or figures) as JSON, and the model's state."""
@@ -55,7 +60,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
             rows, state = _run(worker, task, replica, data, states)
     if not worker.leads:
         return [b"", b""]
-    return [json.dumps({"rows": rows, "layout": data.layout}).encode(), state]
+    return [json.dumps({"rows": rows, "layout": data.layout, "step": replica.step}).encode(), state]
 
 
 def _run(
@@ -124,6 +129,7 @@ class _Stretch:
         self._worker, self._data, self._reporter = worker, data, reporter
         self.varies = isinstance(data, PreparedBatches) and data.varies
         self._lock = threading.Lock()  # Keras asks from a thread of its own, and now and then from two
+        self._named: dict[int, tuple[Callable[[int], int | str] | None, int]] = {}
         self.first = self.length = 0
 
     def __len__(self) -> int:
@@ -134,8 +140,16 @@ class _Stretch:
             began = time.perf_counter()
             batch = self._data.batch(self.first + number)
             self._reporter.took_data(time.perf_counter() - began)
+            self._named[self.first + number] = (batch.where, batch.rows)
+            if len(self._named) > _REMEMBERED:
+                self._named.pop(next(iter(self._named)))
         self._worker.tick()
         return batch.features, batch.labels
+
+    def rows_of(self, number: int) -> list[int | str]:
+        """The names of the first rows of a step, counted through all passes; empty where they have none."""
+        where, rows = self._named.get(number, (None, 0))
+        return [] if where is None else [where(row) for row in range(min(rows, _SHOWN_ROWS))]
 
 
 class _Follower:
@@ -176,9 +190,17 @@ class _Follower:
             prepares=isinstance(train, PreparedBatches),
         )
         self._logged = StepReporter(worker, active=task.log_steps)
+        self._on_gpu = bool(getattr(replica, "on_gpu", False))
+        # A callback of Keras's own may end the run at such a loss, which is then what its user wants.
+        ends_itself = any(type(callback).__name__ == "TerminateOnNaN" for callback in options.callbacks)
+        self._guard = LossGuard(
+            "warn" if ends_itself and options.on_nan == "raise" else options.on_nan,
+            rank=worker.rank,
+            tell=lambda message: worker.report("bad_loss", message=message),
+        )
         self._stretch = _Stretch(worker, train, self._reporter)
         self._done = self._base = self._first_step = 0
-        self._opening = False
+        self._opening = self._halted = False
         self._mean = self._seconds_before = self._began = self._took = 0.0
         self.rows: list[dict[str, Any]] = [dict(row) for row in start.rows]
 
@@ -190,6 +212,8 @@ class _Follower:
         here = replica.own_callbacks(options.callbacks)
         hooks = replica.hooks(here, self, size=self._worker.size, epochs=self._last, steps=self._steps)
         epoch = start.epoch
+        if not self._goes_on(epoch if start.step_in_epoch else epoch + 1):
+            return
         if start.step_in_epoch:
             hooks.offset, hooks.closes = start.step_in_epoch, False
             self._stretch.first = (epoch - 1) * self._steps + start.step_in_epoch
@@ -232,6 +256,7 @@ class _Follower:
             load_local_states(self._replica, start.local_states, self._worker)
         self._first_step = self._replica.step - self._done
         self._opening = True
+        self._guard.begin_epoch()
         self._mean = self._replica.figures().get("loss", 0.0) if goes_on else 0.0
         epochs = None if self._options.endless else self._last
         self._reporter.begin(epoch=epoch + 1, epochs=epochs, steps=self._steps, step=self._done)
@@ -242,12 +267,15 @@ class _Follower:
             self._sync.begin_epoch(self._replica)
             self._opening = False
         self._replica.begin_step()
+        if self._guard.skips:
+            self._replica.keep_step()
 
     def step_ends(self, steps: int, logs: Any) -> bool:
         """After so many steps of this epoch."""
         steps = min(steps, self._steps)  # Keras rounds up to whole executions
         own, everybody = self._rows_of(self._done, steps)
         self._replica.step += steps - self._done
+        self._look_at_loss(steps, logs)
         self._sync.stepped(self._replica, own)
         self._done = steps
         self._worker.tick()
@@ -256,13 +284,47 @@ class _Follower:
             self._log_step(logs, own)
         self._replica.epoch_rows += own
         ends = self._is_last_step()
-        if steps < self._steps and not ends and self._sync.in_step:
-            self._keeper.after_step(self._replica, step_in_epoch=steps, seconds=self._seconds())
+        if steps < self._steps and not ends:
+            ends = not self._goes_on(self._replica.epoch)
+            if self._sync.in_step:
+                seconds, asked = self._seconds(), self._halted
+                self._keeper.after_step(self._replica, step_in_epoch=steps, seconds=seconds, asked=asked)
         return ends
+
+    def _goes_on(self, epoch: int) -> bool:
+        """Whether to begin the next step, in this epoch; not if the user has interrupted."""
+        in_step = self._sync.in_step
+        self._halted = not self._worker.go_on(self._replica.step + 1 if in_step else epoch, whole=in_step)
+        return not self._halted
+
+    def _look_at_loss(self, steps: int, logs: Any) -> None:
+        """What `fit(on_nan=...)` asks for; the loss that Keras tells is the mean of the epoch so far."""
+        if "loss" not in logs:
+            return
+        stretch, number = self._stretch, self._base + steps - 1
+
+        def described() -> tuple[list[int | str], str]:
+            return stretch.rows_of(number), ""
+
+        if not self._guard.skips and self._on_gpu:
+            self._guard.note(self._replica.step, logs.later("loss"), described)
+            return
+        if not self._guard.skips:  # at once: other workers would see NaN in the next step, and could be first
+            self._guard.saw(self._replica.step, float(logs["loss"]), described)
+            return
+        sound = self._replica.step_is_finite()  # which waits for the step to end
+        sound = self._guard.saw(self._replica.step, float(logs["loss"]), described) and sound
+        if self._worker.size > 1:
+            [bad] = self._sync.collective.sum([np.array([not sound], np.int64)])
+            sound = not bad[0]
+        if not sound:
+            self._replica.undo_step()
+            self._guard.skip()
 
     def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
         """Before the user's callbacks: figures of all ranks, validation included."""
         replica, worker = self._replica, self._worker
+        self._guard.look()
         self._sync.catch_up(replica)
         self._took = self._seconds()
         replica.merge_buffers()
@@ -271,7 +333,7 @@ class _Follower:
             logs.update(_agreed(worker, {name: v for name, v in logs.items() if name not in merged}))
             logs.update({name: value for name, value in merged.items() if name in logs})
         self._logged.flush()
-        if self._validation is not None and self._options.validates(epoch + 1):
+        if self._validation is not None and self._options.validates(epoch + 1) and not self._halted:
             judged = _judged(worker, replica, self._validation, hooks)
             logs.update({f"val_{name}": value for name, value in judged.items()})
 
@@ -287,6 +349,7 @@ class _Follower:
             "seconds": seconds,
             "rows_per_s": rows / seconds if seconds else 0.0,
             **self._sync.figures(),
+            **self._guard.figures(),
         }
         progress = Progress(
             epoch=epoch + 1, step=replica.step, epoch_ended=True, loss=row.get("loss"), score=score_of(row)
@@ -295,13 +358,15 @@ class _Follower:
             asked_to_stop = worker.total([int(asked_to_stop)]) != [0]
         ended = options.end_trigger is not None and options.end_trigger(progress)
         reason = "a callback asked for it" if asked_to_stop else "its end trigger fired" if ended else None
-        self._keeper.after_epoch(replica, progress, row, stopped=reason)
+        if not self._halted:  # otherwise there is one in the middle of the epoch
+            self._keeper.after_epoch(replica, progress, row, stopped=reason)
         self._sync.next_epoch(replica, row)
         self.rows.append(row)
         if worker.leads:
             worker.report("epoch", row=row, step=replica.step)
         self._keeper.epoch_is_over(replica, stopped=reason)
-        return reason is not None
+        goes_on = not self._halted and self._goes_on(epoch + 2)
+        return reason is not None or not goes_on
 
     def _rows_of_epoch(self) -> int:
         """Rows that all workers have used; where they do not step together, each has made its own steps."""

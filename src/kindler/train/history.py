@@ -8,6 +8,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, overload
 
 from kindler.errors import ConfigError, MissingExtraError
+from kindler.html import table
 from kindler.train.metric_names import BOOKKEEPING
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ class History(Sequence[dict[str, Any]]):
     def __repr__(self) -> str:
         return f"History({self._rows!r})"
 
+    def _repr_html_(self) -> str:
+        return table(self._rows, columns=self.names) if self._rows else "<i>no epochs</i>"
+
     @property
     def names(self) -> list[str]:
         """The recorded names, in the order in which they first appear."""
@@ -84,14 +88,15 @@ class History(Sequence[dict[str, Any]]):
             path: A file to save the plot to.
 
         Returns:
-            The matplotlib figure.
+            The matplotlib figure, which a notebook shows as the value of a cell.
 
         Raises:
             ConfigError: The history is empty.
         """
         try:
-            from matplotlib.figure import Figure
             from matplotlib.ticker import MaxNLocator
+
+            from kindler.train.figures import ShownFigure
         except ModuleNotFoundError as exc:
             raise MissingExtraError(what="History.plot()", package="matplotlib", extra="plot") from exc
         lines = {name: _line(self._rows, name) for name in self.names}
@@ -99,7 +104,7 @@ class History(Sequence[dict[str, Any]]):
         if not panels:
             raise ConfigError("nothing to plot: this history has no metrics.")
         down, across = _grid(len(panels))
-        figure = Figure(figsize=(4.5 * across, 3.4 * down), layout="constrained")
+        figure = ShownFigure(figsize=(4.5 * across, 3.4 * down), layout="constrained")
         places = figure.subplots(down, across, squeeze=False).ravel()
         for unused in places[len(panels) :]:
             unused.remove()

@@ -28,6 +28,7 @@ from kindler.train.agreement import merged_by_first
 from kindler.train.callbacks import Callback, Run
 from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
 from kindler.train.joining import joined
+from kindler.train.loss_guard import LossGuard
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import (
     BatchStream,
@@ -64,6 +65,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
             label_names=data.labels,
             label_shapes=_varying_shapes(data),
         )
+        _weigh(replica, task)
         if not isinstance(data, PreparedBatches):
             replica.expect(_no_rows(data))
         _hold(replica, data)
@@ -82,7 +84,8 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
                 rows, state = [_judged(worker, replica, data, show=task.show, tell=tell)], b""
         if not worker.leads:
             return [b"", b""]
-        return [json.dumps({"rows": rows, "layout": data.layout, "mode": replica.mode}).encode(), state]
+        told = {"rows": rows, "layout": data.layout, "mode": replica.mode, "step": replica.step}
+        return [json.dumps(told).encode(), state]
 
 
 def _process_group(worker: Worker, task: Task, placed: Placement) -> AbstractContextManager[None]:
@@ -96,6 +99,15 @@ def _process_group(worker: Worker, task: Task, placed: Placement) -> AbstractCon
 def _no_rows(data: BatchStream) -> list[Array]:
     """The inputs' shapes and dtypes, as arrays without rows."""
     return [np.empty((0, *shape), dtype) for dtype, shape in (data.layout[name] for name in data.features)]
+
+
+def _weigh(replica: Stepper, task: Task) -> None:
+    """Let the losses of rows be weighed, if that was asked for."""
+    if not task.trains:
+        return
+    classes, column = task.training.class_weight, task.training.columns.weight_col is not None
+    if classes or column:
+        replica.weigh_rows(classes, column=column)
 
 
 def _hold(replica: Stepper, data: BatchStream) -> None:
@@ -162,6 +174,13 @@ class _Fit:
             prepares=isinstance(train, PreparedBatches),
         )
         self._step_log = StepReporter(worker, active=task.log_steps)
+        self._halted = False
+        self._guard = LossGuard(
+            options.on_nan,
+            rank=worker.rank,
+            tell=lambda message: worker.report("bad_loss", message=message),
+        )
+        replica.watch_losses(self._guard)
 
     def run(self) -> list[dict[str, Any]]:
         """The run's rows of the history, those of its earlier part included."""
@@ -174,9 +193,14 @@ class _Fit:
             over = self._start.stopped is not None or self._over_already()
             epoch = self._start.epoch if done else self._start.epoch + 1
             while not over and epoch <= self._last_epoch and self._replica.step < self._last_step:
+                if not self._goes_on(epoch):
+                    break
                 view.epoch = epoch
                 row = self._epoch(epoch, done)
-                over = self._end_epoch(row)
+                over = self._halted or self._end_epoch(row)
+                if self._halted and not row["steps"]:
+                    self._replica.epoch = epoch - 1  # it has not begun
+                    break
                 rows.append(row)
                 epoch, done = epoch + 1, 0
             self._each("on_run_end")
@@ -193,9 +217,10 @@ class _Fit:
         epochs = None if self._options.endless else self._last_epoch
         self._progress.begin(epoch=epoch, epochs=epochs, steps=self._expected, step=done)
         self._sync.begin_epoch(replica)
+        self._guard.begin_epoch()
         stretch = self._train.stretch(epoch, done=done, steps=self._options.steps_per_epoch)
         with closing(stretch) as batches:
-            while (batch := self._next(batches)) is not None:
+            while self._goes_on(epoch) and (batch := self._next(batches)) is not None:
                 done += 1
                 self._step(batch, done)
                 if done == self._steps or batch.ends or self._over_within_epoch():
@@ -206,6 +231,10 @@ class _Fit:
                     self._keeper.after_step(replica, step_in_epoch=done, seconds=seconds, asked=asked)
                 if self._hooks:  # they may do with the weights what they like
                     replica.settle()
+        self._guard.look()
+        if self._halted and done and self._sync.in_step:
+            seconds = time.perf_counter() - started
+            self._keeper.after_step(replica, step_in_epoch=done, seconds=seconds, asked=True)
         self._step_log.flush()
         self._sync.catch_up(replica)
         replica.merge_buffers()
@@ -220,10 +249,24 @@ class _Fit:
             "seconds": seconds,
             "rows_per_s": rows / seconds if seconds else 0.0,
             **self._sync.figures(),
+            **self._skipped(),
         }
-        if self._validation is not None and self._options.validates(epoch):
+        if self._halted:
+            if row["steps"] and self._worker.leads:
+                self._worker.report("epoch", row=row, step=replica.step)
+        elif self._validation is not None and self._options.validates(epoch):
             row |= self._validated(self._validation)
         return row
+
+    def _goes_on(self, epoch: int) -> bool:
+        """Whether to begin the next step; not if the user has interrupted, where all workers end alike."""
+        in_step = self._sync.in_step
+        self._halted = not self._worker.go_on(self._replica.step + 1 if in_step else epoch, whole=in_step)
+        return not self._halted
+
+    def _skipped(self) -> dict[str, int]:
+        """Steps that were left out: the same on all workers."""
+        return self._guard.figures()
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:
         began = time.perf_counter()

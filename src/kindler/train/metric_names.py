@@ -21,6 +21,7 @@ BOOKKEEPING = frozenset({"epoch", "steps", "num_samples", "seconds", "rows_per_s
     "lost_workers",
     "rounds",
     "optimizer_bytes",
+    "skipped_steps",
 }
 
 _SMALLER = frozenset(
@@ -93,7 +94,7 @@ def direction(name: str) -> Direction:
     for word in reversed([word.lower() for word in _WORD.findall(name)]):
         if word in _SMALLER:
             return "min"
-        if word in _LARGER:
+        if word in _LARGER or re.fullmatch(r"top\d*", word):
             return "max"
     for ending in ("loss", "error"):
         if name.lower().endswith(ending):

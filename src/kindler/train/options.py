@@ -7,8 +7,10 @@ folder) are in `kindler.estimator.checks`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from os import PathLike
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -16,6 +18,7 @@ from kindler.data.column_options import ColumnOptions
 from kindler.data.preparation import Preparation
 from kindler.errors import ConfigError
 from kindler.sync.contract import SyncConfig
+from kindler.train.loss_guard import OnNan, on_nan_complaints
 from kindler.train.metric_names import parse
 from kindler.train.triggers import Trigger
 
@@ -113,7 +116,8 @@ class FitOptions(RunOptions):
         initial_epoch: As in Keras: the epoch to start counting from; `epochs` is then the number of the last
             epoch.
         validation_freq: Validate every so many epochs, or after the epochs with these numbers.
-        class_weight: Keras only: the weight of a row by its label.
+        class_weight: The weight of a row by its label.
+        on_nan: What to do about a training loss that is NaN or infinite: "raise", "warn" or "skip".
         sync: How workers agree, with the options of that sync.
     """
 
@@ -131,6 +135,7 @@ class FitOptions(RunOptions):
     initial_epoch: int | None = None
     validation_freq: int | tuple[int, ...] = 1
     class_weight: dict[int, float] | None = None
+    on_nan: OnNan = "raise"
     sync: SyncConfig = field(default_factory=SyncConfig)
 
     @property
@@ -161,6 +166,18 @@ class FitOptions(RunOptions):
         )
         yield from super().complaints()
         yield from self._epoch_complaints()
+        yield from on_nan_complaints(self.on_nan)
+        if self.on_nan == "skip" and self.sync.name != "allreduce":
+            yield (
+                f"on_nan='skip' leaves a step out on all workers, which takes sync='allreduce'; received"
+                f" sync={self.sync.name!r}.\nHint: on_nan='raise' and on_nan='warn' work with every sync."
+            )
+        for label, weight in (self.class_weight or {}).items():
+            if not isinstance(label, Integral) or label < 0 or not _is_weight(weight):
+                yield (
+                    "class_weight must be a dict of class numbers to finite weights of at least 0; received"
+                    f" {label!r}: {weight!r}."
+                )
         for name in ("checkpoint_trigger", "end_trigger"):
             trigger = getattr(self, name)
             if trigger is not None and not isinstance(trigger, Trigger):
@@ -178,6 +195,10 @@ class FitOptions(RunOptions):
         numbers = [freq] if isinstance(freq, int) else list(freq)
         if not all(isinstance(number, int) and number >= 1 for number in numbers):
             yield f"validation_freq must be at least 1, or a list of epoch numbers; received {freq!r}."
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(float(value)) and float(value) >= 0
 
 
 def at_least_one(**options: int | None) -> Iterator[str]:

@@ -1,12 +1,14 @@
 """The progress bar on the driver, and the lines that workers print.
 
-In a terminal or a notebook a bar per epoch is redrawn in place. Where standard error is a file or a pipe,
-there is one plain line per epoch instead. Pure functions format what workers report.
+In a terminal or a notebook a bar per epoch is redrawn in place, in a notebook without any extra package.
+Where standard error is a file or a pipe, there is one plain line per epoch instead.
+Pure functions format what workers report.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -14,6 +16,7 @@ from typing import Any, TextIO
 
 from kindler.train.ingest_progress import IngestLine
 from kindler.train.metric_names import BOOKKEEPING
+from kindler.train.notebook_bar import NotebookBar, in_notebook
 
 __all__ = ["ProgressBar", "epoch_line", "figures", "remaining", "shares"]
 
@@ -53,6 +56,8 @@ class ProgressBar:
         self._began: float | None = None
         self._epoch_s: float | None = None
         self._ingest = IngestLine(lambda: self._stream or sys.stderr, self._can_redraw, clock)
+        thread = threading.current_thread()
+        self._thread = "" if thread is threading.main_thread() else f"{thread.name}: "
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -70,14 +75,14 @@ class ProgressBar:
         if self._verbose:
             from tqdm import tqdm
 
-            tqdm.write(f"[worker {rank}] {line}")
+            tqdm.write(f"{self._thread}[worker {rank}] {line}")
 
     def note(self, line: str) -> None:
         """Print a line about the run itself."""
         if self._verbose:
             from tqdm import tqdm
 
-            tqdm.write(line)
+            tqdm.write(f"{self._thread}{line}")
 
     def report(self, fields: Mapping[str, Any]) -> None:
         """Show a worker's report: `progress` within an epoch, or `epoch` at its end."""
@@ -110,14 +115,17 @@ class ProgressBar:
         self._close()
         self._first_step, self._bar_began = fields["step"], self._clock()
         self._began = self._clock() if self._began is None else self._began
-        bar = _bar_type()
         stream = self._stream or sys.stderr
-        if _is_notebook(bar) or _is_terminal(stream):
-            self._bar = bar(
+        if in_notebook():
+            self._bar = NotebookBar(total=fields["steps"], desc=self._label(fields), unit=self._unit)
+        elif _is_terminal(stream):
+            from tqdm import tqdm
+
+            self._bar = tqdm(
                 total=fields["steps"],
                 desc=self._label(fields),
                 unit=self._unit,
-                bar_format=_BAR.replace("{bar:12}", "{bar}") if _is_notebook(bar) else _BAR,
+                bar_format=_BAR,
                 dynamic_ncols=True,
                 mininterval=0,  # reports are seldom enough
                 miniters=1,
@@ -131,7 +139,7 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.set_postfix_str(" · ".join(_done(row, self._last)), refresh=False)
             self._bar.update((self._bar.total or row.get("steps", 0)) - self._bar.n)
-        elif not _is_notebook(_bar_type()) and not _is_terminal(self._stream or sys.stderr):
+        elif not in_notebook() and not _is_terminal(self._stream or sys.stderr):
             label = self._label({**self._last, "epoch": row.get("epoch", self._last.get("epoch"))})
             stream = self._stream or sys.stderr
             stream.write(epoch_line(label, row, self._last) + "\n")
@@ -144,8 +152,9 @@ class ProgressBar:
 
     def _label(self, fields: Mapping[str, Any]) -> str:
         if self._what != "epoch":
-            return self._what
-        return f"epoch {fields['epoch']}" + (f"/{fields['epochs']}" if fields.get("epochs") else "")
+            return f"{self._thread}{self._what}"
+        of_all = f" of {fields['epochs']:,}" if fields.get("epochs") else ""
+        return f"{self._thread}epoch {fields['epoch']:,}{of_all}"
 
     def _close(self) -> None:
         if self._bar is not None:
@@ -246,16 +255,6 @@ def _clock_time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
-
-
-def _bar_type() -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm
-
-
-def _is_notebook(bar: Any) -> bool:
-    return any(base.__module__ == "tqdm.notebook" for base in bar.__mro__)
 
 
 def _is_terminal(stream: TextIO) -> bool:

@@ -172,7 +172,8 @@ def score_of(row: Mapping[str, Any]) -> float | None:
     >>> score_of({"epoch": 1, "loss": 0.5, "accuracy": 0.8, "val_loss": 0.6, "val_accuracy": 0.7})
     0.7
     """
-    metrics = [name for name in row if name.removeprefix("val_") not in _NO_SCORES]
+    numbers = [name for name, value in row.items() if isinstance(value, int | float)]  # the others are curves
+    metrics = [name for name in numbers if name.removeprefix("val_") not in _NO_SCORES]
     judged = [name for name in metrics if name.startswith("val_")]
     return next((float(row[name]) for name in (*judged, *metrics)), None)
 

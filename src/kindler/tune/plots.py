@@ -9,6 +9,8 @@ import optuna
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from kindler.train.figures import ShownFigure
+
 __all__ = ["draw"]
 
 _ACROSS = 3
@@ -21,7 +23,7 @@ def draw(study: optuna.Study, rows: Sequence[dict[str, Any]]) -> Figure:
     curves = [trial.intermediate_values for trial in trials if len(trial.intermediate_values) > 1]
     panels = 1 + bool(curves) + len(params)
     down = -(-panels // _ACROSS)
-    figure = Figure(figsize=(4.5 * min(panels, _ACROSS), 3.4 * down), layout="constrained")
+    figure = ShownFigure(figsize=(4.5 * min(panels, _ACROSS), 3.4 * down), layout="constrained")
     places = list(figure.subplots(down, min(panels, _ACROSS), squeeze=False).ravel())
     for unused in places[panels:]:
         unused.remove()

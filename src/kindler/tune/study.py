@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Mapping
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from kindler.errors import ConfigError, MissingExtraError, NotFittedError
+from kindler.html import table
 from kindler.tune.space import Space
 from kindler.tune.storage import LOST
 from kindler.tune.subjects import Subject
@@ -162,6 +164,10 @@ class Study:
         rows = self.trials
         said = ", ".join(f"{n} {state}" for state, n in Counter(row["state"] for row in rows).items())
         return f"Study({self.optuna.study_name!r}: {said or 'no trials'})"
+
+    def _repr_html_(self) -> str:
+        rows = [{**row, **row.pop("params")} for row in self.trials]
+        return table(rows, repr(self)) if rows else escape(repr(self))
 
     def plot(self, path: str | PathLike[str] | None = None) -> Figure:
         """Plot the figure of each trial, how it went over epochs, and how it depends on each parameter.

@@ -19,6 +19,7 @@ from kindler.data.shards import frames, pytree, rows
 from kindler.data.shards.backend import ShardBackend, Work
 from kindler.data.shards.codec import leaves, pack, unpack
 from kindler.errors import ConfigError, DataError
+from kindler.html import card
 from kindler.xshards import backends, files, shard_ops
 from kindler.xshards.local import LocalShards
 from kindler.xshards.shared_value import check, shipping_to
@@ -221,6 +222,14 @@ class XShards:
     def __repr__(self) -> str:
         state = "not computed yet" if self._pending else f"{len(self)} rows"
         return f"XShards({self.num_partitions()} shards, {state}, home={self.home!r})"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "home": self.home,
+            "shards": self.num_partitions(),
+            "rows": "not computed yet" if self._pending else len(self),
+        }
+        return card("XShards", facts)
 
     def __reduce__(self) -> Any:
         raise TypeError(

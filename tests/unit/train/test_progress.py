@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_terminal_shows_figures_speed_shares_and_what_is_left(monkeypatch: pyt
         line.report(progress(10, loss=0.75, metrics={"accuracy": 0.5}, data_s=0.15, sync_s=0.6, rows=1000))
 
         assert shown(stream)[-1] == (
-            "epoch 1/3:  25%|███         | 10/40 steps, 5.0 s, 00:15 left (00:55 of the run) · loss 0.75"
+            "epoch 1 of 3:  25%|███         | 10/40 steps, 5.0 s, 00:15 left (00:55 of the run) · loss 0.75"
             " · accuracy 0.5 · 200 rows/s · data 3% · compute 85% · sync 12%"
         )
 
@@ -61,7 +62,7 @@ def test_the_last_line_of_an_epoch_has_the_figures_of_all_workers(monkeypatch: p
         line.report({"name": "epoch", "row": ROW, "step": 40})
 
     assert shown(stream)[-1] == (
-        "epoch 1/3: 100%|████████████| 40/40 steps, 00:20 · loss 0.5 · accuracy 0.875 · val_loss 0.625"
+        "epoch 1 of 3: 100%|████████████| 40/40 steps, 00:20 · loss 0.5 · accuracy 0.875 · val_loss 0.625"
         " · 200 rows/s · data 10% · compute 70% · sync 20%"
     )
 
@@ -77,7 +78,7 @@ def test_a_file_gets_one_plain_line_per_epoch() -> None:
 
     said = "40 steps in 00:20 · loss 0.5 · accuracy 0.875 · val_loss 0.625 · 200 rows/s"
     assert stream.getvalue() == "".join(
-        f"epoch {epoch}/3: {said} · data 10% · compute 70% · sync 20%\n" for epoch in (1, 2)
+        f"epoch {epoch} of 3: {said} · data 10% · compute 70% · sync 20%\n" for epoch in (1, 2)
     )
 
 
@@ -150,3 +151,22 @@ def test_an_epoch_whose_steps_nobody_knows_is_counted_and_ends_where_it_ends() -
     assert any("10/? steps" in line for line in shown(stream))
     assert "40/? steps" in shown(stream)[-1]
     assert remaining(progress(10, steps=None)) == (None, None)
+
+
+def test_epochs_count_on_after_a_second_fit_and_fits_in_threads_carry_their_names() -> None:
+    stream = io.StringIO()
+
+    def fit() -> None:
+        with ProgressBar(verbose=1, stream=stream) as line:
+            line.report(progress(0, epoch=4, epochs=2003))
+            line.report({"name": "epoch", "row": {**ROW, "epoch": 4}, "step": 40})
+
+    thread = threading.Thread(target=fit, name="left")
+    thread.start()
+    thread.join()
+    fit()
+
+    assert [text.partition(":  ")[0].partition(": 40")[0] for text in stream.getvalue().splitlines()] == [
+        "left: epoch 4 of 2,003",
+        "epoch 4 of 2,003",
+    ]

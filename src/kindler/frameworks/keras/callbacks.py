@@ -121,6 +121,16 @@ def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float) or getattr(value, "shape", None) == ()
 
 
+class Later:
+    """A number that may still be on a device."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __float__(self) -> float:
+        return float(plain(self._value))
+
+
 class _Figures(Mapping[str, Any]):
     """Logs as plain numbers, which are brought from a device only when somebody looks."""
 
@@ -129,6 +139,10 @@ class _Figures(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         return plain(self._logs[name])
+
+    def later(self, name: str) -> Later:
+        """A figure that is brought when `float` asks for it."""
+        return Later(self._logs[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._logs)

@@ -39,7 +39,15 @@ from kindler.frameworks.keras.spec import (
     synchronized,
     with_rate,
 )
-from kindler.frameworks.keras.state import Variables, fork_seeds, pack, seed_of, unpack, variances
+from kindler.frameworks.keras.state import (
+    Variables,
+    fork_seeds,
+    pack,
+    seed_of,
+    unpack,
+    value_of,
+    variances,
+)
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 
@@ -102,6 +110,7 @@ class KerasReplica(BaseReplica):
         self._drawn: list[Array] = []
         self._before: dict[int, bytes] = {}
         self._drawing_ops: Any = None
+        self._kept: tuple[list[Array], list[Array]] = ([], [])
 
     def arrange(self, features: Sequence[str], labels: Sequence[str], *, by_name: bool = False) -> None:
         """Say what batches consist of; `by_name` calls the model with names unless it was told otherwise."""
@@ -420,6 +429,24 @@ class KerasReplica(BaseReplica):
         if self._drawn:
             self._on_torch.restore_randomness(self._drawn)
             self._drawn = []
+
+    def keep_step(self) -> None:
+        """Copy everything that a step changes; what the step before has made is known already."""
+        self._settle()
+        counted = [value_of(variable) for variable in self.tallies.variables]
+        self._kept = (self._variables.read(), counted)
+
+    def step_is_finite(self) -> bool:
+        """Whether the trained variables are."""
+        return all(bool(np.isfinite(array).all()) for array in self.read() if array.dtype.kind == "f")
+
+    def undo_step(self) -> None:
+        """Weights, optimizer, buffers, seeds and metrics as they were."""
+        self._settle()
+        arrays, counted = self._kept
+        self._variables.assign(arrays)
+        for variable, value in zip(self.tallies.variables, counted, strict=True):
+            variable.assign(value)
 
     def merge_buffers(self) -> None:
         """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks.

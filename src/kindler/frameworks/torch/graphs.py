@@ -136,6 +136,7 @@ def why_not(
     *,
     several: bool,
     stateful_metrics: bool,
+    skips: bool = False,
 ) -> str | None:
     """Why steps cannot be graphs, as far as that is known before one is tried."""
     kind = type(optimizer)
@@ -150,6 +151,7 @@ def why_not(
         ),
         f"{kind.__module__}.{kind.__name__} has no option `capturable`": not known,
         "metrics of torchmetrics keep their state in Python": stateful_metrics,
+        "on_nan='skip' decides in Python whether a step counts": skips,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.creators import title
 from kindler.frameworks.torch.labels import LabelSource, refuse_non_classes, refuse_non_probabilities
+from kindler.frameworks.torch.row_weights import refuse_reduced, unreduced
 
 __all__ = ["Judged", "LossRule", "as_classes"]
 
@@ -31,6 +32,8 @@ _ELEMENT_MODULES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, *_BINA
 _ELEMENT_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, *_BINARY_FUNCTIONS)
 _CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss)
+_LOGIT_MODULES = (nn.BCEWithLogitsLoss, nn.CrossEntropyLoss)
+_LOGIT_FUNCTIONS = (F.binary_cross_entropy_with_logits, F.cross_entropy)
 
 
 @dataclass(slots=True)
@@ -85,7 +88,7 @@ class LossRule:
         self.by_class = isinstance(loss, _CLASS_MODULES) or function in _CLASS_FUNCTIONS
         self.elementwise = isinstance(loss, _ELEMENT_MODULES) or function in _ELEMENT_FUNCTIONS
         self.binary = isinstance(loss, _BINARY_MODULES) or function in _BINARY_FUNCTIONS
-        self.logits = isinstance(loss, nn.BCEWithLogitsLoss) or function is F.binary_cross_entropy_with_logits
+        self.logits = isinstance(loss, _LOGIT_MODULES) or function in _LOGIT_FUNCTIONS
         self.ignored: int = options.get("ignore_index", -100)
         self.all_count = False
         self._check: Callable[[LabelSource], bool | None] | None = None
@@ -94,6 +97,7 @@ class LossRule:
         reduction = options.get("reduction", "mean")
         means = self._plain and reduction == "mean"
         self.sums = reduction == "sum"
+        self._by_batch = reduction == "batchmean"
         self.weighted = not self.sums and (varying or not (self.elementwise and means))
         self._class_weight = options.get("weight")
         self._by_targets = self.by_class and means
@@ -104,9 +108,22 @@ class LossRule:
         self._loss = _summing(loss) if self._by_targets else loss
 
     def __call__(
-        self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int, source: LabelSource | None = None
+        self,
+        outputs: Any,
+        targets: tuple[torch.Tensor, ...],
+        rows: int,
+        source: LabelSource | None = None,
+        weights: torch.Tensor | None = None,
     ) -> Judged:
-        """Judge one batch of `rows` rows; `source` has the labels as they were, to look at their values."""
+        """Judge one batch.
+
+        Args:
+            outputs: The model's.
+            targets: The labels.
+            rows: How many rows it has.
+            source: The labels as they were, to look at their values.
+            weights: What the loss of each row is multiplied by.
+        """
         if isinstance(outputs, tuple | list):
             targets = self._fitted_all(outputs, targets)
             arguments = (*outputs, *targets)
@@ -117,19 +134,38 @@ class LossRule:
         self.all_count = False
         if source is not None and len(targets) == 1 and isinstance(arguments[0], torch.Tensor):
             self._look_at(arguments[0], targets[0], source)
-        loss = self._loss(*arguments)
+        loss = self._loss(*arguments) if weights is None else self._by_row(*arguments)
         if not isinstance(loss, torch.Tensor):
             raise ConfigError(
                 f"the loss {title(self.function)} must return a tensor, it returned {type(loss).__name__}.\n"
                 "Hint: a function that makes the loss takes at most one argument, the config; one that takes"
                 " more is the loss itself, and is called with (outputs, targets)."
             )
+        if weights is not None:
+            return self._with_weights(loss, weights, targets, rows)
         if self._by_targets:
             return self._weighed(loss, targets[0], rows)
         if self._own_divisor is not None:
             divisor = self._own_divisor(*arguments)
             return Judged(loss, divisor, divisor)
         return self._averaged(loss, targets, rows)
+
+    @functools.cached_property
+    def _by_row(self) -> Any:
+        return unreduced(self.function)
+
+    def _with_weights(
+        self, values: torch.Tensor, weights: torch.Tensor, targets: tuple[torch.Tensor, ...], rows: int
+    ) -> Judged:
+        """The weighted sum, which is divided by what it is divided by without weights."""
+        refuse_reduced(values, rows, self.function)
+        total = (values * weights.to(values.dtype).reshape(rows, *[1] * (values.dim() - 1))).sum()
+        if self.sums:
+            return Judged(total, 1.0, float(rows))
+        if self._by_targets:
+            return self._weighed(total, targets[0], rows)
+        count = rows if self._by_batch else values.numel()
+        return Judged(total, 1.0, float(count), per_row=count / rows)
 
     def _averaged(self, loss: torch.Tensor, targets: tuple[torch.Tensor, ...], rows: int) -> Judged:
         if self.sums:

@@ -2,7 +2,7 @@
 
 A metric of torchmetrics is merged by its states and their reductions, so that AUROC or F1 over ranks equals
 the value of one process. A plain function is averaged by rows; those that have a name (`named_metrics.py`)
-say themselves how many values they counted. Reading the bytes executes nothing.
+say themselves how many values they counted, or keep a state. Reading the bytes executes nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from typing import Any
 import torch
 
 from kindler.errors import ConfigError, DataError
-from kindler.frameworks.creators import call, title
+from kindler.frameworks.creators import call
 from kindler.frameworks.torch.loss import Judged, LossRule
-from kindler.frameworks.torch.named_metrics import NAMES, Counted, counted
-from kindler.frameworks.torch.spec import is_creator
+from kindler.frameworks.torch.named_metrics import Counted, Gathered, named
+from kindler.frameworks.torch.spec import is_creator, no_metric
 
 __all__ = ["Counter", "named_metrics"]
 
 _FORMAT = 2
 _WEIGHT = "weight of the loss"
+_LOOSE_STATES = 256  # before they are joined
 
 
 class Counter:
@@ -39,8 +40,11 @@ class Counter:
     def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
         self._states: dict[str, Any] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._gathered: dict[str, Gathered] = {}
         for name, metric in metrics.items():
-            if _is_metric(metric):
+            if isinstance(metric, Gathered):
+                self._gathered[name] = metric
+            elif _is_metric(metric):
                 metric = metric.to(device)
                 metric.sync_on_compute = False  # ranks are merged here, not by torch.distributed
                 self._states[name] = metric
@@ -57,13 +61,14 @@ class Counter:
             self._weight: float | torch.Tensor = self._zero()
             self._means: dict[str, Any] = {name: self._zero() for name in self._functions}
             self._counts: dict[str, Any] = {name: self._zero() for name in self._functions}
+        self._gathers: dict[str, list[tuple[torch.Tensor, ...]]] = {name: [] for name in self._gathered}
         for metric in self._states.values():
             metric.reset()
 
     @property
     def has_states(self) -> bool:
-        """Whether a metric is one of torchmetrics, which keep a state of their own."""
-        return bool(self._states)
+        """Whether a metric keeps a state of its own, as those of torchmetrics do."""
+        return bool(self._states or self._gathered)
 
     def _zero(self) -> float | torch.Tensor:
         """Where a sum begins: on a GPU in a place of its own, which a recorded step adds to."""
@@ -75,7 +80,7 @@ class Counter:
         self._seen = {}
         self._loss += judged.total
         self._weight = self._plus(_WEIGHT, self._weight, judged.weight)
-        if self._states or self._functions:
+        if self._states or self._functions or self._gathered:
             with torch.no_grad():
                 self._measure(outputs, targets, rows)
         if capturing:  # recorded, not computed
@@ -111,7 +116,15 @@ class Counter:
         """The metrics that are means of a function so far: those cost nothing to tell."""
         counts = {name: self._total(_count(name), count) for name, count in self._counts.items()}
         means = {name: self._total(name, total) for name, total in self._means.items()}
-        return {name: means[name] / count for name, count in counts.items() if count}
+        return {name: self._finished(name, means[name] / count) for name, count in counts.items() if count}
+
+    def _finished(self, name: str, mean: float) -> float:
+        function = self._functions[name]
+        return function.finish(mean) if isinstance(function, Counted) else mean
+
+    def loss_total(self) -> torch.Tensor:
+        """The summed loss so far, where it is; once it is not finite it stays so."""
+        return self._loss.clone()
 
     def loss_sums(self) -> tuple[float, float]:
         """The summed loss so far, and what it weighs."""
@@ -144,7 +157,13 @@ class Counter:
                 for name, count in self._counts.items()
             },
             "states": {name: _states_of(metric) for name, metric in self._states.items()},
+            "gathers": {name: self._joined(name) for name in self._gathered},
         }
+
+    def _joined(self, name: str) -> list[tuple[torch.Tensor, ...]]:
+        """What a metric has gathered, as at most one state on the CPU."""
+        self._gathers[name] = self._gathered[name].joined(self._gathers[name])
+        return [tuple(part.cpu() for part in state) for state in self._gathers[name]]
 
     def restore(self, tallies: Mapping[str, Any]) -> None:
         """Go on counting from what `keep` gave; metrics that were not counted then begin anew."""
@@ -162,6 +181,9 @@ class Counter:
                     setattr(part, state, _moved(value, self._device))
                 part._update_count = kept["updates"]
                 part._computed = None
+        for name, states in tallies.get("gathers", {}).items():
+            if name in self._gathered:
+                self._gathers[name] = [tuple(part.to(self._device) for part in state) for state in states]
 
     def restore_all(self, parts: Sequence[Mapping[str, Any]]) -> None:
         """Go on counting from what `keep` gave on several ranks, taken together."""
@@ -177,18 +199,26 @@ class Counter:
                     name: _joined_states(self._states[name], [part["states"][name] for part in parts])
                     for name in states & self._states.keys()
                 },
+                "gathers": {
+                    name: [state for part in parts for state in part["gathers"][name]]
+                    for name in parts[0].get("gathers", {})
+                },
             }
         )
 
-    def merge(self, tallies: Sequence[bytes]) -> dict[str, float]:
-        """All ranks' tallies as numbers."""
+    def merge(self, tallies: Sequence[bytes]) -> dict[str, Any]:
+        """All ranks' tallies as numbers; curves as lists."""
         parts = [torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) for data in tallies]
         rows = sum(part["rows"] for part in parts)
         weight = sum(part["weight"] for part in parts)
-        merged = {"loss": sum(part["loss"] for part in parts) / weight if weight else math.nan}
+        merged: dict[str, Any] = {
+            "loss": sum(part["loss"] for part in parts) / weight if weight else math.nan
+        }
         for name in self._functions:
             total, count = (sum(part[kind][name] for part in parts) for kind in ("means", "counts"))
-            merged[name] = total / count if count else math.nan
+            merged[name] = self._finished(name, total / count) if count else math.nan
+        for name, gathered in self._gathered.items():
+            merged[name] = gathered.computed([state for part in parts for state in part["gathers"][name]])
         for name, metric in self._states.items():
             merged.update(_numbers(name, _computed(metric, [part["states"][name] for part in parts])))
         merged["num_samples"] = rows
@@ -201,6 +231,7 @@ class Counter:
         self._known = {}
         for name in self._functions:
             self._means[name], self._counts[name] = _nothing(self._means[name]), _nothing(self._counts[name])
+        self._gathers = {name: [] for name in self._gathered}
         for metric in self._states.values():
             metric.reset()
 
@@ -218,6 +249,11 @@ class Counter:
                 total, count = value * rows, rows
             self._means[name] = self._plus(name, self._means[name], total)
             self._counts[name] = self._plus(_count(name), self._counts[name], count)
+        for name, gathered in self._gathered.items():
+            states = self._gathers[name]
+            states.append(gathered(outputs, target))
+            if len(states) > (_LOOSE_STATES if gathered.grows else 1):
+                self._gathers[name] = gathered.joined(states)
         for metric in self._states.values():
             metric.update(*_metric_arguments(metric, outputs, targets))
 
@@ -266,7 +302,7 @@ def _made(
     name: str, given: Any, config: Mapping[str, Any], loss: LossRule | None
 ) -> Iterator[tuple[str, Any]]:
     if isinstance(given, str):
-        yield name or given, counted(given, loss)
+        yield name or given, named(given, loss)
         return
     metric = call(given, config) if is_creator(given) else given
     if isinstance(metric, torch.nn.ModuleDict):  # a MetricCollection
@@ -274,10 +310,7 @@ def _made(
     elif callable(metric):
         yield name or getattr(metric, "__name__", type(metric).__name__), metric
     else:
-        raise ConfigError(
-            f"a metric must be a torchmetrics.Metric, a function of (outputs, targets) or one of"
-            f" {', '.join(map(repr, NAMES))}; received {title(metric)}."
-        )
+        raise ConfigError(no_metric(metric))
 
 
 def _free(name: str, taken: Mapping[str, Any]) -> str:
@@ -405,15 +438,22 @@ def _reduced(states: Sequence[Any], reduce: Callable[[Any], Any] | None) -> Any:
     return joined if reduce is None else reduce(joined)
 
 
-def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """A computed value as named numbers: one, or one for each element or key."""
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A computed value by name: a number, one for each class or key, or a curve or matrix as lists."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _numbers(f"{name}_{key}", part)
-    elif isinstance(value, tuple | list):
-        for place, part in enumerate(value):
-            yield from _numbers(f"{name}_{place}", part)
+    elif isinstance(value, tuple | list):  # the coordinates of a curve
+        yield name, _lists(value)
+    elif isinstance(value, torch.Tensor) and value.dim() > 1:
+        yield name, value.tolist()
     elif isinstance(value, torch.Tensor) and value.numel() != 1:
-        yield from _numbers(name, value.flatten().tolist())
+        yield from ((f"{name}_{place}", part) for place, part in enumerate(value.tolist()))
     else:
         yield name, float(value)
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return [_lists(part) for part in value] if isinstance(value, tuple | list) else float(value)

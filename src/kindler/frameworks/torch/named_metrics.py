@@ -1,60 +1,155 @@
-"""The metrics that go by a name: "accuracy", "mse" and "mae".
+"""The metrics that go by a name: what each measures of a batch, and how batches become one value.
 
-Each gives a sum and how many values it counted, so that batches of any shape merge exactly. What "accuracy"
-means follows from the loss, which knows what form the labels have; where that is not known it is refused,
-since a wrong guess would be a plausible number.
+Batches merge exactly, whatever their size and whichever worker had them: a metric is a sum and a count
+(`Counted`), or a small state that is joined (`Gathered`), of which "auc" alone keeps every score. What a
+metric of classes means follows from the loss, which knows what form the outputs and labels have; where that
+is not known it is refused, since a wrong guess would be a plausible number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kindler.errors import ConfigError
+from kindler.frameworks.torch.class_votes import unclear, votes_of
 from kindler.frameworks.torch.loss import LossRule, as_classes
 
-__all__ = ["NAMES", "Counted", "counted"]
+__all__ = ["NAMES", "Counted", "Gathered", "known_name", "named", "unknown_name"]
 
 Sums = tuple[torch.Tensor, Any]
+State = tuple[torch.Tensor, ...]
+Measure = Callable[[torch.Tensor, torch.Tensor], Any]
+
+NAMES = ("accuracy", "auc", "f1", "precision", "recall", "log_loss", "mse", "rmse", "mae", "r2", "top_5")
+_ALIASES = {
+    "acc": "accuracy",
+    "roc_auc": "auc",
+    "auroc": "auc",
+    "f1_score": "f1",
+    "logloss": "log_loss",
+    "mean_squared_error": "mse",
+    "root_mean_squared_error": "rmse",
+    "mean_absolute_error": "mae",
+    "r2_score": "r2",
+}
+_TOP = re.compile(r"top_?([1-9]\d*)(_accuracy)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A metric that gives its sum over a batch, and the number of values in it."""
+    """A metric that gives its sum over a batch, and the number of values in it.
+
+    Attributes:
+        name: What the user called it.
+        measure: Gives the sum and the number of one batch.
+        finish: Makes the metric of the mean.
+    """
 
     name: str
-    measure: Callable[[torch.Tensor, torch.Tensor], Sums]
+    measure: Measure
+    finish: Callable[[float], float] = float
 
     def __call__(self, outputs: Any, target: Any) -> Sums:
         """Measure one batch."""
-        if not isinstance(outputs, torch.Tensor) or not isinstance(target, torch.Tensor):
-            raise ConfigError(
-                f"the metric {self.name!r} needs a model with one output and one label.\n"
-                "Hint: pass a function of (outputs, targets); it gets all of them."
-            )
-        return self.measure(outputs, target)
+        sums: Sums = self.measure(*_plain_pair(self.name, outputs, target))
+        return sums
 
 
-def counted(name: str, loss: LossRule | None = None) -> Counted:
-    """The metric of this name, for a model that is trained with this loss."""
-    if name not in NAMES:
-        raise ConfigError(f"unknown metric {name!r}. There are: {', '.join(map(repr, NAMES))}.")
-    if name == "accuracy":
-        return Counted(name, _accuracy_for(loss))
-    return Counted(name, _MEASURES[name])
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A metric that is computed from a state: the states of several batches are joined into one.
+
+    Attributes:
+        name: What the user called it.
+        measure: Gives the state of one batch.
+        join: Makes one state of several.
+        value: Computes the metric.
+        grows: Whether the state has something of every row.
+    """
+
+    name: str
+    measure: Measure
+    join: Callable[[Sequence[State]], State]
+    value: Callable[[State], float]
+    grows: bool = False
+
+    def __call__(self, outputs: Any, target: Any) -> State:
+        """The state of one batch."""
+        state: State = self.measure(*_plain_pair(self.name, outputs, target))
+        return state
+
+    def joined(self, states: Sequence[State]) -> list[State]:
+        """The states as at most one."""
+        return [self.join(states)] if len(states) > 1 else list(states)
+
+    def computed(self, states: Sequence[State]) -> float:
+        """The value over all these states; NaN where there are none."""
+        return float(self.value(self.join(states))) if states else math.nan
 
 
-def _accuracy_for(loss: LossRule | None) -> Callable[[torch.Tensor, torch.Tensor], Sums]:
-    if loss is not None and loss.by_class:
+def known_name(name: str) -> bool:
+    """Whether there is a metric of this name."""
+    return _ALIASES.get(name, name) in NAMES or _TOP.fullmatch(name) is not None
+
+
+def unknown_name(name: str) -> str:
+    """The complaint about a name that no metric has."""
+    choices = ", ".join(map(repr, NAMES[:-1]))
+    return (
+        f"unknown metric {name!r}. There are: {choices}, and 'top_5' for the share of rows whose class is"
+        " among the five with the highest scores, or any other number.\n"
+        "Hint: a metric may also be a torchmetrics.Metric, or a function of (outputs, targets)."
+    )
+
+
+def named(name: str, loss: LossRule | None = None) -> Counted | Gathered:
+    """The metric of this name, for a model that is trained with this loss.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    plain = _ALIASES.get(name, name)
+    if top := _TOP.fullmatch(plain):
+        return Counted(name, _top(name, int(top[1]), loss))
+    if plain not in NAMES:
+        raise ConfigError(unknown_name(name))
+    if plain == "accuracy":
+        return Counted(name, _accuracy_for(name, loss))
+    if plain == "log_loss":
+        logs = lambda outputs, target: votes_of(outputs, target, loss, name, "logarithm").log_loss()  # noqa: E731
+        return Counted(name, logs)
+    if plain == "rmse":
+        return Counted(name, _mse, math.sqrt)
+    if plain in ("mse", "mae"):
+        return Counted(name, _mse if plain == "mse" else _mae)
+    if plain == "r2":
+        return Gathered(name, _moments, _joined_moments, _r2)
+    if plain == "auc":
+        scores = lambda outputs, target: votes_of(outputs, target, loss, name, "order").ranked()  # noqa: E731
+        return Gathered(name, scores, _all_rows, _auc, grows=True)
+    hits = lambda outputs, target: votes_of(outputs, target, loss, name).hits()  # noqa: E731
+    return Gathered(name, hits, _added, _RATIOS[plain])
+
+
+def _plain_pair(name: str, outputs: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    if not isinstance(outputs, torch.Tensor) or not isinstance(target, torch.Tensor):
+        raise ConfigError(
+            f"the metric {name!r} needs a model with one output and one label.\n"
+            "Hint: pass a function of (outputs, targets); it gets all of them."
+        )
+    return outputs, target
+
+
+def _accuracy_for(name: str, loss: LossRule | None) -> Measure:
+    if loss is not None and loss.by_class:  # without a mask, which a GPU would have to be waited for
         return lambda outputs, target: _by_class(outputs, target, None if loss.all_count else loss.ignored)
-    if loss is not None and loss.binary:
-        cut = 0.0 if loss.logits else 0.5
-        return lambda outputs, target: _binary(outputs, target, cut)
-    scores = loss is None or not loss.elementwise
-    return lambda outputs, target: _by_form(outputs, target, scores=scores)
+    return lambda outputs, target: votes_of(outputs, target, loss, name).accuracy()
 
 
 def _by_class(outputs: torch.Tensor, target: torch.Tensor, ignored: int | None) -> Sums:
@@ -69,42 +164,20 @@ def _by_class(outputs: torch.Tensor, target: torch.Tensor, ignored: int | None) 
     return ((guess == target) & kept).double().sum(), kept.sum()
 
 
-def _binary(outputs: torch.Tensor, target: torch.Tensor, cut: float) -> Sums:
-    """The share of values on the right side of the cut: of rows, or of each label of each row."""
-    return ((outputs > cut).reshape(target.shape) == (target > 0.5)).double().sum(), target.numel()
-
-
-def _by_form(outputs: torch.Tensor, target: torch.Tensor, *, scores: bool) -> Sums:
-    """For losses that do not say: class numbers, or one output of a row and labels 0 and 1.
-
-    Args:
-        outputs: The model's.
-        target: The label.
-        scores: Whether outputs might be scores around 0, so that a cut at 0.5 would be a guess.
-    """
-    if outputs.dim() > 1 and outputs.shape[1] > 1:
-        slim = target.squeeze(1) if target.dim() == outputs.dim() and target.shape[1] == 1 else target
-        if slim.shape != (outputs.shape[0], *outputs.shape[2:]):
-            raise _unclear(
-                f"outputs of shape {tuple(outputs.shape)} and labels of {tuple(target.shape)} could be"
-                f" one class"
-                " of several or several labels"
+def _top(name: str, k: int, loss: LossRule | None) -> Measure:
+    def measure(outputs: torch.Tensor, target: torch.Tensor) -> Sums:
+        votes = votes_of(outputs, target, loss, name)
+        if not votes.exclusive:
+            raise unclear(name, "the model has one output, so there are no classes to choose from")
+        classes = votes.scores.shape[1]
+        if k > classes:
+            raise ConfigError(
+                f"the metric {name!r} asks for the best {k} classes; the model's output has {classes}."
             )
-        return (outputs.argmax(dim=1) == slim).double().sum(), slim.numel()
-    if outputs.numel() != target.numel():
-        raise _unclear(f"outputs have shape {tuple(outputs.shape)} and labels {tuple(target.shape)}")
-    if not bool(((target == 0) | (target == 1)).all()):
-        raise _unclear("there are labels other than 0 and 1")
-    if scores and not bool(((outputs >= 0) & (outputs <= 1)).all()):
-        raise _unclear("there are outputs outside 0 to 1, and the loss does not say where to cut scores")
-    return _binary(outputs, target, 0.5)
+        best = votes.scores.topk(k, dim=1).indices
+        return (best == votes.classes[:, None]).double().sum(), len(votes.classes)
 
-
-def _unclear(why: str) -> ConfigError:
-    return ConfigError(
-        f"what 'accuracy' means is not clear here: {why}.\n"
-        "Hint: pass a metric of torchmetrics, or a function of (outputs, targets) that is a mean over rows."
-    )
+    return measure
 
 
 def _mse(outputs: torch.Tensor, target: torch.Tensor) -> Sums:
@@ -118,11 +191,95 @@ def _mae(outputs: torch.Tensor, target: torch.Tensor) -> Sums:
 def _differences(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if outputs.numel() != target.numel():
         raise ConfigError(
-            f"the metrics 'mse' and 'mae' need one label value for each output value; outputs have shape"
-            f" {tuple(outputs.shape)} and labels {tuple(target.shape)}."
+            f"the metrics 'mse', 'rmse', 'mae' and 'r2' need one label value for each output value; outputs"
+            f" have shape {tuple(outputs.shape)} and labels {tuple(target.shape)}."
         )
     return (outputs - target.reshape(outputs.shape)).double()
 
 
-_MEASURES = {"mse": _mse, "mae": _mae}
-NAMES = ("accuracy", *_MEASURES)
+def _moments(outputs: torch.Tensor, target: torch.Tensor) -> State:
+    """Rows, and of each label column the mean, the squared differences from it, and the squared errors."""
+    errors = _differences(outputs, target)
+    labels = target.reshape(len(outputs), -1).double()
+    mean = labels.mean(dim=0)
+    spread = (labels - mean).square().sum(dim=0)
+    rows = torch.tensor(float(len(labels)), dtype=torch.float64, device=mean.device)
+    return rows, mean, spread, errors.reshape(labels.shape).square().sum(dim=0)
+
+
+def _joined_moments(states: Sequence[State]) -> State:
+    """Without differences of large sums: the spread within the parts and that of their means."""
+    rows, means, spreads, errors = (torch.stack(part) for part in zip(*states, strict=True))
+    total = rows.sum()
+    mean = (rows[:, None] * means).sum(dim=0) / total
+    between = (rows[:, None] * (means - mean).square()).sum(dim=0)
+    return total, mean, spreads.sum(dim=0) + between, errors.sum(dim=0)
+
+
+def _r2(state: State) -> float:
+    """The mean over label columns; as in scikit-learn, 1 for a constant that is met and 0 for another."""
+    rows, _, spread, errors = (part.cpu() for part in state)
+    if rows < 2:
+        return math.nan
+    constant = torch.where(errors == 0, 1.0, 0.0).double()
+    return float(torch.where(spread == 0, constant, 1.0 - errors / spread).mean())
+
+
+def _added(states: Sequence[State]) -> State:
+    return tuple(torch.stack(part).sum(dim=0) for part in zip(*states, strict=True))
+
+
+def _all_rows(states: Sequence[State]) -> State:
+    return tuple(torch.cat(part) for part in zip(*states, strict=True))
+
+
+def _ratio(state: State, above: Callable[..., Any], below: Callable[..., Any]) -> float:
+    """A ratio of hits for each class, and their mean over the classes that were there or were predicted."""
+    right, false, missed = (part.double().cpu() for part in state)
+    seen = (right + false + missed) > 0
+    upper, lower = above(right, false, missed), below(right, false, missed)
+    ratios = torch.where(lower > 0, upper / lower.clamp(min=1e-300), torch.zeros_like(lower))
+    if len(ratios) == 1:
+        return float(ratios[0])
+    return float(ratios[seen].mean()) if bool(seen.any()) else math.nan
+
+
+def _precision(state: State) -> float:
+    return _ratio(state, lambda right, false, missed: right, lambda right, false, missed: right + false)
+
+
+def _recall(state: State) -> float:
+    return _ratio(state, lambda right, false, missed: right, lambda right, false, missed: right + missed)
+
+
+def _f1(state: State) -> float:
+    return _ratio(
+        state, lambda right, false, missed: 2 * right, lambda right, false, missed: 2 * right + false + missed
+    )
+
+
+_RATIOS = {"precision": _precision, "recall": _recall, "f1": _f1}
+
+
+def _auc(state: State) -> float:
+    """The area under the ROC curve: of each class against the rest, and their mean over the classes."""
+    scores, classes = (part.cpu() for part in state)
+    if classes.dim() > 1:  # labels that do not exclude each other
+        columns = [(scores[:, place], classes[:, place]) for place in range(scores.shape[1])]
+    else:
+        columns = [(scores[:, place], classes == place) for place in range(scores.shape[1])]
+    areas = [_area(*column) for column in columns]
+    known = [area for area in areas if not math.isnan(area)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _area(scores: torch.Tensor, positive: torch.Tensor) -> float:
+    """The share of pairs in which the positive row has the higher score; equal scores are half a pair."""
+    ups = int(positive.sum())
+    downs = len(positive) - ups
+    if not ups or not downs or bool(torch.isnan(scores).any()):
+        return math.nan
+    _, place, count = torch.unique(scores, return_inverse=True, return_counts=True)
+    ends = count.cumsum(0).double()
+    ranks = (ends - (count.double() - 1) / 2)[place]  # equal scores have the mean of their ranks
+    return (float(ranks[positive].sum()) - ups * (ups + 1) / 2) / (ups * downs)

@@ -21,7 +21,7 @@ import torch
 from kindler.collective import Array, Collective, Gradients, share_bytes
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica, with_config
-from kindler.frameworks.contract import Batch, Scored
+from kindler.frameworks.contract import Batch, LossWatch, Scored
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
@@ -66,6 +66,7 @@ from kindler.frameworks.torch.parameters import (
     recall_trained,
     trained,
 )
+from kindler.frameworks.torch.row_weights import RowWeights, against_row_weights
 from kindler.frameworks.torch.spec import (
     TorchSpec,
     against_several,
@@ -92,6 +93,7 @@ from kindler.frameworks.torch.state import (
     snapshot,
     to_array,
 )
+from kindler.frameworks.torch.step_guard import StepGuard
 
 _MOST_BEGINS = 64
 _UNDER_WAY = 2  # batches that are scored while the outputs of one come back
@@ -160,6 +162,8 @@ class TorchReplica(BaseReplica):
         self._optimizer: torch.optim.Optimizer | None = None
         self._scheduler: Any = None
         self._loss: LossRule | None = None
+        self._row_weights: RowWeights | None = None
+        self._guard: StepGuard | None = None
         self._counter: Counter | None = None
         self._parameters: Parameters | None = None
         self._collective: Collective | None = None
@@ -220,6 +224,24 @@ class TorchReplica(BaseReplica):
     lacking = staticmethod(missing)
     against_several = staticmethod(against_several)
     against_division = staticmethod(against_division)
+
+    @classmethod
+    def against_row_weights(cls, spec: TorchSpec) -> list[str]:
+        """What the loss says; it is made for that, if it is given by a creator."""
+        if not callable(spec.loss):
+            return against_row_weights(spec.loss)
+        try:
+            return against_row_weights(build_loss(spec))
+        except Exception:  # noqa: BLE001 - a creator of the user's: its error is the worker's to tell
+            return []
+
+    def watch_losses(self, watch: LossWatch) -> None:
+        """Show `watch` every loss; those of a GPU a little later."""
+        self._guard = StepGuard(watch, self._names)
+
+    def weigh_rows(self, classes: Mapping[int, float] | None, *, column: bool) -> None:
+        """Multiply the losses of rows by weights."""
+        self._row_weights = RowWeights(classes, column=column)
 
     @classmethod
     def against_parts(cls, spec: TorchSpec) -> list[str]:
@@ -411,6 +433,7 @@ class TorchReplica(BaseReplica):
                 self.device,
                 several=self._exchange is not None or self._fully is not None,
                 stateful_metrics=self.counter.has_states,
+                skips=self._guard is not None and self._guard.skips,
             )
             self._note_mode(reason)
             if reason is None:
@@ -438,6 +461,10 @@ class TorchReplica(BaseReplica):
         self._now = batch
         if graphs.run(self._tensors(batch.features), self._tensors(batch.labels)):
             self.counter.count(batch.rows)  # the rest of what `add` does is in the graph
+            if self._guard is not None:
+                self._guard.replayed(
+                    self.step + 1, self.counter.loss_total(), self._label_source(batch), batch.rows
+                )
         elif graphs.problem is not None:
             self._note_mode(graphs.problem)
         self.step += 1
@@ -540,12 +567,19 @@ class TorchReplica(BaseReplica):
             self._freezer.settle()  # what it copies is let go
             self._fully.begin_step()
         self._modes.train()
+        if self._guard is not None:
+            self._guard.begin_step(self.tracked)
         fresh = self._fresh_parameters()
         for parameter in self.parameters.held:
             parameter.grad = None
         return fresh
 
     def _move(self, *, unscaled: bool = False) -> None:
+        if self._guard is not None and self._guard.left_out(
+            self.parameters.held, self.tracked, self._others, scaled=self._scaler is not None
+        ):
+            self.step += 1
+            return
         if self._divided is not None:
             self._freezer.settle()
             clips = {"clip_norm": self.spec.clip_norm, "clip_value": self.spec.clip_value}
@@ -964,10 +998,19 @@ class TorchReplica(BaseReplica):
         rows: int,
         source: LabelSource,
     ) -> Judged:
+        weights = None
+        if self._row_weights is not None:
+            trains, by_class = torch.is_grad_enabled(), self.loss.by_class
+            labels, weights = self._row_weights.split(labels, trains=trains, by_class=by_class)
         with self._precision():
             outputs = self._forward(features)
-            judged = self.loss(outputs, labels, rows, source)
-        self.counter.add(judged, outputs, labels, rows)
+            judged = self.loss(outputs, labels, rows, source, weights)
+        if (
+            self._guard is None
+            or not torch.is_grad_enabled()
+            or self._guard.passes(self.step + 1, judged.loss, features, source, rows)
+        ):
+            self.counter.add(judged, outputs, labels, rows)
         return judged
 
     def _forward(self, features: tuple[torch.Tensor, ...]) -> Any:

@@ -33,6 +33,7 @@ __all__ = [
     "loads",
     "missing",
     "needs_closure",
+    "no_metric",
     "optimizer_kind",
     "synchronized",
 ]
@@ -71,7 +72,7 @@ class TorchSpec:
         loss: A module or function of (outputs, targets); a class, or a function of at most one argument, is a
             creator and is called with the config.
         metrics: One, a list, or a dict of name to metric. A metric is a torchmetrics.Metric, a function of
-            (outputs, targets), or "accuracy", "mse", "mae".
+            (outputs, targets), or a name, such as "accuracy" or "auc" (`named_metrics.py`).
         scheduler_creator: Called with (optimizer, config); returns a learning-rate scheduler.
         scheduler_step: When the scheduler moves: after each "epoch" or each "step".
         config: Handed to every creator.
@@ -299,7 +300,29 @@ def _instance_complaints(spec: TorchSpec, optimizer: torch.optim.Optimizer) -> I
         )
 
 
+def no_metric(given: Any) -> str:
+    """The complaint about a metric that is none."""
+    return (
+        "a metric must be a torchmetrics.Metric, a function of (outputs, targets) or a name such as"
+        f" 'accuracy'; received {title(given)}."
+    )
+
+
+def _metric_complaints(metrics: Any) -> Iterator[str]:
+    from kindler.frameworks.torch.named_metrics import known_name, unknown_name  # which knows of losses
+
+    if isinstance(metrics, Mapping) and not isinstance(metrics, torch.nn.Module):
+        metrics = list(metrics.values())
+    for metric in metrics if isinstance(metrics, list | tuple | set) else [metrics]:
+        if isinstance(metric, str):
+            if not known_name(metric):
+                yield unknown_name(metric)
+        elif metric is not None and not callable(metric):
+            yield no_metric(metric)
+
+
 def _other_complaints(spec: TorchSpec) -> Iterator[str]:
+    yield from _metric_complaints(spec.metrics)
     if spec.loss is not None and not callable(spec.loss):
         yield f"loss must be a module, a function of (outputs, targets) or a creator; received {spec.loss!r}."
     if not isinstance(spec.config, Mapping):

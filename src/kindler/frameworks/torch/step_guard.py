@@ -1,0 +1,132 @@
+"""Steps whose loss is NaN or infinite: shown to whoever watches, and left out where that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from kindler.collective import Collective
+from kindler.frameworks.contract import LossWatch
+from kindler.frameworks.torch.buffers import Tracked
+from kindler.frameworks.torch.labels import LabelSource
+from kindler.frameworks.torch.state import snapshot
+
+__all__ = ["StepGuard"]
+
+_SHOWN_ROWS = 8
+
+
+class StepGuard:
+    """Looks at the losses of one replica's training steps.
+
+    Args:
+        watch: Who is shown them.
+        names: The feature columns.
+    """
+
+    def __init__(self, watch: LossWatch, names: Sequence[str]) -> None:
+        self._watch, self._names = watch, names
+        self._buffers: list[torch.Tensor] = []
+        self._bad = False
+
+    @property
+    def skips(self) -> bool:
+        """Whether steps may be left out, for which every loss must be known at once."""
+        return self._watch.skips
+
+    def begin_step(self, tracked: Tracked) -> None:
+        """Before the first forward pass of a step."""
+        if self.skips:
+            self._bad = False
+            self._buffers = snapshot(tracked)
+
+    def passes(
+        self, step: int, loss: torch.Tensor, features: Sequence[torch.Tensor], source: LabelSource, rows: int
+    ) -> bool:
+        """Whether the loss of a forward pass counts: always, unless it is not finite and steps are left out.
+
+        Raises:
+            NonFiniteLossError: It is not finite, and nothing else was asked for.
+        """
+        if loss.is_cuda and not self.skips:
+            if not torch.cuda.is_current_stream_capturing():
+                self.replayed(step, loss.detach(), source, rows)
+            return True
+        if not self._watch.saw(
+            step, loss.item(), lambda: (_rows(source, rows), self._oddity(features, source))
+        ):
+            self._bad = True
+        return not (self._bad and self.skips)
+
+    def replayed(self, step: int, loss: torch.Tensor, source: LabelSource, rows: int) -> None:
+        """A loss that is on a GPU: it is looked at soon, without waiting for it."""
+        self._watch.note(step, loss, _Shown(source.where, rows), _brought)  # which does not keep the batch
+
+    def left_out(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        tracked: Tracked,
+        others: Collective | None,
+        *,
+        scaled: bool,
+    ) -> bool:
+        """After the exchange of gradients: whether this step is left out, on all ranks alike.
+
+        Args:
+            parameters: Those with gradients, which are the same on all ranks.
+            tracked: The buffers, which become what they were before the step.
+            others: What joins the ranks.
+            scaled: Whether gradients are scaled, so that some may be too large and are left to the scaler.
+        """
+        if not self.skips:
+            return False
+        bad = self._bad or not (scaled or _finite(parameters))
+        if others is not None:
+            [count] = others.sum([np.array([bad], np.int64)])
+            bad = bool(count[0])
+        if bad:
+            with torch.no_grad():
+                for buffer, before in zip(tracked.buffers(), self._buffers, strict=True):
+                    buffer.copy_(before)
+            self._watch.skip()
+        self._buffers = []
+        return bad
+
+    def _oddity(self, features: Sequence[torch.Tensor], source: LabelSource) -> str:
+        """Which row and column has a value that is not finite, if one has."""
+        for place, feature in enumerate(features):
+            if not feature.is_floating_point() or not len(feature):
+                continue
+            bad = ~torch.isfinite(feature.reshape(len(feature), -1)).all(dim=1)
+            if bool(bad.any()):
+                row = int(bad.int().argmax())
+                name = repr(self._names[place]) if place < len(self._names) else f"input {place}"
+                return f"Row {source.where(row)} has a value in {name} that is not finite."
+        return ""
+
+
+class _Shown:
+    """The first rows of a batch by name."""
+
+    def __init__(self, where: Any, rows: int) -> None:
+        self._where, self._rows = where, rows
+
+    def __call__(self) -> tuple[list[int | str], str]:
+        return [self._where(row) for row in range(min(self._rows, _SHOWN_ROWS))], ""
+
+
+def _rows(source: LabelSource, rows: int) -> list[int | str]:
+    return _Shown(source.where, rows)()[0]
+
+
+def _brought(losses: Sequence[torch.Tensor]) -> list[float]:
+    values: list[float] = torch.stack([loss.float() for loss in losses]).tolist() if losses else []
+    return values
+
+
+def _finite(parameters: Iterable[torch.nn.Parameter]) -> bool:
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return not grads or bool(torch.isfinite(torch.stack(torch._foreach_norm(grads, float("inf")))).all())

@@ -1,0 +1,18 @@
+"""Figures that a notebook shows when they are the value of a cell, whether or not pyplot is in use."""
+
+from __future__ import annotations
+
+import io
+
+from matplotlib.figure import Figure
+
+__all__ = ["ShownFigure"]
+
+
+class ShownFigure(Figure):
+    """A matplotlib figure that knows how to show itself."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=100)
+        return file.getvalue()
