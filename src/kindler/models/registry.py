@@ -201,6 +201,15 @@ MODEL_KINDS = Kinds(
             threads=True,
         ),
         Row(
+            "huggingface",
+            "models.huggingface:HuggingFaceKind",
+            loaded=("transformers.modeling_utils",),
+            package="transformers",
+            extra="huggingface",
+            preload=("kindler.models.huggingface", "transformers.modeling_utils"),
+            threads=True,
+        ),
+        Row(
             "torch",
             "models.torch:TorchKind",
             loaded=("torch",),
