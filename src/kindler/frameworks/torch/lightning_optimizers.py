@@ -70,7 +70,7 @@ class LightningSchedules(Schedules):
 
 def _figure(logs: Mapping[str, float], name: str | None) -> float | None:
     """A figure by the name that the module logs it by; those of validation begin with "val_"."""
-    for known in (name, f"val_{str(name).removeprefix('val/')}"):
+    for known in (str(name), f"val_{str(name).removeprefix('val/')}"):
         if known in logs:
             return float(logs[known])
     return None

@@ -61,7 +61,7 @@ class LightningReplica(StepReplica):
             raise ConfigError("\n".join(complaints))
         return spec
 
-    lacking = staticmethod(missing_in_module)  # type: ignore[assignment]
+    lacking = staticmethod(missing_in_module)
 
     @classmethod
     def changed(cls, spec: Any, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:
@@ -73,7 +73,7 @@ class LightningReplica(StepReplica):
         return super().changed(spec, config=config, learning_rate=None)
 
     def _build_optimizers(self) -> Optimizers:
-        optimizers, schedules = configured(self.model.configure_optimizers())
+        optimizers, schedules = configured(configured_by_module(self.model, self.spec.config))
         self._configured_schedules = LightningSchedules(schedules)
         return optimizers
 
@@ -184,6 +184,7 @@ class LightningReplica(StepReplica):
             self._call("on_validation_epoch_start")
 
     def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
+        _ = self.optimizers
         if self._automatic and isinstance(self._schedules, LightningSchedules):
             self._schedules.after_epoch(self.epoch, logs or {})
 
@@ -194,6 +195,16 @@ class LightningReplica(StepReplica):
         given = self._formed(self._tensors(features), ())
         self._predicted += 1
         return self._called_step("predict_step", given, self._predicted - 1)
+
+    def stored_model(self) -> torch.nn.Module:
+        """The module, if its `forward` is what predicts."""
+        if overrides(type(self.model), "predict_step"):
+            raise ConfigError(
+                f"{type(self.model).__name__} has a predict_step, which a stored model would not call: it"
+                " predicts by forward.\nHint: let forward do it; or save the whole estimator, with"
+                " estimator.save('name.estimator')."
+            )
+        return self.trained_model()
 
     def _formed(self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]) -> Any:
         """A batch as the module expects it."""
@@ -236,7 +247,7 @@ class LightningReplica(StepReplica):
     def _path_of(self, metric: Any, name: str) -> str:
         for path, part in self.model.named_modules():
             if part is metric:
-                return path
+                return str(path)
         raise ConfigError(
             f"self.log({name!r}, ...): this metric is not an attribute of the module, so workers cannot merge"
             " it.\nHint: make it in __init__, as self.accuracy = torchmetrics.Accuracy(...)."

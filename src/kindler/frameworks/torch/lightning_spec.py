@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -117,7 +118,7 @@ def _class_complaints(cls: type) -> Iterator[str]:
                 )
 
 
-def missing_in_module(spec: LightningSpec, *names: str) -> list[str]:
+def missing_in_module(spec: Any, *names: str) -> list[str]:
     """What a module lacks to be trained, or judged."""
     model = spec.model
     cls = type(model) if isinstance(model, torch.nn.Module) else model if isinstance(model, type) else None

@@ -70,7 +70,7 @@ class StepReplica(TorchReplica):
         return "found"
 
     @classmethod
-    def changed(cls, spec: StepSpec, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:
+    def changed(cls, spec: Any, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:
         if learning_rate is not None and isinstance(spec.optimizer, Mapping):
             raise ConfigError(
                 f"learning_rate={learning_rate}: there are several optimizers,"
@@ -84,11 +84,11 @@ class StepReplica(TorchReplica):
         return ["a step of your own moves the parameters itself.\nHint: sync='allreduce'."]
 
     @classmethod
-    def against_division(cls, spec: Any, asked: str | None) -> list[str]:  # type: ignore[override]
+    def against_division(cls, spec: Any, asked: str | None) -> list[str]:
         return cls.against_server(spec)
 
     @classmethod
-    def against_several(cls, spec: StepSpec) -> list[str]:  # type: ignore[override]
+    def against_several(cls, spec: Any) -> list[str]:
         given = spec.optimizer if isinstance(spec.optimizer, Mapping) else {"": spec.optimizer}
         sparse = any(issubclass(optimizer_kind(one), torch.optim.SparseAdam) for one in given.values())
         told = [c for c in against_several_workers(spec) if c != SPARSE]
@@ -398,12 +398,13 @@ class StepReplica(TorchReplica):
         fields = super()._fields()
         schedules = self._schedules.state_dict() if self._schedules is not None else None
         # Gradients that the next step adds to are the same on all ranks.
-        grads = {i: p.grad for i, p in enumerate(self.parameters.held) if p.grad is not None}
+        held = self.parameters.held if self.spec.optimizer is not None else []
+        grads = {i: p.grad for i, p in enumerate(held) if p.grad is not None}
         return {**fields, "scheduler": schedules, "gradients": grads}
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         super().load_state(data, weights_only_model=weights_only_model)
-        if weights_only_model:
+        if weights_only_model or self.spec.optimizer is None:
             return
         grads = parse(data).get("gradients", {})
         for place, parameter in enumerate(self.parameters.held):
@@ -424,7 +425,6 @@ class StepReplica(TorchReplica):
         self.optimizers.load(kept, self._modules())
 
     def _load_scheduler(self, fields: Mapping[str, Any]) -> None:
-        _ = self.optimizers
         if fields["scheduler"] is not None and self._schedules is not None:
             self._schedules.load_state_dict(fields["scheduler"])
 

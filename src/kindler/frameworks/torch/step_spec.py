@@ -90,7 +90,7 @@ def _several_complaints(spec: StepSpec, several: Mapping[str, Any]) -> Iterator[
             yield f"scheduler_creator[{name!r}] must be callable with (optimizer, config)."
 
 
-def missing_in_step(spec: StepSpec, *names: str) -> list[str]:
+def missing_in_step(spec: Any, *names: str) -> list[str]:
     """What the spec lacks: an optimizer to train; a loss or an `eval_step` to judge."""
     if "optimizer" in names:
         return missing(spec, "optimizer")
