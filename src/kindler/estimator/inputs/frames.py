@@ -75,8 +75,9 @@ class FrameInput(Input):
         prepares = request.preparation(columns) is not None and not frame.isStreaming
         sample = (None if prepares else zeros(columns, request.layout, types)) or self._first_row(columns)
         # The driver is not bound by the threads of an executor.
-        outputs = next(predictor.with_threads(None).score([inputs(columns, sample)]))
-        names = predictor.names(len(outputs))
+        trial = predictor.with_threads(None)
+        outputs = next(trial.score([inputs(columns, sample)]))
+        names = trial.names(len(outputs))
         folded = {column.lower() for column in frame.columns}  # Spark would replace one by the other
         refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
         return predict_frame(
