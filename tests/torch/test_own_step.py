@@ -181,9 +181,8 @@ def linear(workers: int, step: Any = plain, **options: Any) -> Estimator:
     torch.manual_seed(0)
     return Estimator.from_torch(
         model=nn.Linear(3, 1),
-        optimizer=torch.optim.SGD,
         train_step=step,
-        **{"workers": workers, "eval_step": judge, **options},
+        **{"workers": workers, "optimizer": torch.optim.SGD, "eval_step": judge, **options},
     )
 
 
