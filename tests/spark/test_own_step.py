@@ -12,6 +12,9 @@ from torch.nn import functional as F
 
 from kindler import Estimator
 
+# Here and not in the test: importing it sets variables of the process.
+lightning: Any = pytest.importorskip("lightning")
+
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
 ROWS = 40
@@ -43,8 +46,6 @@ def part(name: str) -> Any:
 
 
 def test_a_gan_and_a_lightning_module_are_trained_and_scored_on_a_frame(spark: Any) -> None:
-    lightning: Any = pytest.importorskip("lightning")
-
     class Regression(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
