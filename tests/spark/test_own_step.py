@@ -55,7 +55,7 @@ def test_a_gan_and_a_lightning_module_are_trained_and_scored_on_a_frame(spark: A
             x, y = batch
             return F.mse_loss(self.layer(x).squeeze(1), y)
 
-        def predict_step(self, batch: Any) -> torch.Tensor:
+        def predict_step(self, batch: Any) -> Any:
             return self.layer(batch).squeeze(1)
 
         def configure_optimizers(self) -> Any:
