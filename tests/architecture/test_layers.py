@@ -38,6 +38,8 @@ HOMES = {
         "compat.bigdl",
     ),
     "torchmetrics": ("frameworks.torch", "compat.bigdl"),
+    "transformers": ("models",),
+    "lightning": (),
     "keras": ("frameworks.keras", "models", "compat.zoo"),
     "tf_keras": ("frameworks.keras", "models", "compat"),
     "tensorflow": (

@@ -25,9 +25,12 @@ TESTED = {
     "custom_callback.py",
     "first_steps.py",
     "first_steps_keras.py",
+    "gan.py",
+    "huggingface_text.py",
     "imbalanced.py",
     "keras_digits.py",
     "keras_text.py",
+    "lightning_module.py",
     "local_arrays.py",
     "lost_worker.py",
     "mnist_spark.py",
@@ -79,6 +82,9 @@ def on_torch(folder: Path) -> Printed:
         ("quickstart.py", "--plot", "training.png"),
         ("first_steps.py",),
         ("imbalanced.py", "--rows", "3000", "--epochs", "8"),
+        ("huggingface_text.py", "--rows", "240", "--epochs", "4"),
+        ("gan.py", "--rows", "1000", "--epochs", "40"),
+        ("lightning_module.py", "--rows", "600", "--epochs", "6"),
         *([on_mnist] if (SHARED / "mnist").is_dir() else []),
         *([on_cifar] if (SHARED / "cifar10-mini").is_dir() else []),
     ]
@@ -123,6 +129,22 @@ def test_a_stored_model_answers_in_the_runtime_and_as_the_readme_asks_its_server
             server.terminate()
     scores = json.loads(reply.stdout)["result"]
     assert [row.index(max(row)) for row in scores] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.spark
+def test_a_model_of_hugging_face_learns_text_of_a_frame(on_torch: Printed) -> None:
+    printed = on_torch("huggingface_text.py")
+
+    assert number("test accuracy", printed) > 0.95
+    assert "scored: ['text', 'label', 'logits'], 100 rows" in printed
+
+
+def test_a_gan_learns_a_ring(on_torch: Printed) -> None:
+    assert number("mean distance from the ring", on_torch("gan.py")) < 0.3
+
+
+def test_a_lightning_module_is_accurate(on_torch: Printed) -> None:
+    assert number("validation accuracy", on_torch("lightning_module.py")) > 0.8
 
 
 @pytest.mark.spark

@@ -32,7 +32,7 @@ class ColumnOptions:
         shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
         stack_features: Whether to join all feature columns into one float32 matrix.
         allow_nan: Whether NaN is an allowed value, for all columns or for the ones named.
-        need_labels: Whether label columns are looked for where none are named.
+        need_labels: Whether label columns are looked for where none are named; "found": there may be none.
         ragged: Which columns may have rows of different lengths: none, those of "text", or "all" that are
             text, bytes without a dtype, or lists without a shape.
         length_col: A column that says how long a row is; read even if the model does not take it.
@@ -45,7 +45,7 @@ class ColumnOptions:
     shapes: Mapping[str, int | Sequence[int]] | None = None
     stack_features: bool | None = None
     allow_nan: bool | Sequence[str] | None = None
-    need_labels: bool = True
+    need_labels: bool | Literal["found"] = True
     ragged: Literal["text", "all"] | None = None
     length_col: str | None = None
 
@@ -142,15 +142,20 @@ def _listed(names: Names) -> list[str] | None:
 
 
 def _chosen(
-    names: Sequence[str], features: list[str] | None, labels: list[str] | None, need_labels: bool
+    names: Sequence[str],
+    features: list[str] | None,
+    labels: list[str] | None,
+    need_labels: bool | Literal["found"],
 ) -> tuple[list[str], list[str]]:
     """Feature and label columns as named, or else by the usual names, which count as a pair."""
-    find_labels = labels is None and need_labels
+    find_labels = labels is None and bool(need_labels)
     for feature, label in _DEFAULTS:
         if (features is None and feature not in names) or (find_labels and label not in names):
             continue
         found = [label] if find_labels else labels or []
         return ([feature] if features is None else features), found
+    if find_labels and need_labels == "found":
+        return _chosen(names, features, labels, False)
     unnamed = {"feature_cols": features is None, "label_cols": find_labels}
     arguments = [f"{argument}=[...]" for argument, missing in unnamed.items() if missing]
     raise ConfigError(

@@ -10,7 +10,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -153,7 +153,7 @@ class Estimator:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         accumulation_steps: int = 1,
-        inputs: Literal["positional", "dict"] = "positional",
+        inputs: Literal["positional", "dict", "kwargs"] = "positional",
         compile: Literal["auto", "default", "graphs", "reduce-overhead"] | None = None,  # noqa: A002
         device_cache: Literal["auto"] | bool = "auto",
         process_group: bool = False,
@@ -167,6 +167,9 @@ class Estimator:
         pad_value: Any = None,
         masks: bool = True,
         length_col: str | None = None,
+        loss_weights: Sequence[float] | Mapping[str, float] | None = None,
+        train_step: Callable[..., Any] | None = None,
+        eval_step: Callable[..., Any] | None = None,
     ) -> Estimator:
         """Create an estimator from a PyTorch model.
 
@@ -175,7 +178,8 @@ class Estimator:
             optimizer: An `Optimizer` over the model's parameters; an optimizer class or a partial of one; or
                 a creator that is called with `(model, config)`. Not needed to evaluate or predict.
             loss: A loss module, a function of `(outputs, targets)`, or a creator that is called with
-                `config`.
+                `config`. "model" is the loss that the model computes itself from its inputs and labels. A
+                list has one loss for each output and label, a dict the same by the names of outputs.
             metrics: A metric, a list, or a dict from names to metrics: torchmetrics objects, functions of
                 `(outputs, targets)` that return a mean over rows, or names: "accuracy", "top_5" (or another
                 number), "auc", "f1", "precision", "recall", "log_loss", "mse", "rmse", "mae", "r2".
@@ -196,7 +200,8 @@ class Estimator:
             clip_value: Clip each element of the gradient to this absolute value.
             accumulation_steps: Split each step into this many forward and backward passes: less memory, same
                 result.
-            inputs: "positional" calls `model(*columns)`, "dict" calls `model({name: column})`.
+            inputs: "positional" calls `model(*columns)`, "dict" calls `model({name: column})`, "kwargs" calls
+                `model(name=column)`, as models of Hugging Face want it.
             compile: "default" or "reduce-overhead" compile the model with `torch.compile`. "graphs" runs each
                 training step as one CUDA graph, "auto" does so where it is possible; both need a GPU.
             device_cache: Whether features stay on the GPU between epochs. "auto": if they take no more than a
@@ -219,14 +224,24 @@ class Estimator:
             masks: Whether the model gets masks.
             length_col: A column whose rows are as long as a row is, or whose numbers say so: each step
                 trains on rows of similar length.
+            loss_weights: What each of several losses counts for in their sum, as a list or dict. None is 1.
+            train_step: A function of `(run, batch)` that makes a training step itself; see `StepRun` for
+                `run`. `batch` is a dict of tensors by column. It returns the loss, or a dict of numbers to
+                log. `optimizer` may then be a dict of optimizers by name.
+            eval_step: The same for `evaluate` and validation. None uses `loss` and `metrics` there.
         """
-        FRAMEWORKS.load("torch")
+        steps = train_step is not None or eval_step is not None
+        framework = "torch_step" if steps else "torch"
+        FRAMEWORKS.load(framework)
         from kindler.frameworks.torch.spec import TorchSpec, check
+        from kindler.frameworks.torch.step_spec import StepSpec, check_step
 
-        spec = TorchSpec(
+        own = {"train_step": train_step, "eval_step": eval_step} if steps else {}
+        spec = (StepSpec if steps else TorchSpec)(
             model=model,
             optimizer=optimizer,
             loss=loss,
+            loss_weights=loss_weights,
             metrics=metrics,
             scheduler_creator=scheduler_creator,
             scheduler_step=scheduler_step,
@@ -240,6 +255,7 @@ class Estimator:
             compile=compile,
             device_cache=device_cache,
             process_group=process_group,
+            **own,
         )
         preparation = Preparation(
             transform=transform,
@@ -251,7 +267,7 @@ class Estimator:
             length_col=length_col,
         )
         refuse(
-            *check(spec),
+            *(check_step(spec) if isinstance(spec, StepSpec) else check(spec)),
             *engine_complaints(workers, engine),
             *seed_complaints(seed),
             *backend_complaints(backend),
@@ -260,9 +276,9 @@ class Estimator:
         uses_torchmetrics = "torchmetrics" in {type(m).__module__.partition(".")[0] for m in _flat(metrics)}
         return cls(
             FrameworkModel(
-                framework="torch",
+                framework=framework,
                 spec=spec,
-                extra_preload=("torchmetrics",) if uses_torchmetrics else (),
+                extra_preload=(*(("torchmetrics",) if uses_torchmetrics else ()), *_libraries(model)),
             ),
             workers=workers,
             engine=engine,
@@ -273,6 +289,82 @@ class Estimator:
             share_gpus=share_gpus,
             log_dir=log_dir,
             preparation=preparation,
+        )
+
+    @classmethod
+    @leaves_no_trace
+    def from_lightning(
+        cls,
+        module: Any,
+        *,
+        batch: Literal["tuple", "dict"] = "tuple",
+        config: Mapping[str, Any] | None = None,
+        workers: int | None = None,
+        engine: Engine = "auto",
+        device: str = "auto",
+        share_gpus: bool = False,
+        model_dir: str | PathLike[str] | None = None,
+        seed: int = 0,
+        precision: Literal["bf16"] | None = None,
+        tf32: bool = False,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        inputs: Literal["positional", "dict", "kwargs"] = "positional",
+        settings: RunSettings | None = None,
+        log_dir: str | PathLike[str] | None = None,
+        **preparation: Any,
+    ) -> Estimator:
+        """Create an estimator from a LightningModule, as it is.
+
+        Its `training_step`, `validation_step`, `configure_optimizers` and hooks are called as Lightning calls
+        them; what it logs is in the history. What is not supported is refused here, by name.
+
+        Args:
+            module: The module, or a creator: a callable that is called with `config` and returns one.
+            batch: What its steps get: a "tuple" of feature and label columns (of a single column, the column
+                itself), or a "dict" of columns by name.
+            config: The argument of the creator.
+            workers: Number of workers. None is one per slot of the Spark application, or one per core.
+            engine: "spark", "local", or "auto": Spark if the data is in Spark.
+            device: "auto", "cpu", "cuda" or "cuda:N".
+            share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
+            model_dir: The folder for checkpoints, as a path or a URL that fsspec understands.
+            seed: Decides the initial weights that creators draw, the order of rows, and dropout.
+            precision: "bf16" runs steps in half precision where torch considers it safe.
+            tf32: Whether a GPU may multiply float32 matrices with TF32's ten bits; faster, less exact.
+            clip_norm: Clip the gradient to this norm.
+            clip_value: Clip each element of the gradient to this absolute value.
+            inputs: How `predict` calls the module if it has no `predict_step`; see `from_torch`.
+            settings: Time limits, threads, shared memory.
+            log_dir: The folder that the driver writes event files for TensorBoard to.
+            preparation: `transform`, `eval_transform`, `collate`, `pad`, `pad_value`, `masks` and
+                `length_col`; see `from_torch`.
+        """
+        known = {field.name for field in fields(Preparation)} - {"text"}
+        refuse(*(f"from_lightning has no argument {name!r}." for name in preparation if name not in known))
+        prepared = Preparation(**preparation)
+        refuse(*engine_complaints(workers, engine), *seed_complaints(seed), *prepared.complaints())
+        spec = FRAMEWORKS.load("lightning").make_spec(
+            model=module,
+            batch=batch,
+            config=config,
+            precision=precision,
+            tf32=tf32,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            inputs=inputs,
+        )
+        return cls(
+            FrameworkModel(framework="lightning", spec=spec, extra_preload=_libraries(module)),
+            workers=workers,
+            engine=engine,
+            device=device,
+            share_gpus=share_gpus,
+            model_dir=model_dir,
+            seed=seed,
+            settings=settings,
+            log_dir=log_dir,
+            preparation=prepared,
         )
 
     @classmethod
@@ -827,6 +919,7 @@ class Estimator:
         )
         options = self._with_preparation(options, trains=True)
         if validated:
+            refuse(*model.lacking("loss"))
             self._warn_of_chance()
         inputs = [data] if validation is None else [data, validation]
         params = run_params(
@@ -1214,6 +1307,11 @@ class Estimator:
         return dict(found or {})
 
     @property
+    def inputs(self) -> str | None:
+        """How a PyTorch model is called: "positional", "dict" or "kwargs"; None for other frameworks."""
+        return getattr(self._model.spec, "inputs", None) if self._model.row.package == "torch" else None
+
+    @property
     def workers(self) -> int | None:
         """Number of workers; None is one per slot of the Spark application, or one per core."""
         return self._workers
@@ -1496,6 +1594,14 @@ def _recognised(data: Any) -> Input | None:
 def _begins_as_checkpoint(path: str | PathLike[str]) -> bool:
     folder, name = split(path)
     return is_checkpoint(folder_at(folder).read(name, 64))
+
+
+def _libraries(model: Any) -> tuple[str, ...]:
+    """The modules of large libraries that a model's class is in, which workers import ahead of need."""
+    cls = model if isinstance(model, type) else type(model)
+    large = ("transformers", "lightning", "pytorch_lightning")
+    found = (base.__module__ for base in cls.__mro__ if base.__module__.partition(".")[0] in large)
+    return tuple(dict.fromkeys(found))
 
 
 def _flat(metrics: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from kindler.frameworks.registry import FRAMEWORKS, FrameworkSpec
 from kindler.train.joining import LOOPS
@@ -77,9 +77,9 @@ class FrameworkModel:
         return complaints
 
     @property
-    def needs_labels(self) -> bool:
-        """Whether training and judging it takes labels."""
-        needed: bool = self.replica_type.needs_labels(self.spec)
+    def needs_labels(self) -> bool | Literal["found"]:
+        """Whether training and judging it takes labels; "found": where there are some."""
+        needed: bool | Literal["found"] = self.replica_type.needs_labels(self.spec)
         return needed
 
     def as_data(self, data: Any) -> Any:

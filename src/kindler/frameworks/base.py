@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
@@ -146,7 +146,7 @@ class BaseReplica:
         return []
 
     @classmethod
-    def needs_labels(cls, spec: Any) -> bool:
+    def needs_labels(cls, spec: Any) -> bool | Literal["found"]:
         """Labels are looked for where no columns are named."""
         return True
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from kindler.collective import Array, Collective, Gradients
 from kindler.frameworks.state_format import Buffer
@@ -192,8 +192,8 @@ class DriverModel(Protocol):
         """What the spec lacks of "optimizer" and "loss", as complaints."""
 
     @classmethod
-    def needs_labels(cls, spec: Any) -> bool:
-        """Whether training and judging it takes labels."""
+    def needs_labels(cls, spec: Any) -> bool | Literal["found"]:
+        """Whether training and judging it takes labels; "found": where there are some."""
 
     @classmethod
     def as_data(cls, spec: Any, data: Any) -> Any:

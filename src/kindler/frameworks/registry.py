@@ -62,6 +62,22 @@ FRAMEWORKS = Registry(
             watches_losses=True,
         ),
         FrameworkSpec(
+            name="torch_step",
+            target="kindler.frameworks.torch.step_replica:StepReplica",
+            package="torch",
+            extra="torch",
+            preload="kindler.frameworks.torch.replica:preload",
+            can=_EVERYTHING,
+        ),
+        FrameworkSpec(
+            name="lightning",
+            target="kindler.frameworks.torch.lightning_replica:LightningReplica",
+            package="torch",
+            extra="lightning",
+            preload="kindler.frameworks.torch.replica:preload",
+            can=_EVERYTHING,
+        ),
+        FrameworkSpec(
             name="keras",
             target="kindler.frameworks.keras.replica:KerasReplica",
             package="keras",

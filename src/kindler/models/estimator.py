@@ -59,6 +59,7 @@ class EstimatorKind(ModelKind):
             "model_meta": inner.write(model, inside, trusted=trusted, **options),
             "signature": obj.signature,
             "history": list(obj.history),
+            "inputs": obj.inputs,
         }
         if obj.preparation.active:
             (folder / PREPARATION).write_bytes(by_value(obj.preparation))
@@ -75,6 +76,8 @@ class EstimatorKind(ModelKind):
             )
             path = confined(folder, meta["preparation"])
             options = {**arguments_of(cloudpickle.loads(path.read_bytes())), **options}
+        if (style := meta.get("inputs")) is not None:
+            options = {"inputs": str(style), **options}
         for_model = {name: options.pop(name) for name in inner.get_options if name in options}
         model = inner.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
         return inner.estimator(model=model, **options).restore_columns(meta["signature"], meta["history"])
@@ -90,13 +93,14 @@ class EstimatorKind(ModelKind):
     def predictor(self, model: Any) -> Predictor:
         """The inputs have the names and shapes of the columns it was trained on."""
         trained = model._storable()
-        inner = (self._inside or MODEL_KINDS.kind_of(trained)).predictor(trained)
-        known = model.signature
+        kind, known = self._inside or _checked(MODEL_KINDS.kind_of(trained)), model.signature
+        taken = known["feature_cols"] or ()
+        names = [taken] if isinstance(taken, str) else [str(name) for name in taken]
+        by_name = kind.named_predictor(trained, str(model.inputs), names) if names else None
+        inner = by_name or kind.predictor(trained)
         if model.preparation.active:
             return PreparedPredictor(inner, model)
-        named = known["feature_cols"] or ()
-        features = [named] if isinstance(named, str) else [str(name) for name in named]
-        layout = known["layout"] or {}
+        features, layout = names, known["layout"] or {}
         if known["stack_features"] and len(features) > 1 and len(inner.signature.inputs) == 1:
             return _Renamed(inner, replace(inner.signature, columns=tuple(features)))
         if len(features) != len(inner.signature.inputs):

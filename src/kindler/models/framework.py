@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from kindler.estimator.estimator import Estimator
 from kindler.models.kind import ModelKind
+from kindler.models.predictor import Predictor
 
 __all__ = ["FrameworkKind", "fitted", "matrix"]
 
@@ -38,6 +39,19 @@ class FrameworkKind(ModelKind):
     def estimator(self, **options: Any) -> Estimator:
         """Make an estimator of a model of this kind, by one of `Estimator`'s constructors."""
         raise NotImplementedError
+
+    def named_predictor(self, model: Any, inputs: str, names: Sequence[str]) -> Predictor | None:
+        """The model ready to predict, where an estimator calls it with inputs of these names.
+
+        Args:
+            model: The model.
+            inputs: How the estimator calls it; see `Estimator.from_torch`.
+            names: The columns it was trained on.
+
+        Returns:
+            None where `predictor` knows the inputs.
+        """
+        return None
 
     def fit_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options of a fit, with objects for what is sent by name."""

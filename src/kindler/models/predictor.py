@@ -30,6 +30,7 @@ class Predictor:
             outputs speaks against it. None: that has to be tried. True: each row is computed alone anyway.
         steady: Whether all of it is known code whose time depends on shapes alone, so that calls that were
             short stay short. Only such a model may be called on the event loop.
+        by_name: Whether `call` takes inputs of other names than those of `signature`, too.
     """
 
     signature: Signature
@@ -37,6 +38,7 @@ class Predictor:
     size: int = 0
     joins: bool | None = None
     steady: bool = False
+    by_name: bool = False
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

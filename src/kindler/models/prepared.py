@@ -90,6 +90,8 @@ class PreparedPredictor(Predictor):
     def call(self, inputs: Arrays, method: str) -> Arrays:
         raw = {name: self._column(name, array) for name, array in inputs.items()}
         made = self._preparer(raw, rows=rows_of(inputs), where=lambda row: row).features
+        if self._inner.by_name:
+            return self._inner.call(made, method)
         takes = self._inner.signature.inputs
         if len(takes) != len(made):
             raise ConfigError(

@@ -205,6 +205,15 @@ MODEL_KINDS = Kinds(
             gpus=True,
         ),
         Row(
+            "huggingface",
+            "models.huggingface:HuggingFaceKind",
+            loaded=("transformers.modeling_utils",),
+            package="transformers",
+            extra="huggingface",
+            preload=("kindler.models.huggingface", "transformers.modeling_utils"),
+            threads=True,
+        ),
+        Row(
             "torch",
             "models.torch:TorchKind",
             loaded=("torch",),

@@ -30,13 +30,13 @@ from kindler.models.kind import confined, imported, known_only, require_trust
 from kindler.models.outputs import plain
 from kindler.models.predictor import Predictor
 from kindler.models.torch_layers import build, describe, layer_class
-from kindler.models.torch_predictor import TorchPredictor
+from kindler.models.torch_predictor import NamedTorchPredictor, TorchPredictor
 from kindler.models.torch_state import difference, kept, noted, put_back
 
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
 
-__all__ = ["TorchKind"]
+__all__ = ["TorchKind", "class_of"]
 
 _WEIGHTS, _PROGRAM, _BY_VALUE = "weights.safetensors", "program.pt2", "model.pickle"
 _HINT = (
@@ -113,7 +113,7 @@ class TorchKind(FrameworkKind):
                 reason="its class stands in a notebook or script and is stored with its code, as a pickle",
             )
             return cloudpickle.loads(confined(folder, _BY_VALUE).read_bytes())
-        cls = None if meta["form"] == "layers" else _class(str(meta["class"]), classes, trusted=trusted)
+        cls = None if meta["form"] == "layers" else class_of(str(meta["class"]), classes, trusted=trusted)
         weights = {name: value.clone() for name, value in _loaded(folder / _WEIGHTS).items()}
         try:
             return put_back(_made(meta, cls), weights, meta)
@@ -137,6 +137,11 @@ class TorchKind(FrameworkKind):
         if self.device == "cuda":
             program = importlib.import_module("torch.export.passes").move_to_device_pass(program, "cuda")
         return program.module()
+
+    def named_predictor(self, model: Any, inputs: str, names: Sequence[str]) -> Predictor | None:
+        if inputs not in ("dict", "kwargs"):
+            return None
+        return NamedTorchPredictor(model, inputs, names, self.device or "cpu")
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
         """Several inputs go in the order of the data; outputs keep their form."""
@@ -251,7 +256,7 @@ def _check_same(model: torch.nn.Module, told: Mapping[str, Any]) -> None:
         raise ConfigError(f"{shown} is another model: {differ[:5]} differ.\n{_HINT}")
 
 
-def _class(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bool) -> type[torch.nn.Module]:
+def class_of(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bool) -> type[torch.nn.Module]:
     """The class of a model: a layer of PyTorch's own, one that the caller gave, or any that can be imported.
 
     Raises:

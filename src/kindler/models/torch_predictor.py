@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from kindler.frameworks.torch.outputs import flat, names_of, without_loss
 from kindler.models.outputs import named
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec
 
-__all__ = ["TorchPredictor"]
+__all__ = ["NamedTorchPredictor", "TorchPredictor"]
 
 
 class TorchPredictor(Predictor):
@@ -53,6 +55,35 @@ class TorchPredictor(Predictor):
             # Its bytes are converted where that is fast; the copy itself need not be waited for.
             tensor = tensor.pin_memory().to(self._device, non_blocking=True)
         return tensor.to(self._float) if tensor.is_floating_point() else tensor
+
+
+class NamedTorchPredictor(TorchPredictor):
+    """A module that takes its inputs by name.
+
+    Args:
+        model: The module.
+        inputs: "kwargs" calls `model(name=input)`, "dict" calls `model({name: input})`.
+        names: The inputs that requests have; other callers may pass other ones.
+        device: Where it is to compute.
+    """
+
+    by_name = True
+
+    def __init__(
+        self, model: torch.nn.Module, inputs: str, names: Sequence[str], device: str = "cpu"
+    ) -> None:
+        super().__init__(model, device)
+        self._inputs_as = inputs
+        self.steady = False
+        self.signature = Signature(tuple(TensorSpec(name) for name in names))
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        with torch.inference_mode():
+            given = {name: self._tensor(array) for name, array in inputs.items()}
+            outputs = self._model(**given) if self._inputs_as == "kwargs" else self._model(given)
+            outputs = without_loss(outputs)
+            tensors = [_numpy(tensor) for tensor in flat(outputs)]
+        return named(tensors, names_of(outputs) or ())
 
 
 def _name(dtype: torch.dtype) -> str | None:

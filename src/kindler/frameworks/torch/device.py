@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from kindler.errors import ConfigError, first_line
 from kindler.frameworks.contract import Array
+from kindler.frameworks.torch.outputs import flat
 
 __all__ = [
     "Conveyor",
@@ -104,17 +105,7 @@ def arrays(outputs: Any) -> list[Array]:
     Raises:
         ConfigError: Something else than tensors is among them.
     """
-    return [_array(output) for output in _flat(outputs)]
-
-
-def _flat(outputs: Any) -> list[torch.Tensor]:
-    if isinstance(outputs, Mapping):
-        outputs = list(outputs.values())
-    several = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-    if not all(isinstance(output, torch.Tensor) for output in several):
-        kinds = ", ".join(type(output).__name__ for output in several)
-        raise ConfigError(f"prediction needs a model whose outputs are tensors; it returned {kinds}.")
-    return several
+    return [_array(output) for output in flat(outputs)]
 
 
 def held(
@@ -321,7 +312,7 @@ class OnTheirWay:
     def __init__(self, outputs: Any) -> None:
         self._here = []
         with torch.inference_mode():
-            for output in _flat(outputs):
+            for output in flat(outputs):
                 wide = output.float() if output.dtype in _HALF else output
                 here = torch.empty(wide.shape, dtype=wide.dtype, pin_memory=True)
                 self._here.append(here.copy_(wide, non_blocking=True))

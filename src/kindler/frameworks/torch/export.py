@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from kindler.collective import Array
 from kindler.errors import ConfigError, first_line
+from kindler.frameworks.torch.outputs import flat
 
 __all__ = ["export", "numbered"]
 
@@ -19,22 +20,22 @@ class Flat(torch.nn.Module):
 
     Args:
         model: The model.
-        names: The names that it takes its inputs by; empty where they are positional.
+        names: The names of its inputs.
+        inputs: How it takes them: "positional", "dict" or "kwargs".
     """
 
-    def __init__(self, model: torch.nn.Module, names: Sequence[str] = ()) -> None:
+    def __init__(self, model: torch.nn.Module, names: Sequence[str], inputs: str) -> None:
         super().__init__()
-        self.model, self.names = model, tuple(names)
+        self.model, self.names, self.inputs = model, tuple(names), inputs
 
     def forward(self, *features: torch.Tensor) -> Any:
         """The outputs in their order."""
-        if self.names:
-            outputs = self.model(dict(zip(self.names, features, strict=True)))
-        else:
+        if self.inputs == "positional":
             outputs = self.model(*features)
-        if isinstance(outputs, Mapping):
-            outputs = tuple(outputs.values())
-        return outputs if isinstance(outputs, torch.Tensor) else tuple(outputs)
+        else:
+            named = dict(zip(self.names, features, strict=True))
+            outputs = self.model(**named) if self.inputs == "kwargs" else self.model(named)
+        return outputs if isinstance(outputs, torch.Tensor) else tuple(flat(outputs))
 
 
 def numbered(prefix: str, count: int) -> tuple[str, ...]:
@@ -50,7 +51,7 @@ def export(
     names: Sequence[str],
     outputs: Sequence[str],
     features: Sequence[Array],
-    by_name: bool,
+    inputs: str,
 ) -> None:
     """Write a model in evaluation mode.
 
@@ -61,29 +62,29 @@ def export(
         names: Names of its inputs.
         outputs: Names of its outputs.
         features: A few rows of each input.
-        by_name: Whether it takes its inputs in a dict.
+        inputs: How it takes them: "positional", "dict" or "kwargs".
 
     Raises:
         ConfigError: The model cannot be traced, or uses operations that the format does not have.
     """
-    flat = Flat(model, names if by_name else ()).eval()
+    tensors_only = Flat(model, names, inputs).eval()
     example = tuple(torch.from_numpy(array.copy()) for array in features)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tracing: what comes of it is compared afterwards
         if form == "onnx":
-            _onnx(flat, path, example, names, outputs)
+            _onnx(tensors_only, path, example, names, outputs)
             return
         from kindler.frameworks.openvino.convert import convert
 
-        convert(flat, path, features=features, names=names, outputs=outputs, example=example)
+        convert(tensors_only, path, features=features, names=names, outputs=outputs, example=example)
 
 
 def _onnx(
-    flat: Flat, path: str, example: tuple[torch.Tensor, ...], names: Sequence[str], outputs: Sequence[str]
+    model: Flat, path: str, example: tuple[torch.Tensor, ...], names: Sequence[str], outputs: Sequence[str]
 ) -> None:
     try:
         torch.onnx.export(
-            flat,
+            model,
             example,
             path,
             input_names=list(names),

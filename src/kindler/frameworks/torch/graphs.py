@@ -145,6 +145,8 @@ def why_not(
         f"the device is {device.type}": device.type != "cuda",
         "gradients are exchanged with other workers": several,
         "losses are scaled for precision='fp16'": spec.precision == "fp16",
+        "the model computes its own loss": isinstance(spec.loss, str),
+        "there are several losses": isinstance(spec.loss, list | tuple | dict),
         f"accumulation_steps is {spec.accumulation_steps}": spec.accumulation_steps > 1,
         "the learning rate changes with every step": (
             spec.scheduler_creator is not None and spec.scheduler_step == "step"

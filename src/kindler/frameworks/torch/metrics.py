@@ -22,7 +22,7 @@ from kindler.frameworks.torch.loss import Judged, LossRule
 from kindler.frameworks.torch.named_metrics import Counted, Gathered, named
 from kindler.frameworks.torch.spec import is_creator, no_metric
 
-__all__ = ["Counter", "named_metrics"]
+__all__ = ["Counter", "computed_over", "is_metric", "load_states", "named_metrics", "states_of"]
 
 _FORMAT = 2
 _WEIGHT = "weight of the loss"
@@ -457,3 +457,28 @@ def _lists(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return [_lists(part) for part in value] if isinstance(value, tuple | list) else float(value)
+
+
+def is_metric(given: Any) -> bool:
+    """Whether it is a metric of torchmetrics, which keeps a state of its own."""
+    return _is_metric(given)
+
+
+def states_of(metric: Any) -> dict[str, Any]:
+    """What a metric of torchmetrics has counted, as tensors on the CPU."""
+    return _states_of(metric)
+
+
+def load_states(metric: Any, ranks: Sequence[Mapping[str, Any]], device: torch.device) -> None:
+    """Let a metric go on from what `states_of` gave, on one rank or on several taken together."""
+    states = ranks[0] if len(ranks) == 1 else _joined_states(metric, ranks)
+    for path, part in _parts(metric):
+        for state, value in states[path]["state"].items():
+            setattr(part, state, _moved(value, device))
+        part._update_count = states[path]["updates"]
+        part._computed = None
+
+
+def computed_over(name: str, metric: Any, ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """A metric's value, by name, over what `states_of` gave on several ranks."""
+    return dict(_numbers(name, _computed(metric, ranks)))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,7 +46,9 @@ from kindler.frameworks.torch.graphs import (
 )
 from kindler.frameworks.torch.labels import LabelSource
 from kindler.frameworks.torch.loss import Judged, LossRule
+from kindler.frameworks.torch.loss_list import LossList, loss_parts, weight_parts
 from kindler.frameworks.torch.metrics import Counter, named_metrics
+from kindler.frameworks.torch.model_loss import ModelLoss, Trial, label_arguments
 from kindler.frameworks.torch.modes import Modes
 from kindler.frameworks.torch.optim import (
     build_optimizer,
@@ -56,6 +58,7 @@ from kindler.frameworks.torch.optim import (
     step_scheduler,
     with_rate,
 )
+from kindler.frameworks.torch.outputs import flat, names_of, without_loss
 from kindler.frameworks.torch.parameters import (
     Parameters,
     agree_on,
@@ -113,8 +116,8 @@ class TorchReplica(BaseReplica):
         local_rank: Its number on its host, which chooses the GPU.
         seed: Creators see torch seeded with it.
         threads: Threads of torch's own operations; None leaves them as they are.
-        feature_names: Names of the features, for `inputs="dict"`.
-        label_names: Names of the labels, for complaints.
+        feature_names: Names of the features, for `inputs="dict"` and `inputs="kwargs"`.
+        label_names: Names of the labels, for complaints, and for a model that computes its own loss.
         label_shapes: Where rows of one batch may have another shape than those of another: the shape of a
             row of each label, in the first batch of all. Otherwise None.
 
@@ -182,6 +185,7 @@ class TorchReplica(BaseReplica):
         self._chosen = False
         self._now: Batch
         self._begins: dict[tuple[float, torch.dtype], torch.Tensor] = {}
+        self._trial: Trial | None = None
         self.mode: str | None = None
 
     @property
@@ -248,6 +252,11 @@ class TorchReplica(BaseReplica):
         """The norm of all gradients is known to none of several servers."""
         return [] if spec.clip_norm is None else ["clip_norm needs the gradients of all parameters."]
 
+    @classmethod
+    def needs_labels(cls, spec: TorchSpec) -> bool | Literal["found"]:
+        """A model that computes its own loss may have labels among its inputs."""
+        return "found" if spec.loss == "model" else True
+
     @staticmethod
     def has_instance(spec: TorchSpec) -> bool:
         """Whether the user holds something that training changes, rather than a way to make it."""
@@ -269,11 +278,27 @@ class TorchReplica(BaseReplica):
     @property
     def loss(self) -> LossRule:
         """The loss with its rule, built at first use."""
-        if self._loss is None:
-            loss = build_loss(self.spec)
-            loss = loss.to(self.device) if isinstance(loss, torch.nn.Module) else loss
+        if self._loss is None and self.spec.loss == "model":
+            rule = ModelLoss(self.model, self._label_arguments)
+            self._trial = Trial(rule, half=self.spec.precision is not None)
+            self._loss = rule
+        elif self._loss is None and (parts := loss_parts(self.spec.loss)) is not None:
+            losses = {name: self._built_loss(replace(self.spec, loss=loss)) for name, loss in parts.items()}
+            self._loss = LossList(
+                losses,
+                weight_parts(self.spec.loss_weights, list(parts)),
+                named=isinstance(self.spec.loss, Mapping),
+                labels=self._label_names,
+                varying=self._label_shapes is not None,
+            )
+        elif self._loss is None:
+            loss = self._built_loss(self.spec)
             self._loss = LossRule(loss, varying=self._label_shapes is not None)
         return self._loss
+
+    def _built_loss(self, spec: TorchSpec) -> Any:
+        loss = build_loss(spec)
+        return loss.to(self.device) if isinstance(loss, torch.nn.Module) else loss
 
     @property
     def parameters(self) -> Parameters:
@@ -288,6 +313,8 @@ class TorchReplica(BaseReplica):
         if self._counter is None:
             loss = self.loss if self.spec.loss is not None else None
             metrics = named_metrics(self.spec.metrics, self.spec.config, loss)
+            if isinstance(loss, LossList):
+                metrics |= loss.metrics()
             self._counter = Counter(metrics, self.device)
         return self._counter
 
@@ -323,6 +350,7 @@ class TorchReplica(BaseReplica):
         wanted = self.parameters.unexchanged()
         self._exchange = exchange.gradients(wanted)
         self.parameters.exchange(wanted)
+        self._share_divisors()
 
     def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
         """Exchange gradients within `train_step`, and let the optimizer move only what this rank owns.
@@ -341,6 +369,14 @@ class TorchReplica(BaseReplica):
         self._exchange = sliced
         self._divided = DividedOptimizer(self.optimizer, sliced, self._collective)
         self.parameters.exchange(wanted)
+        self._share_divisors()
+
+    def _share_divisors(self) -> None:
+        """Where ranks make steps together: let each of several losses know what all of them divide by."""
+        if self.spec.loss is not None and isinstance(rule := self.loss, LossList):
+            collective = self._collective
+            assert collective is not None, "join comes first"
+            rule.total_of = lambda own: [float(x) for x in collective.sum([np.array(own, np.float64)])[0]]
 
     def shard_fully(self, mesh: Any, modules: Sequence[str]) -> None:
         """Keep only this rank's part of the parameters between steps.
@@ -358,6 +394,7 @@ class TorchReplica(BaseReplica):
                 "sync='fsdp': accumulation_steps must be 1, since all workers gather parameters in every pass"
                 " and may have different numbers of rows.\nHint: sync='sharded' allows more."
             )
+        self._share_divisors()
         self._fully = FullySharded(self.model, self.optimizer, mesh, self._collective, modules)
         self._parameters = None
 
@@ -406,6 +443,8 @@ class TorchReplica(BaseReplica):
         if (graphs := self._graphed()) is not None:
             self._replayed(graphs, batch)
             return
+        if not batch.rows and isinstance(self.loss, LossList):
+            self.loss.idle()
         if batch.rows:
             self._backward(batch, self._tensors(batch.features), self._tensors(batch.labels))
         elif self.spec.process_group:
@@ -635,7 +674,10 @@ class TorchReplica(BaseReplica):
 
     def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
         """All ranks' tallies as numbers."""
-        return self.counter.merge(tallies)
+        merged = self.counter.merge(tallies)
+        if self.spec.loss is not None and isinstance(rule := self.loss, LossList):
+            merged["loss"] = rule.combined(merged)
+        return merged
 
     def running_loss(self) -> float:
         """This rank's mean loss since tallies were last taken."""
@@ -709,15 +751,21 @@ class TorchReplica(BaseReplica):
             loss.load_state_dict(fields["loss"])
         self._modes.recall(fields["resting"])
         if fields["optimizer"] is not None and self.spec.optimizer is not None:
-            load_optimizer(self.optimizer, fields["optimizer"], fields["groups"], self._modules())
-            self._set_capturable(self.optimizer)
+            self._load_optimizer(fields)
         recall_trained(fields["trained"], self._modules())
-        if fields["scheduler"] is not None and self._scheduler is not None:
-            self._scheduler.load_state_dict(fields["scheduler"])
+        self._load_scheduler(fields)
         if self._scaler is not None and fields.get("scaler"):
             self._scaler.load_state_dict(fields["scaler"])
         self.epoch, self.step = fields["epoch"], fields["step"]
         self._load_rng(fields["rng"])
+
+    def _load_optimizer(self, fields: Mapping[str, Any]) -> None:
+        load_optimizer(self.optimizer, fields["optimizer"], fields["groups"], self._modules())
+        self._set_capturable(self.optimizer)
+
+    def _load_scheduler(self, fields: Mapping[str, Any]) -> None:
+        if fields["scheduler"] is not None and self._scheduler is not None:
+            self._scheduler.load_state_dict(fields["scheduler"])
 
     def local_state(self) -> bytes:
         """What this rank alone has within an epoch: randomness, tallies, and buffers that it changed."""
@@ -784,8 +832,8 @@ class TorchReplica(BaseReplica):
         """The outputs for these rows; several outputs in the model's order."""
         self._modes.evaluate()
         with torch.inference_mode(), self._precision():
-            outputs = self._forward(self._tensors(features))
-        self.output_names = _names(outputs)
+            outputs = self._scored(features)
+        self.output_names = names_of(outputs)
         return arrays(outputs)
 
     def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
@@ -797,8 +845,8 @@ class TorchReplica(BaseReplica):
         for batch in batches:
             self._modes.evaluate()
             with torch.inference_mode(), self._precision():
-                outputs = self._forward(self._conveyor.carry(batch))
-            waiting.append((len(batch[0]), OnTheirWay(outputs), _names(outputs)))
+                outputs = self._scored(batch)
+            waiting.append((len(batch[0]), OnTheirWay(outputs), names_of(outputs)))
             if len(waiting) > _UNDER_WAY:
                 yield self._arrived(*waiting.popleft())
         while waiting:
@@ -807,6 +855,11 @@ class TorchReplica(BaseReplica):
     @cached_property
     def _conveyor(self) -> Conveyor:
         return Conveyor(self.device)
+
+    def _scored(self, features: tuple[Array, ...]) -> Any:
+        outputs = self._forward(self._conveyor.carry(features))
+        own = self.spec.inputs == "kwargs" or self.spec.loss == "model"
+        return without_loss(outputs) if own else outputs
 
     def _arrived(self, rows: int, outputs: OnTheirWay, names: tuple[str, ...] | None) -> Scored:
         self.output_names = names
@@ -822,7 +875,7 @@ class TorchReplica(BaseReplica):
             names=self._names if len(self._names) == len(features) else numbered("x", len(features)),
             outputs=self.output_names or numbered("prediction_", len(outputs)),
             features=features,
-            by_name=self.spec.inputs == "dict",
+            inputs=self.spec.inputs,
         )
 
     @property
@@ -903,6 +956,8 @@ class TorchReplica(BaseReplica):
         """
         source = self._label_source(batch)
         passes = min(self.spec.accumulation_steps, batch.rows)
+        if self.spec.loss == "model" and (passes > 1 or self._others is not None):
+            self._try_loss(features, labels, batch.rows)
         weight: float | torch.Tensor = 0.0
         unit = 1.0
         for number, (start, stop) in enumerate(_cuts(batch.rows, passes), start=1):
@@ -950,9 +1005,7 @@ class TorchReplica(BaseReplica):
         zeros = tuple(np.zeros((1, *column.shape[1:]), column.dtype) for column in batch.features)
         with self._precision():
             outputs = self._forward(self._tensors(zeros))
-        parts = outputs.values() if isinstance(outputs, Mapping) else outputs
-        several = [outputs] if isinstance(outputs, torch.Tensor) else list(parts)
-        nothing = torch.stack([part.float().sum() for part in several]).sum() * 0.0
+        nothing = torch.stack([part.float().sum() for part in flat(outputs)]).sum() * 0.0
         nothing.backward()  # type: ignore[no-untyped-call]
         if self.loss.weighted:
             self._divide(self._fully.total(0.0))
@@ -998,13 +1051,19 @@ class TorchReplica(BaseReplica):
         rows: int,
         source: LabelSource,
     ) -> Judged:
-        weights = None
+        rule, weights = self.loss, None
         if self._row_weights is not None:
-            trains, by_class = torch.is_grad_enabled(), self.loss.by_class
+            trains, by_class = torch.is_grad_enabled(), rule.by_class
             labels, weights = self._row_weights.split(labels, trains=trains, by_class=by_class)
         with self._precision():
-            outputs = self._forward(features)
-            judged = self.loss(outputs, labels, rows, source, weights)
+            if isinstance(rule, ModelLoss):
+                inputs = self._inputs(features, labels)
+                outputs = self._called(self._compiled, inputs)
+                judged = rule.judge(outputs, inputs, rows)
+                outputs, labels = rule.for_metrics(outputs, labels, inputs)
+            else:
+                outputs = self._forward(features)
+                judged = rule(outputs, labels, rows, source, weights)
         if (
             self._guard is None
             or not torch.is_grad_enabled()
@@ -1013,10 +1072,36 @@ class TorchReplica(BaseReplica):
             self.counter.add(judged, outputs, labels, rows)
         return judged
 
+    def _try_loss(
+        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
+    ) -> None:
+        """Whether the model's own loss is the mean that it is taken for, before a step relies on it."""
+        _ = self.loss
+        if self._trial is None or self._fully is not None or self.spec.process_group:
+            return  # where the model can only be called by all ranks at once
+        self._modes.evaluate()
+        with torch.no_grad(), self._precision():
+            self._trial(partial(self._called, self.model), self._inputs(features, labels), rows)
+        self._modes.train()
+
     def _forward(self, features: tuple[torch.Tensor, ...]) -> Any:
-        if self.spec.inputs == "dict":
-            return self._compiled(dict(zip(self._names, features, strict=True)))
-        return self._compiled(*features)
+        if self.spec.inputs == "positional":
+            return self._compiled(*features)
+        return self._called(self._compiled, self._inputs(features))
+
+    def _inputs(
+        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...] = ()
+    ) -> dict[str, torch.Tensor]:
+        """What the model takes, by name."""
+        named = dict(zip(self._names, features, strict=True))
+        return named | dict(zip(self._label_arguments, labels, strict=False))
+
+    def _called(self, model: Callable[..., Any], inputs: Mapping[str, torch.Tensor]) -> Any:
+        return model(**inputs) if self.spec.inputs == "kwargs" else model(dict(inputs))
+
+    @cached_property
+    def _label_arguments(self) -> tuple[str, ...]:
+        return label_arguments(self.model, self._label_names, self._names)
 
     @cached_property
     def _compiled(self) -> Callable[..., Any]:
@@ -1044,10 +1129,6 @@ class TorchReplica(BaseReplica):
 
     def _tensors(self, columns: tuple[Array, ...]) -> tuple[torch.Tensor, ...]:
         return tensors(columns, self.device)
-
-
-def _names(outputs: Any) -> tuple[str, ...] | None:
-    return tuple(map(str, outputs)) if isinstance(outputs, Mapping) else None
 
 
 def _gradient(parameter: torch.nn.Parameter, scale: float) -> Array:

@@ -70,7 +70,9 @@ class TorchSpec:
         optimizer: An Optimizer over the model's parameters; or an Optimizer class or a partial of one, called
             with `model.parameters()`; or a creator, called with (model, config).
         loss: A module or function of (outputs, targets); a class, or a function of at most one argument, is a
-            creator and is called with the config.
+            creator and is called with the config. "model" is the loss that the model computes itself. A list,
+            or a dict by the names of outputs, has one for each output.
+        loss_weights: What each of several losses counts for in their sum, in the same form; None is 1.
         metrics: One, a list, or a dict of name to metric. A metric is a torchmetrics.Metric, a function of
             (outputs, targets), or a name, such as "accuracy" or "auc" (`named_metrics.py`).
         scheduler_creator: Called with (optimizer, config); returns a learning-rate scheduler.
@@ -82,7 +84,8 @@ class TorchSpec:
         clip_norm: Largest norm of the whole gradient, applied after ranks have agreed on it.
         clip_value: Largest absolute value of a gradient's element.
         accumulation_steps: Forward and backward passes that one step is cut into, to save memory.
-        inputs: "positional" calls `model(*features)`, "dict" calls `model({name: feature})`.
+        inputs: "positional" calls `model(*features)`, "dict" calls `model({name: feature})`, "kwargs" calls
+            `model(name=feature)`.
         compile: "default" or "reduce-overhead" for `torch.compile`; "graphs" to run whole steps as CUDA
             graphs, "auto" to do so where it is possible.
         device_cache: Whether features are kept on a GPU from the first epoch on; "auto" where they fit
@@ -92,6 +95,7 @@ class TorchSpec:
     model: Any
     optimizer: Any = None
     loss: Any = None
+    loss_weights: Any = None
     metrics: Any = None
     scheduler_creator: Any = None
     scheduler_step: Literal["epoch", "step"] = "epoch"
@@ -102,7 +106,7 @@ class TorchSpec:
     clip_norm: float | None = None
     clip_value: float | None = None
     accumulation_steps: int = 1
-    inputs: Literal["positional", "dict"] = "positional"
+    inputs: Literal["positional", "dict", "kwargs"] = "positional"
     compile: Literal["auto", "default", "graphs", "reduce-overhead"] | None = None
     device_cache: Literal["auto"] | bool = "auto"
 
@@ -230,8 +234,8 @@ def _model_complaints(spec: TorchSpec) -> Iterator[str]:
         yield f"model must be a torch.nn.Module or a function that returns one; received {spec.model!r}."
     if isinstance(spec.model, torch.nn.Module) and _is_lazy(spec.model):
         yield _LAZY
-    if spec.inputs not in ("positional", "dict"):
-        yield f"inputs must be 'positional' or 'dict'; received {spec.inputs!r}."
+    if spec.inputs not in ("positional", "dict", "kwargs"):
+        yield f"inputs must be 'positional', 'dict' or 'kwargs'; received {spec.inputs!r}."
 
 
 def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
@@ -321,10 +325,58 @@ def _metric_complaints(metrics: Any) -> Iterator[str]:
             yield no_metric(metric)
 
 
+def _single_complaints(spec: TorchSpec) -> Iterator[str]:
+    if spec.loss_weights is not None:
+        yield "loss_weights belong to a list or dict of losses, one for each output of the model."
+
+
+def _several_complaints(spec: TorchSpec) -> Iterator[str]:
+    """Losses for several outputs."""
+    named = isinstance(spec.loss, Mapping)
+    losses = dict(spec.loss) if named else dict(enumerate(spec.loss))
+    if not losses:
+        yield f"loss={spec.loss!r}: there is no loss in it."
+    for key, loss in losses.items():
+        if not callable(loss):
+            yield (
+                f"loss[{key!r}] must be a module, a function of (output, target) or a creator; received"
+                f" {loss!r}."
+            )
+        elif isinstance(loss, torch.nn.Module) and any(True for _ in loss.parameters()):
+            yield f"loss[{key!r}] has parameters of its own; only a single loss may learn."
+    if spec.accumulation_steps != 1:
+        yield "accumulation_steps: with several losses it must be 1."
+    weights = spec.loss_weights
+    if weights is None:
+        return
+    fits = isinstance(weights, Mapping) if named else isinstance(weights, list | tuple)
+    if not fits or (not named and len(weights) != len(losses)):
+        yield (
+            f"loss_weights must be a {'dict' if named else 'list'} like loss, with a number for each of the"
+            f" {len(losses)}; received {weights!r}."
+        )
+        return
+    for key, weight in (dict(weights) if named else dict(enumerate(weights))).items():
+        if key not in losses:
+            yield f"loss_weights[{key!r}]: there is no loss of that name, only {list(losses)}."
+        elif isinstance(weight, bool) or not isinstance(weight, int | float):
+            yield f"loss_weights[{key!r}] must be a number; received {weight!r}."
+
+
 def _other_complaints(spec: TorchSpec) -> Iterator[str]:
     yield from _metric_complaints(spec.metrics)
-    if spec.loss is not None and not callable(spec.loss):
-        yield f"loss must be a module, a function of (outputs, targets) or a creator; received {spec.loss!r}."
+    several = isinstance(spec.loss, list | tuple | Mapping)
+    yield from _several_complaints(spec) if several else _single_complaints(spec)
+    if spec.loss is not None and spec.loss != "model" and not callable(spec.loss) and not several:
+        yield (
+            "loss must be a module, a function of (outputs, targets), a creator or 'model'; received"
+            f" {spec.loss!r}."
+        )
+    if spec.loss == "model" and spec.inputs == "positional":
+        yield (
+            "loss='model' passes labels to the model by name, so it needs inputs='kwargs' (or 'dict');"
+            f" received inputs={spec.inputs!r}."
+        )
     if not isinstance(spec.config, Mapping):
         yield f"config must be a dict; received {spec.config!r}."
     if spec.precision not in (None, "bf16", "fp16"):

@@ -1,0 +1,434 @@
+"""A replica of a LightningModule: Kindler's loop calls its steps and hooks in the order that Lightning has.
+
+The module finds what it expects of its trainer on itself: `log`, `optimizers`, `manual_backward` and so on
+are put on the worker's copy of it, and nothing on the user's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from kindler.errors import ConfigError
+from kindler.frameworks.contract import Array, Batch
+from kindler.frameworks.torch.lightning_optimizers import LightningSchedules, ManualOptimizer, configured
+from kindler.frameworks.torch.lightning_spec import (
+    LightningSpec,
+    against_module,
+    base_of,
+    check_lightning,
+    missing_in_module,
+    overrides,
+)
+from kindler.frameworks.torch.metrics import is_metric
+from kindler.frameworks.torch.optimizers import Optimizers, Schedules
+from kindler.frameworks.torch.step_replica import StepReplica
+from kindler.frameworks.torch.step_run import logged
+
+__all__ = ["LightningReplica"]
+
+
+def configured_by_module(model: Any, config: Any) -> Any:
+    """Stands for the optimizer in a spec: the module configures its own."""
+    return model.configure_optimizers()
+
+
+class LightningReplica(StepReplica):
+    """One rank's copy of a LightningModule."""
+
+    spec: LightningSpec
+
+    def __init__(self, spec: LightningSpec, **options: Any) -> None:
+        super().__init__(spec, **options)
+        if complaints := [*against_module(self.model)]:  # of a creator only known now
+            raise ConfigError("\n".join(complaints))
+        self._attached = self._began = self._judging = self._trains = False
+        self._predicted = 0
+        self._configured_schedules: LightningSchedules | None = None
+        self._call("configure_model")
+        self._call("setup", "fit")
+        self.model.to(self.device)
+
+    @classmethod
+    def make_spec(cls, **options: Any) -> LightningSpec:
+        given = {**options, "config": dict(options.get("config") or {}), "optimizer": configured_by_module}
+        spec = LightningSpec(**given)
+        if complaints := check_lightning(spec):
+            raise ConfigError("\n".join(complaints))
+        return spec
+
+    lacking = staticmethod(missing_in_module)
+
+    @classmethod
+    def changed(cls, spec: Any, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:
+        if learning_rate is not None:
+            raise ConfigError(
+                f"learning_rate={learning_rate}: a LightningModule configures its own optimizers.\n"
+                "Hint: pass a creator of the module that reads it from the config, and give config={...}."
+            )
+        return super().changed(spec, config=config, learning_rate=None)
+
+    def _build_optimizers(self) -> Optimizers:
+        optimizers, schedules = configured(configured_by_module(self.model, self.spec.config))
+        self._configured_schedules = LightningSchedules(schedules)
+        return optimizers
+
+    def _build_schedules(self, optimizers: Optimizers) -> Schedules | None:
+        return self._configured_schedules
+
+    @property
+    def _automatic(self) -> bool:
+        return bool(self.model.automatic_optimization)
+
+    def _attach(self) -> None:
+        """Put on the module what it expects of its trainer; only where it runs, not on the driver."""
+        if self._attached:
+            return
+        self._attached = True
+        trainer = Trainer(self)
+        for module in self.model.modules():
+            if base_of(type(module)) is not None:
+                module.__dict__.update({"_trainer": trainer, **trainer.methods()})
+
+    def begin_epoch(self, epoch: int) -> None:
+        super().begin_epoch(epoch)
+        self._attach()
+        self._judging, self._trains = False, True
+        if not self._began:
+            self._began = True
+            self._call("on_fit_start")
+            self._call("on_train_start")
+        self._call("on_train_epoch_start")
+
+    def _step_on(
+        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
+    ) -> None:
+        batch, number = self._formed(features, labels), self.counter.batches
+        if self._call("on_train_batch_start", batch, number) == -1:
+            raise ConfigError("on_train_batch_start returned -1, which would skip the epoch: not supported.")
+        with self._precision():
+            returned = self._called_step("training_step", batch, number)
+        values = logged(_loss_of(returned), "training_step")
+        if self._automatic and returned is not None:
+            self._automatic_step(returned["loss"] if isinstance(returned, Mapping) else returned)
+        if "loss" not in values and self.run.loss_sum is not None:
+            values["loss"] = self.run.loss_sum
+        if rows:
+            self.counter.note(values, rows)
+        if self._automatic and isinstance(self._schedules, LightningSchedules):
+            self._schedules.after_batch(number + 1)
+        self._call("on_train_batch_end", returned, batch, number)
+
+    def _automatic_step(self, loss: torch.Tensor) -> None:
+        named = self.optimizers.named
+        if len(named) != 1:
+            raise ConfigError(
+                f"configure_optimizers returned {len(named)} optimizers: a module with more than one steps by"
+                " itself.\nHint: self.automatic_optimization = False in __init__, and self.manual_backward"
+                " and optimizer.step() in training_step."
+            )
+        [(name, optimizer)] = named.items()
+        self._call("on_before_zero_grad", optimizer)
+        optimizer.zero_grad(set_to_none=True)
+        self._backward_with_hooks(loss)
+        self._before_update(optimizer)
+        self.update(name)
+
+    def _backward_with_hooks(self, loss: torch.Tensor, **options: Any) -> None:
+        self._call("on_before_backward", loss)
+        self.run.backward(loss, **options)
+        self._call("on_after_backward")
+
+    def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        self._call("on_before_optimizer_step", optimizer)
+
+    def eval_step(self, batch: Batch) -> None:
+        if not batch.rows:
+            return
+        self._modes.evaluate()
+        self._begin_judging()
+        self._begin(batch)
+        given = self._formed(self._tensors(batch.features), self._tensors(batch.labels))
+        number, weighed = self.counter.batches, self.counter.weight_of("loss")
+        self._call("on_validation_batch_start", given, number)
+        with torch.no_grad(), self._precision():
+            returned = self._called_step("validation_step", given, number)
+        if self.counter.weight_of("loss") == weighed:  # not logged by the module
+            self.counter.note(logged(_loss_of(returned), "validation_step"), batch.rows)
+        self._call("on_validation_batch_end", returned, given, number)
+        self.counter.count_rows(batch.rows)
+
+    def take_tallies(self) -> bytes:
+        """The hooks at the end of an epoch may still log."""
+        self.run.rows = self.counter.rows_seen
+        if self._trains:
+            self._call("on_train_epoch_end")
+        else:
+            self._modes.evaluate()
+            self._begin_judging()
+            with torch.no_grad():
+                self._call("on_validation_epoch_end")
+                self._call("on_validation_end")
+        self._trains = self._judging = False
+        return super().take_tallies()
+
+    def _begin_judging(self) -> None:
+        self._attach()
+        if not self._judging:
+            self._judging = True
+            self._call("on_validation_start")
+            self._call("on_validation_epoch_start")
+
+    def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
+        _ = self.optimizers
+        if self._automatic and isinstance(self._schedules, LightningSchedules):
+            self._schedules.after_epoch(self.epoch, logs or {})
+
+    def _scored(self, features: tuple[Array, ...]) -> Any:
+        if not overrides(type(self.model), "predict_step"):
+            return super()._scored(features)
+        self._attach()
+        given = self._formed(self._tensors(features), ())
+        self._predicted += 1
+        return self._called_step("predict_step", given, self._predicted - 1)
+
+    def stored_model(self) -> torch.nn.Module:
+        """The module, if its `forward` is what predicts."""
+        if overrides(type(self.model), "predict_step"):
+            raise ConfigError(
+                f"{type(self.model).__name__} has a predict_step, which a stored model would not call: it"
+                " predicts by forward.\nHint: let forward do it; or save the whole estimator, with"
+                " estimator.save('name.estimator')."
+            )
+        return self.trained_model()
+
+    def _formed(self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]) -> Any:
+        """A batch as the module expects it."""
+        if self.spec.batch == "dict":
+            return self._by_name(features, labels)
+        several = (*features, *labels)
+        return several[0] if len(several) == 1 else several
+
+    def _called_step(self, name: str, batch: Any, number: int) -> Any:
+        step = getattr(self.model, name)
+        takes = inspect.signature(step).parameters
+        return step(batch, number) if len(takes) > 1 else step(batch)
+
+    def _call(self, hook: str, *args: Any) -> Any:
+        """A hook of the module's, if it has one."""
+        if not overrides(type(self.model), hook):
+            return None
+        function = getattr(self.model, hook)
+        takes = inspect.signature(function).parameters.values()
+        if any(p.kind is p.VAR_POSITIONAL for p in takes):
+            return function(*args)
+        return function(*args[: len(takes)])
+
+    def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None) -> None:
+        """`self.log` of the module."""
+        if self._judging:
+            name = name.removeprefix("val_").removeprefix("val/")
+        if is_metric(value):
+            self.counter.note_metric(name, self._path_of(value, name))
+            return
+        if reduce_fx not in ("mean", "default") and reduce_fx is not torch.mean:
+            raise ConfigError(
+                f"self.log({name!r}, reduce_fx={reduce_fx!r}): figures are means over rows; for anything"
+                " else, log a metric of torchmetrics."
+            )
+        rows = self.run.rows
+        if rows:
+            self.counter.note(logged({name: value}, "self.log"), rows, batch_size)
+
+    def _path_of(self, metric: Any, name: str) -> str:
+        for path, part in self.model.named_modules():
+            if part is metric:
+                return str(path)
+        raise ConfigError(
+            f"self.log({name!r}, ...): this metric is not an attribute of the module, so workers cannot merge"
+            " it.\nHint: make it in __init__, as self.accuracy = torchmetrics.Accuracy(...)."
+        )
+
+    @contextmanager
+    def toggled(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Only the parameters of this optimizer get gradients within."""
+        before = self.toggle(optimizer)
+        try:
+            yield
+        finally:
+            self.untoggle(before)
+
+    def toggle(self, optimizer: Any) -> list[tuple[torch.nn.Parameter, bool]]:
+        """Let only the parameters of this optimizer get gradients; what `untoggle` must know."""
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        held = [p for group in self.optimizers.param_groups for p in group["params"]]
+        before = [(p, p.requires_grad) for p in held]
+        for parameter in held:
+            parameter.requires_grad_(parameter.requires_grad and id(parameter) in own)
+        return before
+
+    def untoggle(self, before: Sequence[tuple[torch.nn.Parameter, bool]]) -> None:
+        """Undo `toggle`."""
+        for parameter, flag in before:
+            parameter.requires_grad_(flag)
+
+
+class Trainer:
+    """What a module finds as its trainer on a worker."""
+
+    sanity_checking = False
+    loggers: Sequence[Any] = ()
+    logger = None
+    barebones = False
+
+    def __init__(self, replica: LightningReplica) -> None:
+        self._replica = replica
+        self._toggled: list[Any] = []
+
+    @property
+    def current_epoch(self) -> int:
+        """Counted from 0."""
+        return max(0, self._replica.epoch - 1)
+
+    @property
+    def global_step(self) -> int:
+        """Steps so far."""
+        return self._replica.step
+
+    @property
+    def global_rank(self) -> int:
+        """This worker."""
+        return self._replica.rank
+
+    local_rank = global_rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers."""
+        return self._replica.size
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first worker."""
+        return self._replica.rank == 0
+
+    @property
+    def training(self) -> bool:
+        """Whether it trains at the moment."""
+        return not self._replica._judging
+
+    @property
+    def validating(self) -> bool:
+        """Whether it judges at the moment."""
+        return self._replica._judging
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers."""
+        return list(self._replica.optimizers.named.values())
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"self.trainer.{name}: a LightningModule that Kindler trains has no Trainer of Lightning's; there"
+            " are current_epoch, global_step, global_rank, world_size, is_global_zero and optimizers."
+        )
+
+    def methods(self) -> dict[str, Any]:
+        """What takes the place of the module's own methods that need a trainer."""
+        return {
+            "log": self.log,
+            "log_dict": self.log_dict,
+            "optimizers": self.all_optimizers,
+            "lr_schedulers": self.lr_schedulers,
+            "manual_backward": self.manual_backward,
+            "clip_gradients": self.clip_gradients,
+            "toggle_optimizer": self.toggle_optimizer,
+            "untoggle_optimizer": self.untoggle_optimizer,
+            "all_gather": self.all_gather,
+            "print": self.print,
+        }
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *args: Any,
+        reduce_fx: Any = "mean",
+        batch_size: int | None = None,
+        **_: Any,
+    ) -> None:
+        """Tell a figure: its mean over the rows of the epoch, or a metric of torchmetrics."""
+        self._replica.log(name, value, reduce_fx=reduce_fx, batch_size=batch_size)
+
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
+        """Tell several."""
+        for name, value in dictionary.items():
+            self.log(name, value, **options)
+
+    def all_optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """One optimizer, or a list of them."""
+        found = [
+            ManualOptimizer(one, self._replica._before_update, self._replica.toggled)
+            if use_pl_optimizer
+            else one
+            for one in self.optimizers
+        ]
+        return found[0] if len(found) == 1 else found
+
+    def lr_schedulers(self) -> Any:
+        """None, one, or a list of them."""
+        _ = self._replica.optimizers
+        schedules = self._replica._schedules
+        found = list(schedules.named.values()) if schedules is not None else []
+        return (found[0] if len(found) == 1 else found) if found else None
+
+    def manual_backward(self, loss: torch.Tensor, *args: Any, **options: Any) -> None:
+        """Gradients of the mean over the rows of all workers."""
+        self._replica._backward_with_hooks(loss, **options)
+
+    def clip_gradients(
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the gradients of one optimizer's parameters."""
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        if gradient_clip_val is None:
+            self._replica._clip_these(held)
+        elif gradient_clip_algorithm == "value":
+            torch.nn.utils.clip_grad_value_(held, gradient_clip_val)
+        else:
+            torch.nn.utils.clip_grad_norm_(held, gradient_clip_val)
+
+    def toggle_optimizer(self, optimizer: Any) -> None:
+        """Let only the parameters of this optimizer get gradients."""
+        self._toggled.append(self._replica.toggle(optimizer))
+
+    def untoggle_optimizer(self, optimizer: Any) -> None:
+        """Undo `toggle_optimizer`."""
+        if self._toggled:
+            self._replica.untoggle(self._toggled.pop())
+
+    def all_gather(self, *args: Any, **options: Any) -> Any:
+        """Not there: workers exchange gradients and figures alone."""
+        raise ConfigError(
+            "self.all_gather is not supported: workers exchange gradients and logged figures.\n"
+            "Hint: log a metric of torchmetrics, whose states of all workers are merged."
+        )
+
+    def print(self, *args: Any, **options: Any) -> None:
+        """Print on the first worker."""
+        if self.is_global_zero:
+            print(*args, **options)  # noqa: T201 (what the module asked for)
+
+
+def _loss_of(returned: Any) -> dict[str, Any]:
+    """The loss in what a step returned, if there is one."""
+    if isinstance(returned, Mapping):
+        return {"loss": returned["loss"]} if returned.get("loss") is not None else {}
+    return {"loss": returned} if isinstance(returned, torch.Tensor) and returned.numel() == 1 else {}

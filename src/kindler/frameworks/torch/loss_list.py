@@ -1,0 +1,159 @@
+"""One loss for each of several outputs, and their weighted sum.
+
+Each has a rule of its own (`loss.py`), so that one that ignores targets may stand beside one that does not.
+Their divisors are therefore added up over ranks before backward, one number each, and every rank brings its
+share of the whole sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kindler.errors import ConfigError
+from kindler.frameworks.torch.labels import LabelSource
+from kindler.frameworks.torch.loss import Judged, LossRule
+from kindler.frameworks.torch.named_metrics import Counted
+
+__all__ = ["LossList", "PartLoss", "loss_parts", "weight_parts"]
+
+Sums = tuple[torch.Tensor, Any]
+
+
+def loss_parts(given: Any) -> dict[str, Any] | None:
+    """Losses by name, out of a dict or a list of them; None where there is one loss."""
+    if isinstance(given, Mapping):
+        return {str(name): loss for name, loss in given.items()}
+    if isinstance(given, list | tuple):
+        return {str(place): loss for place, loss in enumerate(given)}
+    return None
+
+
+def weight_parts(given: Any, names: Sequence[str]) -> dict[str, float]:
+    """The weight of each loss; 1 where none is given."""
+    told = given if isinstance(given, Mapping) else dict(zip(names, given or (), strict=False))
+    return {name: float(told.get(name, 1.0)) for name in names}
+
+
+class PartLoss(Counted):
+    """One of several losses, counted as metrics are; it is computed with the others."""
+
+    def __call__(self, outputs: Any, target: Any) -> Sums:
+        counted: Sums = self.measure(outputs, target)
+        return counted
+
+
+class LossList(LossRule):
+    """Several losses as one.
+
+    Attributes:
+        total_of: Adds up numbers over all ranks of a step; None where each rank steps by itself.
+
+    Args:
+        losses: The losses, by the names of outputs, or by their places.
+        weights: What each counts for in the sum.
+        named: Whether names are those of outputs.
+        labels: The names of the labels.
+        varying: Whether rows of one batch may have another shape than those of another.
+    """
+
+    total_of: Callable[[list[float]], list[float]] | None = None
+
+    def __init__(
+        self,
+        losses: Mapping[str, Any],
+        weights: Mapping[str, float],
+        *,
+        named: bool,
+        labels: Sequence[str] = (),
+        varying: bool = False,
+    ) -> None:
+        self.function: Any = None
+        self.sums = self.by_class = self.elementwise = self.binary = self.logits = self.all_count = False
+        self.weighted = True
+        self.ignored = -100
+        self._check = None
+        self._rules = {name: LossRule(loss, varying=varying) for name, loss in losses.items()}
+        self._weights, self._named, self._labels = dict(weights), named, tuple(labels)
+        self._last: dict[str, Sums] = {}
+
+    def metrics(self) -> dict[str, PartLoss]:
+        """Each loss by its name in the history."""
+        return {self._title(name): PartLoss(self._title(name), self._told(name)) for name in self._rules}
+
+    def _told(self, name: str) -> Callable[[Any, Any], Sums]:
+        return lambda outputs, target: self._last[name]
+
+    def _title(self, name: str) -> str:
+        return f"{name}_loss" if self._named else f"loss_{name}"
+
+    def combined(self, figures: Mapping[str, float]) -> float:
+        """The weighted sum of the means of all batches."""
+        return sum(weight * figures[self._title(name)] for name, weight in self._weights.items())
+
+    def idle(self) -> None:
+        """Take part in a step for which this rank has no rows."""
+        if self.total_of is not None:
+            self.total_of([0.0] * (len(self._rules) + 1))
+
+    def __call__(
+        self,
+        outputs: Any,
+        targets: tuple[torch.Tensor, ...],
+        rows: int,
+        source: LabelSource | None = None,
+        weights: torch.Tensor | None = None,
+    ) -> Judged:
+        """Judge one batch."""
+        parts = self._parted(outputs, len(targets))
+        judged: dict[str, Judged] = {}
+        for name, (output, place) in parts.items():
+            seen = None
+            if source is not None:
+                called = source.names[place : place + 1]
+                seen = LabelSource(source.arrays[place : place + 1], called, source.where)
+            judged[name] = self._rules[name](output, (targets[place],), rows, seen, weights)
+        self._last = {name: (one.total, one.weight) for name, one in judged.items()}
+        own = [float(one.weight) for one in judged.values()]
+        shared = self.total_of is not None and torch.is_grad_enabled()
+        divisors, all_rows = own, float(rows)
+        if shared and self.total_of is not None:
+            *divisors, all_rows = self.total_of([*own, float(rows)])
+        loss = torch.zeros((), device=next(iter(judged.values())).loss.device)
+        for (name, one), divisor in zip(judged.items(), divisors, strict=True):
+            whole = one.loss if one.scale == 1.0 else one.loss * one.scale
+            by = 1.0 if self._rules[name].sums else divisor
+            loss = loss + whole * (self._weights[name] / by if by else 0.0)
+        # What the others do with rows then leaves this rank's share as it is.
+        return Judged(loss * (all_rows / rows), float(rows), float(rows))
+
+    def _parted(self, outputs: Any, labels: int) -> dict[str, tuple[Any, int]]:
+        """For each loss its output, and the place of its label."""
+        names = list(self._rules)
+        if labels != len(names):
+            raise ConfigError(
+                f"there are {len(names)} losses, and {labels} label columns; each needs its own."
+            )
+        by_key = self._named and isinstance(outputs, Mapping)
+        if by_key:
+            missing = [name for name in names if name not in outputs]
+            if missing:
+                raise ConfigError(
+                    f"loss[{missing[0]!r}]: the model returns no output of that name, only"
+                    f" {', '.join(map(repr, outputs))}."
+                )
+            found = [outputs[name] for name in names]
+        else:
+            values = outputs.values() if isinstance(outputs, Mapping) else outputs
+            found = [outputs] if isinstance(outputs, torch.Tensor) else list(values)
+        if len(found) != len(names):
+            raise ConfigError(
+                f"there are {len(names)} losses, and the model returns {len(found)} outputs.\n"
+                "Hint: a dict of losses by the names of outputs leaves others out, if the model returns a"
+                " dict."
+            )
+        own = set(names) <= set(self._labels)
+        places = [self._labels.index(name) if own else place for place, name in enumerate(names)]
+        return dict(zip(names, zip(found, places, strict=True), strict=True))

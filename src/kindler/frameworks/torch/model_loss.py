@@ -1,0 +1,205 @@
+"""`loss="model"`: a loss that the model computes itself, and what it is a mean over.
+
+Only a mean can be put together from the parts of several workers, and only if each part counts for what it
+was divided by. For labels that are whole numbers these are the labels other than -100, which torch's losses
+leave out; of a model that predicts the next token, the first of each row does not count. For anything else,
+rows. A model says otherwise with a method `loss_divisor(outputs, inputs)`. Whether it holds is tried on the
+first rows: see `Trial`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kindler.errors import ConfigError
+from kindler.frameworks.torch.loss import Judged, LossRule
+from kindler.frameworks.torch.outputs import flat, own_loss, without_loss
+
+__all__ = ["ModelLoss", "Trial", "label_arguments"]
+
+_IGNORED = -100
+_LABELS = ("labels", "label")
+_NEXT_TOKEN = re.compile(r"(ForCausalLM|LMHeadModel)$")
+_TRIED_ROWS = 4
+
+Inputs = Mapping[str, torch.Tensor]
+
+
+def label_arguments(
+    model: torch.nn.Module, names: Sequence[str], features: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """What a model takes labels as: by the names of their columns; a single one also as "labels"."""
+    try:
+        taken = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return tuple(names)
+    if len(names) == 1 and names[0] not in taken and _LABELS[0] in taken and _LABELS[0] not in features:
+        return (_LABELS[0],)
+    return tuple(names)
+
+
+class ModelLoss(LossRule):
+    """The rule of a model's own loss.
+
+    Args:
+        model: The model.
+        labels: What it takes labels as; empty where they are among its other inputs.
+    """
+
+    def __init__(self, model: torch.nn.Module, labels: Sequence[str] = ()) -> None:
+        self.function = "model"
+        self.sums = self.by_class = self.elementwise = self.binary = self.logits = self.all_count = False
+        self.weighted = True
+        self.ignored = _IGNORED
+        self._check = None
+        self._labels = tuple(labels)
+        self._divisor_of: Callable[..., Any] | None = getattr(model, "loss_divisor", None)
+        self._next_token = any(_NEXT_TOKEN.search(cls.__name__) for cls in type(model).__mro__)
+
+    @property
+    def declared(self) -> bool:
+        """Whether the model itself says what its loss is a mean over."""
+        return self._divisor_of is not None
+
+    def judge(self, outputs: Any, inputs: Inputs, rows: int) -> Judged:
+        """One batch's loss, out of what the model returned for these inputs.
+
+        Raises:
+            ConfigError: It returned none.
+        """
+        loss = own_loss(outputs)
+        if loss is None:
+            raise ConfigError(
+                "loss='model': the model returned no loss for the inputs"
+                f" {', '.join(map(repr, inputs))}; it must return a dict or an object with a scalar 'loss'.\n"
+                "Hint: models compute it if they get labels: pass the column with label_cols=..., under the"
+                " name that the model's forward takes it by (a single one is passed as 'labels' too)."
+            )
+        divisor = self.divisor(outputs, inputs, rows)
+        if not divisor:  # 0/0: nothing of this batch counts
+            rest = [part.float().sum() for part in flat(without_loss(outputs)) if part.is_floating_point()]
+            loss = torch.stack(rest).nan_to_num().sum() * 0.0 if rest else torch.zeros_like(loss)
+        return Judged(
+            loss.reshape(()), divisor, divisor, opaque=not self.declared and not self._counts(inputs)
+        )
+
+    def divisor(self, outputs: Any, inputs: Inputs, rows: int) -> float:
+        """What the loss of these rows was divided by, but for a factor that all batches have."""
+        if self._divisor_of is not None:
+            return float(self._divisor_of(outputs, inputs))
+        labels = self._counts(inputs)
+        if not labels:
+            return float(rows)
+        [label] = labels
+        return float(self._kept(label).sum().item())
+
+    def differ(self, inputs: Inputs) -> bool:
+        """Whether some of the rows count for more than others, so that a trial of the rule is worth most."""
+        return any(int(kept.min()) != int(kept.max()) for kept in map(self._per_row, self._counts(inputs)))
+
+    def tried_rows(self, inputs: Inputs, rows: int) -> list[int]:
+        """A few rows to try the rule on, among them those that count for the least and the most."""
+        chosen = list(range(rows))
+        for label in self._counts(inputs):
+            per_row = self._per_row(label)
+            chosen = [row for row in per_row.argsort().tolist() if per_row[row] > 0]
+        return [*chosen[: _TRIED_ROWS // 2], *chosen[_TRIED_ROWS // 2 :][-(_TRIED_ROWS // 2) :]]
+
+    def for_metrics(self, outputs: Any, targets: Sequence[torch.Tensor], inputs: Inputs) -> tuple[Any, Any]:
+        """What metrics compare: "logits", or the only output, and the labels, without those left out."""
+        outputs = without_loss(outputs)
+        targets = tuple(targets) or tuple(inputs[name] for name in _LABELS if name in inputs)
+        if isinstance(outputs, Mapping):
+            tensors = [value for value in outputs.values() if isinstance(value, torch.Tensor)]
+            outputs = outputs.get("logits", tensors[0] if len(tensors) == 1 else outputs)
+        if len(targets) == 1 and isinstance(outputs, torch.Tensor) and not targets[0].is_floating_point():
+            return self._counted(outputs, targets[0])
+        return outputs, targets
+
+    def _counted(self, outputs: torch.Tensor, target: torch.Tensor) -> tuple[Any, Any]:
+        """Scores and classes that count, where the last dimension is the classes."""
+        if outputs.shape[:-1] != target.shape or outputs.dim() < 2:
+            return outputs, (target,)
+        if self._next_token and target.dim() > 1:
+            outputs, target = outputs[:, :-1], target[:, 1:]
+        kept = target != _IGNORED
+        return outputs[kept], (target[kept],)
+
+    def _counts(self, inputs: Inputs) -> list[torch.Tensor]:
+        """The one label whose values are counted; none where rows are."""
+        found = [inputs[name] for name in self._labels or _LABELS if name in inputs]
+        return found if len(found) == 1 and not found[0].is_floating_point() and found[0].dim() else []
+
+    def _kept(self, label: torch.Tensor) -> torch.Tensor:
+        kept: torch.Tensor = label != _IGNORED
+        return kept[:, 1:] if self._next_token and kept.dim() > 1 else kept
+
+    def _per_row(self, label: torch.Tensor) -> torch.Tensor:
+        kept = self._kept(label)
+        return (
+            kept.reshape(len(kept), -1).sum(1)
+            if kept.numel()
+            else kept.new_zeros(len(kept), dtype=torch.int64)
+        )
+
+
+class Trial:
+    """Tries once or twice whether a model's loss is the mean that the rule takes it for.
+
+    Args:
+        rule: The rule.
+        half: Whether the model computes with half precision.
+    """
+
+    def __init__(self, rule: ModelLoss, *, half: bool = False) -> None:
+        self._rule, self._tolerance = rule, 2e-2 if half else 1e-3
+        self._first, self._telling = not rule.declared, not rule.declared
+
+    def __call__(self, call: Callable[[Inputs], Any], inputs: Inputs, rows: int) -> None:
+        """Compare the loss of some rows with the losses of each of them.
+
+        Args:
+            call: Calls the model, which learns nothing from it.
+            inputs: A batch.
+            rows: How many rows it has.
+
+        Raises:
+            ConfigError: It is another mean, or none.
+        """
+        telling = self._telling and self._rule.differ(inputs)
+        if rows < 2 or not (self._first or telling):
+            return
+        self._first, self._telling = False, self._telling and not telling
+        chosen = self._rule.tried_rows(inputs, rows)
+        if len(chosen) < 2:
+            return
+        whole, _ = self._loss(call, inputs, chosen)
+        again, _ = self._loss(call, inputs, chosen)
+        if whole != again:
+            return  # it draws random numbers: nothing can be compared
+        parts = [self._loss(call, inputs, [row]) for row in chosen]
+        total = sum(divisor for _, divisor in parts)
+        mean = sum(loss * divisor for loss, divisor in parts) / total if total else float("nan")
+        if not abs(mean - whole) <= self._tolerance * max(abs(mean), abs(whole)) + 1e-6:
+            raise self._refusal(whole, mean, len(chosen))
+
+    def _loss(self, call: Callable[[Inputs], Any], inputs: Inputs, rows: list[int]) -> tuple[float, float]:
+        taken = {name: tensor[rows] for name, tensor in inputs.items()}
+        outputs = call(taken)
+        loss = own_loss(outputs)
+        return float("nan") if loss is None else float(loss), self._rule.divisor(outputs, taken, len(rows))
+
+    def _refusal(self, whole: float, mean: float, rows: int) -> ConfigError:
+        return ConfigError(
+            f"loss='model': the loss of {rows} rows together is {whole:.6g}, and the mean of their own"
+            f" losses, by rows or by labels that are not {_IGNORED}, is {mean:.6g}. What the model's loss is"
+            " a mean over is not known, so parts of a step, on several workers or with accumulation_steps,"
+            " cannot be weighed.\n"
+            "Hint: give the model a method loss_divisor(outputs, inputs), which returns what its loss was"
+            " divided by (the tokens that count, say); or pass a loss function; or train with workers=1."
+        )

@@ -1,0 +1,115 @@
+"""Several optimizers by name, with their schedules: how they are built, looked at as one, kept and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kindler.errors import ConfigError
+from kindler.frameworks.torch.optim import build_optimizer, build_scheduler, step_scheduler
+from kindler.frameworks.torch.parameters import group_names, load_optimizer
+from kindler.frameworks.torch.spec import TorchSpec
+
+__all__ = ["ONLY", "Optimizers", "Schedules", "build_optimizers", "build_schedules"]
+
+ONLY = "optimizer"  # the name of one that was given without a name
+
+
+class Optimizers:
+    """Optimizers by name; together they have the groups and the state of all.
+
+    Attributes:
+        named: The optimizers.
+    """
+
+    def __init__(self, named: Mapping[str, torch.optim.Optimizer]) -> None:
+        self.named = dict(named)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all, in order."""
+        return [group for optimizer in self.named.values() for group in optimizer.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """What all of them keep of parameters; of one that two of them move, what the last does."""
+        return {key: value for optimizer in self.named.values() for key, value in optimizer.state.items()}
+
+    def __getitem__(self, name: str) -> torch.optim.Optimizer:
+        return self.named[name]
+
+    def __iter__(self) -> Any:
+        return iter(self.named)
+
+    def kept(self, modules: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
+        """Their states, with the names of the parameters that these belong to."""
+        return {
+            name: {"state": optimizer.state_dict(), "groups": group_names(optimizer, modules)}
+            for name, optimizer in self.named.items()
+        }
+
+    def load(self, kept: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]) -> None:
+        """Go on from what `kept` gave.
+
+        Raises:
+            ConfigError: It is of other optimizers.
+        """
+        if kept.keys() != self.named.keys():
+            raise ConfigError(
+                f"the state is one of the optimizers {', '.join(map(repr, kept))}, and these are"
+                f" {', '.join(map(repr, self.named))}.\n"
+                "Hint: name them as they were named then; or take only the weights, with Estimator.load()."
+            )
+        for name, optimizer in self.named.items():
+            load_optimizer(optimizer, kept[name]["state"], kept[name]["groups"], modules)
+
+
+class Schedules:
+    """Learning-rate schedules by the names of the optimizers that they move; one may have several."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self.named = dict(named)
+
+    def step(self) -> None:
+        """Move all."""
+        for schedule in self.named.values():
+            schedule.step()
+
+    def end_epoch(self, logs: Mapping[str, float] | None) -> None:
+        """Move all; one that watches for a plateau is shown the epoch's loss."""
+        for schedule in self.named.values():
+            step_scheduler(schedule, logs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What they go on from."""
+        return {name: schedule.state_dict() for name, schedule in self.named.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from it; those that were not there then begin anew."""
+        for name in self.named.keys() & state.keys():
+            self.named[name].load_state_dict(state[name])
+
+
+def build_optimizers(spec: TorchSpec, model: torch.nn.Module) -> Optimizers:
+    """The optimizers over the parameters of `model`, which is on its device already."""
+    given = spec.optimizer if isinstance(spec.optimizer, Mapping) else {ONLY: spec.optimizer}
+    return Optimizers(
+        {str(name): build_optimizer(replace(spec, optimizer=one), model) for name, one in given.items()}
+    )
+
+
+def build_schedules(spec: TorchSpec, optimizers: Optimizers) -> Schedules | None:
+    """Their schedules, if there are any."""
+    given = spec.scheduler_creator
+    if given is None:
+        return None
+    by_name = given if isinstance(given, Mapping) else dict.fromkeys(optimizers.named, given)
+    return Schedules(
+        {
+            str(name): build_scheduler(replace(spec, scheduler_creator=creator), optimizers[str(name)])
+            for name, creator in by_name.items()
+        }
+    )

@@ -1,0 +1,437 @@
+"""A replica that is trained by a step of the user's own, with any number of optimizers.
+
+Each `run.backward` makes gradients of the mean over all ranks' rows, so that whatever the step does with them
+afterwards is the same on all ranks. All ranks run the step in every global step: one that has no rows runs it
+on two rows of zeros, of which nothing counts. That they ask for the same gradients in the same order is
+checked with each exchange.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from kindler.collective import Array, Collective, Gradients
+from kindler.errors import ConfigError
+from kindler.frameworks.contract import Batch
+from kindler.frameworks.torch.metrics import named_metrics
+from kindler.frameworks.torch.optim import refuse_several, step_optimizer
+from kindler.frameworks.torch.optimizers import Optimizers, Schedules, build_optimizers, build_schedules
+from kindler.frameworks.torch.replica import TorchReplica
+from kindler.frameworks.torch.spec import SPARSE, optimizer_kind
+from kindler.frameworks.torch.spec import against_several as against_several_workers
+from kindler.frameworks.torch.state import parse, snapshot, to_array
+from kindler.frameworks.torch.step_counter import StepCounter
+from kindler.frameworks.torch.step_run import StepRun, logged
+from kindler.frameworks.torch.step_spec import StepSpec, check_step, missing_in_step
+
+__all__ = ["StepReplica"]
+
+_END = -1  # stands for the end of a step where ranks compare what they do
+_MADE_UP_ROWS = 2  # BatchNorm needs more than one
+
+
+class StepReplica(TorchReplica):
+    """One rank's copy of a model that `StepSpec.train_step` trains."""
+
+    divisible = False
+    spec: StepSpec
+
+    def __init__(self, spec: StepSpec, **options: Any) -> None:
+        super().__init__(spec, **options)
+        self._optimizers: Optimizers | None = None
+        self._schedules: Schedules | None = None
+        self._run: StepRun | None = None
+        self._shares = False
+        self._exchanges = 0
+        self._ours = False
+        self._used = self._watches = False
+        self._weight = (0.0, 0.0)
+        self._made: dict[int, Any] = {}
+        self._hooks: list[Any] = []
+
+    @classmethod
+    def make_spec(cls, **options: Any) -> StepSpec:
+        spec = StepSpec(**{**options, "config": dict(options.get("config") or {})})
+        if complaints := check_step(spec):
+            raise ConfigError("\n".join(complaints))
+        return spec
+
+    lacking = staticmethod(missing_in_step)
+
+    @classmethod
+    def needs_labels(cls, spec: Any) -> Any:
+        """Labels are taken where there are some."""
+        return "found"
+
+    @classmethod
+    def changed(cls, spec: Any, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:
+        if learning_rate is not None and isinstance(spec.optimizer, Mapping):
+            raise ConfigError(
+                f"learning_rate={learning_rate}: there are several optimizers,"
+                f" {', '.join(map(repr, spec.optimizer))}.\n"
+                "Hint: read their rates from the config in their creators, and give config={...}."
+            )
+        return super().changed(spec, config=config, learning_rate=learning_rate)
+
+    @classmethod
+    def against_server(cls, spec: Any) -> list[str]:
+        return ["a step of your own moves the parameters itself.\nHint: sync='allreduce'."]
+
+    @classmethod
+    def against_division(cls, spec: Any, asked: str | None) -> list[str]:
+        return cls.against_server(spec)
+
+    @classmethod
+    def against_several(cls, spec: Any) -> list[str]:
+        given = spec.optimizer if isinstance(spec.optimizer, Mapping) else {"": spec.optimizer}
+        sparse = any(issubclass(optimizer_kind(one), torch.optim.SparseAdam) for one in given.values())
+        told = [c for c in against_several_workers(spec) if c != SPARSE]
+        return [*told, *([SPARSE] if sparse else [])]
+
+    @property
+    def optimizers(self) -> Optimizers:
+        """The optimizers, built at first use together with their schedules."""
+        if self._optimizers is None:
+            if self.spec.loss is not None:
+                _ = self.loss
+            self._optimizers = self._build_optimizers()
+            self._schedules = self._build_schedules(self._optimizers)
+        return self._optimizers
+
+    def _build_optimizers(self) -> Optimizers:
+        return build_optimizers(self.spec, self.model)
+
+    def _build_schedules(self, optimizers: Optimizers) -> Schedules | None:
+        return build_schedules(self.spec, optimizers)
+
+    @property
+    def optimizer(self) -> Any:
+        """The only optimizer; several as one that has the groups of all."""
+        named = self.optimizers.named
+        return next(iter(named.values())) if len(named) == 1 else self.optimizers
+
+    @property
+    def counter(self) -> StepCounter:
+        """The tallies."""
+        if self._counter is None:
+            loss = self.loss if self.spec.loss is not None else None
+            metrics = named_metrics(self.spec.metrics, self.spec.config, loss)
+            self._counter = StepCounter(metrics, self.device, self.model.get_submodule)
+        assert isinstance(self._counter, StepCounter)
+        return self._counter
+
+    @property
+    def run(self) -> StepRun:
+        """What steps work with."""
+        if self._run is None:
+            self._run = StepRun(self)
+        return self._run
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return 1 if self._collective is None else self._collective.size
+
+    def join(self, collective: Collective) -> None:
+        if collective.size > 1:
+            for optimizer in self.optimizers.named.values():
+                refuse_several(optimizer)
+        super().join(collective)
+
+    def fuse(self, exchange: Any) -> None:
+        """Exchange gradients in each `run.backward`, through what `join` was given."""
+        self._shares = True
+        self._watch_gradients()
+
+    def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
+        raise ConfigError(self.against_server(self.spec)[0])
+
+    def shard_fully(self, mesh: Any, modules: Sequence[str]) -> None:
+        raise ConfigError(self.against_server(self.spec)[0])
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """A step of the user's own moves parameters itself, so that there are none to hand out."""
+        raise ConfigError(
+            "this sync asks each worker for its gradients, but a train_step or LightningModule moves the"
+            " parameters itself.\nHint: sync='allreduce'."
+        )
+
+    def train_step(self, batch: Batch) -> None:
+        """One call of the user's function."""
+        if not batch.global_rows:
+            return
+        self._freezer.settle()  # the step may move parameters at any time
+        _ = self.tracked
+        if not self._watches:
+            self._watches = True
+            for name, optimizer in self.optimizers.named.items():
+                optimizer.register_step_pre_hook(self._before_step(name))
+        self._modes.train()
+        if self.parameters.look():
+            self._watch_gradients()
+        features, labels = batch.features, batch.labels
+        before = None
+        if not batch.rows:
+            features, labels = _made_up(features), _made_up(labels)
+            before = snapshot(self.tracked)
+        self._begin(batch)
+        self._step_on(self._tensors(features), self._tensors(labels), batch.rows)
+        self._agree(_END, 0.0)
+        if before is not None:
+            with torch.no_grad():
+                for buffer, value in zip(self.tracked.buffers(), before, strict=True):
+                    buffer.copy_(value)
+        if self._schedules is not None and self.spec.scheduler_step == "step":
+            self._schedules.step()
+        self.step += 1
+        self.counter.count_rows(batch.rows)
+        self._count_rows(batch)
+
+    def _begin(self, batch: Batch) -> None:
+        self.run.rows, self.run.global_rows, self.run.loss_sum = batch.rows, batch.global_rows, None
+        self._exchanges, self._used = 0, False
+        self._weight = (float(batch.rows), float(batch.global_rows))
+
+    def _step_on(
+        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
+    ) -> None:
+        """Let the user's function make the step, and count what it tells."""
+        with self._precision():
+            returned = self.spec.train_step(self.run, self._by_name(features, labels))
+        values = logged(returned, "train_step")
+        if not self._used:
+            self._minimized(returned)
+        if "loss" not in values and self.run.loss_sum is not None:
+            values["loss"] = self.run.loss_sum
+        if rows:
+            self.counter.note(values, rows)
+
+    def _minimized(self, returned: Any) -> None:
+        """The step of a function that has only computed a loss."""
+        loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+            raise ConfigError(
+                "train_step moved no parameters, and returned no loss to minimize.\nHint: return the loss, or"
+                ' {"loss": loss, ...}; or call run.minimize(loss, "name of an optimizer").'
+            )
+        if len(self.optimizers.named) > 1:
+            names = ", ".join(map(repr, self.optimizers.named))
+            raise ConfigError(
+                f"train_step moved no parameters, and there are the optimizers {names}: which of them"
+                " minimizes the loss?\nHint: call run.minimize(loss, name) in it, once for each."
+            )
+        self.run.minimize(loss)
+
+    def eval_step(self, batch: Batch) -> None:
+        """One call of the user's function; without one, the loss and metrics that were given."""
+        if self.spec.eval_step is None:
+            if problem := self.lacking(self.spec, "loss"):
+                raise ConfigError(problem[0])
+            super().eval_step(batch)
+            return
+        if not batch.rows:
+            return
+        self._modes.evaluate()
+        self._begin(batch)
+        with torch.no_grad(), self._precision():
+            given = self._by_name(self._tensors(batch.features), self._tensors(batch.labels))
+            returned = self.spec.eval_step(self.run, given)
+        self.counter.note(logged(returned, "eval_step"), batch.rows)
+        self.counter.count_rows(batch.rows)
+
+    def _by_name(
+        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]
+    ) -> dict[str, torch.Tensor]:
+        """A batch by the names of its columns."""
+        names = self._names if len(self._names) == len(features) else _numbered("x", len(features))
+        of_labels = self._label_names
+        if len(of_labels) != len(labels):
+            of_labels = _numbered("y", len(labels))
+        return dict(zip((*names, *of_labels), (*features, *labels), strict=True))
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        name: str | None,
+        *,
+        weight: float | torch.Tensor | None,
+        retain_graph: bool,
+    ) -> None:
+        """Add gradients of the mean over the rows of all ranks; see `StepRun.backward`."""
+        self._used = True
+        named = self.optimizers.named
+        only = name is None or len(named) == 1
+        parameters = [p for p in self._parameters_of(None if only else name) if p.requires_grad]
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        with self._own(), torch.autocast(self.device.type, enabled=False):
+            torch.autograd.backward(loss, retain_graph=retain_graph, inputs=None if only else parameters)
+        grads = [parameter.grad for parameter in parameters]
+        if self._shares:
+            places = [None, *named]
+            code = places.index(name) * 2 + (weight is not None)
+            grads = self._exchanged(grads, parameters, code, weight)
+        with torch.no_grad():
+            for parameter, old, new in zip(parameters, before, grads, strict=True):
+                parameter.grad = new if old is None else old if new is None else old + new
+                if parameter.grad is not None:
+                    self._made[id(parameter)] = weakref.ref(parameter.grad)
+
+    def _exchanged(
+        self,
+        grads: Sequence[torch.Tensor | None],
+        parameters: Sequence[torch.Tensor],
+        code: int,
+        weight: float | torch.Tensor | None,
+    ) -> list[torch.Tensor | None]:
+        """The sum over ranks, each rank's gradients by its share of what the mean is over."""
+        assert self._collective is not None, "join comes first"
+        mine, total = self._weight
+        given = mine if weight is None else float(weight) if mine else 0.0
+        told = self._agree(code + 1, given)
+        total = total if weight is None else told
+        share = given / total if total else 0.0
+        arrays: list[Array] = []
+        for grad, parameter in zip(grads, parameters, strict=True):
+            if grad is None or not share:
+                arrays.append(np.zeros_like(to_array(parameter)))
+            else:
+                arrays.append(to_array(grad * share))
+        flags = np.array([grad is not None and share > 0 for grad in grads], np.int64)
+        *sums, used = self._collective.sum([*arrays, flags])
+        return [
+            torch.from_numpy(array).to(parameter) if flag else None
+            for array, parameter, flag in zip(sums, parameters, used, strict=True)
+        ]
+
+    def _agree(self, code: int, weight: float) -> float:
+        """Make sure that all ranks are at the same place of the step; the sum of their weights."""
+        if not self._shares:
+            return weight
+        assert self._collective is not None, "join comes first"
+        self._exchanges += 1
+        # Small enough for the sums of squares to be exact.
+        place = float(code if code == _END else self._exchanges % 1000 * 64 + code % 64)
+        [sums] = self._collective.sum([np.array([1.0, place, place * place, weight])])
+        count, total, squares, weights = (float(value) for value in sums)
+        if squares * count != total * total:
+            raise ConfigError(
+                "workers did different things in one step: each must call run.backward with the same"
+                " optimizers in the same order.\nHint: let nothing that only one worker knows, such as its"
+                " rows or its loss, decide whether backward is called."
+            )
+        return weights
+
+    def update(self, name: str) -> None:
+        """Clip, move the parameters of one optimizer, and clear their gradients."""
+        optimizer = self.optimizers[name]
+        moved = self._parameters_of(name)
+        self._clip_these(moved)
+        step_optimizer(optimizer)
+        optimizer.zero_grad(set_to_none=True)
+
+    def _clip_these(self, parameters: Sequence[torch.Tensor]) -> None:
+        if self.spec.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(parameters, self.spec.clip_value)
+        if self.spec.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, self.spec.clip_norm)
+
+    def _parameters_of(self, name: str | None) -> list[torch.nn.Parameter]:
+        if name is None:
+            return self.parameters.held
+        return [p for group in self.optimizers[name].param_groups for p in group["params"]]
+
+    @contextmanager
+    def _own(self) -> Iterator[None]:
+        self._ours = True
+        try:
+            yield
+        finally:
+            self._ours = False
+
+    def _watch_gradients(self) -> None:
+        """Notice gradients that were computed without `run.backward`, which other ranks do not know of."""
+        for hook in self._hooks:
+            hook.remove()
+        watched: list[Any] = [p for p in self.parameters.held if p.requires_grad] if self._shares else []
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._noticed) for parameter in watched]
+
+    def _noticed(self, parameter: torch.Tensor) -> None:
+        if not self._ours:
+            raise ConfigError(
+                "loss.backward() computes the gradients of this worker's rows alone.\nHint: call"
+                " run.backward(loss), or run.minimize(loss), which take those of all workers; in a"
+                " LightningModule, self.manual_backward(loss)."
+            )
+
+    def _before_step(self, name: str) -> Callable[..., None]:
+        def look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            self._used = True
+            if not self._shares:
+                return
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    known = self._made.get(id(parameter), lambda: None)()
+                    if parameter.grad is not None and parameter.grad is not known:
+                        raise ConfigError(
+                            f"the optimizer {name!r} is about to move parameters by gradients that other"
+                            " workers do not have.\nHint: compute them with run.backward(loss)."
+                        )
+
+        return look
+
+    def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
+        if self._schedules is not None and self.spec.scheduler_step == "epoch":
+            self._schedules.end_epoch(logs)
+
+    def learning_rate(self) -> float:
+        return float(self.optimizers.param_groups[0]["lr"]) if self.optimizers.param_groups else float("nan")
+
+    def _fields(self) -> dict[str, Any]:
+        fields = super()._fields()
+        schedules = self._schedules.state_dict() if self._schedules is not None else None
+        # Gradients that the next step adds to are the same on all ranks.
+        held = self.parameters.held if self.spec.optimizer is not None else []
+        grads = {i: p.grad for i, p in enumerate(held) if p.grad is not None}
+        return {**fields, "scheduler": schedules, "gradients": grads}
+
+    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
+        super().load_state(data, weights_only_model=weights_only_model)
+        if weights_only_model or self.spec.optimizer is None:
+            return
+        grads = parse(data).get("gradients", {})
+        for place, parameter in enumerate(self.parameters.held):
+            parameter.grad = grads[place].to(parameter) if place in grads else None
+            if parameter.grad is not None:
+                self._made[id(parameter)] = weakref.ref(parameter.grad)
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        return {"named": self.optimizers.kept(self._modules())}
+
+    def _load_optimizer(self, fields: Mapping[str, Any]) -> None:
+        kept = fields["optimizer"].get("named")
+        if kept is None:
+            raise ConfigError(
+                "the state is one of a model without a train_step.\n"
+                "Hint: take only its weights, with Estimator.load()."
+            )
+        self.optimizers.load(kept, self._modules())
+
+    def _load_scheduler(self, fields: Mapping[str, Any]) -> None:
+        if fields["scheduler"] is not None and self._schedules is not None:
+            self._schedules.load_state_dict(fields["scheduler"])
+
+
+def _made_up(columns: tuple[Any, ...]) -> tuple[Array, ...]:
+    return tuple(np.zeros((_MADE_UP_ROWS, *column.shape[1:]), column.dtype) for column in columns)
+
+
+def _numbered(prefix: str, count: int) -> tuple[str, ...]:
+    return (prefix,) if count == 1 else tuple(f"{prefix}{i}" for i in range(count))

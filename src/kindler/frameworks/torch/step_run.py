@@ -1,0 +1,164 @@
+"""What the user's own training step works with: the model, the optimizers, and gradients of all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kindler.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kindler.frameworks.torch.step_replica import StepReplica
+
+__all__ = ["StepRun"]
+
+
+class StepRun:
+    """The first argument of `train_step` and `eval_step`.
+
+    Gradients that `backward` computes are those of the mean over the rows of all workers, so a step does the
+    same with one worker or several. The loss it is given is a mean over the rows of `batch`.
+
+    Attributes:
+        model: This worker's copy of the model.
+        config: The estimator's config.
+        rows: How many rows of the step this worker has. Where it is 0, the step is called with made-up rows,
+            so that all workers do the same; nothing of it counts.
+        global_rows: How many rows all workers have in this step.
+        loss_sum: The sum of the losses that `backward` was given in this step; None before the first.
+    """
+
+    def __init__(self, replica: StepReplica) -> None:
+        self._replica = replica
+        self.model: Any = replica.model
+        self.config: Mapping[str, Any] = replica.spec.config
+        self.rows = self.global_rows = 0
+        self.loss_sum: torch.Tensor | None = None
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """The optimizers by name; one that was given without a name is called "optimizer"."""
+        return dict(self._replica.optimizers.named)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, where there is only one."""
+        return self.optimizers[self._one(None)]
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, counted from 1."""
+        return self._replica.epoch
+
+    @property
+    def step(self) -> int:
+        """Steps since the model was created."""
+        return self._replica.step
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self._replica.rank
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return self._replica.size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model and the batches are."""
+        device: torch.device = self._replica.device
+        return device
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        optimizer: str | None = None,
+        *,
+        weight: float | torch.Tensor | None = None,
+        retain_graph: bool = False,
+    ) -> None:
+        """Add the gradients of a loss over the rows of all workers to those there are.
+
+        Args:
+            loss: A mean over the rows of the batch; or over something else, which `weight` says.
+            optimizer: Compute only the gradients of this optimizer's parameters. None computes all.
+            weight: What the mean was divided by on this worker, if not by its rows: tokens, for example.
+            retain_graph: Whether another loss of the same outputs will be given to `backward`.
+        """
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise ConfigError(f"run.backward needs a loss that is one number; received {_shown(loss)}.")
+        name = None if optimizer is None else self._one(optimizer)
+        told = loss.detach().reshape(())
+        self.loss_sum = told if self.loss_sum is None else self.loss_sum + told
+        self._replica.backward(loss, name, weight=weight, retain_graph=retain_graph)
+
+    def update(self, optimizer: str | None = None) -> None:
+        """Clip gradients as the estimator says, let an optimizer move its parameters, and clear gradients.
+
+        Args:
+            optimizer: Its name; None where there is only one.
+        """
+        self._replica.update(self._one(optimizer))
+
+    def minimize(
+        self,
+        loss: torch.Tensor,
+        optimizer: str | None = None,
+        *,
+        weight: float | torch.Tensor | None = None,
+        retain_graph: bool = False,
+    ) -> None:
+        """Forget earlier gradients of an optimizer's parameters, then `backward` and `update`."""
+        name = self._one(optimizer)
+        self.optimizers[name].zero_grad(set_to_none=True)
+        self.backward(
+            loss, name if len(self.optimizers) > 1 else None, weight=weight, retain_graph=retain_graph
+        )
+        self.update(name)
+
+    def _one(self, name: str | None) -> str:
+        names = list(self._replica.optimizers.named)
+        if name is None and len(names) == 1:
+            return names[0]
+        if name is None:
+            raise ConfigError(
+                f"there are the optimizers {', '.join(map(repr, names))}; say which, as in"
+                f" run.minimize(loss, {names[0]!r})."
+            )
+        if name not in names:
+            raise ConfigError(f"there is no optimizer {name!r}, only {', '.join(map(repr, names))}.")
+        return name
+
+
+def logged(returned: Any, who: str) -> dict[str, float | torch.Tensor]:
+    """What a step returned, as numbers by name.
+
+    Raises:
+        ConfigError: It is neither a loss nor a dict of numbers.
+    """
+    if returned is None:
+        return {}
+    given = returned if isinstance(returned, Mapping) else {"loss": returned}
+    values: dict[str, float | torch.Tensor] = {}
+    for name, value in given.items():
+        single = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        if not single or not isinstance(name, str):
+            raise ConfigError(
+                f"{who} must return the loss, a tensor of one number, or a dict of numbers by name; received"
+                f" {_shown(returned if not isinstance(returned, Mapping) else value)}"
+                + (f" for {name!r}." if isinstance(returned, Mapping) else ".")
+            )
+        values[name] = value.detach().reshape(()) if isinstance(value, torch.Tensor) else float(value)
+    return values
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{value!r}" if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"

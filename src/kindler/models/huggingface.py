@@ -1,0 +1,158 @@
+"""Models of Hugging Face's transformers: what `save_pretrained` writes, read by `from_pretrained`.
+
+Weights are safetensors and the configuration is JSON, so reading runs no code of the files. The class is one
+of the transformers package; any other is given by the reader, or imported by its name if the store is
+trusted. Entries of the configuration that name code elsewhere are left out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from kindler.errors import ConfigError
+from kindler.estimator.estimator import Estimator
+from kindler.models.kind import imported, known_only, require_trust
+from kindler.models.predictor import Predictor
+from kindler.models.torch import TorchKind, class_of
+from kindler.models.torch_predictor import NamedTorchPredictor
+
+if TYPE_CHECKING:
+    from kindler.models.loaded import LoadedModel
+
+__all__ = ["HuggingFaceKind"]
+
+_CONFIG = "config.json"
+# What would be downloaded, or imported from packages that the file names.
+_CODE = (
+    "auto_map",
+    "custom_pipelines",
+    "attn_implementation",
+    "experts_implementation",
+    "quantization_config",
+)
+
+
+class HuggingFaceKind(TorchKind):
+    """`PreTrainedModel` objects. `classes` are those that the model may be of, besides transformers' own."""
+
+    kind: ClassVar[str] = "huggingface"
+    put_options: ClassVar[frozenset[str]] = frozenset()
+    packages: ClassVar[tuple[str, ...]] = ("transformers", "torch", "safetensors")
+
+    def can(self, obj: Any) -> bool:
+        return isinstance(obj, _transformers().PreTrainedModel)
+
+    def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
+        cls = type(obj)
+        if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+            raise ConfigError(
+                f"the class of this model, {cls.__qualname__}, cannot be imported by others.\n"
+                "Hint: define it in a module; or kind='pickle' with trusted=True stores any model."
+            )
+        with _without_bars():
+            obj.save_pretrained(folder)
+        if not list(folder.glob("*.safetensors")):
+            raise ConfigError(f"save_pretrained of {cls.__qualname__} wrote no weights as safetensors.")
+        told = {"form": "pretrained", "class": f"{cls.__module__}:{cls.__qualname__}"}
+        return {**told, "training": obj.training, "dtype": str(obj.dtype).removeprefix("torch.")}
+
+    def read(
+        self,
+        folder: Path,
+        meta: Mapping[str, Any],
+        *,
+        trusted: bool,
+        classes: Sequence[type[torch.nn.Module]] = (),
+        **options: Any,
+    ) -> Any:
+        cls: Any = _class(str(meta["class"]), classes, trusted=trusted)
+        config = _configuration(folder, trusted=trusted)
+        try:
+            with _without_bars():
+                model = cls.from_pretrained(
+                    folder,
+                    config=cls.config_class.from_dict(config),
+                    dtype=_dtype(meta.get("dtype")),
+                    local_files_only=True,
+                    use_safetensors=True,
+                )
+        except Exception as exc:  # of transformers, or of the user's class: they say why
+            raise ConfigError(f"the stored model of Hugging Face cannot be made again: {exc}") from exc
+        return model.train(bool(meta.get("training")))
+
+    def estimator(self, **options: Any) -> Estimator:
+        return Estimator.from_torch(**{"inputs": "kwargs", **options})
+
+    def predictor(self, model: Any) -> Predictor:
+        mask = ["attention_mask"] if "attention_mask" in inspect.signature(model.forward).parameters else []
+        return NamedTorchPredictor(model, "kwargs", [model.main_input_name, *mask])
+
+    def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
+        """Arrays by name, such as a tokenizer makes; outputs by name."""
+        known_only(options, frozenset(), what="predict of kind 'huggingface'")
+        (x,) = data
+        if isinstance(x, Mapping):
+            return NamedTorchPredictor(loaded.model, "kwargs", tuple(map(str, x)))(x)
+        return loaded.predictor(x)
+
+    def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """The library shows progress of each file it reads and writes."""
+    said = imported("transformers.utils.logging", what="a model", package="transformers", extra="huggingface")
+    shown = said.is_progress_bar_enabled()
+    said.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            said.enable_progress_bar()
+
+
+def _class(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bool) -> Any:
+    library = _transformers()
+    module, _, name = path.partition(":")
+    own = getattr(library, name, None) if module.startswith("transformers.") and name.isidentifier() else None
+    cls: Any = own if isinstance(own, type) else class_of(path, classes, trusted=trusted)
+    if not issubclass(cls, library.PreTrainedModel):
+        raise ConfigError(f"{path!r} is no class of models of transformers.")
+    return cls
+
+
+def _configuration(folder: Path, *, trusted: bool) -> dict[str, Any]:
+    """What the model was configured with.
+
+    Raises:
+        UntrustedError: It names packages that would be loaded, and the reader does not trust the store.
+    """
+    told = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    if not isinstance(told, dict):
+        raise ConfigError(f"{_CONFIG} is no configuration.")
+    named = sorted(key for key in told if key.lstrip("_").startswith(_CODE))
+    if named and not trusted:
+        require_trust(
+            trusted,
+            what="a model of Hugging Face",
+            reason=f"its configuration has {', '.join(named)}, which may name code that would be loaded",
+        )
+    return told
+
+
+def _dtype(name: Any) -> torch.dtype:
+    found = getattr(torch, str(name), None)
+    return found if isinstance(found, torch.dtype) else torch.float32
+
+
+def _transformers() -> Any:
+    what = "a model of Hugging Face"
+    return imported("transformers", what=what, package="transformers", extra="huggingface")
