@@ -359,10 +359,10 @@ class Estimator:
             workers=workers,
             engine=engine,
             device=device,
-            share_gpus=share_gpus,
             model_dir=model_dir,
             seed=seed,
-            settings=settings,
+            settings=settings or RunSettings(),
+            share_gpus=share_gpus,
             log_dir=log_dir,
             preparation=prepared,
         )

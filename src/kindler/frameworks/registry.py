@@ -68,6 +68,8 @@ FRAMEWORKS = Registry(
             extra="torch",
             preload="kindler.frameworks.torch.replica:preload",
             can=_EVERYTHING,
+            gpus=True,
+            precisions=("fp32", "bf16"),
         ),
         FrameworkSpec(
             name="lightning",
@@ -76,6 +78,8 @@ FRAMEWORKS = Registry(
             extra="lightning",
             preload="kindler.frameworks.torch.replica:preload",
             can=_EVERYTHING,
+            gpus=True,
+            precisions=("fp32", "bf16"),
         ),
         FrameworkSpec(
             name="keras",
