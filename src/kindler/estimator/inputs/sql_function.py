@@ -55,7 +55,7 @@ class SqlFunctionInput(Input):
                 "Hint: pass feature_cols=[...], in the order of the function's arguments, or fit() first."
             )
         types = {name: _type(*layout[name]) if name in layout else None for name in names}
-        columns = replace(options, feature_cols=names).plan(types)
+        columns = replace(options, feature_cols=names).within(names).plan(types)  # shapes of labels aside
         sample = zeros(columns, layout, types)
         if sample is None:
             raise ConfigError(
