@@ -21,6 +21,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 # What users call the rows of the tables; a row without a name here fails.
 _FRAMEWORKS = {
     "torch": ("PyTorch", "`from_torch`"),
+    "torch_step": ("PyTorch, with a step of your own", "`from_torch(train_step=...)`"),
+    "lightning": ("LightningModules", "`from_lightning`"),
     "keras": ("Keras 3 on TensorFlow, JAX and PyTorch; Keras 2", "`from_keras`"),
     "tf_graph": ("TensorFlow graphs and model functions", "`from_graph`, `from_model_fn`"),
     "openvino": ("OpenVINO and ONNX files", "`from_openvino`"),
@@ -68,7 +70,8 @@ def _of_combinations() -> str:
     for spec in _frameworks():
         for sync in _syncs():
             if "train" in spec.can:
-                can = not sync.divides or "against_division" in _own(spec)
+                can = spec.syncs is None and (not sync.divides or "against_division" in _own(spec))
+                can = can or (spec.syncs is not None and sync.name in spec.syncs)
                 cells = (_engines(kind) if can else "no" for kind in KINDS)
                 lines.append(_row(_FRAMEWORKS[spec.name][0], f'`"{sync.name}"`', *cells))
     head = _row("framework", "`sync=`", *(_SOURCES[kind.__name__] for kind in KINDS))

@@ -281,6 +281,8 @@ def test_what_a_fit_lacks_and_what_a_sync_cannot_share_is_said_before_it_starts(
         fit(linear(2), sync="sharded")
     with pytest.raises(ConfigError, match="moves the parameters itself"):
         fit(linear(2), sync="async")
+    with pytest.raises(ConfigError, match=r"sync='rounds' does not train models of 'torch_step'"):
+        fit(linear(2), sync="rounds")
     for step, match in (
         (lambda run, batch: None, "moved no parameters, and returned no loss"),
         (lambda run, batch: run.minimize(plain(run, batch), "h"), "there is no optimizer 'h'"),

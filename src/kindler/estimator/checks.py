@@ -29,6 +29,7 @@ __all__ = [
     "column_complaints",
     "division_complaints",
     "engine_complaints",
+    "framework_sync_complaints",
     "loader_complaints",
     "nan_complaints",
     "precision_complaints",
@@ -171,6 +172,15 @@ def loader_complaints(sync: SyncConfig, data: Input) -> Iterator[str]:
         yield (
             "max_staleness is for data that has columns: workers that read batches of your own code take"
             " every step together."
+        )
+
+
+def framework_sync_complaints(sync: SyncConfig, row: FrameworkSpec) -> Iterator[str]:
+    """Syncs that do not train models of a framework."""
+    if row.syncs is not None and sync.name not in row.syncs:
+        yield (
+            f"sync={sync.name!r} does not train models of {row.name!r}.\n"
+            f"Hint: use sync={' or '.join(map(repr, row.syncs))}."
         )
 
 

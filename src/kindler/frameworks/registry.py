@@ -25,6 +25,7 @@ class FrameworkSpec(Spec):
         row_weights: Whether it takes a weight per row, and weights of classes.
         weighted_batches: Whether the third part of a batch that user code makes is a weight per row.
         watches_losses: Whether it says of each step's loss whether it is finite (`watch_losses`).
+        syncs: The syncs that train it; None for every one that finds nothing against the model.
         live: Whether the user may change the model between runs, so that its own state counts.
         gpus: Whether its models compute on GPUs.
         precisions: The precisions that a model can be told to compute in, whatever it was made in.
@@ -37,6 +38,7 @@ class FrameworkSpec(Spec):
     row_weights: bool = False
     weighted_batches: bool = False
     watches_losses: bool = False
+    syncs: tuple[str, ...] | None = None
     live: bool = False
     gpus: bool = False
     precisions: tuple[str, ...] = ()
@@ -68,6 +70,7 @@ FRAMEWORKS = Registry(
             extra="torch",
             preload="kindler.frameworks.torch.replica:preload",
             can=_EVERYTHING,
+            syncs=("allreduce",),
             gpus=True,
             precisions=("fp32", "bf16"),
         ),
@@ -78,6 +81,7 @@ FRAMEWORKS = Registry(
             extra="lightning",
             preload="kindler.frameworks.torch.replica:preload",
             can=_EVERYTHING,
+            syncs=("allreduce",),
             gpus=True,
             precisions=("fp32", "bf16"),
         ),
