@@ -857,7 +857,8 @@ class TorchReplica(BaseReplica):
         return Conveyor(self.device)
 
     def _scored(self, features: tuple[Array, ...]) -> Any:
-        outputs = self._forward(self._conveyor.carry(features))
+        carried = self._conveyor.carry(features) if self.on_gpu else self._tensors(features)
+        outputs = self._forward(carried)
         own = self.spec.inputs == "kwargs" or self.spec.loss == "model"
         return without_loss(outputs) if own else outputs
 
