@@ -20,6 +20,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,10 +105,12 @@ class _House:
         while not self._is_over():
             if _is_readable(self._listener.fileno(), _LOOK_S):
                 self._welcome()
-        try:
-            os.unlink(self._path)
-        except OSError:
-            pass
+        ended_well = [] if self.doomed else [str(Path(self._path).with_suffix(".log"))]
+        for path in (self._path, *ended_well):
+            try:
+                os.unlink(path)
+            except OSError:
+                pass
         self._listener.close()
         self._wait_for_last_words()
         os._exit(1 if self.doomed else 0)  # frameworks have threads that would be waited for

@@ -58,6 +58,7 @@ _FOLDER = "models"
 _GREETING_S = 60.0
 _TRIES = 3
 _IDLE_S = 300.0
+_SAID = 2000  # characters of its last words
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
@@ -123,8 +124,9 @@ class HostModel:
         on_gpu: Whether it computes on a GPU.
     """
 
-    def __init__(self, channel: Channel, *, on_gpu: bool) -> None:
+    def __init__(self, channel: Channel, *, on_gpu: bool, log: Path) -> None:
         self._channel = channel
+        self._log = log
         self.on_gpu = on_gpu
 
     @classmethod
@@ -136,12 +138,13 @@ class HostModel:
             Exception: What loading the model raised.
         """
         own = replace(recipe, device=recipe.device.partition(":")[0], threads=None)
+        path = _socket_of(sharing, gpu)
         for _ in range(_TRIES):
-            channel = _connected(sharing, gpu)
+            channel = _connected(path, sharing, gpu)
             if channel is None:
                 continue
             try:
-                return cls._opened(channel, own)
+                return cls._opened(channel, own, _log_of(path))
             except ChannelClosed:  # it ended for idleness just as we came; the next one is ours
                 channel.close()
             except BaseException:
@@ -149,12 +152,12 @@ class HostModel:
                 raise
         raise TrainingError(
             "the process that has the model for all tasks of this host ended three times before it had"
-            " loaded it; what it said is in the executor's log.\n"
+            f" loaded it{_last_words(_log_of(path))}.\n"
             f"Hint: {VARIABLE}=never, set where the program runs, has each task load a model of its own."
         )
 
     @classmethod
-    def _opened(cls, channel: Channel, recipe: Recipe) -> HostModel:
+    def _opened(cls, channel: Channel, recipe: Recipe, log: Path) -> HostModel:
         channel.send("open", key=recipe.key, parent=os.getppid())
         answer = channel.receive()
         if answer.kind == "send":
@@ -164,7 +167,7 @@ class HostModel:
             answer = channel.receive()
         if answer.kind == "failed":
             raise _error(answer)
-        return cls(channel, on_gpu=bool(answer.fields["on_gpu"]))
+        return cls(channel, on_gpu=bool(answer.fields["on_gpu"]), log=log)
 
     def predict_all(self, batches: Iterable[Arrays]) -> Iterator[Scored]:
         """The outputs of the batches, in their order; several are under way at a time."""
@@ -187,17 +190,23 @@ class HostModel:
         try:
             self._channel.send("batch", *packed(batch))
         except ChannelClosed as exc:
-            raise _gone() from exc
+            raise self._gone() from exc
 
     def _scored(self) -> Scored:
         try:
             answer = self._channel.receive()
         except ChannelClosed as exc:
-            raise _gone() from exc
+            raise self._gone() from exc
         if answer.kind == "failed":
             raise _error(answer)
         scored: Scored = unpacked(answer)
         return scored
+
+    def _gone(self) -> TrainingError:
+        return TrainingError(
+            "the process that has the model for all tasks of this host ended in the middle of a batch"
+            f"{_last_words(self._log)}. It may have used up the memory of the machine."
+        )
 
 
 def packed(value: Any) -> list[Any]:
@@ -228,22 +237,30 @@ def _error(answer: Frame) -> Exception:
     return error
 
 
-def _gone() -> TrainingError:
-    return TrainingError(
-        "the process that has the model for all tasks of this host ended in the middle of a batch; what it"
-        " said is in the executor's log. It may have used up the memory of the machine."
-    )
-
-
-def _connected(sharing: Sharing, gpu: str) -> Channel | None:
-    """A connection to the process of a GPU; None if it went away just now."""
-    folder = socket_folder(_FOLDER)
+def _socket_of(sharing: Sharing, gpu: str) -> Path:
+    """Where the process of a GPU listens."""
     facts = [sharing.secret, gpu.encode(), sys.executable.encode()]
-    name = hashlib.sha256(b"\0".join(facts)).hexdigest()[:24]
-    path = folder / f"{name}.sock"
-    with locked(folder / ".lock"):
+    return socket_folder(_FOLDER) / f"{hashlib.sha256(bytes(1).join(facts)).hexdigest()[:24]}.sock"
+
+
+def _log_of(path: Path) -> Path:
+    """What it says. Not the task's own: whoever reads that would wait until this process ends as well."""
+    return path.with_suffix(".log")
+
+
+def _last_words(log: Path) -> str:
+    try:
+        said = log.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    return f"; it said:\n{said[-_SAID:]}\n" if said else ""
+
+
+def _connected(path: Path, sharing: Sharing, gpu: str) -> Channel | None:
+    """A connection to the process of a GPU; None if it went away just now."""
+    with locked(path.parent / ".lock"):
         if not _listens(path):
-            _sweep(folder)
+            _sweep(path.parent)
             _spawn(path, sharing, gpu)
     try:
         channel = connect((str(path), 0), sharing.secret, timeout_s=_GREETING_S)
@@ -267,11 +284,12 @@ def _sweep(folder: Path) -> None:
     for path in folder.glob("*.sock"):
         if not _listens(path):
             path.unlink(missing_ok=True)
+            _log_of(path).unlink(missing_ok=True)
 
 
 def _spawn(path: Path, sharing: Sharing, gpu: str) -> None:
     path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX) as listener, _log_of(path).open("wb") as log:
         # Made here, so that tasks can queue at it while the process still imports.
         listener.bind(str(path))
         listener.listen(128)
@@ -288,6 +306,7 @@ def _spawn(path: Path, sharing: Sharing, gpu: str) -> None:
             [sys.executable, "-m", "kindler.inference._host_model_main"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
+            stderr=log,
             pass_fds=[listener.fileno()],
             start_new_session=True,  # signals to the group of Spark's Python workers are not for it
             env={**FRUGAL, **os.environ, **package_path(), VISIBLE_GPUS: gpu},
