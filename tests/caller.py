@@ -25,8 +25,8 @@ def public_entries() -> set[str]:
     return {name for name, _ in inspect.getmembers(Estimator) if not name.startswith("_")}
 
 
-GRAPHS = {"from_graph", "from_model_fn"}  # tests/tf_graph
-RUNTIMES = {"from_openvino", "from_mxnet"}  # tests/openvino, tests/mxnet
+# tests/tf_graph, tests/openvino, tests/mxnet, tests/torch/test_lightning.py, tests/spark/test_sql_function.py
+ELSEWHERE = {"from_graph", "from_model_fn", "from_openvino", "from_mxnet", "from_lightning", "register_udf"}
 
 
 def entries(
@@ -47,7 +47,7 @@ def entries(
         "as_stage": lambda: est.as_stage(inputCol="x", labelCol="y"),
         **{
             name: partial(getattr, est, name)
-            for name in ("config", "model_dir", "preparation", "settings", "workers")
+            for name in ("config", "inputs", "model_dir", "preparation", "settings", "workers")
         },
         "preparer": est.preparer,
         "get_model": est.get_model,

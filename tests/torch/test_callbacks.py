@@ -199,6 +199,9 @@ def test_nan_counts_as_no_better(tmp_path: Path) -> None:
     stopping = EarlyStopping("loss", patience=2)
     data = (np.full_like(X, math.inf), Y)
 
-    history = regression().fit(data, epochs=9, callbacks=[stopping], allow_nan=True, verbose=0)
+    with pytest.warns(RuntimeWarning, match="the loss is nan"):
+        history = regression().fit(
+            data, epochs=9, callbacks=[stopping], allow_nan=True, on_nan="warn", verbose=0
+        )
 
     assert len(history) == 2
