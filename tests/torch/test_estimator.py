@@ -255,6 +255,19 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         estimator().save_checkpoint(tmp_path / "none.pt")
 
 
+def test_shapes_and_dtypes_of_labels_are_not_asked_of_rows_that_are_scored() -> None:
+    est = Estimator.from_torch(
+        model=nn.Linear(4, 2), optimizer=torch.optim.SGD, loss=nn.MSELoss(), workers=1, engine="local"
+    )
+    rows = {"x": np.ones((8, 4), "float32"), "goal": np.zeros((8, 2), "float32")}
+    told = {"shapes": {"goal": (2,)}, "dtypes": {"goal": "float32"}}
+    est.fit(rows, feature_cols="x", label_cols="goal", epochs=1, batch_size=8, verbose=0, **told)
+
+    assert est.predict(rows["x"]).shape == (8, 2)
+    with pytest.raises(ConfigError, match="shapes: there is no column 'goal'"):
+        est.predict(rows["x"], shapes={"goal": (2,)})
+
+
 def test_predictions_come_back_in_the_kind_that_was_handed_in() -> None:
     est = Estimator.from_torch(model=nn.Identity())
 

@@ -68,6 +68,17 @@ class ColumnOptions:
             else [name for name in _listed(nan) or () if name in available],
         )
 
+    def without_labels(self) -> ColumnOptions:
+        """What of these options concerns rows that are only scored."""
+        apart = {*(self.labels or ()), self.weight_col}
+
+        def kept(by_column: Mapping[str, Any] | None) -> dict[str, Any] | None:
+            return {name: value for name, value in (by_column or {}).items() if name not in apart} or None
+
+        return replace(
+            self, label_cols=None, need_labels=False, shapes=kept(self.shapes), dtypes=kept(self.dtypes)
+        )
+
     @property
     def features(self) -> list[str] | None:
         """The feature columns as a list; None if they were not named."""

@@ -1088,7 +1088,8 @@ class Estimator:
             *precision_complaints(self._model.row, options),
         )
         self._warn_of_chance()
-        columns = replace(given.complete(options.columns, self._columns), label_cols=None, need_labels=False)
+        known = self._columns.without_labels()
+        columns = replace(given.complete(options.columns, known), label_cols=None, need_labels=False)
         options = self._with_preparation(replace(options, columns=columns))
         model, state = self._model, self._live.state
         if options.runtime is not None and options.runtime != model.framework:
