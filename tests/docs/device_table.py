@@ -21,6 +21,8 @@ BEGIN, END = "<!-- devices: made by tests/docs/device_table.py -->", "<!-- end o
 _NONE = "no"
 _TITLES = {
     "torch": "PyTorch",
+    "torch_step": "PyTorch, with a step of your own",
+    "lightning": "LightningModules",
     "keras": f"Keras on {', '.join(BACKENDS)}",
     "tf_graph": "TensorFlow graphs",
     "openvino": "OpenVINO",
