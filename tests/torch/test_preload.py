@@ -23,7 +23,10 @@ def test_preloading_torch_imports_the_compiler_and_asks_cuda_for_nothing() -> No
     assert asked == {"calls": [], "then": True}
 
 
-def test_the_watch_notices_an_optimizer_that_asks_for_devices(tmp_path: Path) -> None:
+def test_the_watch_notices_an_optimizer_that_asks_for_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)  # Lightning sets it when imported
     (tmp_path / "asks.py").write_text("import torch\ntorch.cuda.is_available()\n")
 
     asked = preload_watched("torch", ["asks"], path=tmp_path)
