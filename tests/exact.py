@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torchmetrics
 from torch import nn
 
 from kindler import Callback, Estimator
@@ -61,6 +60,8 @@ class Note(Callback):
 
 
 def metrics() -> dict[str, Any]:
+    import torchmetrics  # not above: workers import this module, and seldom need what it imports in turn
+
     return {
         "accuracy": torchmetrics.Accuracy(task="multiclass", num_classes=CLASSES),
         "auc": torchmetrics.AUROC(task="multiclass", num_classes=CLASSES),

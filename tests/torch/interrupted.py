@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torchmetrics
 from torch import nn
 
 from kindler import Callback, Estimator, RunSettings, SeveralIteration
@@ -51,6 +50,8 @@ def decay(optimizer: Any, config: Any) -> Any:
 
 
 def shaky(model_dir: Path | None = None, **options: Any) -> Estimator:
+    import torchmetrics  # workers import this module, and what it imports in turn takes seconds
+
     model = Shaky()
     return Estimator.from_torch(
         model=model,
