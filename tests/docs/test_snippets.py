@@ -67,14 +67,14 @@ def run(pages: list[Path], folder: Path, **environ: str) -> dict[str, str | None
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **environ},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     outcomes: dict[str, str | None] = json.loads(done.stdout)
     return outcomes
 
 
-@pytest.mark.timeout(660)
+@pytest.mark.timeout(2400)
 @pytest.mark.spark
 @pytest.mark.torch
 @pytest.mark.parametrize("page", RUNNABLE, ids=name)
