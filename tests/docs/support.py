@@ -70,8 +70,8 @@ def _of_combinations() -> str:
     for spec in _frameworks():
         for sync in _syncs():
             if "train" in spec.can:
-                can = spec.syncs is None and (not sync.divides or "against_division" in _own(spec))
-                can = can or (spec.syncs is not None and sync.name in spec.syncs)
+                by_itself = not sync.divides or "against_division" in _own(spec)
+                can = by_itself if spec.syncs is None else sync.name in spec.syncs
                 cells = (_engines(kind) if can else "no" for kind in KINDS)
                 lines.append(_row(_FRAMEWORKS[spec.name][0], f'`"{sync.name}"`', *cells))
     head = _row("framework", "`sync=`", *(_SOURCES[kind.__name__] for kind in KINDS))

@@ -184,7 +184,7 @@ def _check_executors(model: FrameworkModel, spark: SparkSession) -> None:
     """Complain, before a worker starts, about executors that lack what it needs."""
     from kindler.spark.executors import check_executors
 
-    check_executors(spark, *filter(None, (model.row.package,)))
+    check_executors(spark, model.row.package)
 
 
 def _prepared(plan: RunPlan, item: Input, name: str, spark: SparkSession | None, folder: Path) -> Prepared:

@@ -29,7 +29,7 @@ from kindler.engine.channel import Channel, ChannelClosed, accept
 from kindler.engine.fork_server import peer_is_this_user
 from kindler.frameworks.contract import Scored, Scorer
 from kindler.frameworks.devices import explained
-from kindler.inference.host_model import error_buffers, packed, unpacked
+from kindler.inference.host_model import error_buffers, log_of, packed, unpacked
 
 __all__ = ["main"]
 
@@ -105,7 +105,7 @@ class _House:
         while not self._is_over():
             if _is_readable(self._listener.fileno(), _LOOK_S):
                 self._welcome()
-        ended_well = [] if self.doomed else [str(Path(self._path).with_suffix(".log"))]
+        ended_well = [] if self.doomed else [str(log_of(Path(self._path)))]
         for path in (self._path, *ended_well):
             try:
                 os.unlink(path)

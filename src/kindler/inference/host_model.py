@@ -46,6 +46,7 @@ __all__ = [
     "Sharing",
     "error_buffers",
     "gpu_of",
+    "log_of",
     "packed",
     "sharing",
     "unpacked",
@@ -144,7 +145,7 @@ class HostModel:
             if channel is None:
                 continue
             try:
-                return cls._opened(channel, own, _log_of(path))
+                return cls._opened(channel, own, log_of(path))
             except ChannelClosed:  # it ended for idleness just as we came; the next one is ours
                 channel.close()
             except BaseException:
@@ -152,7 +153,7 @@ class HostModel:
                 raise
         raise TrainingError(
             "the process that has the model for all tasks of this host ended three times before it had"
-            f" loaded it{_last_words(_log_of(path))}.\n"
+            f" loaded it{_last_words(log_of(path))}.\n"
             f"Hint: {VARIABLE}=never, set where the program runs, has each task load a model of its own."
         )
 
@@ -240,10 +241,11 @@ def _error(answer: Frame) -> Exception:
 def _socket_of(sharing: Sharing, gpu: str) -> Path:
     """Where the process of a GPU listens."""
     facts = [sharing.secret, gpu.encode(), sys.executable.encode()]
-    return socket_folder(_FOLDER) / f"{hashlib.sha256(bytes(1).join(facts)).hexdigest()[:24]}.sock"
+    name = hashlib.sha256(b"\0".join(facts)).hexdigest()[:24]
+    return socket_folder(_FOLDER) / f"{name}.sock"
 
 
-def _log_of(path: Path) -> Path:
+def log_of(path: Path) -> Path:
     """What it says. Not the task's own: whoever reads that would wait until this process ends as well."""
     return path.with_suffix(".log")
 
@@ -284,12 +286,12 @@ def _sweep(folder: Path) -> None:
     for path in folder.glob("*.sock"):
         if not _listens(path):
             path.unlink(missing_ok=True)
-            _log_of(path).unlink(missing_ok=True)
+            log_of(path).unlink(missing_ok=True)
 
 
 def _spawn(path: Path, sharing: Sharing, gpu: str) -> None:
     path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as listener, _log_of(path).open("wb") as log:
+    with socket.socket(socket.AF_UNIX) as listener, log_of(path).open("wb") as log:
         # Made here, so that tasks can queue at it while the process still imports.
         listener.bind(str(path))
         listener.listen(128)

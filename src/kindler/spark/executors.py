@@ -74,12 +74,12 @@ class ExecutorPython:
         return missing
 
 
-def check_executors(spark: SparkSession, *packages: str) -> None:
+def check_executors(spark: SparkSession, *packages: str | None) -> None:
     """Refuse a run whose workers could not start where Spark would put them.
 
     Args:
         spark: The session.
-        packages: What workers import besides Kindler.
+        packages: What workers import besides Kindler; None is nothing.
 
     Raises:
         ConfigError: What is missing, and on which hosts.
@@ -87,7 +87,7 @@ def check_executors(spark: SparkSession, *packages: str) -> None:
     if _is_this_python(spark):
         return
     # What this process lacks as well is not needed: tf_keras does without keras.
-    wanted = (*_ALWAYS, *(name for name in packages if find_spec(name) is not None))
+    wanted = (*_ALWAYS, *(name for name in packages if name and find_spec(name) is not None))
     faults = []
     for found in executor_pythons(spark, wanted):
         if complaints := found.complaints(wanted):

@@ -74,7 +74,7 @@ class FrameInput(Input):
         from kindler.spark.predict import predict_frame
 
         frame = self.data
-        check_executors(frame.sparkSession, *filter(None, (FRAMEWORKS.spec(request.framework).package,)))
+        check_executors(frame.sparkSession, FRAMEWORKS.spec(request.framework).package)
         types = arrow_types(frame)
         columns = request.options.columns.plan(types)
         refuse_ambiguous(frame, columns.names)

@@ -72,7 +72,7 @@ class SqlFunctionInput(Input):
 
         spark, name = self.data.spark, self.data.name
         check_name(name)
-        check_executors(spark, *filter(None, (FRAMEWORKS.spec(request.framework).package,)))
+        check_executors(spark, FRAMEWORKS.spec(request.framework).package)
         columns, sample = self.sample(request.options.columns, request.layout)
         if request.preparation(columns) is not None:
             raise ConfigError(

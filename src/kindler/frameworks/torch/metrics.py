@@ -44,7 +44,7 @@ class Counter:
         for name, metric in metrics.items():
             if isinstance(metric, Gathered):
                 self._gathered[name] = metric
-            elif _is_metric(metric):
+            elif is_metric(metric):
                 metric = metric.to(device)
                 metric.sync_on_compute = False  # ranks are merged here, not by torch.distributed
                 self._states[name] = metric
@@ -156,7 +156,7 @@ class Counter:
                 name: _copied(count) + self._known.get(_count(name), 0.0)
                 for name, count in self._counts.items()
             },
-            "states": {name: _states_of(metric) for name, metric in self._states.items()},
+            "states": {name: states_of(metric) for name, metric in self._states.items()},
             "gathers": {name: self._joined(name) for name in self._gathered},
         }
 
@@ -175,12 +175,7 @@ class Counter:
             for kept, key in ((self._means, "means"), (self._counts, "counts")):
                 kept[name] = _plus(kept[name], _moved(tallies[key][name], self._device))
         for name in self._states.keys() & tallies["states"].keys():
-            for path, part in _parts(self._states[name]):
-                kept = tallies["states"][name][path]
-                for state, value in kept["state"].items():
-                    setattr(part, state, _moved(value, self._device))
-                part._update_count = kept["updates"]
-                part._computed = None
+            load_states(self._states[name], [tallies["states"][name]], self._device)
         for name, states in tallies.get("gathers", {}).items():
             if name in self._gathered:
                 self._gathers[name] = [tuple(part.to(self._device) for part in state) for state in states]
@@ -321,7 +316,8 @@ def _free(name: str, taken: Mapping[str, Any]) -> str:
     return label
 
 
-def _is_metric(metric: Any) -> bool:
+def is_metric(metric: Any) -> bool:
+    """Whether it is a metric of torchmetrics, which keeps a state of its own."""
     library = sys.modules.get("torchmetrics")  # not loaded: then it is none of theirs
     return library is not None and isinstance(metric, library.Metric)
 
@@ -369,10 +365,11 @@ def _whole(target: torch.Tensor, metric: Any) -> torch.Tensor:
 
 def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
     """The metric and those inside it, for wrappers and sums of metrics."""
-    return ((path, part) for path, part in metric.named_modules() if _is_metric(part))
+    return ((path, part) for path, part in metric.named_modules() if is_metric(part))
 
 
-def _states_of(metric: Any) -> dict[str, Any]:
+def states_of(metric: Any) -> dict[str, Any]:
+    """What a metric of torchmetrics has counted, as tensors on the CPU."""
     return {
         path: {
             "updates": int(part._update_count),
@@ -457,16 +454,6 @@ def _lists(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return [_lists(part) for part in value] if isinstance(value, tuple | list) else float(value)
-
-
-def is_metric(given: Any) -> bool:
-    """Whether it is a metric of torchmetrics, which keeps a state of its own."""
-    return _is_metric(given)
-
-
-def states_of(metric: Any) -> dict[str, Any]:
-    """What a metric of torchmetrics has counted, as tensors on the CPU."""
-    return _states_of(metric)
 
 
 def load_states(metric: Any, ranks: Sequence[Mapping[str, Any]], device: torch.device) -> None:
