@@ -52,6 +52,12 @@ class Registry(Generic[S]):
     def __init__(self, kind: str, specs: Iterable[S], *, group: str = "") -> None:
         self.kind, self.group = kind, group
         self._specs = {spec.name: spec for spec in specs}
+        self._plugins: dict[str, S] = {}
+
+    @property
+    def built_in(self) -> tuple[S, ...]:
+        """The rows given here, without those of entry points."""
+        return tuple(self._specs.values())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,9 +70,7 @@ class Registry(Generic[S]):
         Raises:
             ConfigError: There is none; says which there are and which is nearest.
         """
-        row = self._specs.get(name)
-        if row is None:
-            row = self._from_entry_point(name)
+        row = self._specs.get(name) or self._plugins.get(name) or self._from_entry_point(name)
         if row is not None:
             return row
         names = self.names
@@ -103,8 +107,8 @@ class Registry(Generic[S]):
                 f"the entry point {name!r} of {self.group!r} names {row!r} ({entry.value}).\n"
                 f"Hint: it must name a kindler.registry.Spec whose name is {name!r}."
             )
-        self._specs[name] = cast(S, row)
-        return self._specs[name]
+        self._plugins[name] = cast(S, row)
+        return self._plugins[name]
 
     def _resolve(self, spec: Spec, target: str) -> Any:
         module, _, attribute = target.partition(":")

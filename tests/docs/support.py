@@ -115,11 +115,11 @@ def _of_syncs() -> str:
 
 
 def _frameworks() -> list[FrameworkSpec]:
-    return list(FRAMEWORKS._specs.values())  # without plug-ins
+    return list(FRAMEWORKS.built_in)
 
 
 def _syncs() -> list[SyncSpec]:
-    return [spec for spec in SYNCS._specs.values() if isinstance(spec, SyncSpec)]
+    return [spec for spec in SYNCS.built_in if isinstance(spec, SyncSpec)]
 
 
 def _engines(kind: type[Input]) -> str:

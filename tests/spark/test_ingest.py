@@ -11,6 +11,8 @@ from pyspark.sql import functions as F
 from torch import nn, optim
 
 from kindler import Estimator
+from kindler.engine.job import Job
+from kindler.estimator import fit as fitting
 from kindler.spark import ingest
 from kindler.train import ingest_progress
 
@@ -34,16 +36,22 @@ def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stay
     spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reports: list[dict[str, Any]] = []
+    runs: list[str] = []
     shown = ingest_progress.IngestLine.report
 
     def heard(line: Any, fields: Any) -> None:
         reports.append(dict(fields))
         shown(line, fields)
 
+    def made(**fields: Any) -> Job:
+        job = Job(**fields)
+        runs.append(job.run_id)
+        return job
+
+    monkeypatch.setattr(fitting, "Job", made)
     monkeypatch.setattr(ingest_progress.IngestLine, "report", heard)
     monkeypatch.setattr(ingest, "_LOOK_S", 0.1)
     monkeypatch.setattr(ingest_progress, "_PRINTED_S", 0.0)
-    before = set(Path(tempfile.gettempdir()).glob("kindler-*-*"))
     frame = (
         spark.range(0, ROWS, 1, 6)
         .mapInArrow(Slow(), "id long")
@@ -64,4 +72,5 @@ def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stay
     assert sum(report["rows"] for report in received if report["done"]) == ROWS
     assert {report["worker"] for report in received if report["done"]} == {0, 1}
     assert f"rows from Spark: {ROWS:,} received (" in capsys.readouterr().err
-    assert set(Path(tempfile.gettempdir()).glob("kindler-*-*")) <= before
+    assert len(runs) == 1
+    assert not list(Path(tempfile.gettempdir()).glob(f"kindler-{runs[0]}-*"))
