@@ -62,7 +62,7 @@ def test_what_is_decompressed_counts_as_what_it_became() -> None:
 
 def test_what_becomes_large_is_unpacked_by_another_process_with_the_same_limits() -> None:
     threads = Threads(1, "kindler-body")
-    readers = Readers(threads, 60)
+    readers = Readers(threads, 60, 100_000)
     large = bytes(3 << 20)
 
     async def play() -> None:
@@ -81,6 +81,24 @@ def test_what_becomes_large_is_unpacked_by_another_process_with_the_same_limits(
     finally:
         readers.close()
         threads.shutdown()
+
+
+def test_only_who_goes_on_sending_bodies_that_are_costly_to_refuse_waits_for_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("kindler.serve.request_body.time.monotonic", lambda: now)
+    bodies = Bodies(ServeSettings())
+    small, hidden = Problem(400, "no JSON"), Problem(413, "too many rows")
+    hidden.costly = True
+
+    assert bodies.pause_after(hidden, 300, 5.0) == 0
+    assert bodies.pause_after(small, 300, 60.0) == 0
+    assert bodies.pause_after(hidden, 300, 0.1) == pytest.approx(2.0)  # 20 times as long as it took
+    assert bodies.pause_after(small, 1 << 20, 0.1) == pytest.approx(4.0)
+    assert bodies.pause_after(hidden, 300, 60.0) == 10.0
+    now += 3600
+    assert bodies.pause_after(hidden, 300, 4.9) == 0
 
 
 def test_a_body_that_stops_coming_is_given_up() -> None:

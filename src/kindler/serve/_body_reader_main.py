@@ -24,7 +24,7 @@ from kindler.serve.protocols.tfserving import TfServing
 from kindler.serve.protocols.v2 import V2
 from kindler.serve.request_body import decompressed
 from kindler.serve.request_codec import packed_request, read_frame, signature_from, write_frame
-from kindler.serve.requests import InferRequest, Target
+from kindler.serve.requests import InferRequest, Target, check_rows
 
 try:
     from kindler.serve.grpc_api.tensors import InferMessage, request_from
@@ -68,10 +68,12 @@ def _answered(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list
             table, mode = read_table(body, header["content_type"])
             return {"mode": mode}, [stream(table)]
         if header["what"] == "message":
-            return packed_request(_of_message(body))
-        sent = Sent(body, header["headers"], header["query"])
-        target = Target(**header["target"])
-        request = _CODECS[header["codec"]].decode(sent, signature_from(header["signature"]), target)
+            request = _of_message(body)
+        else:
+            sent = Sent(body, header["headers"], header["query"])
+            target = Target(**header["target"])
+            request = _CODECS[header["codec"]].decode(sent, signature_from(header["signature"]), target)
+        check_rows(request, header["most_rows"])
         return packed_request(request)
     except Problem as exc:
         return {"status": exc.status, "message": exc.message}, []

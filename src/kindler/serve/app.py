@@ -73,7 +73,7 @@ def create_app(
     looks, asks = Threads(_LOOKS, "kindler-look"), Threads(_ASKS, "kindler-ask")
     loads, reads = Threads(_LOADS, "kindler-load"), Threads(_READS, "kindler-read")
     bodies, waits = Threads(READERS, "kindler-body"), Threads(WAITS, "kindler-wait")
-    readers = Readers(bodies, settings.timeout_s)
+    readers = Readers(bodies, settings.timeout_s, settings.rows)
     keys = Keys(omega.store.url)
     residents = Residents(
         omega, settings, looks=looks, asks=asks, loads=loads, stats=stats, lacking=_no_jail(settings)

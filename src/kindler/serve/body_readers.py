@@ -66,10 +66,12 @@ class Readers:
     Args:
         executor: Whose threads have a process each. It must have no more than `READERS`.
         timeout_s: Seconds that reading a body may take.
+        most_rows: The rows that a request may have.
     """
 
-    def __init__(self, executor: Executor, timeout_s: float) -> None:
+    def __init__(self, executor: Executor, timeout_s: float, most_rows: int) -> None:
         self._executor = executor
+        self._most_rows = most_rows
         self._timeout_s = min(timeout_s, _LONGEST_S)
         self._own = threading.local()
         self._processes: set[subprocess.Popen[bytes]] = set()
@@ -83,6 +85,7 @@ class Readers:
             "query": dict(sent.query),
             "signature": signature_told(signature),
             "target": asdict(target),
+            "most_rows": self._most_rows,
         }
         return await self._in_thread(lambda: unpacked_request(*self._asked(header, sent.body)))
 
@@ -96,7 +99,7 @@ class Readers:
 
     async def message(self, content: bytes) -> InferRequest:
         """The request of a message of gRPC."""
-        header = {"what": "message"}
+        header = {"what": "message", "most_rows": self._most_rows}
         return await self._in_thread(lambda: unpacked_request(*self._asked(header, content)))
 
     async def table(self, body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
@@ -116,7 +119,11 @@ class Readers:
             self._ended(process)
 
     async def _in_thread(self, work: Callable[[], _Read]) -> _Read:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        except Problem as exc:
+            exc.costly = True
+            raise
 
     def _asked(self, header: Mapping[str, Any], body: bytes, most: int | None = None) -> Frame:
         process = self._process()

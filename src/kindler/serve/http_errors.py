@@ -37,7 +37,10 @@ class Problem(Exception):
         status: The HTTP status.
         message: A sentence for the client.
         headers: Extra response headers.
+        costly: Whether finding it out took long, as it was in a body that looked harmless.
     """
+
+    costly = False
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         self.status = status

@@ -42,7 +42,7 @@ from kindler.serve.protocols.tfserving import TfServing
 from kindler.serve.protocols.v2 import V2, TooManyTexts
 from kindler.serve.request_body import Bodies, ClientGoneError, Receive
 from kindler.serve.request_log import REQUEST_ID, Entry, RequestLog, request_id
-from kindler.serve.requests import Answer, InferRequest, Reply, Target
+from kindler.serve.requests import Answer, InferRequest, Reply, Target, check_rows
 from kindler.serve.routes import Parts
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
@@ -168,37 +168,55 @@ class Front:
         entry: Entry,
     ) -> None:
         """Answer a request: a prediction and a refusal here, the rest by the other application."""
-        method, path = scope["method"], scope["path"]
-        body = b""
+        started = time.perf_counter()
+        pause_s = 0.0
         try:
-            reply = self._cors.preflight(method, headers)
-            if reply is None:
-                target = codec.target(method, path)
-                entry.changes = target is None and method not in ("GET", "HEAD", "OPTIONS")
-                query = _query(scope["query_string"]) if scope["query_string"] else {}
-                entry.bucket = bucket = bucket_of(headers, query.get("bucket"))
-                wanted = PREDICTS if target else self._scopes.of(method, path)
-                key = await self.gate.admit(headers, wanted, wanted.resource(bucket))
-                entry.key = None if key is None else key.id
-                if target and target.name:
-                    check_limits(key, Resource(bucket, "models", bare_name(target.name)))
-                if method not in ("GET", "HEAD"):
-                    body = await self.bodies.read(receive, headers)
-                    entry.bytes_in = len(body)
-                if target is None or (codec is _OMEGA and wants_later(headers, scope["query_string"])):
-                    scope["kindler.bucket"] = bucket
-                    await self._passed_on(scope, _replayed(body, receive), send, key, entry)
-                    return
-                sent = Sent(body, headers, query)
-                reply = await self._predicted(codec, target, sent, receive, key, entry)
+            reply = await self._replied(scope, receive, send, codec, headers, entry)
         except ClientGoneError:
             raise
         except Exception as exc:  # noqa: BLE001 - the HTTP edge: whatever happened, the client is told
             reply = self._refused(codec, exc, entry)
-        finally:
-            self.bodies.let_go(body)
+            pause_s = self.bodies.pause_after(exc, entry.bytes_in, time.perf_counter() - started)
+        if reply is None:
+            return
+        if pause_s:
+            await asyncio.sleep(pause_s)
         send.predicts = True
         await (_send_and_linger(send, receive, reply) if _CLOSES in reply.headers else _send(send, reply))
+
+    async def _replied(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: _Noted,
+        codec: Codec,
+        headers: Mapping[str, str],
+        entry: Entry,
+    ) -> Reply | None:
+        """The reply to a request; None if the other application has sent it."""
+        method, path = scope["method"], scope["path"]
+        reply = self._cors.preflight(method, headers)
+        if reply is not None:
+            return reply
+        target = codec.target(method, path)
+        entry.changes = target is None and method not in ("GET", "HEAD", "OPTIONS")
+        query = _query(scope["query_string"]) if scope["query_string"] else {}
+        entry.bucket = bucket = bucket_of(headers, query.get("bucket"))
+        wanted = PREDICTS if target else self._scopes.of(method, path)
+        key = await self.gate.admit(headers, wanted, wanted.resource(bucket))
+        entry.key = None if key is None else key.id
+        if target and target.name:
+            check_limits(key, Resource(bucket, "models", bare_name(target.name)))
+        body = b"" if method in ("GET", "HEAD") else await self.bodies.read(receive, headers)
+        try:
+            entry.bytes_in = len(body)
+            if target is None or (codec is _OMEGA and wants_later(headers, scope["query_string"])):
+                scope["kindler.bucket"] = bucket
+                await self._passed_on(scope, _replayed(body, receive), send, key, entry)
+                return None
+            return await self._predicted(codec, target, Sent(body, headers, query), receive, key, entry)
+        finally:
+            self.bodies.let_go(body)
 
     async def _passed_on(
         self, scope: Scope, receive: Receive, send: Send, key: Key | None, entry: Entry
@@ -292,9 +310,7 @@ class Front:
         signature, method = servable.signature, request.method
         if request.signature is not None:
             signature, method = _asked_signature(servable, request.signature)
-        rows = max((len(array) for array in request.inputs.values() if array.ndim), default=0)
-        if rows > self._settings.rows:  # before they are made what the model takes, which may be much larger
-            raise Problem(413, f"the request has {rows} rows; at most {self._settings.rows} are allowed.")
+        check_rows(request, self._settings.rows)  # before they are made what the model takes, and larger
         large = sum(array.nbytes for array in request.inputs.values()) > _LARGE_BYTES
         inputs = (
             await asyncio.to_thread(_fitted, signature, request) if large else _fitted(signature, request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
@@ -20,6 +21,10 @@ _CLOSE = {"connection": "close"}  # what is left of the body would be taken for 
 # What is packed in more than the first, or becomes more than the second, is unpacked elsewhere: putting its
 # pieces together holds Python's lock.
 _HERE_PACKED, _HERE_BYTES = 16 << 10, 1 << 20
+# A body that was refused is a costly one if it was larger than this. Answers about such bodies are held back,
+# so that they take no more than a share of the server's time; the first ones come at once.
+_COSTLY_BYTES = 64 << 10
+_REFUSING_SHARE, _REFUSING_CREDIT_S, _LONGEST_PAUSE_S = 0.05, 5.0, 10.0
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
@@ -39,6 +44,7 @@ class Bodies:
         self._settings = settings
         self._unpack = unpack or _in_thread
         self.held_bytes = 0
+        self._refusing_s, self._refused_at = 0.0, 0.0
 
     async def read(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
         """A whole body, decompressed. It counts as held until `let_go`.
@@ -84,6 +90,24 @@ class Bodies:
     def let_go(self, body: bytes) -> None:
         """A body that was read is not needed any more."""
         self.held_bytes -= len(body)
+
+    def pause_after(self, error: Exception, size: int, seconds: float) -> float:
+        """Seconds to wait before the client is told why its body was refused.
+
+        Somebody who sends bodies without a pause that are costly to refuse would keep it from its work.
+
+        Args:
+            error: Why it was refused.
+            size: The bytes it has.
+            seconds: How long it took to find out.
+        """
+        if size <= _COSTLY_BYTES and not getattr(error, "costly", False):
+            return 0.0
+        now = time.monotonic()
+        paid = _REFUSING_SHARE * (now - self._refused_at)
+        self._refusing_s, self._refused_at = max(0.0, self._refusing_s - paid) + seconds, now
+        debt = max(0.0, self._refusing_s - _REFUSING_CREDIT_S)
+        return min(_LONGEST_PAUSE_S, debt / _REFUSING_SHARE)
 
     def hold(self, size: int, *, of_it: int) -> None:
         """Count more of a body that something else reads; `let_go_of` is for all of it.

@@ -8,8 +8,9 @@ from typing import Any
 
 from kindler.models.predictor import METHODS
 from kindler.models.signature import Array
+from kindler.serve.http_errors import Problem
 
-__all__ = ["METHODS", "Answer", "InferRequest", "Reply", "Target"]
+__all__ = ["METHODS", "Answer", "InferRequest", "Reply", "Target", "check_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,17 @@ class InferRequest:
     id: str = ""
     timeout_s: float | None = None
     batch: bool = True
+
+
+def check_rows(request: InferRequest, most: int) -> None:
+    """Check that a request has no more rows than are allowed.
+
+    Raises:
+        Problem: 413: it has.
+    """
+    rows = max((len(array) for array in request.inputs.values() if array.ndim), default=0)
+    if rows > most:
+        raise Problem(413, f"the request has {rows} rows; at most {most} are allowed.")
 
 
 @dataclass(frozen=True, slots=True)

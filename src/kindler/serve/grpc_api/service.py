@@ -156,11 +156,16 @@ class Service:
             entry.status = problem.status
             trailing = [(REQUEST_ID, entry.id)]
             trailing += [(key, value) for key, value in problem.headers.items() if key == "retry-after"]
+            call.let_go()
+            await asyncio.sleep(self._pause_after(exc, entry, started))
             call.finish(_CODES.get(problem.status, _INTERNAL), problem.message, trailing)
         finally:
             call.over()
             if entry.status:
                 self._front.note(entry, time.perf_counter() - started)
+
+    def _pause_after(self, error: Exception, entry: Entry, started: float) -> float:
+        return self._front.bodies.pause_after(error, entry.bytes_in, time.perf_counter() - started)
 
     async def _answered(self, call: Call, name: str, entry: Entry, until: float | None) -> None:
         headers = call.head.headers
@@ -207,6 +212,7 @@ class Service:
                 entry.status = problem.status
                 answer = reply(error_message=problem.message)
                 answer.infer_response.id = _id_of(content)
+                await asyncio.sleep(self._pause_after(exc, entry, started))
             packed = answer.SerializeToString()
             entry.bytes_out = len(packed)
             self._front.note(entry, time.perf_counter() - started)
