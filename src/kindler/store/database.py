@@ -38,7 +38,8 @@ class Database:
         # All threads share the one connection to a database in memory, one at a time.
         self._alone: Any = threading.RLock() if self.in_memory else nullcontext()
         self._engine = _engine(self.url, in_memory=self.in_memory)
-        # Versions never change, so reading needs no transaction; PostgreSQL is spared two messages of three.
+        # Versions never change, so reading needs no transaction: PostgreSQL is spared two messages of three,
+        # and for SQLite none is begun.
         alone = {} if self.dialect == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
         self._reader = self._engine.execution_options(**alone)
         self._writer = self._engine.execution_options(**{_WRITES: True})
@@ -191,5 +192,5 @@ def _prepare(connection: Any, _: Any) -> None:
 
 def _begin(connection: sa.Connection) -> None:
     # A transaction that reads first and writes later would fail where another has written in between.
-    writes = connection.get_execution_options().get(_WRITES)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    if connection.get_execution_options().get(_WRITES):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
