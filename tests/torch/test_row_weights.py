@@ -209,6 +209,8 @@ def test_what_cannot_be_weighed_is_refused_with_the_reason() -> None:
         _estimator(1).fit((x, y), class_weight={1: float("nan")})
     with pytest.raises(ConfigError, match=r"finite weights of at least 0; received 'cat': 2"):
         _estimator(1).fit((x, y), class_weight={"cat": 2})
+    with pytest.raises(ConfigError, match=r"class_weight must be a dict .* received 'balanced'"):
+        _estimator(1).fit((x, y), class_weight="balanced")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"class_weight needs one label column; received \['a', 'b'\]"):
         _estimator(1).fit({"x": x, "a": y, "b": y}, label_cols=["a", "b"], class_weight={0: 2.0})
     with pytest.raises(

@@ -887,7 +887,7 @@ class Estimator:
             resume=resume,
             initial_epoch=initial_epoch,
             validation_freq=validation_freq if isinstance(validation_freq, int) else tuple(validation_freq),
-            class_weight=None if class_weight is None else dict(class_weight),
+            class_weight=class_weight,
             on_nan=on_nan,
             sync=SyncConfig(name=sync, options=dict(sync_options or {})),
         )

@@ -8,7 +8,7 @@ folder) are in `kindler.estimator.checks`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from os import PathLike
@@ -134,7 +134,7 @@ class FitOptions(RunOptions):
     resume: bool = False
     initial_epoch: int | None = None
     validation_freq: int | tuple[int, ...] = 1
-    class_weight: dict[int, float] | None = None
+    class_weight: Mapping[int, float] | None = None
     on_nan: OnNan = "raise"
     sync: SyncConfig = field(default_factory=SyncConfig)
 
@@ -172,12 +172,7 @@ class FitOptions(RunOptions):
                 f"on_nan='skip' leaves a step out on all workers, which takes sync='allreduce'; received"
                 f" sync={self.sync.name!r}.\nHint: on_nan='raise' and on_nan='warn' work with every sync."
             )
-        for label, weight in (self.class_weight or {}).items():
-            if not isinstance(label, Integral) or label < 0 or not _is_weight(weight):
-                yield (
-                    "class_weight must be a dict of class numbers to finite weights of at least 0; received"
-                    f" {label!r}: {weight!r}."
-                )
+        yield from self._weight_complaints()
         for name in ("checkpoint_trigger", "end_trigger"):
             trigger = getattr(self, name)
             if trigger is not None and not isinstance(trigger, Trigger):
@@ -187,6 +182,16 @@ class FitOptions(RunOptions):
                 parse(self.best_metric)
             except ConfigError as exc:
                 yield f"best_metric: {exc}"
+
+    def _weight_complaints(self) -> Iterator[str]:
+        rule = "class_weight must be a dict of class numbers to finite weights of at least 0"
+        weights = {} if self.class_weight is None else self.class_weight
+        if not isinstance(weights, Mapping):
+            yield f"{rule}, such as {{0: 1.0, 1: 5.0}}; received {weights!r}."
+            return
+        for label, weight in weights.items():
+            if not isinstance(label, Integral) or label < 0 or not _is_weight(weight):
+                yield f"{rule}; received {label!r}: {weight!r}."
 
     def _epoch_complaints(self) -> Iterator[str]:
         first, last, freq = self.initial_epoch, self._last_epoch, self.validation_freq
