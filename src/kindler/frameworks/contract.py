@@ -495,6 +495,9 @@ class Fitter(Stepper, Protocol):
     def build(self, features: Sequence[Array], labels: Sequence[Array], *, may_idle: bool = False) -> None:
         """Make everything that depends on the shapes of a batch; `may_idle` where steps may have no rows."""
 
+    def look_at(self, batch: Batch) -> None:
+        """Before its own loop gets a batch: complain about labels that the model's loss cannot mean."""
+
     def share_steps(self, collective: Collective) -> None:
         """After `join`: in its own loop, apply the mean of all ranks' gradients."""
 

@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 import numpy as np
 
 from kindler.data.prepared_batches import PreparedBatches
-from kindler.frameworks.contract import Fitter
+from kindler.frameworks.contract import Batch, Fitter
 from kindler.frameworks.devices import explained
 from kindler.sync.contract import Sync
 from kindler.train.agreement import from_first, merged_by_first, to_first
@@ -100,17 +100,20 @@ def _fit(
 
 def _judged(worker: Worker, replica: Fitter, data: IndexedBatches, hooks: Any = None) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
-    replica.evaluate(_Picked(worker, data, data.own_steps()), hooks)
+    replica.evaluate(_Picked(worker, data, data.own_steps(), replica.look_at), hooks)
     figures = _merged(worker, replica)
     rows = worker.total([data.rows_of(0, data.steps or 0)[0]])[0] if worker.lost else None
     return {**figures, "num_samples": data.rows_of_all(0, data.steps or 0) if rows is None else rows}
 
 
+_Look: TypeAlias = Callable[[Batch], None]
+
+
 class _Picked:
     """Some steps of a pass: those in which this worker has rows."""
 
-    def __init__(self, worker: Worker, data: IndexedBatches, numbers: Sequence[int]) -> None:
-        self._worker, self._data, self._numbers = worker, data, numbers
+    def __init__(self, worker: Worker, data: IndexedBatches, numbers: Sequence[int], look_at: _Look) -> None:
+        self._worker, self._data, self._numbers, self._look_at = worker, data, numbers, look_at
         self.varies = isinstance(data, PreparedBatches) and data.varies
 
     def __len__(self) -> int:
@@ -119,14 +122,17 @@ class _Picked:
     def batch(self, number: int) -> tuple[Any, Any]:
         self._worker.tick()
         batch = self._data.batch(self._numbers[number])
+        self._look_at(batch)
         return batch.features, batch.labels
 
 
 class _Stretch:
     """The steps of the epoch that runs: `length` of them, from `first` on in the stream of all passes."""
 
-    def __init__(self, worker: Worker, data: IndexedBatches, reporter: ProgressReporter) -> None:
-        self._worker, self._data, self._reporter = worker, data, reporter
+    def __init__(
+        self, worker: Worker, data: IndexedBatches, reporter: ProgressReporter, look_at: _Look
+    ) -> None:
+        self._worker, self._data, self._reporter, self._look_at = worker, data, reporter, look_at
         self.varies = isinstance(data, PreparedBatches) and data.varies
         self._lock = threading.Lock()  # Keras asks from a thread of its own, and now and then from two
         self._named: dict[int, tuple[Callable[[int], int | str] | None, int]] = {}
@@ -144,6 +150,7 @@ class _Stretch:
             if len(self._named) > _REMEMBERED:
                 self._named.pop(next(iter(self._named)))
         self._worker.tick()
+        self._look_at(batch)
         return batch.features, batch.labels
 
     def rows_of(self, number: int) -> list[int | str]:
@@ -198,7 +205,7 @@ class _Follower:
             rank=worker.rank,
             tell=lambda message: worker.report("bad_loss", message=message),
         )
-        self._stretch = _Stretch(worker, train, self._reporter)
+        self._stretch = _Stretch(worker, train, self._reporter, replica.look_at)
         self._done = self._base = self._first_step = 0
         self._opening = self._halted = False
         self._mean = self._seconds_before = self._began = self._took = 0.0

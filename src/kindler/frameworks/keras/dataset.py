@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Feed
 from kindler.frameworks.keras.error_relay import HostCode
+from kindler.frameworks.keras.label_rules import label_rules
+from kindler.frameworks.labels import LabelSource
 
 __all__ = ["Arranged", "Remembering", "dataset", "with_own_threads"]
 
@@ -59,6 +61,7 @@ class Arranged:
         self._by_name = inputs == "dict" or (inputs == "auto" and _same(_input_names(model), features))
         self._targets_by_name = _same(list(getattr(model, "output_names", ()) or ()), labels)
         self._shapes = _input_shapes(model, self._features if self._by_name else None)
+        self._rules = label_rules(model, self._labels, by_name=self._targets_by_name)
 
     def inputs(self, features: Sequence[Array]) -> Any:
         """What the model is called with."""
@@ -68,6 +71,16 @@ class Arranged:
         if self._by_name:
             return dict(zip(self._features, shaped, strict=True))
         return shaped[0] if len(shaped) == 1 else tuple(shaped)
+
+    def check(self, labels: tuple[Array, ...], where: Callable[[int], int | str]) -> None:
+        """Check that the model's losses can mean these labels; `where` names a row.
+
+        Raises:
+            DataError: One of them cannot.
+        """
+        source = LabelSource(labels, tuple(self._labels), where)
+        for rule in self._rules:
+            rule(source)
 
     def batch(self, features: Sequence[Array], labels: Sequence[Array]) -> tuple[Any, ...]:
         """Inputs, targets and, where there is one, the weight of each row."""

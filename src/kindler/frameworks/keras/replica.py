@@ -278,8 +278,21 @@ class KerasReplica(BaseReplica):
         """Whether `fit` was asked to end."""
         return bool(self.model.stop_training)
 
+    def look_at(self, batch: Batch) -> None:
+        """Check that the losses can mean the labels of a batch.
+
+        Raises:
+            DataError: One of them cannot.
+        """
+
+        def within(row: int) -> str:
+            return f"{row} of the {batch.rows} that worker {self.rank} has in a step"
+
+        self._arranged.check(batch.labels, batch.where or within)
+
     def train_step(self, batch: Batch) -> None:
         """One step of Keras's own."""
+        self.look_at(batch)
         if batch.global_rows:
             with _kept_metrics(self.model):
                 self.model.train_on_batch(*self._arranged.batch(batch.features, batch.labels))
@@ -288,6 +301,7 @@ class KerasReplica(BaseReplica):
 
     def eval_step(self, batch: Batch) -> None:
         """One batch of Keras's own evaluation."""
+        self.look_at(batch)
         if batch.rows:
             with _kept_metrics(self.model):
                 self.model.test_on_batch(*self._arranged.batch(batch.features, batch.labels))
@@ -316,6 +330,7 @@ class KerasReplica(BaseReplica):
         """
         refuse_own_step(self.model, self.keras)
         self._settle()
+        self.look_at(batch)
         like = self.read()
         if not batch.rows:
             return Gradients([np.zeros_like(array) for array in like], 0.0)

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.creators import title
-from kindler.frameworks.torch.labels import LabelSource, refuse_non_classes, refuse_non_probabilities
+from kindler.frameworks.labels import LabelSource, refuse_non_classes, refuse_non_probabilities
 from kindler.frameworks.torch.row_weights import refuse_reduced, unreduced
 
 __all__ = ["Judged", "LossRule", "as_classes"]

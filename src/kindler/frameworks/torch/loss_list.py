@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kindler.errors import ConfigError
-from kindler.frameworks.torch.labels import LabelSource
+from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.torch.loss import Judged, LossRule
 from kindler.frameworks.torch.named_metrics import Counted
 

@@ -22,6 +22,7 @@ from kindler.collective import Array, Collective, Gradients, share_bytes
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Batch, LossWatch, Scored
+from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
@@ -44,7 +45,6 @@ from kindler.frameworks.torch.graphs import (
     set_capturable,
     why_not,
 )
-from kindler.frameworks.torch.labels import LabelSource
 from kindler.frameworks.torch.loss import Judged, LossRule
 from kindler.frameworks.torch.loss_list import LossList, loss_parts, weight_parts
 from kindler.frameworks.torch.metrics import Counter, named_metrics

@@ -10,8 +10,8 @@ import torch
 
 from kindler.collective import Collective
 from kindler.frameworks.contract import LossWatch
+from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.torch.buffers import Tracked
-from kindler.frameworks.torch.labels import LabelSource
 from kindler.frameworks.torch.state import snapshot
 
 __all__ = ["StepGuard"]

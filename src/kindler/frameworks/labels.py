@@ -1,8 +1,8 @@
 """Whether the values of labels are what a loss can mean, said with column and row before the loss sees them.
 
-Torch itself would cut 0.5 to the class 0, answer a class that is not there with an IndexError (on a GPU: end
-the process), and train on a probability of 7. Labels are looked at as arrays, so that no GPU has to be
-waited for.
+Frameworks themselves would cut 0.5 to the class 0, answer a class that is not there with an IndexError, by
+ending the process (on a GPU) or not at all, and train on a probability of 7. Labels are looked at as arrays,
+so that no GPU has to be waited for.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ class LabelSource:
         return LabelSource(arrays, self.names, lambda row: self.where(start + row))
 
 
-def refuse_non_classes(source: LabelSource, place: int, *, classes: int, ignored: int) -> bool:
+def refuse_non_classes(source: LabelSource, place: int, *, classes: int | None, ignored: int | None) -> bool:
     """Complain about the first label that is no class number; whether all of them are one.
 
     Args:
         source: The labels.
         place: Which of them.
-        classes: How many classes the model's output has.
-        ignored: The number that stands for no class at all.
+        classes: How many classes the model's output has; None where that is not known.
+        ignored: The number that stands for no class at all, if there is one.
     """
     values = source.arrays[place]
     if not values.size:
         return True
     low, high = values.min(), values.max()
+    most = np.inf if classes is None else classes
     whole = values.dtype.kind != "f" or bool((values == np.floor(values)).all())
-    if whole and low >= 0 and high < classes:
-        return not 0 <= ignored < classes or not bool((values == ignored).any())
+    if whole and low >= 0 and high < most:
+        return ignored is None or not 0 <= ignored < most or not bool((values == ignored).any())
     with np.errstate(invalid="ignore"):
-        fits = (values >= 0) & (values < classes) & (values == np.floor(values))
-    _complain(
-        source, place, ~(fits | (values == ignored)), lambda value: _class_complaint(value, classes, ignored)
-    )
+        fits = (values >= 0) & (values < most) & (values == np.floor(values))
+    kept = fits if ignored is None else fits | (values == ignored)
+    _complain(source, place, ~kept, lambda value: _class_complaint(value, classes, ignored))
     return False
 
 
@@ -76,8 +76,7 @@ def refuse_non_probabilities(source: LabelSource, place: int) -> None:
         bad,
         lambda value: (
             f"is {value}; this loss needs labels from 0 to 1.\n"
-            "Hint: labels of two classes are 0 and 1; for other numbers use a loss for regression, as"
-            " MSELoss."
+            "Hint: labels of two classes are 0 and 1; for other numbers use a loss for regression."
         ),
     )
 
@@ -92,22 +91,21 @@ def _complain(source: LabelSource, place: int, bad: Array, problem: Callable[[An
     raise DataError(problem(value), column=name, row=source.where(row))
 
 
-def _class_complaint(value: Any, classes: int, ignored: int) -> str:
+def _class_complaint(value: Any, classes: int | None, ignored: int | None) -> str:
     if np.isnan(value):
         return "is NaN; this loss needs class numbers.\nHint: fill or drop such rows first."
+    meant = "whole numbers from 0" + ("" if classes is None else f" to {classes - 1}")
     if value != np.floor(value):
         return (
-            f"is {value}, which is no class number: this loss needs whole numbers from 0 to {classes - 1}.\n"
-            "Hint: number the classes 0, 1, 2, ...; for labels that are measured use a loss for"
-            " regression, as"
-            " MSELoss."
+            f"is {value}, which is no class number: this loss needs {meant}.\n"
+            "Hint: number the classes 0, 1, 2, ...; for labels that are measured use a loss for regression."
         )
-    kept = f" (or {ignored}, which is ignored)" if ignored >= 0 else ""
-    hint = (
-        f"Hint: targets that are not to count are marked with the loss's ignore_index, which is {ignored}."
-        if value < 0
-        else "Hint: number the classes from 0, and give the model's last layer one output a class."
-    )
+    hint = "Hint: number the classes from 0, and give the model's last layer one output a class."
+    if value < 0 and ignored is not None:
+        hint = f"Hint: targets that are not to count are marked with {ignored}, which the loss ignores."
+    if classes is None:
+        return f"is {value}: class numbers must be {meant}.\n{hint}"
+    kept = f" (or {ignored}, which is ignored)" if ignored is not None and ignored >= 0 else ""
     return (
         f"is {value}, but the model's output has {classes} classes:"
         f" labels must be from 0 to {classes - 1}{kept}.\n{hint}"
