@@ -71,6 +71,15 @@ def on_an_older_spark(
 
 
 @pytest.fixture(scope="session")
+def connect_on_4_0(tmp_path_factory: pytest.TempPathFactory) -> Printed:
+    """pip's pyspark 4.0 has a server; that of 3.5 has none."""
+    folder = tmp_path_factory.mktemp("connect-4.0")
+    return run_programs(
+        folder, ("versions.py", folder, "connect"), paths=[older_spark("4.0")], SPARK_TESTING="1"
+    )
+
+
+@pytest.fixture(scope="session")
 def keras_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the programs of `keras_on_two_slots` run."""
     return tmp_path_factory.mktemp("keras")

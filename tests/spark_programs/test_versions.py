@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.in_turn import Printed
@@ -18,6 +20,22 @@ def test_frames_train_to_the_weights_of_one_process_are_scored_in_order_and_fail
     seen = last_line(printed("versions.py"))
 
     assert seen["version"].startswith(f"{version}.")
+    assert not seen["connect"]
+    if version == "3.5":
+        assert "pyspark 3.5 does not know this setting" in seen["refused"]
+        assert "start a Spark Connect server" in seen["refused"]
+    check_core_facts(seen)
+
+
+def test_the_same_holds_through_spark_connect(connect_on_4_0: Printed) -> None:
+    seen = last_line(connect_on_4_0("versions.py"))
+
+    assert seen["version"].startswith("4.0.")
+    assert seen["connect"]
+    check_core_facts(seen)
+
+
+def check_core_facts(seen: dict[str, Any]) -> None:
     assert seen["server"] == seen["version"]
     assert seen["rows"] == [500] * 10
     assert seen["weights"] == pytest.approx(seen["one_process"], abs=1e-5)

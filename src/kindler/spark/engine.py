@@ -47,11 +47,12 @@ from kindler.engine.supervisor import Aborted, Supervisor
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost
 from kindler.spark.frame_errors import frame_error
-from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, feed_frame, own_columns
+from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, dealt_rows, feed_frame, own_columns
 from kindler.spark.ingest import ComputedRows, ReceivedRows
 from kindler.spark.large_buffers import BufferFiles, SharedFolder
 from kindler.spark.session import LOOPBACK, is_connect, is_on_this_machine
 from kindler.spark.slots import is_dynamic, never_retries
+from kindler.spark.staging import Staging, can_stage, staged_batches
 from kindler.spark.task_resources import task_gpus
 from kindler.spark.versions import add_tag, interrupt_tag, to_arrow
 from kindler.temporary import Folder
@@ -152,10 +153,12 @@ def _launch(
 ) -> Launch:
     if not feeds:
         frame = spark.range(0, job.crew, 1, job.crew)
-    elif dealing is not None:
-        frame = feed_frame(feeds, job.crew, dealing)
-    else:
+    elif dealing is None:
         raise ConfigError("feeds without a dealing: nothing says which rows belong to which rank.")
+    elif can_stage(spark):
+        frame = dealt_rows(feeds, dealing)
+    else:
+        frame = feed_frame(feeds, job.crew, dealing)
     if meets_at_driver(spark, job.settings):
         if is_dynamic(spark):
             # Spark refuses barrier stages then (SPARK-24942). As plain tasks the ranks wait at the driver for
@@ -180,12 +183,17 @@ class _SparkLaunch:
         self._frame = frame
         self._feeds = feeds
         self._hub: Hub | None = None
+        self._staging: Staging | None = None
         self._call: _SparkJob
 
     def _start(self, task: _SupervisorTask, stack: ExitStack) -> None:
         stack.enter_context(small_batches(self._spark))
+        if self._feeds and can_stage(self._spark):
+            self._staging = stack.enter_context(Staging(self._spark, self._job.run_id, self._job.crew))
         tag = f"kindler-{self._job.run_id}"
-        self._call = _SparkJob(self._spark, self._frame, task, tag=tag, barrier=self._job.together)
+        self._call = _SparkJob(
+            self._spark, self._frame, task, tag=tag, barrier=self._job.together, staging=self._staging
+        )
         self._tag = tag
         self._call.start()
         _running.add(self)
@@ -265,7 +273,9 @@ class _LaunchAtDriver(_SparkLaunch):
         if self._feeds and not is_connect(self._spark):
             context = self._spark.sparkContext
             over = partial(self._rows_have_come, hub)
-            stack.enter_context(ComputedRows(context, self._tag, over=over, tell=hub.announce))
+            written = self._staging.written if self._staging is not None else None
+            looking = ComputedRows(context, self._tag, over=over, tell=hub.announce, written=written)
+            stack.enter_context(looking)
         return hub
 
     def _rows_have_come(self, hub: Hub) -> bool:
@@ -329,13 +339,25 @@ def _first_line(error: BaseException) -> str:
 
 
 class _SparkJob(threading.Thread):
-    """The Spark job, waited for on a thread of its own, so that the driver can listen and interrupt."""
+    """The Spark job, waited for on a thread of its own, so that the driver can listen and interrupt.
+
+    With `staging`, a job before it writes the rows of the frame.
+    """
 
     def __init__(
-        self, spark: SparkSession, frame: DataFrame, task: _SupervisorTask, *, tag: str, barrier: bool
+        self,
+        spark: SparkSession,
+        frame: DataFrame,
+        task: _SupervisorTask,
+        *,
+        tag: str,
+        barrier: bool,
+        staging: Staging | None,
     ) -> None:
         super().__init__(name="kindler-spark-job", daemon=True)
         self._barrier = barrier
+        self._staging = staging
+        self._ending = threading.Event()
         self._spark = spark
         self._frame = frame
         self._task = task
@@ -350,13 +372,24 @@ class _SparkJob(threading.Thread):
                 self._spark.sparkContext.setJobGroup(
                     self._tag, "rows for the workers of Kindler, and the run"
                 )
+            if self._staging is not None and not self._stage(self._staging):
+                return
             table = to_arrow(self._frame.mapInArrow(self._task, _RESULT, barrier=self._barrier))
             self.outcomes = _outcomes(table)
         except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
             self.error = exc
 
+    def _stage(self, staging: Staging) -> bool:
+        """Write the rows; whether there is anything to run with them."""
+        places = staging.write(self._frame)
+        crew = self._task.job.crew
+        self._frame = self._spark.range(0, crew, 1, crew)
+        self._task = replace(self._task, staged=places)
+        return bool(places) and not self._ending.is_set()
+
     def end(self, timeout_s: float) -> None:
         """Wait for the tasks, which were asked to end; interrupt Spark when they do not."""
+        self._ending.set()
         self.join(timeout_s)
         if self.is_alive():
             interrupt_tag(self._spark, self._tag)
@@ -382,6 +415,7 @@ class _SupervisorTask:
         files: Through which large buffers travel.
         detached: Whether the task ends as soon as its rank runs.
         again: How often this task itself replaces a worker that dies, where Spark does not run it again.
+        staged: The folders with the rows, where those do not come with the task.
     """
 
     job: Job
@@ -391,6 +425,7 @@ class _SupervisorTask:
     files: BufferFiles | None = None
     detached: bool = False
     again: int = 0
+    staged: tuple[str, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = BarrierTaskContext.get() if self.job.together else TaskContext.get()
@@ -475,7 +510,8 @@ class _SupervisorTask:
                     supervisor.start()
                     try:
                         if rows is None:
-                            _spool(supervisor, self.feeds, batches, rank=rank, size=self.job.crew)
+                            rows_here = self._rows(batches, rank)
+                            _spool(supervisor, self.feeds, rows_here, rank=rank, size=self.job.crew)
                         else:
                             self._move_rows(rows, supervisor.scratch)
                     except KindlerError as exc:
@@ -488,6 +524,13 @@ class _SupervisorTask:
                     rows = rows or stack.enter_context(Folder(f"kindler-{job.run_id}-rows-", base))
                     self._move_rows(supervisor.scratch, rows)
                     left -= 1
+
+    def _rows(self, batches: Iterator[pa.RecordBatch], rank: int) -> Iterator[pa.RecordBatch]:
+        if not self.staged:
+            return batches
+        for _ in batches:
+            pass  # they only make Spark start the task
+        return staged_batches(self.staged, rank)
 
     def _move_rows(self, source: Path, target: Path) -> None:
         for name, _ in self.feeds:

@@ -38,6 +38,7 @@ __all__ = [
     "arrow_types",
     "collected",
     "column",
+    "dealt_rows",
     "feed_frame",
     "own_columns",
     "packed_frame",
@@ -51,6 +52,7 @@ ROW = "_kindler_row"  # where a row stood in the frame, so that its order surviv
 UNNUMBERED = -1  # what ROW holds in a stream, whose rows Spark cannot number
 _LOW_ORDERS, _HIGH_ORDERS = 32, 32  # of which each stretch of rows takes one
 _WORD = 0xFFFFFFFF
+_MOST_OF_SHORT = 0x7FFF
 _PACKED_BYTES = 64 << 20
 FEED = "_kindler_feed"  # which of several frames a row belongs to
 
@@ -148,7 +150,13 @@ def refuse_ambiguous(frame: DataFrame, names: Sequence[str]) -> None:
 
 
 def feed_frame(feeds: Sequence[Feed], workers: int, dealing: Dealing) -> DataFrame:
-    """One frame with the rows of all feeds, dealt to `workers` partitions: partition r has worker r's rows.
+    """The rows of `dealt_rows` in `workers` partitions: partition r has worker r's rows."""
+    keys = _constants(partition_keys(workers))
+    return dealt_rows(feeds, dealing).repartition(workers, F.element_at(keys, F.col(LANE) % workers + 1))
+
+
+def dealt_rows(feeds: Sequence[Feed], dealing: Dealing) -> DataFrame:
+    """One frame with the rows of all feeds, where Spark computes them, and the lane of each.
 
     It has the feeds' columns (see `own_columns`), `ROW`, `LANE` and `FEED`.
     """
@@ -160,7 +168,9 @@ def feed_frame(feeds: Sequence[Feed], workers: int, dealing: Dealing) -> DataFra
         own = feed.frame.select(*map(column, feed.columns.names), F.monotonically_increasing_id().alias(ROW))
         sent = sent_columns(feed.frame, feed.columns, feed=number, row=ROW)
         packed = own.select(
-            *[each.value.alias(prefix + each.name) for each in sent], ROW, F.lit(number).alias(FEED)
+            *[each.value.alias(prefix + each.name) for each in sent],
+            ROW,
+            F.lit(number).cast("tinyint").alias(FEED),
         )
         tagged.append(packed.select("*", _lane(dealing).alias(LANE)))
     whole = tagged[0]
@@ -168,8 +178,7 @@ def feed_frame(feeds: Sequence[Feed], workers: int, dealing: Dealing) -> DataFra
         # Feeds of other types keep their own columns, which are null in the rows of the others: a common type
         # would change what the model gets, or there is none.
         whole = whole.unionByName(more, allowMissingColumns=not shared)
-    keys = _constants(partition_keys(workers))
-    return whole.repartition(workers, F.element_at(keys, F.col(LANE) % workers + 1))
+    return whole
 
 
 def _lane(dealing: Dealing) -> Column:
@@ -184,7 +193,8 @@ def _lane(dealing: Dealing) -> Column:
     high = _drawn(
         dealing, _HIGH_ORDERS, groups, _whole(place, BASE) % groups, _whole(place, dealing.lanes), low
     )
-    return ((high * BASE + low) % dealing.known_lanes).cast("int")
+    kind = "smallint" if dealing.lanes <= _MOST_OF_SHORT else "int"
+    return ((high * BASE + low) % dealing.known_lanes).cast(kind)
 
 
 def _drawn(dealing: Dealing, orders: int, width: int, place: Column, *stretch: Column) -> Column:

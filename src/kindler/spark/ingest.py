@@ -1,7 +1,8 @@
 """How far the rows are on their way to the workers: what Spark has computed, and what a worker has received.
 
 Both are told to the run's listener as a report "ingest". Spark's own figures are those of its status store,
-which only classic sessions have; they grow when a task ends, and every ten seconds while it runs.
+which only classic sessions have; they grow when a task ends, and every ten seconds while it runs. Where tasks
+write the rows into files of Kindler's (`staging.py`), those are counted instead.
 """
 
 from __future__ import annotations
@@ -63,12 +64,20 @@ class ComputedRows(threading.Thread):
         group: The group of the jobs that compute them.
         over: Whether the rows have arrived, or nobody waits for them any more.
         tell: Called with the fields of a report.
+        written: Returns the rows and bytes that tasks have written so far, where that is no shuffle.
     """
 
     def __init__(
-        self, context: Any, group: str, *, over: Callable[[], bool], tell: Callable[..., None]
+        self,
+        context: Any,
+        group: str,
+        *,
+        over: Callable[[], bool],
+        tell: Callable[..., None],
+        written: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         super().__init__(name="kindler-computed-rows", daemon=True)
+        self._written = written
         self._context, self._group, self._over, self._tell = context, group, over, tell
         self._ended = threading.Event()
         self._told: dict[str, int] = {}
@@ -102,4 +111,6 @@ class ComputedRows(threading.Thread):
                         found["bytes"] += int(data.shuffleWriteBytes())
                         found["done_tasks"] += int(data.numCompleteTasks())
                         found["tasks"] += int(data.numTasks())
+        if self._written is not None:
+            found["rows"], found["bytes"] = self._written()
         return found

@@ -1,6 +1,7 @@
 """The core facts on whatever pyspark is first on the path; prints what was seen as JSON.
 
-`python versions.py FOLDER [ADDRESS]` runs on this machine, or through the Spark Connect server at ADDRESS.
+`python versions.py FOLDER [ADDRESS]` runs on this machine, or through the Spark Connect server at ADDRESS;
+"connect" there starts a server of its own.
 """
 
 from __future__ import annotations
@@ -64,8 +65,16 @@ def error_of(call: Any, *kinds: type[Exception]) -> str:
     return ""
 
 
+def session(address: str | None) -> Any:
+    if address == "connect":
+        return kindler.init(cores=2, conf={"spark.api.mode": "connect"})
+    return kindler.init(cores=2) if address is None else kindler.init(address)
+
+
 def main(folder: str, address: str | None = None) -> None:
-    spark = kindler.init(cores=2) if address is None else kindler.init(address)
+    no_server = pyspark.__version__ < "4"
+    refused = error_of(lambda: session("connect"), ConfigError) if no_server else ""
+    spark = session(address)
     x = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
     y = x.sum(1)
     rows = pd.DataFrame({"id": np.arange(ROWS), "features": list(x), "label": y, "word": ["w"] * ROWS})
@@ -84,6 +93,8 @@ def main(folder: str, address: str | None = None) -> None:
     holes = frame.withColumn("label", F.when(F.col("id") != 7, F.col("label")))
     seen = {
         "version": pyspark.__version__,
+        "connect": type(spark).__module__.startswith("pyspark.sql.connect"),
+        "refused": refused,
         "server": spark.version,
         "rows": [*inline["num_samples"], *direct["num_samples"]],
         "weights": trained,
