@@ -1,4 +1,4 @@
-"""Every option of `fit`, with a step of the user's own and a LightningModule: it has its effect or is refused.
+"""Every option of `fit`, for steps of the user's own and LightningModules: it has its effect or is refused.
 
 What a run shows with an option, it must not show without: each fact is also false of a run that has none.
 """
@@ -158,18 +158,18 @@ FIRST: Facts = {
     "validation_data": lambda run: any("val_loss" in row for row in run.history),
     "validation_freq": lambda run: ["val_loss" in row for row in run.history] == [True, False, False, False],
     "callbacks": lambda run: run.marked,
-    "checkpoint_trigger": lambda run: run.kept[-1] == 9,
-    "keep_checkpoints": lambda run: run.kept[-1] == 9 and 6 not in run.kept,
+    "keep_checkpoints": lambda run: run.kept[-1] == 10 and not {6, 9} & {*run.kept},
     "best_metric": lambda run: run.kept[:-1] == [3],
     "verbose": lambda run: not run.output,
 }
-AGAIN: Facts = {"resume": lambda run: len(run.steps) == 1 and run.history["steps"] == [3, 3, 3, 1]}
+AGAIN: Facts = {"resume": lambda run: len(run.steps) == 2 and run.history["steps"] == [3, 3, 3, 1, 2]}
 SECOND: Facts = {
     "stack_features": lambda run: run.features[1:] == [5],
     "allow_nan": lambda run: any(np.isnan(step["loss"]) for step in run.steps),
     "on_nan": lambda run: [row.get("skipped_steps") for row in run.history] == [1, 1],
     "initial_epoch": lambda run: run.history["epoch"] == [6, 7],
     "end_trigger": lambda run: run.history["steps"][1:] == [1],
+    "checkpoint_trigger": lambda run: run.kept == [1, 2, 3],
 }
 WEIGHED: Facts = {
     "class_weight": lambda run: run.steps[0]["loss"] == pytest.approx(0.5 * 2 * 3),
@@ -198,7 +198,6 @@ def test_every_option_of_fit_has_its_effect_or_is_refused(kind: str, tmp_path: P
         "validation_data": DATA,
         "validation_freq": [1],
         "callbacks": [Marks(tmp_path / "first")],
-        "checkpoint_trigger": SeveralIteration(3),
         "keep_checkpoints": 1,
         "best_metric": "val_loss",
         "verbose": 0,
@@ -210,13 +209,15 @@ def test_every_option_of_fit_has_its_effect_or_is_refused(kind: str, tmp_path: P
         "on_nan": "skip",
         "initial_epoch": 5,
         "end_trigger": MaxIteration(3),
+        "checkpoint_trigger": SeveralIteration(1),
     }
     assert second.keys() == SECOND.keys()
     besides = {"feature_cols": ["b", "a"], "label_cols": "z", "epochs": 7, "batch_size": 12, "verbose": 0}
 
     without = Run(kind, tmp_path / "without", capsys)
     holds(FIRST, Run(kind, tmp_path / "first", capsys, **first), without)
-    holds(AGAIN, Run(kind, tmp_path / "first", capsys, **first, resume=True), without)
+    again = {**first, "epochs": 5, "max_steps": 12}
+    holds(AGAIN, Run(kind, tmp_path / "first", capsys, **again, resume=True), without)
     with pytest.warns(RuntimeWarning, match="The step is left out"):
         prepared = Run(kind, tmp_path / "second", capsys, HOLED, shuffle=False, **second, **besides)
     holds(SECOND, prepared, without)
