@@ -22,6 +22,16 @@ CONTRARY = {**DATA, "y": 1 - DATA["y"]}
 CONFIG = {"flavour": FLAVOUR, "between": "batchnorm" if FLAVOUR == "tf_keras" else "both"}
 
 
+def noisy(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": row["x"] + rng.normal(scale=0.3, size=problems.WIDTH)}
+
+
+# On two backends rows are augmented, too; on the others they are taken as they are.
+AUGMENTED: dict[str, Any] = (
+    {"transform": noisy, "eval_transform": dict} if FLAVOUR in ("tensorflow", "torch") else {}
+)
+
+
 def estimator(model_dir: Path | None = None, workers: int = 2) -> Estimator:
     return Estimator.from_keras(
         model_creator=problems.classifier,
@@ -30,6 +40,7 @@ def estimator(model_dir: Path | None = None, workers: int = 2) -> Estimator:
         engine="local",
         model_dir=model_dir,
         settings=RunSettings(retry_backoff_s=0.01),
+        **AUGMENTED,
     )
 
 

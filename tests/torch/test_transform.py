@@ -13,7 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from interrupted import Falls, assert_same, attempts, figures, fit, shaky, weights
+from interrupted import (
+    KEPT,
+    Falls,
+    assert_same,
+    attempts,
+    figures,
+    fit,
+    notes,
+    shaky,
+    times_trained,
+    weights,
+)
 from torch import nn
 
 from kindler import Callback, Estimator, Omega, batched
@@ -112,18 +123,43 @@ def test_each_row_is_augmented_alike_by_one_worker_and_two_and_anew_in_each_epoc
     assert judged["loss"] == pytest.approx(expected, abs=1e-5), "without noise"
 
 
-def test_a_run_that_lost_a_worker_ends_as_the_one_that_was_not_interrupted(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"transform": noisy, "eval_transform": plain}
-    whole = shaky(**options)
-    told = figures(fit(whole))
+AUGMENTED: dict[str, Any] = {"transform": noisy, "eval_transform": plain}
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[Any, dict[str, np.ndarray]]:
+    """Figures and weights of the run that nobody interrupts."""
+    est = shaky(**AUGMENTED)
+    return figures(fit(est)), weights(est)
+
+
+def test_a_run_that_lost_a_worker_ends_as_the_one_that_was_not_interrupted(
+    tmp_path: Path, whole: Any
+) -> None:
     folder = tmp_path / "run"
-    again = shaky(folder, **options)
+    again = shaky(folder, **AUGMENTED)
 
     history = fit(again, Falls(tmp_path, "die", model_dir=folder))
 
     assert attempts(tmp_path) == [2, 2]
-    assert figures(history) == told
-    assert_same(again, weights(whole))
+    assert figures(history) == whole[0]
+    assert_same(again, whole[1])
+
+
+def test_a_run_that_is_resumed_by_hand_in_mid_epoch_augments_rows_as_it_would_have(
+    tmp_path: Path, whole: Any
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match="boom"):
+        fit(shaky(folder, **AUGMENTED), Falls(tmp_path, "fail", model_dir=folder))
+    noted = notes(tmp_path / "notes")
+    again = shaky(folder, **AUGMENTED)
+
+    history = fit(again, noted, resume=True)
+
+    assert min(times_trained(tmp_path / "notes")) == KEPT + 1, "in the middle of the second epoch"
+    assert figures(history) == whole[0]
+    assert_same(again, whole[1])
 
 
 class Reader(nn.Module):

@@ -135,12 +135,12 @@ def row_weight_complaints(model: FrameworkModel, options: FitOptions) -> Iterato
     """Why rows cannot be weighed."""
     given = {"class_weight": options.class_weight, "sample_weight_col": options.columns.weight_col}
     names = " and ".join(name for name, value in given.items() if value is not None)
-    if not names or model.lacking("loss"):
+    if not names:
         return
-    if not model.row.row_weights:
-        yield f"{names}: {model.framework} models take no weights of rows; weigh them in the loss."
-    else:
-        yield from (f"{names}: {problem}" for problem in model.against_row_weights())
+    problems = model.against_row_weights()
+    if not model.row.row_weights and not problems:
+        problems = [f"{model.framework} models take no weights of rows; weigh them in the loss."]
+    yield from (f"{names}: {problem}" for problem in problems)
     labels = options.columns.labels
     if options.class_weight is not None and labels is not None and len(labels) > 1:
         yield f"class_weight needs one label column; received {labels}."

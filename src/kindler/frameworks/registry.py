@@ -73,6 +73,8 @@ FRAMEWORKS = Registry(
             syncs=("allreduce",),
             gpus=True,
             precisions=("fp32", "bf16"),
+            row_weights=True,
+            watches_losses=True,
         ),
         FrameworkSpec(
             name="lightning",
@@ -84,6 +86,7 @@ FRAMEWORKS = Registry(
             syncs=("allreduce",),
             gpus=True,
             precisions=("fp32", "bf16"),
+            watches_losses=True,
         ),
         FrameworkSpec(
             name="keras",

@@ -282,7 +282,7 @@ class _Follower:
         steps = min(steps, self._steps)  # Keras rounds up to whole executions
         own, everybody = self._rows_of(self._done, steps)
         self._replica.step += steps - self._done
-        self._look_at_loss(steps, logs)
+        self._look_at_loss(steps, logs, own=own)
         self._sync.stepped(self._replica, own)
         self._done = steps
         self._worker.tick()
@@ -304,23 +304,23 @@ class _Follower:
         self._halted = not self._worker.go_on(self._replica.step + 1 if in_step else epoch, whole=in_step)
         return not self._halted
 
-    def _look_at_loss(self, steps: int, logs: Any) -> None:
+    def _look_at_loss(self, steps: int, logs: Any, *, own: int) -> None:
         """What `fit(on_nan=...)` asks for; the loss that Keras tells is the mean of the epoch so far."""
-        if "loss" not in logs:
-            return
+        names = _names_of_losses(logs) if own else []  # without rows it is that of made-up ones
         stretch, number = self._stretch, self._base + steps - 1
 
         def described() -> tuple[list[int | str], str]:
             return stretch.rows_of(number), ""
 
         if not self._guard.skips and self._on_gpu:
-            self._guard.note(self._replica.step, logs.later("loss"), described)
+            for name in names:
+                self._guard.note(self._replica.step, logs.later(name), described)
             return
-        if not self._guard.skips:  # at once: other workers would see NaN in the next step, and could be first
-            self._guard.saw(self._replica.step, float(logs["loss"]), described)
+        # At once: other workers would see NaN in the next step, and could be first.
+        sound = all(self._guard.saw(self._replica.step, float(logs.later(name)), described) for name in names)
+        if not self._guard.skips:
             return
-        sound = self._replica.step_is_finite()  # which waits for the step to end
-        sound = self._guard.saw(self._replica.step, float(logs["loss"]), described) and sound
+        sound = self._replica.step_is_finite() and sound  # which waits for the step to end
         if self._worker.size > 1:
             [bad] = self._sync.collective.sum([np.array([not sound], np.int64)])
             sound = not bad[0]
@@ -401,6 +401,13 @@ class _Follower:
         loss = (mean * (before + own) - self._mean * before) / own if own else 0.0
         self._mean = mean
         self._logged.step(self._replica.step, loss=loss, rows=own, lr=self._replica.learning_rate())
+
+
+def _names_of_losses(logs: Mapping[str, Any]) -> list[str]:
+    """What to look at: "loss"; a train step of the user's own may have others, or call it what it likes."""
+    if "loss" in logs:
+        return ["loss"]
+    return [name for name in logs if name.lower().endswith("loss")] or list(logs)
 
 
 def _running(logs: Mapping[str, Any]) -> tuple[float, dict[str, float]]:

@@ -128,7 +128,8 @@ class Later:
         self._value = value
 
     def __float__(self) -> float:
-        return float(plain(self._value))
+        value = plain(self._value)
+        return float(value) if isinstance(value, int | float) else 0.0  # a curve is no loss
 
 
 class _Figures(Mapping[str, Any]):

@@ -18,6 +18,7 @@ __all__ = [
     "Exchange",
     "Means",
     "Rows",
+    "alone",
     "count",
     "install",
     "install_remote",
@@ -109,6 +110,18 @@ def refuse_own_step(model: Any, keras: Any) -> None:
             f"{type(model).__name__} has a train_step of its own, so only Keras knows its gradients.\n"
             "Hint: use sync='allreduce'."
         )
+
+
+def alone(step: Any) -> Any:
+    """A train or test step that gets inputs without targets by themselves, as from Keras's `fit(x)`."""
+
+    def unwrapped(*args: Any) -> Any:
+        *state, data = args
+        parts = [part for part in data if part is not None] if isinstance(data, tuple | list) else [data]
+        single = len(parts) == 1 and not isinstance(parts[0], tuple | list)
+        return step(*state, parts[0] if single else data)
+
+    return unwrapped
 
 
 def scaled_loss(model: Any, loss: Any) -> Any:

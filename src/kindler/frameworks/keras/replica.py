@@ -24,7 +24,14 @@ from kindler.frameworks.contract import Batch, Feed, Watch
 from kindler.frameworks.keras import backends, callbacks, files
 from kindler.frameworks.keras.dataset import Arranged, Remembering, dataset
 from kindler.frameworks.keras.export import export
-from kindler.frameworks.keras.gradient_hook import Exchange, install, install_remote, refuse_own_step
+from kindler.frameworks.keras.gradient_hook import (
+    Exchange,
+    alone,
+    install,
+    install_remote,
+    refuse_own_step,
+    replaced,
+)
 from kindler.frameworks.keras.metrics import Tallies
 from kindler.frameworks.keras.spec import (
     KerasSpec,
@@ -220,6 +227,9 @@ class KerasReplica(BaseReplica):
             self.model._symbolic_build(data_batch=batch)
         self._build_optimizers()
         self._tallies = Tallies(self.model)
+        if not labels:
+            for name in ("train_step", "test_step"):
+                replaced(self.model, name, alone)
         if self.spec.backend == "tensorflow":
             self._drawing_ops = self._on_backend.DrawingOps(self.model)
 

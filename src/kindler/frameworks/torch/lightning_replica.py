@@ -72,6 +72,16 @@ class LightningReplica(StepReplica):
             )
         return super().changed(spec, config=config, learning_rate=None)
 
+    @classmethod
+    def against_row_weights(cls, spec: Any) -> list[str]:
+        """The module computes its own loss, and knows of no weights."""
+        complaint = (
+            "a LightningModule computes its loss itself.\nHint: weigh it in training_step: a column in"
+            " label_cols comes to it as the last part of the batch, and losses such as CrossEntropyLoss take"
+            " weights of classes."
+        )
+        return [complaint]
+
     def _build_optimizers(self) -> Optimizers:
         optimizers, schedules = configured(configured_by_module(self.model, self.spec.config))
         self._configured_schedules = LightningSchedules(schedules)
@@ -113,6 +123,7 @@ class LightningReplica(StepReplica):
         with self._precision():
             returned = self._called_step("training_step", batch, number)
         values = logged(_loss_of(returned), "training_step")
+        self._look_at_losses(values)
         if self._automatic and returned is not None:
             self._automatic_step(returned["loss"] if isinstance(returned, Mapping) else returned)
         if "loss" not in values and self.run.loss_sum is not None:
@@ -242,7 +253,9 @@ class LightningReplica(StepReplica):
             )
         rows = self.run.rows
         if rows:
-            self.counter.note(logged({name: value}, "self.log"), rows, batch_size)
+            values = logged({name: value}, "self.log")
+            self._look_at_losses(values)
+            self.counter.note(values, rows, batch_size)
 
     def _path_of(self, metric: Any, name: str) -> str:
         for path, part in self.model.named_modules():

@@ -29,13 +29,16 @@ _HOW = (
 class RowWeights:
     """What each row of a batch weighs.
 
+    Attributes:
+        column: Whether the last label is a weight.
+
     Args:
         classes: Weights by class number; those that are not there weigh 1. Only for training.
         column: Whether the last label is a weight.
     """
 
     def __init__(self, classes: Mapping[int, float] | None, *, column: bool) -> None:
-        self._column = column
+        self.column = column
         self._classes = dict(classes or {})
         self._table: torch.Tensor | None = None
 
@@ -50,7 +53,7 @@ class RowWeights:
             by_class: Whether the loss takes the probabilities of classes as labels.
         """
         weights: torch.Tensor | None = None
-        if self._column:
+        if self.column:
             *own, given = labels
             labels, weights = tuple(own), _one_per_row(given)
         if trains and self._classes:

@@ -51,6 +51,15 @@ class StepCounter(Counter):
             self._sums[name] = self._sums.get(name, 0.0) + more
             self._weights[name] = self._weights.get(name, 0.0) + by
 
+    def mark(self) -> Callable[[], None]:
+        """Remember what was logged so far; the function that is returned goes back to it."""
+        sums, weights, live = dict(self._sums), dict(self._weights), dict(self._live)
+
+        def go_back() -> None:
+            self._sums, self._weights, self._live = sums, weights, live
+
+        return go_back
+
     def count_rows(self, rows: int) -> None:
         """Count a step, and the rows that it has seen."""
         self.rows_seen += rows

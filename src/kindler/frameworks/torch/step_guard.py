@@ -40,8 +40,26 @@ class StepGuard:
     def begin_step(self, tracked: Tracked) -> None:
         """Before the first forward pass of a step."""
         if self.skips:
-            self._bad = False
+            self.begin_own_step()
             self._buffers = snapshot(tracked)
+
+    def begin_own_step(self) -> None:
+        """Before a step that its caller undoes itself, where it is `bad`."""
+        self._bad = False
+
+    @property
+    def bad(self) -> bool:
+        """Whether steps are left out, and this one has a loss or gradient here that is not finite."""
+        return self.skips and self._bad
+
+    def look_at_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
+        """Where steps are left out: the step is `bad` if one of these is not finite."""
+        if self.skips and not self._bad:
+            self._bad = not _all_finite([gradient for gradient in gradients if gradient is not None])
+
+    def skip(self) -> None:
+        """Count a step that its caller has undone."""
+        self._watch.skip()
 
     def passes(
         self, step: int, loss: torch.Tensor, features: Sequence[torch.Tensor], source: LabelSource, rows: int
@@ -83,7 +101,7 @@ class StepGuard:
         """
         if not self.skips:
             return False
-        bad = self._bad or not (scaled or _finite(parameters))
+        bad = self._bad or not (scaled or _all_finite([p.grad for p in parameters if p.grad is not None]))
         if others is not None:
             [count] = others.sum([np.array([bad], np.int64)])
             bad = bool(count[0])
@@ -127,6 +145,7 @@ def _brought(losses: Sequence[torch.Tensor]) -> list[float]:
     return values
 
 
-def _finite(parameters: Iterable[torch.nn.Parameter]) -> bool:
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return not grads or bool(torch.isfinite(torch.stack(torch._foreach_norm(grads, float("inf")))).all())
+def _all_finite(gradients: list[torch.Tensor]) -> bool:
+    return not gradients or bool(
+        torch.isfinite(torch.stack(torch._foreach_norm(gradients, float("inf")))).all()
+    )

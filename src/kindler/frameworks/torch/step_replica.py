@@ -4,12 +4,15 @@ Each `run.backward` makes gradients of the mean over all ranks' rows, so that wh
 afterwards is the same on all ranks. All ranks run the step in every global step: one that has no rows runs it
 on two rows of zeros, of which nothing counts. That they ask for the same gradients in the same order is
 checked with each exchange.
+
+The losses that `run.backward` is given and those that the step returns are watched. A step that is left out
+has run to its end on all ranks, and is then undone as a whole.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +22,7 @@ import torch
 from kindler.collective import Array, Collective, Gradients
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Batch
+from kindler.frameworks.torch.labels import LabelSource
 from kindler.frameworks.torch.metrics import named_metrics
 from kindler.frameworks.torch.optim import refuse_several, step_optimizer
 from kindler.frameworks.torch.optimizers import Optimizers, Schedules, build_optimizers, build_schedules
@@ -26,6 +30,7 @@ from kindler.frameworks.torch.replica import TorchReplica
 from kindler.frameworks.torch.spec import SPARSE, optimizer_kind
 from kindler.frameworks.torch.spec import against_several as against_several_workers
 from kindler.frameworks.torch.state import parse, snapshot, to_array
+from kindler.frameworks.torch.step_copy import Undo, undo_of
 from kindler.frameworks.torch.step_counter import StepCounter
 from kindler.frameworks.torch.step_run import StepRun, logged
 from kindler.frameworks.torch.step_spec import StepSpec, check_step, missing_in_step
@@ -54,6 +59,7 @@ class StepReplica(TorchReplica):
         self._weight = (0.0, 0.0)
         self._made: dict[int, Any] = {}
         self._hooks: list[Any] = []
+        self._shown: tuple[tuple[torch.Tensor, ...], LabelSource, int] | None = None
 
     @classmethod
     def make_spec(cls, **options: Any) -> StepSpec:
@@ -93,6 +99,11 @@ class StepReplica(TorchReplica):
         sparse = any(issubclass(optimizer_kind(one), torch.optim.SparseAdam) for one in given.values())
         told = [c for c in against_several_workers(spec) if c != SPARSE]
         return [*told, *([SPARSE] if sparse else [])]
+
+    @classmethod
+    def against_row_weights(cls, spec: Any) -> list[str]:
+        """The step finds weights in `run`; only a loss that judges validation data must know them itself."""
+        return [] if spec.eval_step is not None else super().against_row_weights(spec)
 
     @property
     def optimizers(self) -> Optimizers:
@@ -175,23 +186,82 @@ class StepReplica(TorchReplica):
         self._modes.train()
         if self.parameters.look():
             self._watch_gradients()
-        features, labels = batch.features, batch.labels
-        before = None
-        if not batch.rows:
-            features, labels = _made_up(features), _made_up(labels)
-            before = snapshot(self.tracked)
+        undo = self._begin_watched()
         self._begin(batch)
-        self._step_on(self._tensors(features), self._tensors(labels), batch.rows)
-        self._agree(_END, 0.0)
-        if before is not None:
-            with torch.no_grad():
-                for buffer, value in zip(self.tracked.buffers(), before, strict=True):
-                    buffer.copy_(value)
-        if self._schedules is not None and self.spec.scheduler_step == "step":
-            self._schedules.step()
+        if batch.rows:
+            features, labels = self._tensors(batch.features), self._tensors(batch.labels)
+            self._shown = features, self._label_source(batch), batch.rows
+            self._step_on(features, labels, batch.rows)
+        else:
+            self._step_on_nothing(batch)
+        self._shown = None
+        if undo is not None and not self._shares:  # gradients may have come about without `run.backward`
+            self._look_at_gradients_of(self.parameters.held)
+        bad = self._agree(_END, float(self._guard is not None and self._guard.bad)) > 0
+        if undo is not None and bad:
+            self._leave_out(undo)
+            self.counter.count_rows(0)
+        else:
+            if self._schedules is not None and self.spec.scheduler_step == "step":
+                self._schedules.step()
+            self.counter.count_rows(batch.rows)
         self.step += 1
-        self.counter.count_rows(batch.rows)
         self._count_rows(batch)
+
+    def _begin_watched(self) -> Undo | None:
+        """What undoes the step that begins now, where steps may be left out."""
+        if self._guard is None:
+            return None
+        self._guard.begin_own_step()
+        if not self._guard.skips:
+            return None
+        everything = [p for module in self._modules().values() for p in module.parameters()]
+        undo = undo_of([*everything, *self.parameters.held], self.tracked, self.optimizers, self._schedules)
+        forget = self.counter.mark()
+
+        def both() -> None:
+            undo()
+            forget()
+
+        return both
+
+    def _leave_out(self, undo: Undo) -> None:
+        assert self._guard is not None, "who undoes steps watches losses"
+        undo()
+        for parameter in self.parameters.held:
+            if parameter.grad is not None:
+                self._made[id(parameter)] = weakref.ref(parameter.grad)
+        self._guard.skip()
+
+    def _step_on_nothing(self, batch: Batch) -> None:
+        """Make the step that the others make, without rows: buffers learn nothing from it."""
+        before = snapshot(self.tracked)
+        self._step_on(self._tensors(_made_up(batch.features)), self._tensors(_made_up(batch.labels)), 0)
+        with torch.no_grad():
+            for buffer, value in zip(self.tracked.buffers(), before, strict=True):
+                buffer.copy_(value)
+
+    def look_at_loss(self, loss: float | torch.Tensor) -> None:
+        """Show a loss of the step that runs now to whoever watches; one of made-up rows is nobody's.
+
+        Raises:
+            NonFiniteLossError: It is not finite, and that is what `fit(on_nan=...)` asks for.
+        """
+        if self._guard is None or self._shown is None:
+            return
+        value = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss))
+        features, source, rows = self._shown
+        self._guard.passes(self.step + 1, value, features, source, rows)
+
+    def _look_at_losses(self, values: Mapping[str, float | torch.Tensor]) -> None:
+        """The same for numbers that are logged, as far as their names say that they are losses."""
+        for name, value in values.items():
+            if name.lower().endswith("loss"):
+                self.look_at_loss(value)
+
+    def _look_at_gradients_of(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        if self._guard is not None:
+            self._guard.look_at_gradients(parameter.grad for parameter in parameters)
 
     def _begin(self, batch: Batch) -> None:
         self.run.rows, self.run.global_rows, self.run.loss_sum = batch.rows, batch.global_rows, None
@@ -202,9 +272,12 @@ class StepReplica(TorchReplica):
         self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
     ) -> None:
         """Let the user's function make the step, and count what it tells."""
+        labels = self._without_weights(labels, trains=True, made_up=not rows)
         with self._precision():
             returned = self.spec.train_step(self.run, self._by_name(features, labels))
+        self._refuse_unread_weights()
         values = logged(returned, "train_step")
+        self._look_at_losses(values)
         if not self._used:
             self._minimized(returned)
         if "loss" not in values and self.run.loss_sum is not None:
@@ -239,11 +312,32 @@ class StepReplica(TorchReplica):
             return
         self._modes.evaluate()
         self._begin(batch)
+        labels = self._without_weights(self._tensors(batch.labels), trains=False)
         with torch.no_grad(), self._precision():
-            given = self._by_name(self._tensors(batch.features), self._tensors(batch.labels))
+            given = self._by_name(self._tensors(batch.features), labels)
             returned = self.spec.eval_step(self.run, given)
         self.counter.note(logged(returned, "eval_step"), batch.rows)
         self.counter.count_rows(batch.rows)
+
+    def _without_weights(
+        self, labels: tuple[torch.Tensor, ...], *, trains: bool, made_up: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """The labels themselves; the step finds what rows weigh in `run.sample_weight`."""
+        weights = None
+        if self._row_weights is not None:
+            labels, weights = self._row_weights.split(labels, trains=trains, by_class=False)
+        if weights is not None and made_up:
+            weights = torch.ones_like(weights)  # zeros would be a sum that nobody can divide by
+        self.run.weigh(weights)
+        return labels
+
+    def _refuse_unread_weights(self) -> None:
+        if self._row_weights is not None and not self.run.weights_read:
+            raise ConfigError(
+                "train_step has not read run.sample_weight, so class_weight and sample_weight_col have no"
+                " effect: a step of your own computes its loss itself.\nHint: multiply the loss of each row"
+                " by it, as in (loss_of_rows * run.sample_weight).mean(), or leave the weights out of fit."
+            )
 
     def _by_name(
         self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]
@@ -251,6 +345,8 @@ class StepReplica(TorchReplica):
         """A batch by the names of its columns."""
         names = self._names if len(self._names) == len(features) else _numbered("x", len(features))
         of_labels = self._label_names
+        if self._row_weights is not None and self._row_weights.column:
+            of_labels = of_labels[:-1]
         if len(of_labels) != len(labels):
             of_labels = _numbered("y", len(labels))
         return dict(zip((*names, *of_labels), (*features, *labels), strict=True))
@@ -278,6 +374,8 @@ class StepReplica(TorchReplica):
             places = [None, *named]
             code = places.index(name) * 2 + (weight is not None)
             grads = self._exchanged(grads, parameters, code, weight)
+        if self._guard is not None:
+            self._guard.look_at_gradients(grads)
         with torch.no_grad():
             for parameter, old, new in zip(parameters, before, grads, strict=True):
                 parameter.grad = new if old is None else old if new is None else old + new
@@ -375,6 +473,7 @@ class StepReplica(TorchReplica):
         def look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             self._used = True
             if not self._shares:
+                self._look_at_gradients_of(p for group in optimizer.param_groups for p in group["params"])
                 return
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

@@ -28,6 +28,7 @@ class StepRun:
             so that all workers do the same; nothing of it counts.
         global_rows: How many rows all workers have in this step.
         loss_sum: The sum of the losses that `backward` was given in this step; None before the first.
+        weights_read: Whether a step has asked for `sample_weight`.
     """
 
     def __init__(self, replica: StepReplica) -> None:
@@ -35,6 +36,8 @@ class StepRun:
         self.model: Any = replica.model
         self.config: Mapping[str, Any] = replica.spec.config
         self.rows = self.global_rows = 0
+        self.weights_read = False
+        self._weights: torch.Tensor | None = None
         self.loss_sum: torch.Tensor | None = None
 
     @property
@@ -46,6 +49,21 @@ class StepRun:
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer, where there is only one."""
         return self.optimizers[self._one(None)]
+
+    @property
+    def sample_weight(self) -> torch.Tensor | None:
+        """The weight of each row of the batch, of `fit(class_weight=..., sample_weight_col=...)`.
+
+        With both, it is their product. It is None without them; in `eval_step`, where class weights do not
+        act, also without a column. The step multiplies the loss of each row by it, and still takes the mean
+        over rows.
+        """
+        self.weights_read = True
+        return self._weights
+
+    def weigh(self, weights: torch.Tensor | None) -> None:
+        """Say what the rows of the next batch weigh; for the replica."""
+        self._weights = weights
 
     @property
     def epoch(self) -> int:
@@ -92,6 +110,7 @@ class StepRun:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ConfigError(f"run.backward needs a loss that is one number; received {_shown(loss)}.")
         name = None if optimizer is None else self._one(optimizer)
+        self._replica.look_at_loss(loss)
         told = loss.detach().reshape(())
         self.loss_sum = told if self.loss_sum is None else self.loss_sum + told
         self._replica.backward(loss, name, weight=weight, retain_graph=retain_graph)
