@@ -22,7 +22,7 @@ import torch
 from kindler.collective import Array, Collective, Gradients
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Batch
-from kindler.frameworks.torch.labels import LabelSource
+from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.torch.metrics import named_metrics
 from kindler.frameworks.torch.optim import refuse_several, step_optimizer
 from kindler.frameworks.torch.optimizers import Optimizers, Schedules, build_optimizers, build_schedules
