@@ -837,12 +837,13 @@ class Estimator:
             validation_freq: Validate every so many epochs, or after the epochs with these numbers.
             class_weight: The weight of a row by its label. It acts in training only, and is 1 for classes
                 that are not named. The loss of a row is multiplied by it, and means still divide by the
-                number of rows, as in Keras. For PyTorch and Keras models.
+                number of rows, as in Keras. For PyTorch and Keras models; a `train_step` finds it, with the
+                column below, in `run.sample_weight`.
             sample_weight_col: A column with the weight of each row, in training and validation. With
                 `class_weight`, the two are multiplied.
             on_nan: What to do about a training loss that is NaN or infinite: "raise", "warn" or "skip". The
                 error names step, worker and rows; a step that is skipped leaves weights and optimizer as they
-                were, on all workers. For PyTorch and Keras models.
+                were, on all workers. For PyTorch and Keras models and LightningModules.
             sync: How workers agree: "allreduce", "sharded" (the same result, each worker updating a slice of
                 the parameters; PyTorch only), "fsdp" (the parameters are divided, too; PyTorch only), "async"
                 (a parameter server applies what each worker learns), "rounds" (workers train by themselves
