@@ -39,8 +39,10 @@ $(VENV)/.quickstart: pyproject.toml $(VENV)/.torch
 	@touch $@
 
 # Spark comes as source, and a wheel is made of it first: with several jobs beside torch rather than after it.
+# Its files are jars, which are not packed a second time.
+SPARK_PIP := $(PIP) --no-deps --use-pep517 --config-settings=--build-option=--compression=stored
 $(VENV)/.pyspark: | $(BIN)/python
-	$(PIP) --no-deps 'pyspark>=4.0'
+	$(SPARK_PIP) 'pyspark>=4.0'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch $(VENV)/.pyspark
@@ -49,11 +51,11 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.torch $(VENV)/.pyspark
 
 # Older Sparks that are supported, beside the newest one: tests put them first on the path.
 $(VENV)/.spark-4.0: | $(BIN)/python
-	$(PIP) --no-deps --target $(VENV)/spark-4.0 'pyspark==4.0.*' 'py4j==0.10.9.9'
+	$(SPARK_PIP) --target $(VENV)/spark-4.0 'pyspark==4.0.*' 'py4j==0.10.9.9'
 	@touch $@
 
 $(VENV)/.spark-3.5: | $(BIN)/python
-	$(PIP) --no-deps --target $(VENV)/spark-3.5 'pyspark==3.5.*' 'py4j==0.10.9.7'
+	$(SPARK_PIP) --target $(VENV)/spark-3.5 'pyspark==3.5.*' 'py4j==0.10.9.7'
 	@touch $@
 
 # What MLflow's server needs besides the client: it would have older versions of what others need newer.

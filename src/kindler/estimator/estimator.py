@@ -274,7 +274,8 @@ class Estimator:
             *backend_complaints(backend),
             *preparation.complaints(),
         )
-        uses_torchmetrics = "torchmetrics" in {type(m).__module__.partition(".")[0] for m in _flat(metrics)}
+        classes = {base for metric in _flat(metrics) for base in type(metric).__mro__}
+        uses_torchmetrics = "torchmetrics" in {base.__module__.partition(".")[0] for base in classes}
         return cls(
             FrameworkModel(
                 framework=framework,

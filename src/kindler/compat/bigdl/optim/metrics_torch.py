@@ -1,7 +1,8 @@
 """BigDL's validation methods as metrics of torch, merged over workers exactly.
 
 Means over rows are functions of (outputs, targets). What is not a mean over rows (AUC) is a metric of
-torchmetrics, whose states are joined.
+torchmetrics, whose states are joined. torchmetrics takes seconds to import, in every worker that imports this
+module: only what uses it does.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-import torchmetrics
 
 from kindler.compat.bigdl.nn.criterion_base import Criterion
 from kindler.compat.bigdl.optim.validation import AUC, Loss, ValidationMethod
@@ -32,8 +31,12 @@ def torch_metrics(methods: Sequence[ValidationMethod], loss: Any) -> dict[str, A
     for method in methods:
         first = method.first_class if not one_based else 1
         if isinstance(method, AUC):
+            from kindler.compat.bigdl.optim.exact_auc import ExactAUC
+
             made[method.tag] = ExactAUC(float(first if method.by_class else 0))
         elif (counted := getattr(method, "counted", None)) is not None:
+            import torchmetrics
+
             made[method.tag] = getattr(torchmetrics.classification, counted)(validate_args=False)
         elif not isinstance(method, Loss):
             made[method.tag] = RowMean(method, first if method.by_class else 0)
@@ -55,23 +58,3 @@ class RowMean:
         """The mean over these rows."""
         output, label = (part[0] if isinstance(part, tuple | list) else part for part in (outputs, targets))
         return self.method.score(output.cpu().numpy(), np.asarray(label.cpu().numpy()) - self.first)
-
-
-class ExactAUC(torchmetrics.classification.BinaryAUROC):
-    """The area under the ROC curve, from all outputs.
-
-    Args:
-        first: The label of the negative class.
-    """
-
-    def __init__(self, first: float = 0.0) -> None:
-        super().__init__(thresholds=None, validate_args=False)
-        self.first = first
-
-    def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
-        """Add a batch."""
-        if preds.dim() == 2 and preds.shape[1] == 2:  # of two classes: how much more likely the second is
-            preds = preds[:, 1] - preds[:, 0]
-        # torchmetrics takes scores for probabilities if all of a batch are: logits must not depend on that.
-        scores = 0.5 + 0.5 * preds.double() / (1 + preds.double().abs())
-        super().update(scores.reshape(-1), (target.reshape(-1) - self.first > 0.5).long())
