@@ -266,6 +266,7 @@ def test_steps_that_workers_would_not_share_are_refused_and_work_alone() -> None
         ),
         ({"accumulation_steps": 2}, "leave accumulation_steps=1"),
         ({"precision": "fp16"}, "scales losses"),
+        ({"metrics": ["mse"]}, "eval_step returns all figures itself"),
         ({"train_step": None}, "eval_step belongs to a train_step"),
     ],
 )

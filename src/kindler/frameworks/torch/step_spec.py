@@ -48,6 +48,8 @@ def _complaints(spec: StepSpec, several: Mapping[str, Any] | None) -> Iterator[s
             yield f"{name} must be a function of (run, batch); received {given!r}."
     if spec.train_step is None and spec.eval_step is not None:
         yield "eval_step belongs to a train_step; without one, give a loss and metrics."
+    if spec.eval_step is not None and spec.metrics:
+        yield "metrics and eval_step: eval_step returns all figures itself; pass one of them."
     if several is not None:
         yield from _several_complaints(spec, several)
     elif isinstance(spec.scheduler_creator, Mapping):
