@@ -96,6 +96,7 @@ def test_only_who_goes_on_sending_bodies_that_are_costly_to_refuse_waits_for_the
     assert bodies.pause_after(small, 300, 60.0) == 0
     assert bodies.pause_after(hidden, 300, 0.1) == pytest.approx(2.0)  # 20 times as long as it took
     assert bodies.pause_after(small, 1 << 20, 0.1) == pytest.approx(4.0)
+    assert bodies.pause_after(Problem(504, "the model hangs"), 1 << 20, 60.0) == 0  # not the body's fault
     assert bodies.pause_after(hidden, 300, 60.0) == 10.0
     now += 3600
     assert bodies.pause_after(hidden, 300, 4.9) == 0

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 from kindler.serve.deadlines import within
-from kindler.serve.http_errors import Problem
+from kindler.serve.http_errors import Problem, as_problem
 from kindler.serve.settings import ServeSettings
 
 __all__ = ["Bodies", "ClientGoneError", "Receive", "Unpack", "decompressed"]
@@ -24,6 +24,7 @@ _HERE_PACKED, _HERE_BYTES = 16 << 10, 1 << 20
 # A body that was refused is a costly one if it was larger than this. Answers about such bodies are held back,
 # so that they take no more than a share of the server's time; the first ones come at once.
 _COSTLY_BYTES = 64 << 10
+_REFUSALS = (400, 413, 415, 422)
 _REFUSING_SHARE, _REFUSING_CREDIT_S, _LONGEST_PAUSE_S = 0.05, 5.0, 10.0
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
@@ -101,7 +102,10 @@ class Bodies:
             size: The bytes it has.
             seconds: How long it took to find out.
         """
-        if size <= _COSTLY_BYTES and not getattr(error, "costly", False):
+        problem = as_problem(error)
+        if problem is None or problem.status not in _REFUSALS:  # not the body's fault
+            return 0.0
+        if size <= _COSTLY_BYTES and not problem.costly:
             return 0.0
         now = time.monotonic()
         paid = _REFUSING_SHARE * (now - self._refused_at)
