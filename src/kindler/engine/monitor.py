@@ -21,7 +21,7 @@ Listener = Callable[[Event], None]
 _TURN_S = 0.2
 _LAST_TURN_S = 0.01  # all ranks have ended, and what started them follows in a moment
 _NEARLY = 0.9
-_STACKS_TIMEOUT_S = 3.0
+_STACKS_TIMEOUT_S = 15.0
 _log = logging.getLogger(__name__)
 
 

@@ -33,8 +33,10 @@ __all__ = ["Aborted", "Supervisor", "can_run", "worker_fields"]
 
 _TAIL_LINES = 40
 _LOOK_S = 0.1
-_STACKS_TIMEOUT_S = 2.0
-_STACKS_PAUSE_S = 0.1
+_STACKS_TIMEOUT_S = 10.0
+_SILENT_STACKS_S = 2.0  # of one that is stopped: nothing will come
+_STACKS_LOOK_S = 0.1
+_STACKS_LOOKS = 5
 _KEPT_TIMEOUT_S = 120.0
 _PASSED_UP = ("gather", "report", "open", "keep", "halting", "bulk", "part")
 _PASSED_DOWN = ("gathered", "bulk", "part", "ending", "halt", "halt_at")
@@ -338,7 +340,7 @@ class Supervisor:
                 frame = child.channel.receive(1.0, whole=not self._far)
             except TimeoutError:
                 if time.monotonic() - self._heard > limit_s and not can_run(child.pid):
-                    self._tail.extend(self._stacks().splitlines())
+                    self._tail.extend(self._stacks(_SILENT_STACKS_S).splitlines())
                     child.kill()
                     raise _Silent(f"it gave no sign of life for {limit_s:g} s and was ended") from None
                 continue
@@ -457,19 +459,21 @@ class Supervisor:
         except ChannelClosed:
             pass  # nobody asks any more
 
-    def _stacks(self) -> str:
+    def _stacks(self, timeout_s: float = _STACKS_TIMEOUT_S) -> str:
         """What the worker's threads do now; empty when it does not answer."""
         path, child = self.scratch / STACKS, self._child
         if child is None or not path.exists():
             return ""
         before = size = path.stat().st_size
         child.ask_for_stacks()
-        deadline = time.monotonic() + _STACKS_TIMEOUT_S
-        # It writes in pieces and says nothing at the end: what has not grown for a while is whole.
-        while time.monotonic() < deadline and not self._aborted.wait(_STACKS_PAUSE_S):
-            last, size = size, path.stat().st_size
-            if before < last == size:
+        deadline, same = time.monotonic() + timeout_s, 0
+        # It writes in pieces and says nothing at the end: what has not grown for a while is whole. On a busy
+        # machine it may be made to pause between two pieces.
+        while same < _STACKS_LOOKS and time.monotonic() < deadline:
+            if self._aborted.wait(_STACKS_LOOK_S):
                 break
+            last, size = size, path.stat().st_size
+            same = same + 1 if before < last == size else 0
         text = path.read_text(errors="replace")
         return readable(text) if size > before else ""
 

@@ -9,7 +9,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = [
     "DEVICE_VARIABLE",
     "backend_of",
     "environment",
+    "fitting",
     "flavour_of",
     "is_compiled",
     "load",
@@ -161,6 +162,15 @@ def settle(backend: str, *, device: str, local_rank: int, threads: int | None) -
 def on_gpu(backend: str) -> bool:
     """Whether the backend computes on a GPU, once it was settled."""
     return bool(importlib.import_module(f"kindler.frameworks.keras.on_{backend}").on_gpu())
+
+
+def fitting(backend: str) -> AbstractContextManager[Any]:
+    """Around `fit` and its steps."""
+    if backend != "torch" or not on_gpu(backend):
+        return nullcontext()
+    from kindler.frameworks.torch.device import backward_on
+
+    return backward_on("cuda")
 
 
 def taken_bytes(backend: str) -> int:

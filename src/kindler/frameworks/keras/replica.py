@@ -412,7 +412,8 @@ class KerasReplica(BaseReplica):
         """
         exchange = nullcontext() if self._exchange is None else self._exchange.unwrapped()
         told = Remembering(feed)
-        with exchange, told.unwrapped(), nullcontext() if ends else _unfinished(self.model.optimizer):
+        ending = nullcontext() if ends else _unfinished(self.model.optimizer)
+        with exchange, told.unwrapped(), ending, backends.fitting(self.spec.backend):
             self.model.fit(
                 dataset(self.keras, self.spec.backend, told, self._arranged),
                 initial_epoch=epochs[0],

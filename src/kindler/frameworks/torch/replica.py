@@ -30,6 +30,7 @@ from kindler.frameworks.torch.device import (
     Conveyor,
     OnTheirWay,
     arrays,
+    backward_on,
     has_gpu_build,
     held,
     preload,
@@ -992,7 +993,8 @@ class TorchReplica(BaseReplica):
         """
         if self._scaler is not None:
             scaled = self._scaler.scale(loss if share == 1.0 else loss * share)
-            scaled.backward()  # type: ignore[no-untyped-call]
+            with backward_on(self.device.type):
+                scaled.backward()  # type: ignore[no-untyped-call]
             return
         key = (share, loss.dtype)
         begin = self._begins.get(key)
@@ -1000,7 +1002,8 @@ class TorchReplica(BaseReplica):
             begin = torch.full((), share, dtype=loss.dtype, device=loss.device)
             if len(self._begins) < _MOST_BEGINS:  # none is let go: a recorded step uses the one it has seen
                 self._begins[key] = begin
-        loss.backward(begin)  # type: ignore[no-untyped-call]
+        with backward_on(self.device.type):
+            loss.backward(begin)  # type: ignore[no-untyped-call]
 
     def _pass_without_rows(self, batch: Batch) -> None:
         """Take part where all ranks gather parameters, on a row of zeros that teaches nothing."""

@@ -23,6 +23,7 @@ from kindler.collective import Array, Collective, Gradients
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Batch
 from kindler.frameworks.labels import LabelSource
+from kindler.frameworks.torch.device import backward_on
 from kindler.frameworks.torch.metrics import named_metrics
 from kindler.frameworks.torch.optim import refuse_several, step_optimizer
 from kindler.frameworks.torch.optimizers import Optimizers, Schedules, build_optimizers, build_schedules
@@ -367,7 +368,7 @@ class StepReplica(TorchReplica):
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
-        with self._own(), torch.autocast(self.device.type, enabled=False):
+        with self._own(), torch.autocast(self.device.type, enabled=False), backward_on(self.device.type):
             torch.autograd.backward(loss, retain_graph=retain_graph, inputs=None if only else parameters)
         grads = [parameter.grad for parameter in parameters]
         if self._shares:
