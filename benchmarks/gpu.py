@@ -2,8 +2,8 @@
 
 The MLP 784-256-256-10 with batches of 256 (its kernels are so short that launching them is most of a step),
 and a transformer of 12 layers, 768 wide, in bfloat16 (its kernels keep the GPU busy). AdamW, accuracy counted
-on the device; steps per second of the last epochs. Keras on torch and on JAX against their own `fit`. Scoring
-an array against a loop with pinned batches. Needs a GPU.
+on the device; steps per second of the last epochs. Seconds to the first step of a session. Keras on torch and
+on JAX against their own `fit`. Scoring an array against a loop with pinned batches. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def main() -> None:
     report.ratio(
         "transformer / by hand", measured["transformer"], measured["transformer by hand"], at_least=0.98
     )
+    _first_report(report, given.repeats)
     _keras_report(report, given.repeats)
     _predict_report(report, given.repeats)
     report.finish(device=_device())
@@ -65,7 +66,11 @@ def _keras_report(report: Report, repeats: int) -> None:
             continue
         measured = rounds(
             {
-                f"Keras on {backend}, {way}": lambda backend=backend, way=way: _keras_process(backend, way)
+                f"Keras on {backend}, {way}": lambda backend=backend, way=way: _in_process(
+                    f"keras_rate({way!r}, {backend!r})",
+                    KERAS_BACKEND=backend,
+                    XLA_PYTHON_CLIENT_PREALLOCATE="false",
+                )
                 for way in ("model.fit", "kindler")
             },
             repeats=repeats,
@@ -77,11 +82,66 @@ def _keras_report(report: Report, repeats: int) -> None:
         report.ratio(f"Keras on {backend}: kindler / model.fit", ours, plain, at_least=1.0)
 
 
-def _keras_process(backend: str, way: str) -> float:
-    code = f"import gpu; print(gpu.keras_rate({way!r}, {backend!r}))"
+def _first_report(report: Report, repeats: int) -> None:
+    """The first fit of a session, in a process of its own."""
+    measured = rounds(
+        {
+            "first step of a session": lambda: _in_process("first_step()"),
+            "PyTorch's start of CUDA": lambda: _in_process("cuda_start()"),
+        },
+        repeats=repeats,
+        warm_up=False,
+    )
+    first, cuda = measured.values()
+    for name, values in measured.items():
+        report.figure(name, values, "s")
+    beyond = [whole - own for whole, own in zip(first, cuda, strict=True)]
+    report.limit("first step of a session, less PyTorch's start of CUDA", beyond, "s", at_most=5.0)
+
+
+def first_step() -> float:
+    """Seconds from the first `fit` of this process to the end of its first step."""
+    import tempfile
+
+    import torch
+
+    from kindler import Callback, Estimator
+
+    with tempfile.TemporaryDirectory() as folder:
+        note = Path(folder) / "first"
+
+        class Clock(Callback):
+            def on_step_end(self, run: Any) -> None:
+                if run.step == 1:
+                    torch.cuda.synchronize()
+                    note.write_text(str(time.time()))
+
+        estimator = Estimator.from_torch(
+            model=mlp,
+            optimizer=torch.optim.AdamW,
+            loss=torch.nn.CrossEntropyLoss(),
+            workers=1,
+            engine="local",
+            device="cuda",
+        )
+        began = time.time()
+        estimator.fit(mlp_rows(), epochs=1, batch_size=MLP_BATCH, callbacks=[Clock()], verbose=0)
+        return float(note.read_text()) - began
+
+
+def cuda_start() -> float:
+    """Seconds that the first tensor on the GPU takes in this process."""
+    import torch
+
+    began = time.perf_counter()
+    torch.zeros(1, device="cuda").item()
+    return time.perf_counter() - began
+
+
+def _in_process(call: str, **environment: str) -> float:
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "KERAS_BACKEND": backend, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+        [sys.executable, "-c", f"import gpu; print(gpu.{call})"],
+        env={**os.environ, **environment},
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,

@@ -18,6 +18,11 @@ FLAVOUR = os.environ.get("KINDLER_TEST_KERAS", "tensorflow")
 os.environ["KERAS_BACKEND"] = "tensorflow" if FLAVOUR == "tf_keras" else FLAVOUR
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+if FLAVOUR != "torch":
+    # Steps run a few times only: code that takes long to optimize is never made up for.
+    os.environ.setdefault(
+        "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    )
 if FLAVOUR == "jax" and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # What was compiled for one test is there for the next: half of what a small fit takes.
     _compiled = tempfile.mkdtemp(prefix="kindler-tests-jax-")

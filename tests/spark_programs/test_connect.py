@@ -59,3 +59,14 @@ def test_stages_are_fitted_validated_saved_and_loaded(through_connect: Printed) 
     assert (seen["remote"], seen["same"], seen["learned"]) == (True, True, True)
     assert seen["alone"] == "prediction"
     assert seen["metrics"][1] < seen["metrics"][0]
+
+
+def test_a_session_is_used_as_it_is_and_ended_so_that_a_classic_one_can_follow(
+    through_connect: Printed,
+) -> None:
+    told = last_line(through_connect("connect_session.py"))
+
+    connect, same, partitions, rows, variables_left, *classic = told
+    assert (connect, same, partitions, rows) == (True, True, "7", 5)
+    assert variables_left == []
+    assert classic == [False, 2]

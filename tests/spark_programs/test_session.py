@@ -179,27 +179,6 @@ def test_a_session_of_somebody_else_is_used_as_it_is_and_not_stopped(run: Run) -
     assert "shuffle" not in seen[3]
 
 
-def test_a_connect_session_is_started_used_and_ended(run: Run) -> None:
-    seen = run(
-        """
-        from kindler.spark.session import init, is_connect, stop
-
-        before = dict(os.environ)
-        spark = init(cores=1, conf={"spark.api.mode": "connect"})
-        again = init(conf={"spark.sql.shuffle.partitions": 7})
-        seen = [is_connect(spark), again is spark, spark.conf.get("spark.sql.shuffle.partitions")]
-        seen.append(spark.range(5).count())
-        stop()
-        seen.append(dict(os.environ) == before)
-        classic = init(cores=1)
-        print(json.dumps([*seen, is_connect(classic), classic.range(2).count()]))
-        """,
-        environ={"SPARK_TESTING": "1"},  # a free port instead of Connect's fixed one
-    )
-
-    assert seen == [True, True, "7", 5, True, False, 2]
-
-
 def test_a_start_that_fails_or_is_interrupted_leaves_no_java_and_the_next_one_works(run: Run) -> None:
     """Ctrl-C comes once just after the JVM was launched, and once when it has answered."""
     seen = run(

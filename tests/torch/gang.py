@@ -14,7 +14,10 @@ __all__ = ["PRELOAD", "GangWorker", "attach", "run_ranks"]
 
 # Whatever is not here is imported by every rank of every test. What the first test of a process names counts
 # for all, so that all of them name this.
-PRELOAD = ("torch", "torch._dynamo", "torchmetrics", "kindler.frameworks.torch.replica")
+PRELOAD = (
+    *("torch", "torch._dynamo", "torchmetrics"),
+    *("kindler.frameworks.torch.replica", "kindler.estimator.estimator"),
+)
 
 
 def attach(

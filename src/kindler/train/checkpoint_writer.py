@@ -48,6 +48,7 @@ class CheckpointWriter:
         callbacks: Those whose states are saved; `state_dict` is called on the first worker.
         anywhere: Whether another worker may become the first.
         whole: What a checkpoint is made of (`Sync.whole`); called on all workers when one is due.
+        look: Called before one is written within an epoch; raises if the weights are not worth keeping.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class CheckpointWriter:
         callbacks: Sequence[Any] = (),
         anywhere: bool = False,
         whole: Callable[[Any], FreezableReplica] | None = None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         options = task.training
         self._worker = worker
-        self._whole = whole
+        self._whole, self._look = whole, look
         self._callbacks = callbacks
         self._trigger = options.checkpoint_trigger or EveryEpoch()
         self.active = task.model_dir is not None
@@ -106,6 +108,7 @@ class CheckpointWriter:
             return
         if not asked and not self._trigger(Progress(epoch=replica.epoch, step=replica.step)):
             return
+        self._look()
         local_states = to_first(self._worker, replica.local_state())
         self._save(replica, local_states, step_in_epoch=step_in_epoch, seconds=seconds)
 

@@ -180,6 +180,13 @@ class _Follower:
         self._last = start.first_epoch + options.epochs_to_train
         self._end_step = sync.ends_at
         self._remembering = [replica.remembering(callback) for callback in options.callbacks]
+        # A callback of Keras's own may end the run at such a loss, which is then what its user wants.
+        ends_itself = any(type(callback).__name__ == "TerminateOnNaN" for callback in options.callbacks)
+        self._guard = LossGuard(
+            "warn" if ends_itself and options.on_nan == "raise" else options.on_nan,
+            rank=worker.rank,
+            tell=lambda message: worker.report("bad_loss", message=message),
+        )
         self._keeper = CheckpointWriter(
             worker,
             task,
@@ -189,6 +196,7 @@ class _Follower:
             callbacks=self._remembering,
             anywhere=not sync.in_step,
             whole=sync.whole,
+            look=self._guard.look,
         )
         self._reporter = ProgressReporter(
             worker,
@@ -198,13 +206,6 @@ class _Follower:
         )
         self._logged = StepReporter(worker, active=task.log_steps)
         self._on_gpu = bool(getattr(replica, "on_gpu", False))
-        # A callback of Keras's own may end the run at such a loss, which is then what its user wants.
-        ends_itself = any(type(callback).__name__ == "TerminateOnNaN" for callback in options.callbacks)
-        self._guard = LossGuard(
-            "warn" if ends_itself and options.on_nan == "raise" else options.on_nan,
-            rank=worker.rank,
-            tell=lambda message: worker.report("bad_loss", message=message),
-        )
         self._stretch = _Stretch(worker, train, self._reporter, replica.look_at)
         self._done = self._base = self._first_step = 0
         self._opening = self._halted = False

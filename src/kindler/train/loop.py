@@ -153,6 +153,11 @@ class _Fit:
             framework=task.framework,
         )
         self._view.epoch, self._view.step = start.epoch, start.step
+        self._guard = LossGuard(
+            options.on_nan,
+            rank=worker.rank,
+            tell=lambda message: worker.report("bad_loss", message=message),
+        )
         self._keeper = CheckpointWriter(
             worker,
             task,
@@ -162,6 +167,7 @@ class _Fit:
             callbacks=options.callbacks,
             anywhere=not sync.in_step,
             whole=sync.whole,
+            look=self._guard.look,
         )
         # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask. They
         # agree where they exchange gradients: the driver is not in the way of a step.
@@ -175,11 +181,6 @@ class _Fit:
         )
         self._step_log = StepReporter(worker, active=task.log_steps)
         self._halted = False
-        self._guard = LossGuard(
-            options.on_nan,
-            rank=worker.rank,
-            tell=lambda message: worker.report("bad_loss", message=message),
-        )
         replica.watch_losses(self._guard)
 
     def run(self) -> list[dict[str, Any]]:
