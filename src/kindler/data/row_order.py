@@ -174,6 +174,8 @@ class Rounds:
     def own_before(self, place: Array | int, epoch: int) -> Array:
         """How many of this worker's rows are among the first `place` rows of the epoch's sequence."""
         place = np.asarray(place)
+        if self._size == 1:
+            return place
         turn, lane = np.divmod(np.minimum(place, self._even * self._lanes), max(1, self._lanes))
         even = turn * len(self.own) + self._mine_before(epoch)[lane]
         beyond: Array = np.maximum(place - self._even * self._lanes, 0)
