@@ -25,7 +25,7 @@ from tests.conftest import SHARED
 from tests.seeds.programs import runnable
 from tests.seeds.table import ROWS
 from tests.spark_programs.cluster import standalone
-from tests.whole import WHOLE, whole_only
+from tests.whole import WHOLE
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "resnet_cifar"
@@ -112,7 +112,6 @@ def test_one_process_trains(shell: Shell) -> None:
     assert len(judged(output)) == 1
 
 
-@whole_only  # tests/cluster/test_resnet_cifar.py has two such processes train in step always
 def test_two_processes_find_each_other_and_train_in_step(shell: Shell) -> None:
     both = shell.block("tensorflowonspark-resnet/two-processes")
     windows = both.split("# in another shell/window")
