@@ -13,7 +13,7 @@ import torch
 from rows import batch
 from torch import nn
 
-from kindler.frameworks.torch.device import held
+from kindler.frameworks.torch.device import backward_on, held
 from kindler.frameworks.torch.graphs import numbers_in_python, why_not
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
 
@@ -88,3 +88,10 @@ def test_a_state_of_graphs_trains_on_a_cpu() -> None:
 def test_columns_that_a_gpu_cannot_pick_rows_of_stay_where_they_are() -> None:
     assert held([np.zeros((4, 2), np.uint16)], GPU, True) is None
     assert held([X], torch.device("cpu"), True) is None
+
+
+@pytest.mark.parametrize(("kind", "handed_over"), [("cuda", False), ("cpu", True)])
+def test_backward_on_a_gpu_is_not_handed_to_another_thread(kind: str, handed_over: bool) -> None:
+    with backward_on(kind):
+        assert torch._C._is_multithreading_enabled() is handed_over
+    assert torch._C._is_multithreading_enabled()
