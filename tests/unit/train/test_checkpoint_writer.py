@@ -36,7 +36,7 @@ def test_none_is_written_after_a_loss_that_was_not_looked_at_yet_and_is_not_a_nu
     replica: Any = SimpleNamespace(epoch=1, step=1)
     guard.note(1, float("nan"), lambda: ([], ""))  # as one on a GPU is, until several are looked at together
 
-    with pytest.raises(NonFiniteLossError):
+    with pytest.raises(NonFiniteLossError, match="step 1"):
         writer(tmp_path / "run", guard).after_step(replica, step_in_epoch=1, seconds=0.1)
 
     assert list(tmp_path.rglob("*")) == []
