@@ -80,17 +80,19 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 
 # One pytest process for each part, three at a time on two cores: while a test waits for a limit or for a server,
 # another part computes. The parts that take longest begin first, so that there is work to the end. --keep-going
-# runs all of them and still fails if one did.
+# runs all of them and still fails if one did. Spark's classes come first: make puts a part whose needs are still being made
+# behind all others.
 IN_TURN := --no-print-directory --keep-going --jobs=3 --output-sync=target
-PARTS = test-spark-programs test-spark test-keras-tensorflow test-tf-graph test-tfpark test-bigdl test-seeds test-seeds-graphs test-sparkflow test-tune test-cluster test-examples test-torch test-serve \
-	$(KERAS_FLAVOURS:%=test-keras-%) test-mxnet test-openvino test-unit test-runtime test-page test-cli test-store test-tracking
+PARTS = test-torch test-keras-tensorflow test-serve test-spark-programs test-spark test-examples test-seeds test-seeds-graphs \
+	test-sparkflow test-tfpark test-cluster $(filter-out test-keras-tensorflow,$(KERAS_FLAVOURS:%=test-keras-%)) test-bigdl \
+	test-tf-graph test-unit test-runtime test-page test-store test-cli test-tracking test-tune test-mxnet test-openvino
 CHECKS := check-types check-docs check-layers check-style
 
 test: install ## run every test
-	$(MAKE) $(IN_TURN) $(PARTS)
+	$(MAKE) $(IN_TURN) build/java/options $(PARTS)
 
 gate: install ## check and test, what `.ci/run` does
-	$(MAKE) $(IN_TURN) $(CHECKS) $(PARTS)
+	$(MAKE) $(IN_TURN) build/java/options $(CHECKS) $(PARTS)
 
 test-tfpark: $(VENV)/.dev build/java/options ## programs of TFPark: graphs of TensorFlow 1 on RDDs
 	$(PYTEST) tests/tfpark

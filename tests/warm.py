@@ -17,6 +17,8 @@ import pytest
 
 from kindler.engine import fork_server, local
 
+_more: tuple[str, ...] = ()  # what the workers of the present tests inherit besides
+
 _clean_up = local._LocalLaunch.clean_up
 _reach = fork_server._reach
 
@@ -27,7 +29,7 @@ def _as_if_it_had_not_failed(launch: Any, *, failed: bool) -> None:
 
 def _with_imports_of_tests(recipe: fork_server.Recipe, owner: int) -> Any:
     if any(name.startswith("kindler.frameworks.") for name in recipe.preload):
-        recipe = replace(recipe, preload=(*recipe.preload, "pytest", "kindler.estimator.estimator"))
+        recipe = replace(recipe, preload=(*recipe.preload, "pytest", "kindler.estimator.estimator", *_more))
     return _reach(recipe, owner)
 
 
@@ -48,3 +50,11 @@ def _warm() -> Iterator[None]:
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed run ends the warm process, as it does for users."""
     monkeypatch.setattr(local._LocalLaunch, "clean_up", _clean_up)
+
+
+@pytest.fixture(scope="module")
+def inherits_lightning() -> Iterator[None]:
+    """Workers inherit Lightning, for modules that import it: each worker would take six seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.warm._more", ("lightning",))
+        yield

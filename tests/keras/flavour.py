@@ -35,19 +35,21 @@ KERAS: Any = importlib.import_module("tf_keras" if FLAVOUR == "tf_keras" else "k
 
 # What one backend shows is shown on the one that compiles nothing, and so is by far the cheapest.
 one_is_enough = pytest.mark.skipif(FLAVOUR != "torch", reason="the same code for every backend")
-one_unless_whole = pytest.mark.skipif(
-    FLAVOUR != "torch" and not WHOLE,
-    reason="on PyTorch; on every backend with KINDLER_TEST_WHOLE=1",
-)
 tensorflow_only = pytest.mark.skipif(FLAVOUR != "tensorflow", reason="a thing of TensorFlow's")
-tensorflow_unless_whole = pytest.mark.skipif(
-    FLAVOUR != "tensorflow" and not WHOLE,
-    reason="on TensorFlow; on every backend with KINDLER_TEST_WHOLE=1",
-)
-two_unless_whole = pytest.mark.skipif(
-    FLAVOUR not in ("tensorflow", "torch") and not WHOLE,
-    reason="on TensorFlow and PyTorch; on every backend with KINDLER_TEST_WHOLE=1",
-)
+
+
+def unless_whole(*flavours: str) -> Any:
+    """A mark: on these only, unless everything runs."""
+    return pytest.mark.skipif(
+        FLAVOUR not in flavours and not WHOLE,
+        reason=f"on {', '.join(flavours)}; on every backend with KINDLER_TEST_WHOLE=1",
+    )
+
+
+one_unless_whole = unless_whole("torch")
+two_unless_whole = unless_whole("torch", "tensorflow")
+tensorflow_unless_whole = unless_whole("tensorflow")
+keras2_unless_whole = unless_whole("torch", "tf_keras")  # the cheapest on which TensorFlow computes
 
 # What ranks of `kindler.testing` inherit; each would import it otherwise.
 PRELOAD = (KERAS.__name__, "kindler.frameworks.keras.replica")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, KERAS, two_unless_whole
+from flavour import FLAVOUR, KERAS, keras2_unless_whole
 
 from kindler import Estimator
 from tests import caller
@@ -31,6 +31,7 @@ def draws() -> list[float]:
     return [random.random(), np.random.random(), float(np.asarray(initial)[0])]
 
 
+@keras2_unless_whole
 def test_no_call_changes_the_callers_randomness_or_settings(tmp_path: Path) -> None:
     KERAS.utils.set_random_seed(11)
     expected = [draws(), draws()]
@@ -58,7 +59,7 @@ class Draws(KERAS.callbacks.Callback):
             file.write(json.dumps([random.random(), np.random.random()]) + "\n")
 
 
-@two_unless_whole
+@keras2_unless_whole
 def test_user_code_draws_other_numbers_on_each_worker_and_epoch_and_the_same_in_each_run(
     tmp_path: Path,
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import problems
 import pytest
 import watchers
+from flavour import two_unless_whole
 
 from kindler import Estimator, RunSettings
 from tests.listening import wildcards
@@ -16,6 +17,7 @@ from tests.listening import wildcards
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 
 
+@two_unless_whole
 def test_no_process_of_a_run_listens_on_a_wildcard_address(flavour: str, tmp_path: Path) -> None:
     est = Estimator.from_keras(
         model_creator=problems.classifier,

@@ -72,7 +72,7 @@ def test_several_inputs_and_outputs_go_by_their_places_where_names_differ() -> N
     assert same(est, alone)
 
 
-@two_unless_whole
+@one_unless_whole
 def test_a_model_that_is_called_with_a_dict_gets_one() -> None:
     data = pairs()
     est = two_workers(models.by_name, inputs="dict")
@@ -85,6 +85,7 @@ def test_a_model_that_is_called_with_a_dict_gets_one() -> None:
     assert predicted == pytest.approx(np.asarray(again), abs=1e-5)
 
 
+@two_unless_whole
 @pytest.mark.parametrize("built", [True, pytest.param(False, marks=one_unless_whole)])
 def test_a_subclassed_instance_is_trained_in_place(keras: Any, built: bool) -> None:
     def loss_of_my_own(y: Any, predicted: Any) -> Any:
@@ -111,6 +112,7 @@ def test_a_subclassed_instance_is_trained_in_place(keras: Any, built: bool) -> N
         assert same(est, alone)
 
 
+@two_unless_whole
 def test_layers_and_functions_defined_in_the_program_travel_and_gradients_are_clipped_once(
     keras: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole, two_unless_whole
+from flavour import FLAVOUR, KERAS, keras2_unless_whole, one_is_enough, one_unless_whole, two_unless_whole
 
 from kindler import Estimator
 from kindler.frameworks.keras.files import FormatWarning
@@ -96,6 +96,7 @@ def quietly_saved(model: Any, path: Path) -> Any:
     return model
 
 
+@keras2_unless_whole
 @each("m.h5", "m.keras")
 def test_a_model_that_was_saved_trains_on_with_its_own_optimizer(
     optimizer: str, name: str, tmp_path: Path

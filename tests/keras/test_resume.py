@@ -9,7 +9,7 @@ import numpy as np
 import problems
 import pytest
 import watchers
-from flavour import FLAVOUR, KERAS, one_is_enough
+from flavour import FLAVOUR, KERAS, one_is_enough, unless_whole
 
 from kindler import Estimator, History, RunSettings, SeveralIteration
 from tests.whole import whole_only
@@ -81,6 +81,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]
     return figures(history), est.get_model().get_weights()
 
 
+@unless_whole("torch", "jax", "tf_keras")
 def test_a_run_whose_worker_was_killed_in_mid_epoch_ends_as_the_one_that_was_not(
     tmp_path: Path, whole: Any
 ) -> None:

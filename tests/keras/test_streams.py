@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole, two_unless_whole
+from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole
 
 from kindler import Estimator
 from kindler.errors import ConfigError, WorkerError
@@ -66,7 +66,7 @@ def dataset_creator(config: dict[str, Any], batch_size: int) -> Any:
     return Given()
 
 
-@two_unless_whole
+@one_unless_whole
 def test_a_creator_of_a_thousand_samples_trains_as_one_process_does(keras: Any, tmp_path: Path) -> None:
     est = two_workers({"weighted": True})
     held_out = problems.problem(50)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flavour import FLAVOUR, KERAS, tensorflow_only, two_unless_whole
+from flavour import FLAVOUR, KERAS, one_unless_whole, tensorflow_only, two_unless_whole
 
 from kindler import Estimator
 from kindler.data.row_rng import RowRandom
@@ -120,7 +120,7 @@ def trained(
     return est
 
 
-@two_unless_whole
+@one_unless_whole
 def test_one_worker_and_two_augment_pad_and_bucket_each_row_alike(tmp_path: Path) -> None:
     both = []
     for workers in (1, 2):

@@ -1,4 +1,4 @@
-"""Steps of users' own and LightningModules on a DataFrame: trained on barrier tasks, scored by name."""
+"""Steps of users' own on a DataFrame: trained on barrier tasks, scored by name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from kindler import Estimator
-
-# Here and not in the test: importing it sets variables of the process.
-lightning: Any = pytest.importorskip("lightning")
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
@@ -45,22 +42,7 @@ def part(name: str) -> Any:
     return lambda model: torch.optim.SGD(getattr(model, name).parameters(), lr=0.1)
 
 
-def test_a_gan_and_a_lightning_module_are_trained_and_scored_on_a_frame(spark: Any) -> None:
-    class Regression(lightning.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 1)
-
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            x, y = batch
-            return F.mse_loss(self.layer(x).squeeze(1), y)
-
-        def predict_step(self, batch: Any) -> Any:
-            return self.layer(batch).squeeze(1)
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.2)
-
+def test_a_gan_is_trained_and_scored_on_a_frame(spark: Any) -> None:
     rows = [(i, x.tolist(), float(x.sum())) for i, x in enumerate(X)]
     frame = spark.createDataFrame(rows, "id long, x array<float>, y float").repartition(3)
     est = Estimator.from_torch(
@@ -77,12 +59,3 @@ def test_a_gan_and_a_lightning_module_are_trained_and_scored_on_a_frame(spark: A
         expected = est.get_model()(torch.from_numpy(X))
     np.testing.assert_allclose(np.stack(scored["made"].tolist()), expected["made"], atol=1e-5)
     np.testing.assert_allclose(scored["judged_score"], expected["judged"]["score"], atol=1e-5)
-
-    est = Estimator.from_lightning(Regression(), workers=2)
-    history = est.fit(frame, epochs=8, batch_size=8, feature_cols="x", label_cols="y", verbose=0)
-    scored = est.predict(frame.drop("y"), verbose=0).orderBy("id").toPandas()
-
-    assert history["loss"][-1] < 0.05
-    with torch.no_grad():
-        expected = est.get_model().layer(torch.from_numpy(X)).squeeze(1)
-    np.testing.assert_allclose(scored["prediction"], expected, atol=1e-5)

@@ -19,7 +19,7 @@ from tests.exact import assert_close, problem
 
 lightning: Any = pytest.importorskip("lightning")
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("inherits_lightning", "no_workers_left")]
 
 ROWS, STEPS = 46, 6
 DATA = {name: values for name, values in problem(ROWS).items() if name != "id"}

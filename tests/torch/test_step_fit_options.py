@@ -21,7 +21,7 @@ from kindler.errors import ConfigError
 
 lightning: Any = pytest.importorskip("lightning")
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("inherits_lightning", "no_workers_left")]
 
 ROWS = 24
 RANDOM = np.random.default_rng(0)

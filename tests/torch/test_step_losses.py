@@ -24,7 +24,7 @@ from tests.exact import assert_close, weights
 
 lightning: Any = pytest.importorskip("lightning")
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("inherits_lightning", "no_workers_left")]
 
 ROWS = 8
 

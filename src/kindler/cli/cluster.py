@@ -13,6 +13,8 @@ from kindler.errors import ConfigError
 
 __all__ = ["add_commands"]
 
+_FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax", "none": None}
+
 
 def add_commands(commands: Any) -> None:
     """Add `kindler submit` and `kindler cluster`."""
@@ -45,7 +47,7 @@ def _add_submit(commands: Any) -> None:
     parser.add_argument("--ps", type=int, default=0, metavar="N", help="parameter servers (default: 0)")
     parser.add_argument("--evaluator", action="store_true", help="an evaluator besides")
     parser.add_argument("--no-chief", action="store_true", help="all nodes that train are workers")
-    parser.add_argument("--framework", choices=("tensorflow", "torch", "jax", "none"), default="tensorflow")
+    parser.add_argument("--framework", choices=tuple(_FRAMEWORKS), default="tensorflow")
     parser.add_argument("--input-mode", choices=("program", "spark"), default="program")
     parser.add_argument("--train", metavar="PATH", help="Parquet files to feed, with --input-mode spark")
     parser.add_argument(
@@ -77,7 +79,7 @@ def _submit(chosen: argparse.Namespace) -> int:
         ps=chosen.ps,
         chief=not chosen.no_chief,
         evaluator=chosen.evaluator,
-        framework=None if chosen.framework == "none" else chosen.framework,
+        framework=_FRAMEWORKS[chosen.framework],
         input_mode=chosen.input_mode,
         start_timeout_s=chosen.start_timeout,
     ) as running:

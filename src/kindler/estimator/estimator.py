@@ -1094,7 +1094,7 @@ class Estimator:
         columns = replace(given.complete(options.columns, known), label_cols=None, need_labels=False)
         options = self._with_preparation(replace(options, columns=columns))
         model, state = self._model, self._live.state
-        if options.runtime is not None and options.runtime != model.framework:
+        if options.runtime is not None and options.runtime != model.row.form:
             refuse(*ability_complaints(model.row, "export"), *runtime_complaints(options))
             example = Example.of_columns(*given.sample(columns, self._layout))
             model, state = self._in_openvino(example, state), b""

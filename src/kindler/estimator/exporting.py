@@ -100,7 +100,7 @@ def write_openvino(
     """Write the .xml file and the .bin file beside it, each completely or not at all.
 
     Args:
-        model: The model; one of OpenVINO is written as it is.
+        model: The model; one that is in this format already is written as it is.
         state: Its weights.
         path: The .xml file.
         make_example: Makes rows to convert it with.
@@ -114,7 +114,7 @@ def write_openvino(
             f"to_openvino({os.fspath(path)!r}): the name must end in .xml; the weights go to a .bin file of"
             " the same name."
         )
-    spec = model.spec if model.framework == _OPENVINO else _converted(model, state, make_example())[1]
+    spec = model.spec if model.row.form == "openvino" else _converted(model, state, make_example())[1]
     for file, data in ((target.with_suffix(".bin"), spec.weights), (target, spec.xml)):
         with beside(file) as unfinished:
             unfinished.write_bytes(data)

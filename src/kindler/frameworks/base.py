@@ -79,6 +79,11 @@ class BaseReplica:
         """Whether it computes on a GPU."""
         return False
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Where it computes on a GPU."""
+        return self.on_gpu
+
     @classmethod
     def may_use_gpus(cls, spec: Any) -> bool:
         """Whether the framework that is installed here could compute on a GPU; asks no device."""

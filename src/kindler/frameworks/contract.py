@@ -489,6 +489,10 @@ class Fitter(Stepper, Protocol):
     def stopping(self) -> bool:
         """Whether its own loop has been asked to end."""
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a step may still run when its end is told, so that to look at its figures is to wait."""
+
     def arrange(self, features: Sequence[str], labels: Sequence[str], *, by_name: bool = False) -> None:
         """Say what batches consist of; `by_name` where inputs came by name."""
 

@@ -30,6 +30,7 @@ class FrameworkSpec(Spec):
         gpus: Whether its models compute on GPUs.
         precisions: The precisions that a model can be told to compute in, whatever it was made in.
         compile_modes: What `compile=` of its estimators can be.
+        form: The format of files that its models are in as they are, "openvino"; None for those in none.
     """
 
     can: frozenset[str] = frozenset({"train", "evaluate", "predict"})
@@ -43,6 +44,7 @@ class FrameworkSpec(Spec):
     gpus: bool = False
     precisions: tuple[str, ...] = ()
     compile_modes: tuple[str, ...] = ()
+    form: str | None = None
 
 
 _EVERYTHING = frozenset({"train", "evaluate", "predict", "export"})
@@ -119,6 +121,7 @@ FRAMEWORKS = Registry(
             extra="openvino",
             preload="kindler.frameworks.openvino.replica:preload",
             can=frozenset({"predict"}),
+            form="openvino",
         ),
         FrameworkSpec(
             name="mxnet",

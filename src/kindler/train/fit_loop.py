@@ -205,7 +205,7 @@ class _Follower:
             prepares=isinstance(train, PreparedBatches),
         )
         self._logged = StepReporter(worker, active=task.log_steps)
-        self._on_gpu = bool(getattr(replica, "on_gpu", False))
+        self._runs_ahead = replica.runs_ahead
         self._stretch = _Stretch(worker, train, self._reporter, replica.look_at)
         self._done = self._base = self._first_step = 0
         self._opening = self._halted = False
@@ -313,9 +313,9 @@ class _Follower:
         def described() -> tuple[list[int | str], str]:
             return stretch.rows_of(number), ""
 
-        if not self._guard.skips and self._on_gpu:
+        if not self._guard.skips and self._runs_ahead:
             for name in names:
-                self._guard.note(self._replica.step, logs.later(name), described)
+                self._guard.note(self._replica.step, logs.later(name), described, logs.floats)
             return
         # At once: other workers would see NaN in the next step, and could be first.
         sound = all(self._guard.saw(self._replica.step, float(logs.later(name)), described) for name in names)

@@ -1,7 +1,8 @@
 """What a worker does about a loss that is NaN or infinite: raise, warn, or let the step be left out.
 
-On a CPU every loss is looked at as it comes. Where that would mean to wait for a GPU, losses are collected
-there and looked at several times a second, all of them at once.
+Every loss is looked at as it comes, unless that would mean to wait for a step that still runs, on a GPU or in
+JAX: such losses are collected and looked at several times a second, those together that were there at the
+look before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Describe: TypeAlias = Callable[[], tuple[Sequence[int | str], str]]
 """Gives the first rows of a batch by name, and what is odd about it, if that is known."""
 
 _LOOK_EVERY_S = 0.1
-_MOST_UNSEEN = 256
+_MOST_FRESH = 256
 
 
 class LossGuard:
@@ -50,6 +51,7 @@ class LossGuard:
         self._raises = on_nan == "raise"
         self._rank, self._tell, self._clock = rank, tell, clock
         self._unseen: list[tuple[int, Any, Describe]] = []
+        self._ripe = 0  # how many of them the last look has left to the next
         self._values: Callable[[Sequence[Any]], Sequence[float]] = _floats
         self._looked = clock()
         self._told = False
@@ -76,7 +78,7 @@ class LossGuard:
         describe: Describe,
         values: Callable[[Sequence[Any]], Sequence[float]] | None = None,
     ) -> None:
-        """Look at the loss of a step soon.
+        """Look at the loss of a step soon: at the look after next, so that it is likely to be there by then.
 
         Args:
             step: The step's number.
@@ -87,8 +89,9 @@ class LossGuard:
         if values is not None:
             self._values = values
         self._unseen.append((step, loss, describe))
-        if len(self._unseen) >= _MOST_UNSEEN or self._clock() - self._looked > _LOOK_EVERY_S:
-            self.look()
+        fresh = len(self._unseen) - self._ripe
+        if fresh >= _MOST_FRESH or self._clock() - self._looked > _LOOK_EVERY_S:
+            self._look(self._ripe)
 
     def look(self) -> None:
         """Look at all losses that were noted.
@@ -96,7 +99,12 @@ class LossGuard:
         Raises:
             NonFiniteLossError: One is not finite, and that is what `on_nan` asks for.
         """
-        unseen, self._unseen = self._unseen, []
+        self._look(len(self._unseen))
+
+    def _look(self, count: int) -> None:
+        """At the first ones; the others are ripe for the next look."""
+        unseen, self._unseen = self._unseen[:count], self._unseen[count:]
+        self._ripe = len(self._unseen)
         for (step, _, describe), value in zip(unseen, self._values([e[1] for e in unseen]), strict=True):
             self.saw(step, value, describe)
         self._looked = self._clock()

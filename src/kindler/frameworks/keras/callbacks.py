@@ -127,6 +127,11 @@ class Later:
     def __init__(self, value: Any) -> None:
         self._value = value
 
+    def set_out(self) -> None:
+        """Begin to bring it, if the backend can without waiting."""
+        if hasattr(self._value, "copy_to_host_async"):  # JAX
+            self._value.copy_to_host_async()
+
     def __float__(self) -> float:
         value = plain(self._value)
         return float(value) if isinstance(value, int | float) else 0.0  # a curve is no loss
@@ -142,8 +147,18 @@ class _Figures(Mapping[str, Any]):
         return plain(self._logs[name])
 
     def later(self, name: str) -> Later:
-        """A figure that is brought when `float` asks for it."""
+        """A figure that is brought when `float` or `floats` asks for it."""
         return Later(self._logs[name])
+
+    @staticmethod
+    def floats(figures: Sequence[Later]) -> list[float]:
+        """Several of them, as little one by one as can be."""
+        for figure in figures:
+            figure.set_out()
+        return [float(figure) for figure in figures]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._logs  # that of Mapping would bring the figure
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._logs)

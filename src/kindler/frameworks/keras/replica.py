@@ -130,6 +130,12 @@ class KerasReplica(BaseReplica):
         """Whether the backend computes on a GPU."""
         return backends.on_gpu(self.spec.backend)
 
+    @property
+    def runs_ahead(self) -> bool:
+        """On a GPU, and with JAX, which only waits for other ranks."""
+        alone = self._collective is None or self._collective.size == 1
+        return self.on_gpu or (self.spec.backend == "jax" and alone)
+
     @classmethod
     def may_use_gpus(cls, spec: KerasSpec) -> bool:
         """Whether the backend could compute on a GPU."""

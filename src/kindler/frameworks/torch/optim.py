@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, keywords, title
+from kindler.frameworks.torch.fused_adam import step_fused_adam
 from kindler.frameworks.torch.spec import (
     CLOSURE,
     PLATEAU_STEP,
@@ -132,7 +133,8 @@ def step_optimizer(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None
             if group["fused"] and group["momentum"] and _some_are_new(group, optimizer.state):
                 group["fused"] = None
     if scaler is None:
-        optimizer.step()
+        if not step_fused_adam(optimizer):
+            optimizer.step()
     else:
         scaler.step(optimizer)
         scaler.update()
