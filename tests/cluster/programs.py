@@ -152,3 +152,9 @@ def evaluate(args: Any, ctx: Any) -> Any:
 
 def environment(names: list[str]) -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in names}
+
+
+def talk(args: int, ctx: Any) -> None:
+    """Prints many lines."""
+    for number in range(args):
+        print(f"line {number} of {ctx.role}")

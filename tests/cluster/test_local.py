@@ -19,6 +19,7 @@ from kindler.cluster.inbox import TRAIN
 from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost
 from tests.cluster import programs
 from tests.conftest import eventually_none, workers
+from tests.piped import piped_stdout
 
 
 def start(program: Any, args: Any = None, nodes: int = 2, **options: Any) -> cluster.Cluster:
@@ -231,3 +232,12 @@ def test_a_stranger_is_not_let_in_and_the_feed_goes_on() -> None:
         running.train({"x": np.arange(10)})
 
     assert running.return_values[0][:2] == (10, 45)
+
+
+def test_lines_of_nodes_leave_the_driver_whole() -> None:
+    with piped_stdout() as pieces, start(programs.talk, 300, input_mode="program"):
+        pass
+
+    assert sorted(pieces) == sorted(
+        f"[{role} 0] line {number} of {role}\n" for role in ("chief", "worker") for number in range(300)
+    )

@@ -406,6 +406,7 @@ class Cluster:
         for event in self._gang.events():
             if event.kind == "log":
                 sys.stdout.write(f"[{self._name(event.rank)}] {event.fields['line']}\n")
+                sys.stdout.flush()  # a line at a time: Java writes to the same pipe
             elif event.kind == "report":
                 self._reported(event.rank, event.fields)
         with self._changed:

@@ -72,10 +72,7 @@ class ProgressBar:
 
     def log(self, rank: int, line: str) -> None:
         """Print a line of a worker's output."""
-        if self._verbose:
-            from tqdm import tqdm
-
-            tqdm.write(f"{self._thread}[worker {rank}] {line}")
+        self.note(f"[worker {rank}] {line}")
 
     def note(self, line: str) -> None:
         """Print a line about the run itself."""
@@ -83,6 +80,7 @@ class ProgressBar:
             from tqdm import tqdm
 
             tqdm.write(f"{self._thread}{line}")
+            sys.stdout.flush()  # a line at a time: Java writes to the same pipe
 
     def report(self, fields: Mapping[str, Any]) -> None:
         """Show a worker's report: `progress` within an epoch, or `epoch` at its end."""

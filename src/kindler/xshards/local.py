@@ -191,6 +191,7 @@ def _plain_job() -> Job:
 def _print(event: Event) -> None:
     if event.kind == "log":
         sys.stdout.write(f"{event.fields['line']}\n")
+        sys.stdout.flush()
 
 
 def work_on_shards(worker: Any, task_bytes: bytes) -> list[bytes]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kindler.train.progress import ProgressBar, remaining, shares
+from tests.piped import piped_stdout
 
 ROW = {
     "epoch": 1,
@@ -170,3 +171,10 @@ def test_epochs_count_on_after_a_second_fit_and_fits_in_threads_carry_their_name
         "left: epoch 4 of 2,003",
         "epoch 4 of 2,003",
     ]
+
+
+def test_a_pipe_gets_every_line_at_once_and_whole() -> None:
+    with piped_stdout() as pieces, ProgressBar(verbose=1) as line:
+        line.log(0, "first")
+        line.note("second")
+        assert pieces == ["[worker 0] first\n", "second\n"]
