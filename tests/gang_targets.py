@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 
 from kindler.engine.worker import Worker
@@ -30,6 +31,24 @@ def say_role(worker: Worker) -> list[bytes]:
 
 def fail(worker: Worker) -> list[bytes]:
     raise LookupError(f"{worker.role} gives up")
+
+
+def talk(worker: Worker) -> list[bytes]:
+    """Prints lines, the last one without its end."""
+    sys.stdout.write("\n".join(str(number) for number in range(2_000)))
+    return []
+
+
+def talk_and_fail(worker: Worker) -> list[bytes]:
+    talk(worker)
+    raise LookupError("that was all")
+
+
+def talk_and_die(worker: Worker) -> list[bytes]:
+    talk(worker)
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+    return []
 
 
 def hang(worker: Worker) -> list[bytes]:

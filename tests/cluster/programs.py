@@ -157,4 +157,4 @@ def environment(names: list[str]) -> dict[str, str | None]:
 def talk(args: int, ctx: Any) -> None:
     """Prints many lines."""
     for number in range(args):
-        print(f"line {number} of {ctx.role}")
+        sys.stdout.write(f"line {number} of {ctx.role}\n")

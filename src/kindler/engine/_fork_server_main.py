@@ -266,6 +266,8 @@ class _ForkServer:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
+            for stream in (sys.stdout, sys.stderr):
+                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             _take_over(surroundings, self._variables)
             if self._late:
                 self._import_late()

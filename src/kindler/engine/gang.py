@@ -238,9 +238,10 @@ class Gang:
             if hub is not None:
                 return watch(
                     hub,
-                    running=lambda: launch.is_alive() and not self._stop.is_set(),
+                    running=launch.is_alive,
                     listener=self._events.put,
                     settings=self.job.settings,
+                    stopped=self._stop.is_set,
                     after_first=launch.after_first,
                     queued=launch.is_queued,
                 )

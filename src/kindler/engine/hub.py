@@ -107,6 +107,7 @@ class Hub:
         self._graces = dict(graces or {})
         self._crew = size if crew is None else crew
         self._left: set[int] = set()
+        self._heard_out: set[int] = set()  # their last words are among the events
         self._together = together
         self._transcript = Transcript(self._crew) if replaceable else None
         self._standby: dict[int, tuple[Peer, Frame]] = {}
@@ -179,6 +180,12 @@ class Hub:
         """Whether all have come and all are done, well or badly."""
         with self._lock:
             return len(self._members) == self._size and all(m.finished for m in self._members.values())
+
+    @property
+    def heard_out(self) -> bool:
+        """Whether the last words of all who have come are among the events."""
+        with self._lock:
+            return all(rank in self._heard_out or member.dead for rank, member in self._members.items())
 
     @property
     def results(self) -> dict[int, tuple[bytes, ...]]:
@@ -322,6 +329,7 @@ class Hub:
         if known is not None and not (known.dead and not self._aborted.is_set()):
             self._wait_in_line(peer, frame, known)
             return
+        self._heard_out.discard(rank)
         with self._lock:
             self._members[rank] = _JoinedRank(
                 peer,
@@ -392,6 +400,7 @@ class Hub:
         if rank is None or member is None or member.peer is not peer:
             return  # a stranger, or a worker that died while greeting; its supervisor tells of the latter
         if member.finished or member.dead or self._aborted.is_set():
+            self._heard_out.add(rank)
             return
         reason = f"the connection to its machine broke ({why})"
         if self.let_go(rank, reason):
@@ -521,6 +530,7 @@ class Hub:
         self._halted(rank)
         self._close_feeds(rank, _problem(event, rank_name(rank, self._roles[rank])))
         self._events.put(event)
+        self._heard_out.add(rank)
 
     def _close_feeds(self, rank: int, problem: str | None) -> None:
         with self._lock:

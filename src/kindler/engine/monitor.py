@@ -31,10 +31,11 @@ def watch(
     running: Callable[[], bool],
     listener: Listener,
     settings: RunSettings,
+    stopped: Callable[[], bool] = lambda: False,
     after_first: bool = False,
     queued: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    """Follow the run until `running()` is false; return the bad ends that were heard of.
+    """Follow the run until `running()` is false and all is heard, or `stopped()`; return the bad ends.
 
     The listener gets what workers print and report and which have a result, a report "gang" of the gang
     itself once all ranks have come, and a report "left" of a rank that died while the others go on.
@@ -43,8 +44,8 @@ def watch(
     the first one, Spark is computing the data, for as long as it takes. It does not count while `queued()`:
     others have the slots.
 
-    Once all ranks have ended, `running()` has `stop_timeout_s` to become false: what is still running then
-    is not waited for.
+    Once all ranks have ended, `running()` has `stop_timeout_s` to become false, and so has the rest of what
+    they said to arrive: what is still missing then is not waited for.
 
     Raises:
         StartTimeoutError: The workers did not all come up in time.
@@ -58,10 +59,11 @@ def watch(
         if after_first and (not hub.joined or hub.joined > came or (hub.missing() and queued())):
             came = hub.joined
             deadline = time.monotonic() + settings.start_timeout_s
-        if last_end is None and hub.finished:
+        over = not running()
+        if last_end is None and (over or hub.finished):
             last_end = time.monotonic()
         overdue = last_end is not None and time.monotonic() - last_end > settings.stop_timeout_s
-        ending = overdue or not running()  # what was said just before the end is still heard below
+        ending = stopped() or overdue or (over and hub.heard_out)  # what was said last is among the events
         for event in hub.events(0.0 if ending else _TURN_S if last_end is None else _LAST_TURN_S):
             # Before any report: workers get their job only once all have come.
             if not complete and not hub.missing():

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from kindler.engine import fork_server
 from kindler.engine.channel import Address, Channel, ChannelClosed, Frame, connect
@@ -24,6 +24,7 @@ from kindler.engine.held_ports import HeldPorts
 from kindler.engine.job import Job
 from kindler.engine.job_buffers import Carrier
 from kindler.engine.outcome import Outcome
+from kindler.engine.output import PrintedLines
 from kindler.engine.stall import beat_interval, readable
 from kindler.engine.worker import STACKS, describe
 from kindler.errors import ConfigError, StartTimeoutError, TrainingError
@@ -140,6 +141,7 @@ class Supervisor:
         self._held: HeldPorts | None = None
         self._down: queue.Queue[Frame | None] | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._printed: PrintedLines | None = None
         self._child: fork_server.Child | None = None
         self._start_error: Exception | None = None
         self._up: Channel
@@ -267,10 +269,11 @@ class Supervisor:
         except Exception as exc:  # noqa: BLE001 - raised again where the process is awaited
             self._start_error = exc
             return
+        self._printed = PrintedLines(child.output, self._tell)
         self._child = child
         if self._aborted.is_set():
             child.kill()
-        self._start(lambda: self._pump(child.output), "kindler-pump-log")
+        self._start(self._printed.pump, "kindler-pump-log")
 
     def _await_start(self) -> fork_server.Child:
         deadline = time.monotonic() + self._job.settings.start_timeout_s
@@ -379,9 +382,7 @@ class Supervisor:
         return self._lost(_why(code), code)
 
     def _lost(self, reason: str, code: int) -> Outcome:
-        for thread in self._threads:
-            if thread.name == "kindler-pump-log":
-                thread.join(1.0)  # its last words
+        self._catch_up()  # with its last words, which are told again
         kind = "left" if self._optional else "lost"
         return self._ended(kind, reason=reason, exit_code=code, log_tail="\n".join(self._tail))
 
@@ -389,6 +390,7 @@ class Supervisor:
         if kind != "aborted":
             fields.setdefault("host", self._host)
             fields.setdefault("role", self._spec.role)
+        self._catch_up()
         try:
             self._up.send("done" if kind == "result" else kind, **fields)
         except ChannelClosed:
@@ -477,14 +479,17 @@ class Supervisor:
         text = path.read_text(errors="replace")
         return readable(text) if size > before else ""
 
-    def _pump(self, output: IO[bytes]) -> None:
-        for raw in output:
-            line = raw.decode(errors="replace").rstrip("\n")
-            self._tail.append(line)
-            try:
-                self._up.send("log", line=line)
-            except ChannelClosed:
-                pass  # keep reading: a full pipe would stop the worker
+    def _tell(self, line: str) -> None:
+        self._tail.append(line)
+        try:
+            self._up.send("log", line=line)
+        except ChannelClosed:
+            pass  # keep reading: a full pipe would stop the worker
+
+    def _catch_up(self) -> None:
+        """Have the hub hear what the worker has printed until now before anything else."""
+        if self._printed is not None:
+            self._printed.catch_up()
 
     def _start(self, run: Any, name: str) -> None:
         thread = threading.Thread(target=run, name=name, daemon=True)

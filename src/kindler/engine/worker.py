@@ -328,8 +328,6 @@ class Worker:
 def run_child(sock: socket.socket) -> int:
     """Serve one job and return the exit status."""
     faulthandler.enable()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     channel = Channel(sock)
     job = channel.receive()
     # Taken one by one: what nobody holds on to goes once the callee is done with it.
@@ -345,10 +343,21 @@ def run_child(sock: socket.socket) -> int:
     try:
         results = _load(job.fields["target"])(worker, *_taken(buffers))
     except BaseException as exc:  # noqa: BLE001 - the edge of the worker: the driver raises it
+        _flush()
         channel.send("error", **describe(exc))
         return 1
+    _flush()
     channel.send("result", *results)
     return 0
+
+
+def _flush() -> None:
+    """Have all lines in the pipe: the end of a worker is told once they were passed on."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001 - a closed one, or one of the user's own
+            continue
 
 
 def _taken(buffers: list[bytes]) -> Iterator[bytes]:

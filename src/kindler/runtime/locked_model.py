@@ -16,11 +16,12 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from kindler import jail
 from kindler.engine import fork_server
 from kindler.engine.channel import ChannelClosed
+from kindler.engine.output import PrintedLines
 from kindler.errors import FrameError, UntrustedError, WorkerLost
 from kindler.frameworks.keras import backends
 from kindler.models.registry import MODEL_KINDS, Row
@@ -97,7 +98,8 @@ class LockedModel:
             inherits=jail.ENVIRONMENT,
         )
         self._child = fork_server.start_child(recipe, owner=os.getpid(), timeout_s=_START_S, entry=_ENTRY)
-        threading.Thread(target=_pass_on, args=(self._child.output,), daemon=True).start()
+        self._printed = PrintedLines(self._child.output, _print)
+        threading.Thread(target=self._printed.pump, daemon=True).start()
         try:
             order = {"model_kind": version.kind, "folder": str(folder), "meta": dict(version.meta)}
             self._child.channel.send("load", **order)
@@ -128,6 +130,7 @@ class LockedModel:
             code, _ = self._child.wait(_EXIT_S)
         except TimeoutError:
             code = -signal.SIGKILL  # it ends with this one
+        self._printed.catch_up()
         self._child.close()
         return code
 
@@ -142,6 +145,7 @@ class LockedModel:
                 exit_code=self._ended(),
                 log_tail="",
             ) from exc
+        self._printed.catch_up()
         if report.state != "done":
             raise report.exception()
         return Encoded(report.value, report.buffers)
@@ -153,10 +157,10 @@ def _preload(row: Row) -> tuple[str, ...]:
     return row.preload if all(importlib.util.find_spec(name.partition(":")[0]) for name in names) else ()
 
 
-def _pass_on(said: IO[bytes]) -> None:
+def _print(line: str) -> None:
     """What the process prints is part of the task's log."""
     try:
-        for line in said:
-            sys.stdout.write(line.decode(errors="replace"))
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
     except (OSError, ValueError):
-        pass  # one of the two is closed
+        pass  # nobody reads it any more

@@ -589,7 +589,11 @@ class _RankZeroWatcher(threading.Thread):
     def run(self) -> None:
         try:
             self._heard = watch(
-                self._hub, running=self._running, listener=lambda event: None, settings=self._settings
+                self._hub,
+                running=lambda: not self._hub.finished,
+                listener=lambda event: None,
+                settings=self._settings,
+                stopped=self._over.is_set,
             )
         except KindlerError:
             self._hub.abort()  # not all came; each supervisor says so itself
@@ -597,9 +601,6 @@ class _RankZeroWatcher(threading.Thread):
     def verdict(self, outcome: Outcome) -> Outcome:
         """Rank 0's outcome, or the gang's stall, which nobody but rank 0 knows of."""
         return next((heard for heard in self._heard if heard.kind == "stalled"), outcome)
-
-    def _running(self) -> bool:
-        return not self._over.is_set() and not self._hub.finished
 
 
 def _spool(

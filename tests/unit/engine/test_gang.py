@@ -90,6 +90,28 @@ def test_the_exception_of_a_role_reaches_the_driver_and_stops_the_others() -> No
     assert "on worker 1 (evaluator), host" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "error"), [("talk", None), ("talk_and_fail", LookupError), ("talk_and_die", WorkerLost)]
+)
+def test_all_that_workers_print_before_their_end_is_heard(name: str, error: type[Exception] | None) -> None:
+    said: dict[int, list[str]] = {0: [], 1: []}
+    gang = start(name, 2, together=False)
+
+    with gang:
+        for event in gang.events():
+            if event.kind == "log":
+                said[event.rank].append(event.fields["line"])
+        if error is None:
+            gang.wait()
+        else:
+            with pytest.raises(error, match="that was all|SIGKILL"):
+                gang.wait()
+
+    everything = [str(number) for number in range(2_000)]
+    assert everything in said.values()
+    assert error is not None or said == {0: everything, 1: everything}
+
+
 def test_a_service_is_stopped_once_all_others_have_a_result() -> None:
     ranks = (
         RankSpec(target=target("hang"), role="ps", service=True),
