@@ -20,8 +20,3 @@ def flavour() -> str:
 @pytest.fixture(scope="session")
 def keras() -> Any:
     return chosen.KERAS
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that press Ctrl-C here come first: after libraries that others load it is a crash."""
-    items.sort(key=lambda item: "test_sessions" not in item.nodeid)

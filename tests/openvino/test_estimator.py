@@ -245,3 +245,30 @@ def test_parquet_files_are_scored_by_processes_of_their_own(tmp_path: Path) -> N
 def test_kindler_itself_does_not_import_openvino() -> None:
     program = "import sys, kindler; kindler.Estimator; assert 'openvino' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+INTERRUPTED = """
+import gc, signal, sys
+from pathlib import Path
+from kindler.models.openvino import OpenvinoModel
+
+one, other = OpenvinoModel(Path(sys.argv[1])), OpenvinoModel(Path(sys.argv[1]))
+del one
+gc.collect()
+del other
+gc.collect()
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    sys.stdout.write("interrupted")
+"""
+
+
+def test_an_interrupt_after_models_are_gone_is_an_interrupt(tmp_path: Path) -> None:
+    path = classifier(tmp_path / "net.xml", [-1, 3, 8, 8])
+
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", INTERRUPTED, str(path)], capture_output=True
+    )
+
+    assert (done.returncode, done.stdout) == (0, b"interrupted")

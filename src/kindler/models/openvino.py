@@ -60,12 +60,11 @@ class OpenvinoModel(Predictor):
     """A compiled model; its requests are used one at a time. Not steady: it may have loops."""
 
     def __init__(self, path: Path) -> None:
-        openvino = imported("openvino", what="an OpenVINO model", package="openvino", extra="openvino")
-        from kindler.frameworks.openvino.graph import SETTINGS, cause, shape_of
+        imported("openvino", what="an OpenVINO model", package="openvino", extra="openvino")
+        from kindler.frameworks.openvino.graph import SETTINGS, cause, core, shape_of
 
-        core = openvino.Core()
         try:
-            compiled: Any = core.compile_model(core.read_model(str(path)), "CPU", SETTINGS)
+            compiled: Any = core().compile_model(core().read_model(str(path)), "CPU", SETTINGS)
         except RuntimeError as exc:
             told = cause(exc).replace(str(path), path.name)
             raise ConfigError(f"OpenVINO cannot load {path.name}: {told}") from exc

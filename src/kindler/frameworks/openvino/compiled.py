@@ -42,24 +42,24 @@ def compiled(spec: OpenvinoSpec, threads: int | None) -> Any:
     Raises:
         ConfigError: OpenVINO cannot compile it.
     """
-    core, settings = openvino.Core(), _settings(spec, threads)
+    settings = _settings(spec, threads)
     try:
         path = cache_folder() / f"{_key(spec)}.blob"
     except (ConfigError, OSError) as exc:
         _log.warning("compiling %s for this process alone: %s", spec.name, exc)
-        return _compiled(core, spec, settings)
+        return _compiled(spec, settings)
     with locked(path.parent / f".lock-{path.name[0]}"):
         if not path.exists():
-            model = _compiled(core, spec, settings)
+            model = _compiled(spec, settings)
             _keep(path, model)
             return model
     try:
         os.utime(path)
-        return core.import_model(path.read_bytes(), spec.device, settings)
+        return graph.core().import_model(path.read_bytes(), spec.device, settings)
     except (RuntimeError, OSError) as exc:
         _log.warning("compiling %s again, what was kept cannot be read: %s", spec.name, graph.cause(exc))
         path.unlink(missing_ok=True)
-        return _compiled(core, spec, settings)
+        return _compiled(spec, settings)
 
 
 def cache_folder() -> Path:
@@ -91,9 +91,9 @@ def _key(spec: OpenvinoSpec) -> str:
     return digest.hexdigest()
 
 
-def _compiled(core: Any, spec: OpenvinoSpec, settings: Mapping[str, Any]) -> Any:
+def _compiled(spec: OpenvinoSpec, settings: Mapping[str, Any]) -> Any:
     def compile_model(model: Any) -> Any:
-        return core.compile_model(model, spec.device, dict(settings))
+        return graph.core().compile_model(model, spec.device, dict(settings))
 
     try:
         model = graph.read_ir(spec.xml, spec.weights, spec.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,22 @@ from typing import Any
 from kindler.errors import ConfigError
 from kindler.temporary import Folder
 
-__all__ = ["SETTINGS", "cause", "names_of", "read_file", "read_ir", "shape_of", "written"]
+__all__ = ["SETTINGS", "cause", "core", "names_of", "read_file", "read_ir", "shape_of", "written"]
 
 # Where a processor has them, OpenVINO would compute in 16 bits, and answer otherwise than elsewhere.
 SETTINGS = {"INFERENCE_PRECISION_HINT": "f32"}
 
 openvino: Any = importlib.import_module("openvino")
+
+
+@functools.cache
+def core() -> Any:
+    """OpenVINO itself, one for the whole life of this process.
+
+    Each has a stack of its own for signals. The last of several that goes away leaves one of another that is
+    gone already, and the next signal would be the end of the process.
+    """
+    return openvino.Core()
 
 
 def read_ir(xml: bytes, weights: bytes, name: str) -> Any:
@@ -25,7 +36,7 @@ def read_ir(xml: bytes, weights: bytes, name: str) -> Any:
         ConfigError: They are not a model.
     """
     try:
-        return openvino.Core().read_model(xml, weights)
+        return core().read_model(xml, weights)
     except RuntimeError as exc:
         raise ConfigError(f"OpenVINO cannot load {name}: {cause(exc)}") from exc
 
@@ -37,7 +48,7 @@ def read_file(path: Path) -> Any:
         ConfigError: It is not a model, or of a format that OpenVINO does not read.
     """
     try:
-        return openvino.Core().read_model(str(path))
+        return core().read_model(str(path))
     except RuntimeError as exc:
         raise ConfigError(f"OpenVINO cannot load {path.name}: {cause(exc)}") from exc
 
