@@ -9,7 +9,8 @@ from tests.java_archive import OPTIONS
 __all__ = ["JAVA_OPTIONS", "set_java_options"]
 
 _QUICK = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions"
+    " -XX:-BytecodeVerificationRemote"
 )
 _ARCHIVE = OPTIONS.read_text().strip() if OPTIONS.exists() else ""
 JAVA_OPTIONS = f"{_QUICK} {_ARCHIVE}".strip()

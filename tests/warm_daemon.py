@@ -13,19 +13,24 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import sys
 
 __all__ = ["COLD", "CONF", "PRELOAD", "environment"]
 
 COLD = "KINDLER_TEST_COLD"  # names a file; while it exists, a failed run ends the warm process as for users
 PRELOAD = "KINDLER_TEST_PRELOAD"  # modules, with commas between them
-CONF = {"spark.python.daemon.module": "tests.warm_daemon"}
+CONF = {
+    "spark.python.daemon.module": "tests.warm_daemon",
+    "spark.sql.codegen.wholeStage": "false",  # for a few rows each, compiling costs more than it saves
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 _ALWAYS = ("pyspark.worker", "pandas", "pyarrow.parquet", "kindler.spark.engine", "kindler.spark.predict")
 
 
 def environment() -> dict[str, str]:
     """Variables with which a program has this daemon; its Python must find `tests`."""
-    (name, value), *_ = CONF.items()
-    return {"PYSPARK_SUBMIT_ARGS": f"--conf {name}={value} pyspark-shell"}
+    settings = " ".join(f"--conf {name}={value}" for name, value in CONF.items())
+    return {"PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell"}
 
 
 def _preload() -> None:
@@ -57,7 +62,13 @@ def _keep_warm() -> None:
     fork_server.retire = if_asked
 
 
+def _leave_zip_files() -> None:
+    """Import pyspark from where it is installed: its zip file has no byte code, and is read many times."""
+    sys.path[:] = [path for path in sys.path if not path.endswith(".zip") or "pyspark" not in path]
+
+
 if __name__ == "__main__":
+    _leave_zip_files()
     from pyspark import daemon
 
     _preload()

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from kindler.compat.zoo.orca.data import XShards
+from tests.mxnet.here import WHY_NOT
 from tests.seeds import given_torch as given
 from tests.seeds.digits import digits
 from tests.seeds.programs import Program
@@ -88,7 +89,7 @@ def test_a_bigdl_model_is_trained_and_scores_a_parquet_file(spark: Any, folder: 
     np.testing.assert_allclose([row["prediction"] for row in rows], features @ weight.T + bias, rtol=1e-4)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mxnet") is None, reason="MXNet is not installed")
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 def test_a_block_of_mxnet_learns_digits(spark: Any, folder: Path) -> None:
     from tests.seeds import given_mxnet
 
@@ -107,7 +108,7 @@ def test_a_block_of_mxnet_learns_digits(spark: Any, folder: Path) -> None:
     assert np.mean(scores.argmax(1) == labels) >= given_mxnet.ENOUGH
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mxnet") is None, reason="MXNet is not installed")
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 def test_mxnet_trains_judges_and_scores_a_frame_as_it_does_arrays(spark: Any) -> None:
     from kindler import Estimator
     from kindler.frameworks.mxnet import create_config

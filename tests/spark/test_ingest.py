@@ -32,9 +32,11 @@ class Slow:
             yield batch
 
 
-def shuffled() -> set[Path]:
-    """The shuffle files of this machine's Sparks."""
-    return set(Path(tempfile.gettempdir()).glob("blockmgr-*/*/shuffle_*.data"))
+def shuffled(spark: Any) -> set[Path]:
+    """The shuffle files of this Spark."""
+    blocks = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().blockManager()
+    folders = [Path(folder.getPath()) for folder in blocks.diskBlockManager().localDirs()]
+    return {file for folder in folders for file in folder.glob("*/shuffle_*.data")}
 
 
 def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stays(
@@ -68,7 +70,7 @@ def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stay
         loss=nn.MSELoss(),
         workers=2,
     )
-    before = shuffled()
+    before = shuffled(spark)
     est.fit(frame, epochs=1, batch_size=ROWS, shapes={"y": (1,)})
 
     computed = [report for report in reports if report["stage"] == "computed"]
@@ -82,4 +84,4 @@ def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stay
     assert max(report["rows"] for report in computed) <= ROWS
     for pattern in ("", "blockmgr-*/", "spark-*/pyspark-*/"):
         assert not list(Path(tempfile.gettempdir()).glob(f"{pattern}kindler-{runs[0]}-*"))
-    assert shuffled() <= before  # on one machine, rows do not go through a shuffle
+    assert shuffled(spark) <= before  # on one machine, rows do not go through a shuffle

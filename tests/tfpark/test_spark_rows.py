@@ -201,4 +201,4 @@ def test_image_sets_are_read_transformed_and_scored(sc: Any, tmp_path: Path) -> 
     scoring = TFDataset.from_image_set(images.transform(steps), image=features, batch_per_thread=2)
     scored = KerasModel(model).predict(scoring).get_predict().collect()
     assert [Path(uri).parent.name for uri, _ in scored] == ["cat", "cat", "dog", "dog"]
-    np.testing.assert_allclose(np.stack([part for _, part in scored]), model.predict(pixels), rtol=1e-5)
+    np.testing.assert_allclose(np.stack([part for _, part in scored]), model.predict(pixels), atol=1e-6)

@@ -31,6 +31,7 @@ from kindler.engine.gpus import TaskPlace
 from kindler.spark.direct_files import StoredColumns
 from kindler.spark.frames import ROW, UNNUMBERED, Where, collected, column
 from kindler.spark.task_resources import task_gpus
+from kindler.spark.zip_folders import forget_zip_folders
 
 __all__ = ["Scorer", "first_row", "predict_frame"]
 
@@ -132,6 +133,7 @@ class _Score:
     stored: StoredColumns | None
 
     def __call__(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        forget_zip_folders()
         chunks = self._received(batches) if self.stored is None else self._read(batches, self.stored)
         for outputs in self.scorer.score(chunks, _place()):
             arrays = [self.convert(output) for output in outputs]

@@ -20,6 +20,7 @@ from kindler.data.shards.array_columns import columns_of
 from kindler.data.shards.backend import Cut, Work
 from kindler.data.shards.codec import Info, Packed, from_chunks, from_table, pack, to_chunks, unpack
 from kindler.engine.worker import describe
+from kindler.spark.zip_folders import forget_zip_folders
 
 __all__ = [
     "SCHEMA",
@@ -96,6 +97,7 @@ def _piece(
 
 def shards_in(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, Packed]]:
     """(shard, source, what it is) out of parts that follow one another."""
+    forget_zip_folders()
     cells = (cell for batch in batches for cell in _cells(batch))
     for (shard, source), parts in groupby(cells, key=lambda cell: cell[0]):
         abouts: list[bytes] = []

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructField, StructType
 from kindler.data.rejoin import features_of
 from kindler.errors import ConfigError
 from kindler.spark.predict import Convert, Scorer
+from kindler.spark.zip_folders import forget_zip_folders
 
 __all__ = ["check_name", "register_function"]
 
@@ -101,6 +102,7 @@ class _ScoreArguments:
     convert: Convert
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[pa.Array]:
+        forget_zip_folders()
         for outputs in self.scorer.score(self._features(batches)):
             arrays = [self.convert(output) for output in outputs]
             yield arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, list(self.names))

@@ -58,7 +58,13 @@ def _imported() -> Any:
     put_back()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return importlib.import_module("mxnet")
+        try:
+            return importlib.import_module("mxnet")
+        except OSError as exc:
+            raise ImportError(
+                f"MXNet is installed and cannot be loaded on this machine: {exc}.\n"
+                "Hint: its wheel for ARM processors needs Arm Performance Libraries; for x86-64 it does not."
+            ) from exc
 
 
 mx: Any = _imported()
