@@ -29,13 +29,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("seeds")
 
 
+def _stand_in(folder: Path, session: Any) -> None:
+    """Paths that are not absolute begin there for Spark too, which other tests may have started elsewhere."""
+    hadoop = session.sparkContext._jvm.org.apache.hadoop.fs
+    files = hadoop.FileSystem.get(session.sparkContext._jsc.hadoopConfiguration())
+    files.setWorkingDirectory(hadoop.Path(str(folder)))
+
+
 @pytest.fixture(scope="session")
 def spark(folder: Path) -> Iterator[Any]:
     before, here = dict(os.environ), Path.cwd()
     os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("src", "."))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.chdir(folder)
-    yield kindler.init(master="local[2]", conf={"spark.sql.shuffle.partitions": "2", **CONF})
+    session = kindler.init(master="local[2]", conf={"spark.sql.shuffle.partitions": "2", **CONF})
+    _stand_in(folder, session)
+    yield session
     kindler.stop()
     os.chdir(here)
     os.environ.clear()

@@ -12,8 +12,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from kindler.compat import tensorflow as tf
 from tests.seeds.conftest import _warm, cold, folder, spark
+from tests.warm_daemon import PRELOAD
 
 __all__ = ["_warm", "cold", "folder", "spark"]
+
+os.environ.setdefault(PRELOAD, "tensorflow")
 
 
 @pytest.fixture(autouse=True)

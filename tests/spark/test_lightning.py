@@ -40,7 +40,8 @@ def test_a_lightning_module_is_trained_and_scored_on_a_frame(spark: Any) -> None
     frame = spark.createDataFrame(rows, "id long, x array<float>, y float").repartition(3)
     est = Estimator.from_lightning(Regression(), workers=2)
     history = est.fit(frame, epochs=8, batch_size=8, feature_cols="x", label_cols="y", verbose=0)
-    scored = est.predict(frame.drop("y"), verbose=0).orderBy("id").toPandas()
+    # One task: each Python worker of Spark imports Lightning, which takes it nine seconds.
+    scored = est.predict(frame.drop("y").coalesce(1), verbose=0).orderBy("id").toPandas()
 
     assert history["loss"][-1] < 0.05
     with torch.no_grad():

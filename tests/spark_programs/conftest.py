@@ -17,12 +17,14 @@ import pytest
 from tests.conftest import SHARED
 from tests.in_turn import Printed, run_in_turn
 from tests.spark_programs.cluster import Cluster, standalone
+from tests.warm_daemon import PRELOAD
 from tests.whole import WHOLE
 
 MNIST = SHARED / "mnist"
 PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MNIST_SIZE = "whole" if WHOLE else "small"
+TORCH = {PRELOAD: "torch,kindler.frameworks.torch.replica"}  # what Spark's workers inherit
 
 
 def run_programs(folder: Path, *programs: Sequence[object], **options: Any) -> Printed:
@@ -50,6 +52,7 @@ def through_connect(tmp_path_factory: pytest.TempPathFactory) -> Printed:
         ("connect_session.py",),  # which ends it
         warm=True,
         SPARK_TESTING="1",  # a free port for the server instead of Connect's fixed one
+        **TORCH,
     )
 
 
@@ -70,7 +73,7 @@ def on_an_older_spark(
     programs = [("versions.py", folder)]
     if WHOLE or version == "3.5":  # between the oldest and the newest, shards use nothing that differs
         programs.append(("shards.py", "classic"))
-    return version, run_programs(folder, *programs, paths=[older_spark(version)], warm=True)
+    return version, run_programs(folder, *programs, paths=[older_spark(version)], warm=True, **TORCH)
 
 
 @pytest.fixture(scope="session")
@@ -103,6 +106,7 @@ def keras_on_two_slots(keras_folder: Path) -> Printed:
         *(mnist if WHOLE else ()),
         warm=True,
         KERAS_BACKEND="tensorflow",
+        **{PRELOAD: "tensorflow"},
     )
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import kindler
-from tests.warm_daemon import CONF
+from tests.warm_daemon import CONF, PRELOAD
+
+os.environ.setdefault(PRELOAD, "tensorflow")
 
 ROOT = Path(__file__).parents[2]
 
