@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test gate test-orca test-tensorflow1 test-unit test-torch test-keras test-tf-graph test-tfpark test-bigdl test-seeds test-seeds-graphs test-seeds-whole test-openvino test-mxnet test-sparkflow test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-gpu costs wheels check check-style check-types check-layers check-docs bench docs clean
+.PHONY: help install quickstart test gate test-orca test-tensorflow1 test-unit test-torch test-keras test-tf-graph test-seeds-whole test-openvino test-mxnet test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-gpu costs wheels check check-style check-types check-layers check-docs bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -83,7 +83,7 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 # runs all of them and still fails if one did. Spark's classes come first: make puts a part whose needs are still being made
 # behind all others.
 IN_TURN := --no-print-directory --keep-going --jobs=3 --output-sync=target
-PARTS = test-torch test-spark test-keras-tensorflow test-spark-programs test-serve test-tensorflow1 test-orca test-examples test-cluster $(filter-out test-keras-tensorflow,$(KERAS_FLAVOURS:%=test-keras-%)) \
+PARTS = test-torch test-keras-tensorflow test-serve test-spark test-spark-programs test-tensorflow1 test-orca test-examples test-cluster $(filter-out test-keras-tensorflow,$(KERAS_FLAVOURS:%=test-keras-%)) \
 	test-tf-graph test-unit test-runtime test-page test-store test-cli test-tracking test-tune test-mxnet test-openvino
 CHECKS := check-types check-docs check-layers check-style
 
@@ -93,24 +93,12 @@ test: install ## run every test
 gate: install ## check and test, what `.ci/run` does
 	$(MAKE) $(IN_TURN) build/java/options $(CHECKS) $(PARTS)
 
-test-tfpark: $(VENV)/.dev build/java/options ## programs of TFPark: graphs of TensorFlow 1 on RDDs
-	$(PYTEST) tests/tfpark
-
-test-bigdl: $(VENV)/.dev build/java/options ## BigDL's layers, and Orca's estimators
-	$(PYTEST) tests/bigdl
-
-# One Spark and one import of its framework for each of these two.
+# Folders that need the same framework share a process, its imports and its Spark.
 test-orca: $(VENV)/.dev build/java/options $(VENV)/.mxnet ## BigDL and Orca, and programs of the old systems' documentation
 	$(PYTEST) tests/bigdl tests/seeds
 
 test-tensorflow1: $(VENV)/.dev build/java/options ## TFPark, SparkFlow, and programs of their documentation
 	$(PYTEST) tests/tfpark tests/sparkflow tests/seeds_graphs
-
-test-seeds: $(VENV)/.dev build/java/options $(VENV)/.mxnet ## programs of the old systems' documentation, block by block
-	$(PYTEST) tests/seeds
-
-test-seeds-graphs: $(VENV)/.dev build/java/options ## those of TensorFlow 1
-	$(PYTEST) tests/seeds_graphs
 
 test-seeds-whole: $(VENV)/.dev $(VENV)/.mxnet ## all of them as large as they are there: MNIST, CIFAR-10, a Spark cluster
 	KINDLER_TEST_WHOLE=1 $(PYTEST) tests/seeds
@@ -148,9 +136,6 @@ test-spark-programs: $(VENV)/.dev build/java/options $(VENV)/.spark-4.0 $(VENV)/
 
 test-tune: $(VENV)/.dev ## hyper-parameter search on the local engine
 	$(PYTEST) tests/tune
-
-test-sparkflow: $(VENV)/.dev build/java/options ## SparkFlow's interface: graphs of TensorFlow in Spark ML pipelines
-	$(PYTEST) tests/sparkflow
 
 test-runtime: $(VENV)/.dev ## the runtime: local workers, Redis and RabbitMQ where they are installed
 	$(PYTEST) tests/runtime

@@ -23,7 +23,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("src", ".", "tests/spark"))
     os.environ[COLD] = str(tmp_path_factory.mktemp("cold") / "yes")
     os.environ[PRELOAD] = "torch,kindler.frameworks.torch.replica"
-    yield kindler.init(cores=SLOTS, conf={"spark.sql.shuffle.partitions": "4", **CONF})
+    files = str(tmp_path_factory.mktemp("files"))
+    yield kindler.init(
+        cores=SLOTS, conf={"spark.sql.shuffle.partitions": "4", "spark.local.dir": files, **CONF}
+    )
     kindler.stop()
 
 

@@ -34,9 +34,7 @@ class Slow:
 
 def shuffled(spark: Any) -> set[Path]:
     """The shuffle files of this Spark."""
-    blocks = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().blockManager()
-    folders = [Path(folder.getPath()) for folder in blocks.diskBlockManager().localDirs()]
-    return {file for folder in folders for file in folder.glob("*/shuffle_*.data")}
+    return set(Path(spark.conf.get("spark.local.dir")).glob("blockmgr-*/*/shuffle_*.data"))
 
 
 def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stays(
@@ -82,6 +80,7 @@ def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stay
     assert f"rows from Spark: {ROWS:,} received (" in capsys.readouterr().err
     assert len(runs) == 1
     assert max(report["rows"] for report in computed) <= ROWS
-    for pattern in ("", "blockmgr-*/", "spark-*/pyspark-*/"):
-        assert not list(Path(tempfile.gettempdir()).glob(f"{pattern}kindler-{runs[0]}-*"))
+    for folder in (tempfile.gettempdir(), spark.conf.get("spark.local.dir")):
+        for pattern in ("", "blockmgr-*/", "spark-*/pyspark-*/"):
+            assert not list(Path(folder).glob(f"{pattern}kindler-{runs[0]}-*"))
     assert shuffled(spark) <= before  # on one machine, rows do not go through a shuffle
