@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -34,8 +35,9 @@ def fail(worker: Worker) -> list[bytes]:
 
 
 def talk(worker: Worker) -> list[bytes]:
-    """Prints lines, the last one without its end."""
-    sys.stdout.write("\n".join(str(number) for number in range(2_000)))
+    """Prints lines, the first as C does, the last one without its end."""
+    ctypes.CDLL(None).puts(b"0")
+    sys.stdout.write("\n".join(str(number) for number in range(1, 2_000)))
     return []
 
 

@@ -73,15 +73,7 @@ def on_an_older_spark(
     programs = [("versions.py", folder)]
     if WHOLE or version == "3.5":  # between the oldest and the newest, shards use nothing that differs
         programs.append(("shards.py", "classic"))
-    return version, run_programs(
-        folder,
-        *programs,
-        paths=[older_spark(version)],
-        warm=True,
-        quiet=version
-        != "3.5",  # whose Python workers may print a traceback where the rows they wait for fail
-        **TORCH,
-    )
+    return version, run_programs(folder, *programs, paths=[older_spark(version)], warm=True, **TORCH)
 
 
 @pytest.fixture(scope="session")

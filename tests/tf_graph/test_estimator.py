@@ -48,7 +48,7 @@ def test_every_kind_of_data_trains_judges_and_scores_the_same_model() -> None:
 
     logits = sess.run(made.logits, fed)
     by_frame = est.predict(frame, feature_cols="x", verbose=0)["prediction"]
-    np.testing.assert_allclose(np.stack(by_frame), logits, atol=1e-6)
+    np.testing.assert_array_equal(np.stack(by_frame), logits)
     scored = est.predict(shards, verbose=0).collect()
     np.testing.assert_allclose(np.concatenate([part["prediction"] for part in scored]), logits, atol=1e-6)
     np.testing.assert_array_equal(est.predict(DATA["x"], verbose=0), logits)

@@ -34,6 +34,7 @@ from kindler.engine import local
 from kindler.engine.gang import Gang
 from kindler.engine.job import Job, new_run_id
 from kindler.engine.members import GangMember
+from kindler.engine.output import print_line
 from kindler.errors import (
     ConfigError,
     DataError,
@@ -405,8 +406,7 @@ class Cluster:
         """Print what nodes print, and note what they report."""
         for event in self._gang.events():
             if event.kind == "log":
-                sys.stdout.write(f"[{self._name(event.rank)}] {event.fields['line']}\n")
-                sys.stdout.flush()  # a line at a time: Java writes to the same pipe
+                print_line(f"[{self._name(event.rank)}] {event.fields['line']}")
             elif event.kind == "report":
                 self._reported(event.rank, event.fields)
         with self._changed:

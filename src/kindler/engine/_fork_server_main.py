@@ -24,10 +24,12 @@ from typing import Any
 
 from kindler.engine.channel import Channel, ChannelClosed, Frame
 from kindler.engine.fork_server import peer_is_this_user
+from kindler.engine.output import flush_output
 from kindler.temporary import sweep
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
+_IOLBF = 1  # of C's stdio: a line at a time
 _OWNER_CHECK_S = 1.0
 _REQUEST_TIMEOUT_S = 10.0
 _SWEEP_S = 5.0
@@ -266,8 +268,7 @@ class _ForkServer:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
-            for stream in (sys.stdout, sys.stderr):
-                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            _print_by_the_line()
             _take_over(surroundings, self._variables)
             if self._late:
                 self._import_late()
@@ -277,7 +278,7 @@ class _ForkServer:
             traceback.print_exc()
         finally:
             # Interpreter shutdown would run the framework's own teardown, which may hang.
-            _flush()
+            flush_output()
             os._exit(status)
 
     def _import_late(self) -> None:
@@ -371,12 +372,13 @@ def _set_up_process() -> None:
         prctl(_PR_SET_TIMERSLACK, 1)
 
 
-def _flush() -> None:
+def _print_by_the_line() -> None:
+    """As to a terminal: lines come when they are printed, and a process that is ended has lost none."""
     for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            pass  # nobody reads it any more
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if sys.platform == "linux":  # what C and C++ print has a buffer of its own
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
 
 
 def _drain(fd: int) -> None:

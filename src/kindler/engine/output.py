@@ -1,4 +1,4 @@
-"""What a worker process prints, line by line, and nothing of it lost."""
+"""What a worker process prints, line by line, and nothing of it lost: how it writes, and how it is read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import fcntl
 import os
 import select
 import struct
+import sys
 import termios
 import threading
 from collections.abc import Callable
 from typing import IO
 
-__all__ = ["PrintedLines"]
+__all__ = ["PrintedLines", "flush_output", "print_line"]
 
 _READ_BYTES = 65536
 _LOOK_MS = 1000
@@ -55,6 +56,12 @@ class PrintedLines:
                 self._tell(_text(self._rest))
                 self._rest.clear()
 
+    def close(self) -> None:
+        """Pass on what is left, and close this end of the pipe, which `pump` notices."""
+        self.catch_up()
+        with self._reading:
+            self._output.close()
+
     def _waiting(self) -> int:
         """How many bytes are in the pipe."""
         (count,) = struct.unpack("i", fcntl.ioctl(self._output, termios.FIONREAD, bytes(4)))
@@ -68,6 +75,21 @@ class PrintedLines:
             for line in lines:
                 self._tell(_text(line))
         return len(data)
+
+
+def print_line(line: str) -> None:
+    """Print a line whole and at once: where output is a pipe, Java may write to the same one."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def flush_output() -> None:
+    """Have all that was printed in the pipe, or where else it goes."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001 - a closed one, or one of the user's own
+            continue
 
 
 def _text(line: bytearray) -> str:

@@ -190,6 +190,8 @@ class Supervisor:
             if thread is not threading.current_thread():
                 thread.join(self._job.settings.stop_timeout_s)
         if self._child is not None:
+            if self._printed is not None:
+                self._printed.close()
             self._child.close()
         self._folder.remove()
 

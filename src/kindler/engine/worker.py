@@ -36,6 +36,7 @@ from kindler.engine.gpus import Placement, gpus_of_task, machine_gpus, place
 from kindler.engine.halting import Halting
 from kindler.engine.here import WorkerInfo, be
 from kindler.engine.members import GangMember, cluster_spec, members_of
+from kindler.engine.output import flush_output
 from kindler.engine.peer_sockets import answer_calls, call, connect_links
 from kindler.errors import ConfigError, KindlerError, SyncError, SyncTimeoutError, plain_fields
 
@@ -343,21 +344,12 @@ def run_child(sock: socket.socket) -> int:
     try:
         results = _load(job.fields["target"])(worker, *_taken(buffers))
     except BaseException as exc:  # noqa: BLE001 - the edge of the worker: the driver raises it
-        _flush()
+        flush_output()  # its end is told once all lines were passed on
         channel.send("error", **describe(exc))
         return 1
-    _flush()
+    flush_output()
     channel.send("result", *results)
     return 0
-
-
-def _flush() -> None:
-    """Have all lines in the pipe: the end of a worker is told once they were passed on."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except Exception:  # noqa: BLE001 - a closed one, or one of the user's own
-            continue
 
 
 def _taken(buffers: list[bytes]) -> Iterator[bytes]:

@@ -12,7 +12,6 @@ import importlib.util
 import os
 import signal
 import socket
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 from kindler import jail
 from kindler.engine import fork_server
 from kindler.engine.channel import ChannelClosed
-from kindler.engine.output import PrintedLines
+from kindler.engine.output import PrintedLines, print_line
 from kindler.errors import FrameError, UntrustedError, WorkerLost
 from kindler.frameworks.keras import backends
 from kindler.models.registry import MODEL_KINDS, Row
@@ -130,7 +129,7 @@ class LockedModel:
             code, _ = self._child.wait(_EXIT_S)
         except TimeoutError:
             code = -signal.SIGKILL  # it ends with this one
-        self._printed.catch_up()
+        self._printed.close()
         self._child.close()
         return code
 
@@ -160,7 +159,6 @@ def _preload(row: Row) -> tuple[str, ...]:
 def _print(line: str) -> None:
     """What the process prints is part of the task's log."""
     try:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
+        print_line(line)
     except (OSError, ValueError):
         pass  # nobody reads it any more

@@ -10,7 +10,6 @@ import json
 import os
 import pickle
 import socket
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from kindler.engine import local
 from kindler.engine.hub import Event
 from kindler.engine.job import Job, equal_ranks
 from kindler.engine.monitor import Listener
+from kindler.engine.output import print_line
 from kindler.engine.worker import describe
 from kindler.xshards.shared_value import shipping_to
 from kindler.xshards.spark_session import session
@@ -190,8 +190,7 @@ def _plain_job() -> Job:
 
 def _print(event: Event) -> None:
     if event.kind == "log":
-        sys.stdout.write(f"{event.fields['line']}\n")
-        sys.stdout.flush()
+        print_line(event.fields["line"])
 
 
 def work_on_shards(worker: Any, task_bytes: bytes) -> list[bytes]:
