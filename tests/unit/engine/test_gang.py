@@ -95,7 +95,7 @@ def test_the_exception_of_a_role_reaches_the_driver_and_stops_the_others() -> No
 )
 def test_all_that_workers_print_before_their_end_is_heard(name: str, error: type[Exception] | None) -> None:
     said: dict[int, list[str]] = {0: [], 1: []}
-    gang = start(name, 2, together=False)
+    gang = start(name, 2, together=False, environment=(("PYTHONUNBUFFERED", ""),))  # some images set it
 
     with gang:
         for event in gang.events():
