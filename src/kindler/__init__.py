@@ -9,6 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kindler import cluster as cluster
+    from kindler import compat as compat
+    from kindler import data as data
+    from kindler import errors as errors
+    from kindler import ml as ml
+    from kindler import runtime as runtime
+    from kindler import serve as serve
+    from kindler import store as store
+    from kindler import testing as testing
+    from kindler import tfrecord as tfrecord
+    from kindler import tune as tune
     from kindler.config import RunSettings as RunSettings
     from kindler.data.preparation import batched as batched
     from kindler.engine.here import WorkerInfo as WorkerInfo
@@ -80,7 +91,6 @@ _PUBLIC = {
     "WorkerInfo": "kindler.engine.here",
     "XShards": "kindler.xshards",
     "batched": "kindler.data.preparation",
-    "errors": "kindler",
     "init": "kindler.spark.session",
     "om": "kindler.omega",
     "read_csv": "kindler.readers",
@@ -91,6 +101,23 @@ _PUBLIC = {
     "stop": "kindler.spark.session",
     "worker": "kindler.engine.here",
 }
+
+_SUBMODULES = frozenset(
+    {
+        "cluster",
+        "compat",
+        "data",
+        "errors",
+        "features",
+        "ml",
+        "runtime",
+        "serve",
+        "store",
+        "testing",
+        "tfrecord",
+        "tune",
+    }
+)
 
 __all__ = [
     "Callback",
@@ -137,12 +164,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"kindler.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'kindler' has no attribute {name!r}")
-    if name == "errors":
-        return importlib.import_module("kindler.errors")
     return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -71,6 +71,32 @@ print(json.dumps([sorted(names) == sorted(kindler.__all__), kindler.__all__ == s
     assert fresh(code) == [True, True]
 
 
+def test_the_parts_that_pages_name_are_attributes_of_kindler() -> None:
+    code = """
+import json, kindler
+parts = ["ml", "tune", "cluster", "tfrecord", "data", "store", "runtime", "serve", "testing", "compat", "errors"]
+print(json.dumps([getattr(kindler, part).__name__ for part in parts] + [kindler.data.images.__name__]))
+"""
+    names = fresh(code)
+    assert names == [
+        f"kindler.{part}"
+        for part in [
+            "ml",
+            "tune",
+            "cluster",
+            "tfrecord",
+            "data",
+            "store",
+            "runtime",
+            "serve",
+            "testing",
+            "compat",
+            "errors",
+            "data.images",
+        ]
+    ]  # noqa: E501
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     import kindler
 

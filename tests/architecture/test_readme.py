@@ -1,14 +1,17 @@
-"""The README's first example needs nothing that the README's pip line does not install."""
+"""The front pages say what the code has: extras, frameworks, syncs, guides; and the pip line is enough."""
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
+from kindler.frameworks.registry import FRAMEWORKS
+from kindler.sync.registry import SYNCS
 from tests.wheels.smoke import ROOT, readme
 
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}
@@ -42,3 +45,50 @@ def test_the_pip_line_installs_what_the_first_example_imports() -> None:
     needed = {DISTRIBUTIONS.get(name, name) for name in imported - set(sys.stdlib_module_names)}
     assert needed
     assert needed <= installed
+
+
+FRONT_PAGES = ("README.md", "docs/index.md")
+# What a reader calls them; one that is missing here has to be told to readers too.
+FRAMEWORK_WORDS = {
+    "torch": "PyTorch",
+    "torch_step": "training step of your own",
+    "lightning": "LightningModules",
+    "keras": "Keras",
+    "tf_graph": "TensorFlow graphs",
+    "openvino": "OpenVINO",
+    "mxnet": "MXNet",
+}
+
+
+@pytest.mark.parametrize("page", FRONT_PAGES)
+def test_a_front_page_denies_nothing_that_is_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert not re.search(r"not (yet )?(supported|implemented)|coming soon", text, re.IGNORECASE)
+
+
+def test_the_readme_names_every_framework_and_sync() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert set(FRAMEWORK_WORDS) == {row.name for row in FRAMEWORKS.built_in}
+    assert [word for word in FRAMEWORK_WORDS.values() if word not in text] == []
+    syncs = {row.name for row in SYNCS.built_in} - {"allreduce"}
+    assert [name for name in syncs if f'"{name}"' not in text] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_the_tables_of_extras_have_all_and_no_other(page: str) -> None:
+    tomllib: Any = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    table = (ROOT / page).read_text().split("| extra |", 1)[1].split("\n\n", 1)[0]
+    named = {name for row in table.splitlines() for name in re.findall(r"`([\w-]+)`", row.split("|")[1])}
+    assert named == set(project["optional-dependencies"]) - {"dev"}
+
+
+def test_the_readme_links_to_every_page_of_the_navigation() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:", 1)[1].partition("\n  - Design:")[0]
+    pages = set(re.findall(r": (\S+\.md)$", nav, re.MULTILINE)) - {"index.md"}
+    linked = set(re.findall(r"\(docs/(\S+?\.md)\)", (ROOT / "README.md").read_text()))
+    assert pages <= linked
+
+
+def test_the_wheel_says_that_it_has_types() -> None:
+    assert (ROOT / "src" / "kindler" / "py.typed").is_file()  # hatch packs every file of the package

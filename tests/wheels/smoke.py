@@ -21,8 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 CORE = """
-import kindler, numpy as np, sys
+import kindler, numpy as np, os, sys
 assert "site-packages" in kindler.__file__, kindler.__file__
+assert os.path.exists(os.path.join(os.path.dirname(kindler.__file__), "py.typed"))
 shards = kindler.XShards.partition({"x": np.arange(6.0), "y": np.arange(6)}, num_shards=2)
 doubled = shards.transform_shard(lambda shard: {name: value * 2 for name, value in shard.items()})
 assert np.concatenate([shard["x"] for shard in doubled.collect()]).tolist() == [0, 2, 4, 6, 8, 10]

@@ -1,1 +1,12 @@
 """What the user hands in -> each worker's batches of numpy arrays. Arrow all the way: no rows, no pickle."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "images":  # a user's module, which needs Pillow: found on first use
+        return importlib.import_module("kindler.data.images")
+    raise AttributeError(f"module 'kindler.data' has no attribute {name!r}")
