@@ -35,12 +35,15 @@ from __future__ import annotations
 
 import ast
 import builtins
+import difflib
 import errno
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from kindler import tracebacks
 
 __all__ = [
     "AlreadyExistsError",
@@ -69,6 +72,7 @@ __all__ = [
     "UntrustedError",
     "WorkerError",
     "WorkerLost",
+    "did_you_mean",
     "first_line",
     "naming_full_disk",
     "plain_fields",
@@ -80,6 +84,15 @@ __all__ = [
 
 class KindlerError(Exception):
     """The base class: `except KindlerError` catches every error that Kindler raises on purpose."""
+
+    _kindler_shown_short = True  # tracebacks.MARK
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        tracebacks.shorten()
+
+    def _render_traceback_(self) -> list[str]:
+        return tracebacks.rendered(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Subclasses have keyword-only constructors; rebuild without calling them.
@@ -95,6 +108,7 @@ def _blank(cls: type[KindlerError]) -> KindlerError:
 
 
 def _rebuild(cls: type[KindlerError], args: tuple[Any, ...], fields: dict[str, Any]) -> KindlerError:
+    tracebacks.shorten()
     error = _blank(cls)
     error.args = args
     error.__dict__.update(fields)
@@ -533,6 +547,16 @@ def plain_fields(error: BaseException) -> dict[str, str]:
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
     return kept
+
+
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """A sentence with the known name that is nearest, to follow one that complains of `name`.
+
+    >>> did_you_mean("acuracy", ["accuracy", "auc"])
+    " Did you mean 'accuracy'?"
+    """
+    near = difflib.get_close_matches(str(name), [str(each) for each in known], n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def first_line(error: BaseException, most: int = 300) -> str:

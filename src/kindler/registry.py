@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar, cast
 
-from kindler.errors import ConfigError, MissingExtraError
+from kindler.errors import ConfigError, MissingExtraError, did_you_mean
 
 __all__ = ["Registry", "Spec"]
 
@@ -74,9 +73,8 @@ class Registry(Generic[S]):
         if row is not None:
             return row
         names = self.names
-        near = difflib.get_close_matches(str(name), names, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"unknown {self.kind} {name!r}.{hint} There are: {', '.join(names)}.")
+        near = did_you_mean(name, names)
+        raise ConfigError(f"unknown {self.kind} {name!r}.{near} There are: {', '.join(names)}.")
 
     def load(self, name: str) -> Any:
         """What the row's target names, imported now.

@@ -72,29 +72,24 @@ print(json.dumps([sorted(names) == sorted(kindler.__all__), kindler.__all__ == s
 
 
 def test_the_parts_that_pages_name_are_attributes_of_kindler() -> None:
-    code = """
+    parts = [
+        "ml",
+        "tune",
+        "cluster",
+        "tfrecord",
+        "data",
+        "store",
+        "runtime",
+        "serve",
+        "testing",
+        "compat",
+        "errors",
+    ]
+    code = f"""
 import json, kindler
-parts = ["ml", "tune", "cluster", "tfrecord", "data", "store", "runtime", "serve", "testing", "compat", "errors"]
-print(json.dumps([getattr(kindler, part).__name__ for part in parts] + [kindler.data.images.__name__]))
+print(json.dumps([getattr(kindler, part).__name__ for part in {parts}] + [kindler.data.images.__name__]))
 """
-    names = fresh(code)
-    assert names == [
-        f"kindler.{part}"
-        for part in [
-            "ml",
-            "tune",
-            "cluster",
-            "tfrecord",
-            "data",
-            "store",
-            "runtime",
-            "serve",
-            "testing",
-            "compat",
-            "errors",
-            "data.images",
-        ]
-    ]  # noqa: E501
+    assert fresh(code) == [f"kindler.{part}" for part in [*parts, "data.images"]]
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
@@ -11,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data.columns import Column, Columns, complaint, ragged_type
-from kindler.errors import ConfigError, DataError
+from kindler.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["ColumnOptions", "Names"]
 
@@ -36,6 +35,7 @@ class ColumnOptions:
         ragged: Which columns may have rows of different lengths: none, those of "text", or "all" that are
             text, bytes without a dtype, or lists without a shape.
         length_col: A column that says how long a row is; read even if the model does not take it.
+        remembered: Which of these the user did not name: they are those of the last `fit`.
     """
 
     feature_cols: Names = None
@@ -48,11 +48,12 @@ class ColumnOptions:
     need_labels: bool | Literal["found"] = True
     ragged: Literal["text", "all"] | None = None
     length_col: str | None = None
+    remembered: frozenset[str] = frozenset()
 
     def or_else(self, known: ColumnOptions) -> ColumnOptions:
         """These options, completed with `known` where they are None."""
         missing = {f.name: getattr(known, f.name) for f in fields(self) if getattr(self, f.name) is None}
-        return replace(self, **missing)
+        return replace(self, **missing, remembered=frozenset(missing))
 
     def within(self, available: Collection[str]) -> ColumnOptions:
         """What of these options makes sense for data that has these columns only."""
@@ -108,7 +109,7 @@ class ColumnOptions:
         if not features:
             raise ConfigError("feature_cols=[]: a model needs at least one input column.")
         for argument, wanted in (("feature_cols", features), ("label_cols", labels)):
-            _require(names, wanted, argument)
+            _require(names, wanted, argument, trained=argument in self.remembered)
             _refuse_twice(wanted, argument)
         dtypes, shapes = self.dtypes or {}, self.shapes or {}
         allow_nan = self.allow_nan or False
@@ -175,12 +176,16 @@ def _chosen(
     )
 
 
-def _require(names: Sequence[str], wanted: Iterable[str], argument: str) -> None:
+def _require(names: Sequence[str], wanted: Iterable[str], argument: str, *, trained: bool = False) -> None:
     for name in wanted:
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{argument}: there is no column {name!r}.{guess} The data has {list(names)}.")
+            has = f"{did_you_mean(name, names)} The data has {list(names)}."
+            if trained:
+                raise ConfigError(
+                    f"the model was trained on a column {name!r}, and there is none.{has}\n"
+                    f"Hint: if it has another name here, pass {argument}=[...]."
+                )
+            raise ConfigError(f"{argument}: there is no column {name!r}.{has}")
 
 
 def _refuse_twice(wanted: Sequence[str], argument: str) -> None:

@@ -166,8 +166,12 @@ def run(plan: RunPlan) -> RunResults:
                 return _launch(plan, buffers, spark, feeds, hear, crew.size, dealing)
 
             outcomes, halted = _outcomes(Attempts(task, launch, crew.say))
-    told, state = next(outcome.buffers for outcome in outcomes if outcome.buffers and outcome.buffers[0])
-    report = json.loads(told)
+            told, state = next(
+                outcome.buffers for outcome in outcomes if outcome.buffers and outcome.buffers[0]
+            )
+            report = json.loads(told)
+            if not task.trains:
+                progress.result(report["rows"][0])
     step = report.get("step", 0)
     return RunResults(report["rows"], report["layout"], state, report.get("mode"), step, halted)
 

@@ -7,7 +7,9 @@ program that called. No framework is imported for it.
 from __future__ import annotations
 
 import functools
+import inspect
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +17,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from kindler.interrupts import bare
+from kindler.errors import did_you_mean
+from kindler.tracebacks import bare
 
 __all__ = ["leaves_no_trace", "untouched"]
 
@@ -36,8 +39,24 @@ def leaves_no_trace(function: Callable[P, T]) -> Callable[P, T]:
                 return function(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
             raise bare(interrupt) from None
+        except TypeError as error:
+            near = _nearest_keyword(error, function)
+            if near is None:
+                raise
+            raise TypeError(near) from None
 
     return guarded
+
+
+def _nearest_keyword(error: TypeError, function: Callable[..., Any]) -> str | None:
+    """For a call with a keyword that the function does not have, what to say with the nearest that it has."""
+    text = str(error)
+    wrong = re.fullmatch(r".+ got an unexpected keyword argument '(\w+)'", text)
+    in_the_call = error.__traceback__ is not None and error.__traceback__.tb_next is None
+    if wrong is None or not in_the_call:
+        return None
+    near = did_you_mean(wrong[1], inspect.signature(function).parameters)
+    return f"{text}.{near}" if near else None
 
 
 @contextmanager

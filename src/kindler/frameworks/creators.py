@@ -7,7 +7,7 @@ both work. What it must return is the caller's to check.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kindler.errors import ConfigError
@@ -15,6 +15,7 @@ from kindler.errors import ConfigError
 __all__ = ["call", "keywords", "lacking", "makes", "positional", "title"]
 
 _ROLES = frozenset({"config", "conf", "cfg", "params", "model", "optimizer", "batch_size"})
+_CONFIG_WORDS = ("conf", "param", "arg", "opt", "setting", "dict", "mapping", "any")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -44,6 +45,13 @@ def call(creator: Callable[..., Any], *args: Any) -> Any:
         )
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return creator(*args)
+    is_class = isinstance(creator, type) and args and isinstance(args[0], Mapping)
+    if is_class and places and not _may_be_config(places[0]):
+        name, needed = title(creator)[:-2], places[0].name
+        raise ConfigError(
+            f"the class {name} needs {needed!r}, but a class is called with the config alone, a dict.\n"
+            f"Hint: pass a function, lambda config: {name}({needed}=...), or an instance."
+        )
     taken: list[Any] = []
     for place, arg in zip(places, args, strict=False):
         if not _takes(place, arg):
@@ -103,6 +111,13 @@ def _parameters(creator: Callable[..., Any]) -> list[inspect.Parameter] | None:
         return list(inspect.signature(creator).parameters.values())
     except (ValueError, TypeError):  # some builtins have none
         return None
+
+
+def _may_be_config(place: inspect.Parameter) -> bool:
+    """Whether a required argument of a class can be meant to be the config: its name or its type says so."""
+    if place.default is not place.empty or place.name in _ROLES:
+        return True
+    return any(word in f"{place.name} {place.annotation}".lower() for word in _CONFIG_WORDS)
 
 
 def _takes(place: inspect.Parameter, arg: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import lzma
 import zipfile
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 from kindler.data.paths import is_remote
 from kindler.data.shards.codec import Packed, pack, unpack
-from kindler.errors import ConfigError, DataError, MissingExtraError
+from kindler.errors import ConfigError, DataError, MissingExtraError, did_you_mean
 from kindler.readers.align_schemas import alignment, is_counted
 from kindler.readers.files import Paths, at_home, every_file, find, listed, missing, opened
 from kindler.xshards import XShards, backends
@@ -126,9 +125,8 @@ def _check(reader: _Reader, options: Mapping[str, Any]) -> None:
         if name in _REFUSED:
             raise ConfigError(f"{reader}({name}=...): {_REFUSED[name]}")
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            guess = f"\nHint: did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{reader}: pandas.{reader} has no option {name!r}.{guess}")
+            near = did_you_mean(name, known)
+            raise ConfigError(f"{reader}: pandas.{reader} has no option {name!r}.{near}")
 
 
 def _frame(reader: _Reader, file: str, options: Mapping[str, Any]) -> Any:

@@ -371,7 +371,7 @@ class _Follower:
         self._sync.next_epoch(replica, row)
         self.rows.append(row)
         if worker.leads:
-            worker.report("epoch", row=row, step=replica.step)
+            worker.report("epoch", row=row, step=replica.step, whole=not self._halted)
         self._keeper.epoch_is_over(replica, stopped=reason)
         goes_on = not self._halted and self._goes_on(epoch + 2)
         return reason is not None or not goes_on

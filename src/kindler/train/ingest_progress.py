@@ -77,11 +77,15 @@ def ingest_text(computed: Mapping[str, Any], received: list[tuple[int, int, bool
 
     >>> ingest_text({"rows": 1500, "bytes": 2_500_000, "done_tasks": 3, "tasks": 16}, [])
     'rows from Spark: 1,500 computed (2.5 MB, 3 of 16 tasks)'
+    >>> ingest_text({"rows": 0, "bytes": 0, "done_tasks": 0, "tasks": 16}, [])
+    'rows from Spark: 0 of 16 tasks done'
     >>> ingest_text({"rows": 3000}, [(500, 4000, False), (700, 5600, True)])
     'rows from Spark: 1,200 of 3,000 received (9.6 kB)'
     """
     if not received:
         tasks = f"{computed['done_tasks']} of {computed['tasks']} tasks"
+        if not computed["rows"]:  # Spark counts the rows of a task when it is done
+            return f"rows from Spark: {tasks} done"
         return f"rows from Spark: {computed['rows']:,} computed ({_size(computed['bytes'])}, {tasks})"
     rows, size = (sum(each[i] for each in received) for i in (0, 1))
     total = max(rows, computed.get("rows", 0))

@@ -254,7 +254,7 @@ class _Fit:
         }
         if self._halted:
             if row["steps"] and self._worker.leads:
-                self._worker.report("epoch", row=row, step=replica.step)
+                self._worker.report("epoch", row=row, step=replica.step, whole=False)
         elif self._validation is not None and self._options.validates(epoch):
             row |= self._validated(self._validation)
         return row

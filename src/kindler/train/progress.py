@@ -65,7 +65,8 @@ class ProgressBar:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if exc is None and self._bar is not None and self._bar.total is not None:
+        # The bar of an epoch that is still open is one that an interrupt has ended.
+        if exc is None and self._what != "epoch" and self._bar is not None and self._bar.total is not None:
             self._bar.update(self._bar.total - self._bar.n)
         self._close()
         self._ingest.end()
@@ -94,7 +95,12 @@ class ProgressBar:
         if fields["name"] == "progress":
             self._draw(dict(fields))
         elif fields["name"] == "epoch":
-            self._finish(fields["row"])
+            self._finish(fields["row"], whole=fields.get("whole", True))
+
+    def result(self, row: Mapping[str, Any]) -> None:
+        """Show what a pass over all rows gave, where the bar has shown that of the first worker."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(" · ".join(figures(row)), refresh=False)
 
     def _draw(self, fields: dict[str, Any]) -> None:
         if not self._last or fields.get("epoch") != self._last.get("epoch"):
@@ -130,13 +136,14 @@ class ProgressBar:
                 file=stream,
             )
 
-    def _finish(self, row: Mapping[str, Any]) -> None:
+    def _finish(self, row: Mapping[str, Any], *, whole: bool) -> None:
         now = self._clock()
         if self._began is not None:
             self._epoch_s, self._began = now - self._began, now
         if self._bar is not None:
             self._bar.set_postfix_str(" · ".join(_done(row, self._last)), refresh=False)
-            self._bar.update((self._bar.total or row.get("steps", 0)) - self._bar.n)
+            steps = row.get("steps", 0)
+            self._bar.update((self._bar.total or steps if whole else steps) - self._bar.n)
         elif not in_notebook() and not _is_terminal(self._stream or sys.stderr):
             label = self._label({**self._last, "epoch": row.get("epoch", self._last.get("epoch"))})
             stream = self._stream or sys.stderr

@@ -178,3 +178,34 @@ def test_a_pipe_gets_every_line_at_once_and_whole() -> None:
         line.log(0, "first")
         line.note("second")
         assert pieces == ["[worker 0] first\n", "second\n"]
+
+
+def test_an_epoch_that_an_interrupt_ended_is_not_shown_as_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = Terminal()
+    with ProgressBar(verbose=1, stream=stream, clock=lambda: 0.0) as line:
+        line.report(progress(10))
+        line.report({"name": "epoch", "row": {**ROW, "steps": 12}, "whole": False})
+
+    assert "| 12/40 steps" in shown(stream)[-1]
+
+
+def test_an_epoch_without_steps_before_an_interrupt_stays_at_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = Terminal()
+    with ProgressBar(verbose=1, stream=stream, clock=lambda: 0.0) as line:
+        line.report(progress(0))
+
+    assert "| 0/40 steps" in shown(stream)[-1]
+
+
+def test_the_last_line_of_an_evaluation_has_the_figures_of_all_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = Terminal()
+    with ProgressBar(verbose=1, what="evaluate", stream=stream, clock=lambda: 0.0) as line:
+        line.report(progress(30, loss=9.0))
+        line.result({"loss": 0.25, "accuracy": 0.5, "num_samples": 4000})
+
+    assert shown(stream)[-1].endswith("40/40 steps, loss 0.25 · accuracy 0.5")

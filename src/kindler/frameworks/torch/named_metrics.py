@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, did_you_mean
 from kindler.frameworks.torch.class_votes import unclear, votes_of
 from kindler.frameworks.torch.loss import LossRule, as_classes
 
@@ -102,8 +102,8 @@ def unknown_name(name: str) -> str:
     """The complaint about a name that no metric has."""
     choices = ", ".join(map(repr, NAMES[:-1]))
     return (
-        f"unknown metric {name!r}. There are: {choices}, and 'top_5' for the share of rows whose class is"
-        " among the five with the highest scores, or any other number.\n"
+        f"unknown metric {name!r}.{did_you_mean(name, NAMES)} There are: {choices}, and 'top_5' for the share"
+        " of rows whose class is among the five with the highest scores, or any other number.\n"
         "Hint: a metric may also be a torchmetrics.Metric, or a function of (outputs, targets)."
     )
 

@@ -81,6 +81,7 @@ from kindler.frameworks.torch.spec import (
     loads,
     missing,
     synchronized,
+    unfit_inputs,
 )
 from kindler.frameworks.torch.state import (
     Exchange,
@@ -876,7 +877,7 @@ class TorchReplica(BaseReplica):
             self.model,
             form,
             path,
-            names=self._names if len(self._names) == len(features) else numbered("x", len(features)),
+            names=self._names_of(features),
             outputs=self.output_names or numbered("prediction_", len(outputs)),
             features=features,
             inputs=self.spec.inputs,
@@ -1092,8 +1093,17 @@ class TorchReplica(BaseReplica):
 
     def _forward(self, features: tuple[torch.Tensor, ...]) -> Any:
         if self.spec.inputs == "positional":
-            return self._compiled(*features)
+            try:
+                return self._compiled(*features)
+            except TypeError as exc:
+                problem = unfit_inputs(self.model, self._names_of(features))
+                if problem is None:
+                    raise
+                raise ConfigError(problem) from exc
         return self._called(self._compiled, self._inputs(features))
+
+    def _names_of(self, features: Sequence[Any]) -> tuple[str, ...]:
+        return self._names if len(self._names) == len(features) else numbered("x", len(features))
 
     def _inputs(
         self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...] = ()

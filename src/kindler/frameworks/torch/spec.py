@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ __all__ = [
     "no_metric",
     "optimizer_kind",
     "synchronized",
+    "unfit_inputs",
 ]
 
 CLOSURE = (
@@ -217,6 +218,25 @@ def build_model(spec: TorchSpec) -> torch.nn.Module:
     if _is_lazy(model):
         raise ConfigError(_LAZY)
     return model
+
+
+def unfit_inputs(model: torch.nn.Module, columns: Sequence[str]) -> str | None:
+    """What is wrong if the model cannot be called with one input for each column; None if it can."""
+    try:
+        inspect.signature(model.forward).bind(*columns)
+    except TypeError as exc:
+        takes = ", ".join(inspect.signature(model.forward).parameters)
+        hint = (
+            "stack_features=True joins the columns to one matrix; else the model gets one tensor a column."
+            if len(columns) > 1
+            else "name the columns of all its inputs in feature_cols."
+        )
+        return (
+            f"{type(model).__qualname__}.forward({takes}) is called with {len(columns)}"
+            f" input{'s' if len(columns) > 1 else ''}, the column{'s' if len(columns) > 1 else ''}"
+            f" {', '.join(map(repr, columns))}: {exc}.\nHint: {hint}"
+        )
+    return None
 
 
 def build_loss(spec: TorchSpec) -> Any:
