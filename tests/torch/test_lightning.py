@@ -219,3 +219,82 @@ def test_what_is_not_supported_is_named_before_anything_runs() -> None:
         Estimator.from_lightning(lightning.LightningModule(), workers=1).fit(DATA, verbose=0)
     with pytest.raises(ConfigError, match="no argument 'transforms'"):
         Estimator.from_lightning(Classifier(), transforms=1)
+
+
+class Forked(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+
+def test_a_figure_of_steps_and_epochs_has_three_names_whose_step_is_the_last_of_all_workers() -> None:
+    rows = []
+    for workers in (1, 2):
+        estimator = Estimator.from_lightning(Forked(), workers=workers)
+        fit = {"feature_cols": "x", "label_cols": "y", "epochs": 1, "batch_size": 8, "shuffle": False}
+        rows.append(estimator.fit(DATA, verbose=0, **fit)[-1])
+
+    for row in rows:
+        assert row["train_loss"] == row["train_loss_epoch"] == pytest.approx(row["loss"])
+        assert row["train_loss_step"] != row["train_loss_epoch"]
+    assert rows[0]["train_loss_step"] == pytest.approx(rows[1]["train_loss_step"], rel=1e-5)
+
+
+def fitted(*callbacks: Any, epochs: int = 4, module: Any = None, **options: Any) -> Any:
+    estimator = Estimator.from_lightning(module or Classifier(), workers=2)
+    options = {"validation_data": DATA, **options}
+    return estimator.fit(
+        DATA,
+        feature_cols="x",
+        label_cols="y",
+        epochs=epochs,
+        batch_size=8,
+        callbacks=list(callbacks),
+        verbose=0,
+        **options,
+    )
+
+
+def test_lightnings_checkpoint_keeps_the_best_files_and_lightning_reads_them(tmp_path: Any) -> None:
+    from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+
+    best = ModelCheckpoint(
+        tmp_path, "{epoch}-{val_loss:.3f}", monitor="val_loss", save_top_k=2, save_last=True
+    )
+    history = fitted(best, LearningRateMonitor())
+
+    losses = [row["val_loss"] for row in history]
+    order = sorted(range(4), key=lambda epoch: losses[epoch])
+    kept = {f"epoch={epoch}-val_loss={losses[epoch]:.3f}.ckpt" for epoch in order[:2]}
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, "last.ckpt"}
+    assert best.best_model_path == str(tmp_path / f"epoch={order[0]}-val_loss={losses[order[0]]:.3f}.ckpt")
+    assert best.best_model_score == pytest.approx(losses[order[0]])
+    module = Classifier.load_from_checkpoint(best.best_model_path)
+    assert module.hparams["width"] == 8
+    with torch.no_grad():
+        again = float(F.cross_entropy(module(torch.from_numpy(DATA["x"])), torch.from_numpy(DATA["y"])))
+    assert again == pytest.approx(losses[order[0]], rel=1e-5)
+    assert all(row["lr"] > 0 for row in history)
+
+
+def test_lightnings_early_stopping_stops_after_its_patience() -> None:
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    assert len(fitted(EarlyStopping("val_loss", min_delta=100.0, patience=2), epochs=9)) == 3
+
+
+def test_what_has_no_counterpart_of_lightnings_callbacks_is_refused_with_its_name(tmp_path: Any) -> None:
+    from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, Timer
+
+    with pytest.raises(ConfigError, match=r"EarlyStopping\(stopping_threshold=0.1\)"):
+        fitted(EarlyStopping("val_loss", stopping_threshold=0.1))
+    with pytest.raises(ConfigError, match=r"ModelCheckpoint\(every_n_train_steps=5\)"):
+        fitted(ModelCheckpoint(tmp_path, every_n_train_steps=5))
+    with pytest.raises(ConfigError, match="logging_interval='step'"):
+        fitted(LearningRateMonitor(logging_interval="step"))
+    with pytest.raises(ConfigError, match="Timer"):
+        fitted(Timer("00:00:01:00"))
+    with pytest.raises(ConfigError, match=r"monitor='val_loss'\) needs validation_data"):
+        fitted(ModelCheckpoint(tmp_path, monitor="val_loss"), validation_data=None)

@@ -74,6 +74,7 @@ def test_a_study_is_drawn(study: Study, tmp_path: Path) -> None:
     figure = study.plot(tmp_path / "study.png")
 
     assert [axes.get_title() for axes in figure.axes] == ["trials", "epochs", "lr"]
+    assert {axes.get_ylabel() for axes in figure.axes} == {"val_loss"}
     assert (tmp_path / "study.png").stat().st_size > 0
 
 

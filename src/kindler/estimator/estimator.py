@@ -62,6 +62,7 @@ from kindler.train.checkpoint_dir import is_model_file, latest
 from kindler.train.checkpoint_file import Header, is_checkpoint, read_checkpoint, write_checkpoint
 from kindler.train.driver_callbacks import DriverCallback, DriverCallbackList, split_callbacks
 from kindler.train.history import History
+from kindler.train.lightning_callbacks import translated
 from kindler.train.loss_guard import OnNan
 from kindler.train.metric_names import BOOKKEEPING
 from kindler.train.options import EvaluateOptions, FitOptions, Ingest, PredictOptions, Runtime
@@ -862,7 +863,7 @@ class Estimator:
             WorkerLost: A worker died. With `model_dir`, the run has by then been continued from its newest
                 checkpoint as often as `RunSettings.max_failures` allows.
         """
-        driver_callbacks, on_workers = split_callbacks(callbacks)
+        driver_callbacks, on_workers = split_callbacks(translated(callbacks))
         options = FitOptions(
             batch_size=batch_size,
             columns=ColumnOptions(

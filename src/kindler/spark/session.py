@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import logging
 import os
 import signal
 import subprocess
@@ -120,9 +121,17 @@ def init(
             if ship is not None:
                 _require_shipped(session, ship)
             return session
+        _quiet_py4j()
         stop()  # a session of ours that the user stopped: its JVM and variables go first
         _started = _start(wanted if ship is None else {**wanted, **ship_settings(ship, wanted)})
         return _started.session
+
+
+def _quiet_py4j() -> None:
+    """py4j logs every connection that it closes as INFO, a line for each thread that asks Spark something."""
+    logger = logging.getLogger("py4j")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.WARNING)
 
 
 def stop() -> None:

@@ -15,7 +15,7 @@ from kindler.files import folder_at, place, split
 from kindler.train.checkpoint_file import Header, write_checkpoint
 from kindler.train.metric_names import Direction, improves, parse
 
-__all__ = ["Callback", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "Run"]
+__all__ = ["Callback", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "Run", "watched_value"]
 
 Mode = Literal["auto", "min", "max"]
 
@@ -152,7 +152,7 @@ class EarlyStopping(Callback):
 
     def on_epoch_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Compare this epoch with the best one so far."""
-        value = _metric("EarlyStopping", self.monitor, logs)
+        value = watched_value("EarlyStopping", self.monitor, logs)
         if value is None:
             return
         if improves(value, self.best, self.way, min_delta=self.min_delta):
@@ -246,7 +246,7 @@ class ModelCheckpoint(Callback):
     def _improved(self, logs: dict[str, Any]) -> bool:
         if not self.save_best_only or self.monitor is None:
             return True
-        value = _metric("ModelCheckpoint", self.monitor, logs)
+        value = watched_value("ModelCheckpoint", self.monitor, logs)
         if value is None or not improves(value, self.best, self.way):
             return False
         self.best = value
@@ -284,7 +284,7 @@ def _refuse_negative(who: str, **values: float) -> None:
             raise ConfigError(f"{who}({name}={value!r}): {name} must be 0 or more.")
 
 
-def _metric(who: str, name: str, logs: dict[str, Any]) -> float | None:
+def watched_value(who: str, name: str, logs: dict[str, Any]) -> float | None:
     """The metric of that name; None in an epoch without validation."""
     if name in logs:
         return float(logs[name])

@@ -14,6 +14,7 @@ from kindler.train.figures import ShownFigure
 __all__ = ["draw"]
 
 _ACROSS = 3
+_DECADES = 100.0  # values further apart than this are drawn on a logarithmic axis
 
 
 def draw(study: optuna.Study, rows: Sequence[dict[str, Any]]) -> Figure:
@@ -32,7 +33,11 @@ def draw(study: optuna.Study, rows: Sequence[dict[str, Any]]) -> Figure:
         _epochs(places[1], curves)
     for axes, name in zip(places[1 + bool(curves) :], params, strict=False):
         _param(axes, study, name)
+    values = [row["value"] for row in rows if row["value"] is not None]
+    wide = min(values) > 0 and max(values) / min(values) > _DECADES
     for axes in places[:panels]:
+        axes.set_ylabel(study.user_attrs.get("metric", "value"))
+        axes.set_yscale("log" if wide else "linear")
         axes.grid(alpha=0.3)
     return figure
 

@@ -126,10 +126,17 @@ def search(
             load_if_exists=True,
         )
         _check_direction(study, subject, name)
+        study.set_user_attr("metric", subject.metric)
         best = Best(subject, chosen, place)
         best.go_on_from(study)
         if sampler == "grid":
             trials = _enqueue(study, chosen, trials)
+        if verbose:
+            best_is = "lowest" if subject.direction == "min" else "highest"
+            sys.stderr.write(
+                f"searching {', '.join(chosen.searched)} for the {best_is} {subject.metric}:"
+                f" {trials} trial{'s' if trials > 1 else ''}, {slots} at a time\n"
+            )
         runner = _Runner(study, subject, chosen, best, verbose=verbose)
         runner.run(trials, slots, timeout_s)
     result = Study(study, best)
@@ -244,7 +251,7 @@ class _Runner:
             with self._lock:
                 trial.set_user_attr("facts", facts)
                 self._best.offer(trial.number, figure, trained)
-            self._tell(trial, began, f"{figure:.6g}", values=figure)
+            self._tell(trial, began, f"{self._subject.metric} {figure:.6g}", values=figure)
 
     def _tell(self, trial: Trial, began: float, said: str, **outcome: Any) -> None:
         seconds = time.monotonic() - began

@@ -32,9 +32,12 @@ _RATE = "learning_rate"
 
 
 class Subject(Protocol):
-    """What a trial trains."""
+    """What a trial trains, and the metric that judges it."""
 
-    direction: Direction
+    @property
+    def metric(self) -> str: ...
+    @property
+    def direction(self) -> Direction: ...
 
     def run(self, values: Mapping[str, Any], report: Report, check: Check) -> Outcome:
         """Train with these values; returns the figure, what was trained, and facts about it as JSON."""
@@ -164,6 +167,12 @@ class StageSubject:
     validation_data: Any
     evaluator: Any
     direction: Direction
+
+    @property
+    def metric(self) -> str:
+        """What the evaluator calls it."""
+        named = getattr(self.evaluator, "getMetricName", None)
+        return str(named()) if named is not None else "metric"
 
     def run(self, values: Mapping[str, Any], report: Report, check: Check) -> Outcome:
         check()

@@ -139,7 +139,7 @@ def _mapped(feed: Feed, arranged: Arranged) -> Any:
         return tf.nest.pack_sequence_as(sample, parts)
 
     plain = tf.autograph.experimental.do_not_convert(batch)  # rewriting it takes a fifth of a second
-    steps = with_own_threads(tf.data.Dataset.range(len(feed)).map(plain, deterministic=True).prefetch(2))
+    steps = with_own_threads(tf.data.Dataset.range(len(feed)).map(plain).prefetch(2))
     options = tf.data.Options()
     options.autotune.enabled = False  # there is nothing to tune, and its thread ends half a second late
     return steps.with_options(options)

@@ -7,6 +7,8 @@ are put on the worker's copy of it, and nothing on the user's own.
 from __future__ import annotations
 
 import inspect
+import io
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -117,6 +119,7 @@ class LightningReplica(StepReplica):
     def _step_on(
         self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
     ) -> None:
+        self.counter.begin_batch()
         batch, number = self._formed(features, labels), self.counter.batches
         if self._call("on_train_batch_start", batch, number) == -1:
             raise ConfigError("on_train_batch_start returned -1, which would skip the epoch: not supported.")
@@ -158,6 +161,7 @@ class LightningReplica(StepReplica):
         self._call("on_before_optimizer_step", optimizer)
 
     def eval_step(self, batch: Batch) -> None:
+        self.counter.begin_batch()
         if not batch.rows:
             return
         self._modes.evaluate()
@@ -207,6 +211,26 @@ class LightningReplica(StepReplica):
         self._predicted += 1
         return self._called_step("predict_step", given, self._predicted - 1)
 
+    def lightning_file(self, *, whole: bool) -> bytes:
+        """A file that Lightning's `load_from_checkpoint` reads, with the optimizers too if it is `whole`."""
+        package = "lightning" if "lightning" in sys.modules else "pytorch_lightning"
+        fields: dict[str, Any] = {
+            "epoch": self.epoch - 1,
+            "global_step": self.step,
+            "pytorch-lightning_version": sys.modules[package].__version__,
+            "state_dict": self.model.state_dict(),
+            "loops": {},
+        }
+        if self.model.hparams:
+            fields |= {"hparams_name": "kwargs", "hyper_parameters": dict(self.model.hparams)}
+        if whole:
+            fields["optimizer_states"] = [one.state_dict() for one in self.optimizers.named.values()]
+            schedules = [] if self._schedules is None else list(self._schedules.named.values())
+            fields["lr_schedulers"] = [one.state_dict() for one in schedules]
+        data = io.BytesIO()
+        torch.save(fields, data)
+        return data.getvalue()
+
     def stored_model(self) -> torch.nn.Module:
         """The module, if its `forward` is what predicts."""
         if overrides(type(self.model), "predict_step"):
@@ -239,12 +263,15 @@ class LightningReplica(StepReplica):
             return function(*args)
         return function(*args[: len(takes)])
 
-    def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None) -> None:
-        """`self.log` of the module."""
+    def log(
+        self, name: str, value: Any, *, forked: bool, reduce_fx: Any = "mean", batch_size: int | None = None
+    ) -> None:
+        """`self.log` of the module; `forked`: of the step and of the epoch, as names of their own too."""
         if self._judging:
             name = name.removeprefix("val_").removeprefix("val/")
         if is_metric(value):
-            self.counter.note_metric(name, self._path_of(value, name))
+            for each in (name, f"{name}_epoch") if forked else (name,):
+                self.counter.note_metric(each, self._path_of(value, name))
             return
         if reduce_fx not in ("mean", "default") and reduce_fx is not torch.mean:
             raise ConfigError(
@@ -256,6 +283,10 @@ class LightningReplica(StepReplica):
             values = logged({name: value}, "self.log")
             self._look_at_losses(values)
             self.counter.note(values, rows, batch_size)
+            if forked:
+                [shown] = values.values()
+                self.counter.note({f"{name}_epoch": shown}, rows, batch_size)
+                self.counter.note({f"{name}_step": shown}, rows, batch_size, newest=True)
 
     def _path_of(self, metric: Any, name: str) -> str:
         for path, part in self.model.named_modules():
@@ -369,18 +400,23 @@ class Trainer:
         self,
         name: str,
         value: Any,
-        *args: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
         reduce_fx: Any = "mean",
+        *args: Any,
         batch_size: int | None = None,
         **_: Any,
     ) -> None:
         """Tell a figure: its mean over the rows of the epoch, or a metric of torchmetrics."""
-        self._replica.log(name, value, reduce_fx=reduce_fx, batch_size=batch_size)
+        forked = bool(on_step and on_epoch)
+        self._replica.log(name, value, forked=forked, reduce_fx=reduce_fx, batch_size=batch_size)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
         """Tell several."""
         for name, value in dictionary.items():
-            self.log(name, value, **options)
+            self.log(name, value, *args, **options)
 
     def all_optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """One optimizer, or a list of them."""

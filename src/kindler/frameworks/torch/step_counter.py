@@ -38,18 +38,29 @@ class StepCounter(Counter):
         self._sums: dict[str, Number] = {}
         self._weights: dict[str, float] = {}
         self._live: dict[str, str] = {}
+        self._newest: set[str] = set()
         self._metric_at = metric_at
         self.rows_seen = self.batches = 0
         super().__init__(metrics, device)
 
-    def note(self, values: Mapping[str, Number], rows: int, weight: float | None = None) -> None:
-        """Count means over these rows, or over something else that weighs so much."""
+    def begin_batch(self) -> None:
+        """What was noted as the newest is that of the batch before, on all ranks."""
+        for name in self._newest:
+            self._sums.pop(name, None)
+            self._weights.pop(name, None)
+
+    def note(
+        self, values: Mapping[str, Number], rows: int, weight: float | None = None, *, newest: bool = False
+    ) -> None:
+        """Count means over these rows, or over something else that weighs so much; or the newest alone."""
         by = float(rows if weight is None else weight)
         for given, value in values.items():
             name = f"{given}_2" if given in _TAKEN else given
             more = value.detach().double() * by if isinstance(value, torch.Tensor) else float(value) * by
             self._sums[name] = self._sums.get(name, 0.0) + more
             self._weights[name] = self._weights.get(name, 0.0) + by
+            if newest:
+                self._newest.add(name)
 
     def mark(self) -> Callable[[], None]:
         """Remember what was logged so far; the function that is returned goes back to it."""
