@@ -6,7 +6,6 @@ the error that ends a program or a cell is shorter.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,6 @@ from typing import Any
 __all__ = ["MARK", "bare", "rendered", "shorten"]
 
 MARK = "_kindler_shown_short"  # an attribute of errors that are shown without frames of Kindler's
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _before: Callable[..., Any] = sys.__excepthook__
 
 
@@ -60,6 +58,7 @@ def _users(trace: TracebackType | None) -> TracebackType | None:
     if trace is None:
         return None
     rest = _users(trace.tb_next)
-    if trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+    module = str(trace.tb_frame.f_globals.get("__name__"))  # made-up code, of dataclasses say, has no file
+    if module.partition(".")[0] == "kindler":
         return rest
     return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

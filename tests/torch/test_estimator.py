@@ -268,6 +268,46 @@ def test_shapes_and_dtypes_of_labels_are_not_asked_of_rows_that_are_scored() -> 
         est.predict(rows["x"], shapes={"goal": (2,)})
 
 
+def test_a_column_of_the_training_that_is_missing_is_named_as_such() -> None:
+    est = Estimator.from_torch(
+        model=nn.Linear(2, 1), optimizer=torch.optim.SGD, loss=nn.MSELoss(), workers=1, engine="local"
+    )
+    rows = {name: np.ones((8,), "float32") for name in ("height", "width", "y")}
+    est.fit(
+        rows, feature_cols=["height", "width"], stack_features=True, label_cols="y", batch_size=8, verbose=0
+    )
+    rows["hight"] = rows.pop("height")
+
+    for use in (est.predict, est.evaluate):
+        with pytest.raises(
+            ConfigError, match=r"was trained on a column 'height', and there is none. Did you mean 'hight'"
+        ):
+            use(rows)
+    with pytest.raises(ConfigError, match=r"^feature_cols: there is no column 'height'"):
+        est.predict(rows, feature_cols=["height", "width"])
+
+
+def test_a_model_that_takes_one_input_gets_no_several_columns() -> None:
+    est = Estimator.from_torch(
+        model=nn.Linear(2, 1), optimizer=torch.optim.SGD, loss=nn.MSELoss(), workers=1, engine="local"
+    )
+    rows = {name: np.ones((8,), "float32") for name in ("height", "width", "y")}
+
+    with pytest.raises(
+        ConfigError, match=r"Linear.forward\(input\) is called with 2 inputs.*\n.*stack_features=True"
+    ):
+        est.fit(rows, feature_cols=["height", "width"], label_cols="y", batch_size=8, verbose=0)
+
+
+def test_a_misspelt_argument_is_answered_with_the_nearest() -> None:
+    with pytest.raises(TypeError, match="'stack_feature'. Did you mean 'stack_features'"):
+        estimator().fit(X, stack_feature=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="'optimiser'. Did you mean 'optimizer'"):
+        Estimator.from_torch(model=nn.Linear(1, 1), optimiser=torch.optim.SGD)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="unknown metric 'acuracy'. Did you mean 'accuracy'"):
+        Estimator.from_torch(model=nn.Linear(1, 1), metrics=["acuracy"])
+
+
 def test_predictions_come_back_in_the_kind_that_was_handed_in() -> None:
     est = Estimator.from_torch(model=nn.Identity())
 

@@ -107,3 +107,22 @@ def test_a_callable_is_named_by_its_name_and_an_object_by_its_class() -> None:
     assert title(Maker()) == "Maker()"
     assert title(functools.partial(_two)) == "partial()"
     assert title(3) == "int"
+
+
+class Net:
+    def __init__(self, hidden: int) -> None:
+        self.hidden = hidden
+
+
+class FromConfig:
+    def __init__(self, options: dict[str, int]) -> None:
+        self.hidden = options["hidden"]
+
+
+def test_a_class_that_needs_something_else_is_not_called_with_the_config() -> None:
+    with pytest.raises(
+        ConfigError, match=r"the class Net needs 'hidden'.*\n.*lambda config: Net\(hidden=\.\.\.\)"
+    ):
+        call(Net, {"hidden": 3})
+    assert call(FromConfig, {"hidden": 3}).hidden == 3
+    assert call(lambda hidden: hidden, {"hidden": 3}) == {"hidden": 3}  # a function may call it as it likes
