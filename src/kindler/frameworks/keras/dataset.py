@@ -64,7 +64,16 @@ class Arranged:
         self._rules = label_rules(model, self._labels, by_name=self._targets_by_name)
 
     def inputs(self, features: Sequence[Array]) -> Any:
-        """What the model is called with."""
+        """What the model is called with.
+
+        Raises:
+            ConfigError: It has one input, and there are several columns.
+        """
+        if len(self._shapes) == 1 < len(features):
+            raise ConfigError(
+                f"the model has one input, but there are {len(features)} feature columns: {self._features}.\n"
+                "Hint: stack_features=True joins the columns to one matrix."
+            )
         shaped = [
             _shaped(array, shape) for array, shape in zip(features, self._fitting(features), strict=True)
         ]
