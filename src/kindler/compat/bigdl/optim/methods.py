@@ -50,9 +50,9 @@ class OptimMethod:
                 f"{type(self).__name__}: the schedule must be one of bigdl.optim.optimizer, such as"
                 f" Step(100, 0.1); received {schedule!r}."
             )
-        if not learningrate > 0:
+        if not learningrate >= 0:
             raise ConfigError(
-                f"{type(self).__name__}: learningrate must be above 0; received {learningrate!r}."
+                f"{type(self).__name__}: learningrate must not be below 0; received {learningrate!r}."
             )
         self.learningrate = float(learningrate)
         self.learningrate_decay = float(learningrate_decay)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kindler.compat.bigdl.nn.base import Layer
+from kindler.compat.bigdl.nn.base import regularized
 from kindler.compat.bigdl.nn.regularizers import Regularizer
 from kindler.compat.bigdl.optim.methods import LBFGS, OptimMethod
 from kindler.errors import ConfigError
@@ -106,8 +106,5 @@ class TorchRule:
         self.method, self.limits = method, limits
 
     def __call__(self, model: nn.Module, config: Mapping[str, Any]) -> RuleOptimizer:
-        regularized = [
-            pair for part in model.modules() if isinstance(part, Layer) for pair in part.own_regularizers()
-        ]
         trained = [parameter for parameter in nn.Module.parameters(model) if parameter.requires_grad]
-        return RuleOptimizer(trained, self.method, regularized, self.limits)
+        return RuleOptimizer(trained, self.method, regularized(model), self.limits)

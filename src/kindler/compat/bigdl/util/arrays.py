@@ -64,6 +64,11 @@ class JTensor:
         np.add.at(dense, tuple(self.indices), self.storage)
         return dense
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """The same, for functions of numpy."""
+        array = self.to_ndarray()
+        return array.copy() if dtype is None and copy else array if dtype is None else array.astype(dtype)
+
     def __repr__(self) -> str:
         kind = "JTensor" if self.indices is None else "SparseJTensor"
         return f"{kind}: storage: {self.storage}, shape: {self.shape}"
