@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kindler.compat.bigdl.util.arrays import JTensor, Sample
 from kindler.compat.zoo.tfpark.rows import RddRows, Rows, require_rdd
 from kindler.compat.zoo.tfpark.structures import Unpack
 from kindler.errors import ConfigError
@@ -134,18 +135,6 @@ class TensorToSample(Preprocessing):
         return Sample(item)
 
 
-class Sample:
-    """Features and labels of one element, as arrays."""
-
-    def __init__(self, features: Any, labels: Any = None) -> None:
-        self.features, self.labels = features, labels
-
-    @classmethod
-    def from_ndarray(cls, features: Any, labels: Any = None, bigdl_type: str = "float") -> Sample:
-        """A sample of arrays."""
-        return cls(features, labels)
-
-
 class FeatureSet:
     """Elements of an RDD with their preprocessing, to train on.
 
@@ -197,5 +186,12 @@ class ToPair:
         made = self.steps(item)
         sample = made.get("sample", made) if isinstance(made, dict) else made
         if isinstance(sample, Sample):
-            return (sample.features, sample.labels) if self.labelled else sample.features
+            features, labels = _arrays(sample.features), _arrays(sample.labels)
+            return (features, labels) if self.labelled else features
         return sample
+
+
+def _arrays(tensors: Sequence[JTensor]) -> Any:
+    """The arrays of a sample: one, or a list of them."""
+    found = [tensor.to_ndarray() for tensor in tensors]
+    return found[0] if len(found) == 1 else found
