@@ -1,4 +1,4 @@
-"""Optimizers in files: classes of BigDL's names, numbers and arrays, so that reading one runs no code of it."""
+"""Optimizers in files: names of classes, numbers and arrays, so that reading one runs no code of the file."""
 
 from __future__ import annotations
 

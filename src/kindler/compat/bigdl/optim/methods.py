@@ -8,6 +8,7 @@ triggers such as `MaxEpoch` compare with them.
 from __future__ import annotations
 
 import sys
+import warnings
 from os import PathLike
 from typing import Any
 
@@ -373,10 +374,10 @@ class LBFGS(OptimMethod):
     """L-BFGS with steps of fixed size: one gradient per step, over all parameters together.
 
     Args:
-        max_iter: Without effect: an optimizer step evaluates the model once.
-        max_eval: Without effect.
+        max_iter: Without effect, with a warning: an optimizer step evaluates the model once.
+        max_eval: The same.
         tolfun: Where the gradient's absolute sum is not above this, nothing moves.
-        tolx: Without effect.
+        tolx: The same.
         ncorrection: How many earlier steps are remembered.
         learningrate: The size of a step.
         verbose: Without effect.
@@ -401,4 +402,9 @@ class LBFGS(OptimMethod):
         if linesearch or linesearch_options:
             raise ConfigError("LBFGS: linesearch and linesearch_options must be None.")
         super().__init__(learningrate)
+        if (max_iter, max_eval, tolx) != (20, DOUBLEMAX, 1e-9):
+            warnings.warn(
+                "LBFGS: max_iter, max_eval and tolx have no effect: a step evaluates the model once.",
+                stacklevel=2,
+            )
         self.tolfun, self.ncorrection = float(tolfun), int(ncorrection)

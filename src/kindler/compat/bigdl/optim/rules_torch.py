@@ -150,5 +150,5 @@ def refuse_regularizers(model: Any) -> None:
     if isinstance(model, nn.Module) and any(True for _ in regularized(model)):
         raise ConfigError(
             "layers of the model have regularizers, which optimizers of torch do not know.\n"
-            "Hint: use an optimizer of bigdl.optim.optimizer, or weight_decay of torch's without regularizers."
+            "Hint: use one of bigdl.optim.optimizer, or weight_decay of torch's instead of regularizers."
         )

@@ -36,6 +36,7 @@ __all__ = [
     "ImageSetToSample",
 ]
 
+_RESAMPLING = ("NEAREST", "BILINEAR", "BICUBIC", "BOX", "LANCZOS")  # by the numbers of OpenCV
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 
 Item = dict[str, Any]
@@ -100,9 +101,16 @@ class ImageSet:
         return ImageSet(self.rdd, (*self.steps, transformer), self.label_map)
 
     def get_image(self, key: str = "floats", to_chw: bool = True) -> Any:
-        """An RDD of the images as arrays; channels first, if `to_chw`."""
+        """An RDD of the images as arrays; channels first, if `to_chw`.
+
+        Args:
+            key: What of an image; "floats" are its present pixels, other keys are those that steps gave.
+            to_chw: Whether channels come first.
+        """
 
         def image(item: Item) -> Any:
+            if key != "floats":
+                return item[key]
             mat = item["imageTensor"] if "imageTensor" in item else _mat(item)["mat"]
             return (
                 np.transpose(mat, (2, 0, 1))
@@ -170,17 +178,26 @@ class ImageBytesToMat(ImagePreprocessing):
 
 
 class ImageResize(ImagePreprocessing):
-    """Scale the image."""
+    """Scale the image.
+
+    Args:
+        resize_h: The new height.
+        resize_w: The new width.
+        resize_mode: OpenCV's number: 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos.
+        use_scale_factor: Without effect: the new size is exact.
+    """
 
     def __init__(
         self, resize_h: int, resize_w: int, resize_mode: int = 1, use_scale_factor: bool = True
     ) -> None:
-        self.size = (resize_h, resize_w)
+        if resize_mode not in range(len(_RESAMPLING)):
+            raise ConfigError(f"ImageResize: resize_mode must be 0 to 4; received {resize_mode!r}.")
+        self.size, self.resampling = (resize_h, resize_w), _RESAMPLING[resize_mode]
 
     def change(self, image: Any) -> Any:
         pil = _pillow()
         planes = [
-            pil.fromarray(image[..., channel]).resize(self.size[::-1], pil.Resampling.BILINEAR)
+            pil.fromarray(image[..., channel]).resize(self.size[::-1], pil.Resampling[self.resampling])
             for channel in range(image.shape[-1])
         ]
         return np.stack([np.asarray(plane) for plane in planes], axis=-1)

@@ -17,7 +17,7 @@ from kindler.compat.bigdl.optim.metrics_torch import torch_metrics
 from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizers
 from kindler.compat.bigdl.optim.summaries import TrainSummary, ValidationSummary
 from kindler.compat.bigdl.optim.triggers import EveryEpoch
-from kindler.compat.bigdl.optim.validation import Loss, Scores, named_all, tag_of
+from kindler.compat.bigdl.optim.validation import Scores, named_all, tag_of
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
 from kindler.compat.zoo.orca.learn.backends import sync_of
 from kindler.compat.zoo.orca.learn.bigdl.shapes import ShapedModel, joined_labels, shapes_of
@@ -187,9 +187,7 @@ class BigDLEstimator:
         found = self._core.evaluate(
             data, batch_size=batch_size, verbose=0, **self._columns(data, feature_cols, label)
         )
-        named = {
-            method.tag: found["loss" if isinstance(method, Loss) else method.tag] for method in self.metrics
-        }
+        named = {method.tag: found[method.tag if method.tag in found else "loss"] for method in self.metrics}
         return Scores(named)
 
     def get_model(self) -> Any:

@@ -89,7 +89,7 @@ class _Joined:
     def __call__(self, shard: Any) -> Any:
         if not hasattr(shard, "assign"):
             raise DataError(
-                f"label_cols={list(self.labels)} names columns, and the shards are {type(shard).__qualname__}.\n"
+                f"label_cols={list(self.labels)} names columns; the shards are {type(shard).__qualname__}.\n"
                 'Hint: shards of {"x": ..., "y": ...} need no label_cols.'
             )
         rows = zip(*(shard[label] for label in self.labels), strict=True)
