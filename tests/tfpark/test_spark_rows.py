@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from kindler.compat import tensorflow as tf
+from kindler.compat.bigdl.nn.layer import Linear, Sequential
 from kindler.compat.bigdl.optim.optimizer import Adam, MaxEpoch
+from kindler.compat.bigdl.util.common import Sample
+from kindler.compat.zoo.feature import common
 from kindler.compat.zoo.feature.common import ChainedPreprocessing, FeatureSet
 from kindler.compat.zoo.feature.image import (
     ImageCenterCrop,
@@ -202,3 +205,18 @@ def test_image_sets_are_read_transformed_and_scored(sc: Any, tmp_path: Path) -> 
     scored = KerasModel(model).predict(scoring).get_predict().collect()
     assert [Path(uri).parent.name for uri, _ in scored] == ["cat", "cat", "dog", "dog"]
     np.testing.assert_allclose(np.stack([part for _, part in scored]), model.predict(pixels), atol=1e-6)
+
+
+def test_samples_of_bigdl_and_of_analytics_zoo_are_one_class(sc: Any) -> None:
+    assert Sample is common.Sample
+    rdd = sc.parallelize(range(6), 2).map(lambda i: Sample.from_ndarray(np.array([i, 2.0]), np.array([i])))
+    features = FeatureSet.sample_rdd(rdd, sequential_order=True)
+    dataset = TFDataset.from_feature_set(
+        features, features=(tf.float32, [2]), labels=(tf.int32, [1]), batch_size=2
+    )
+    x, y = collected(dataset)
+    assert x.tolist() == [[i, 2.0] for i in range(6)]
+    assert y.reshape(-1).tolist() == list(range(6))
+    assert not dataset.shuffle
+    model = Sequential().add(Linear(2, 1))
+    np.testing.assert_allclose(np.stack(model.predict(rdd).collect()), model.predict(x), rtol=1e-6)
