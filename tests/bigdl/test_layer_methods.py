@@ -10,7 +10,7 @@ import pytest
 from kindler.compat.bigdl.nn.initialization_method import ConstInitMethod, Ones, Xavier, Zeros
 from kindler.compat.bigdl.nn.layer import *
 from kindler.compat.bigdl.optim.optimizer import L1Regularizer, L2Regularizer
-from kindler.compat.bigdl.util.common import JTensor
+from kindler.compat.bigdl.util.common import RNG, JTensor
 from kindler.errors import ConfigError
 
 
@@ -32,6 +32,22 @@ def test_weights_are_drawn_anew_by_the_methods_that_a_layer_was_given() -> None:
         Tanh().set_init_method(Ones())
     with pytest.raises(ConfigError, match="the method of the weight must be one of"):
         Linear(2, 2).set_init_method("xavier")
+
+
+def test_a_seed_gives_the_numbers_and_the_weights_of_bigdl() -> None:
+    rng = RNG()
+    rng.set_seed(100)  # numbers that BigDL 0.13 drew
+    found = rng.uniform(0.1, 0.2, [2, 3])
+    expected = [[0.15434049, 0.16711557, 0.12783694], [0.14120464, 0.14245176, 0.15263824]]
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+    rng.set_seed(100)
+    layer = Linear(4, 5)
+    output = layer.forward(rng.uniform(0.0, 1.0, [4]))
+    expected = [0.41366524, 0.009532653, -0.677581, 0.07945433, -0.5742568]
+    np.testing.assert_allclose(output, expected, atol=1e-6)
+    features = np.random.RandomState(100).uniform(0, 1, (2, 2))
+    drawn = Linear(2, 1).set_init_method(Xavier(), Zeros()).set_seed(1234).reset()
+    np.testing.assert_allclose(drawn.predict(features), [[-0.47596836], [-0.37598032]], atol=1e-6)
 
 
 def test_loops_of_forward_and_backward_have_the_gradients_of_regularizers() -> None:

@@ -21,6 +21,7 @@ from kindler.compat.bigdl.nn.graph import Node, nodes_of
 from kindler.compat.bigdl.nn.initialization_method import InitializationMethod
 from kindler.compat.bigdl.nn.regularizers import Regularizer
 from kindler.compat.bigdl.util.arrays import JTensor
+from kindler.compat.bigdl.util.rng import fill_uniform, set_seed, undrawn
 from kindler.errors import ConfigError
 
 __all__ = ["INTMAX", "INTMIN", "Layer", "ParameterTable", "regularized", "uniform"]
@@ -241,7 +242,11 @@ class Layer(nn.Module):
         """Draw all weights anew, with the methods that `set_init_method` was given."""
         for module in self.modules():
             if isinstance(module, Layer):
-                module.initialize()
+                if module._init_methods:
+                    with undrawn():  # a method draws instead
+                        module.initialize()
+                else:
+                    module.initialize()
                 module._fill(module._init_methods)
         return self
 
@@ -333,8 +338,8 @@ class Layer(nn.Module):
         return self.predict_class(data_rdd, batch_size)
 
     def set_seed(self, seed: int = 123) -> Layer:
-        """Seed the numbers that new layers draw their weights from."""
-        torch.manual_seed(seed)
+        """Seed the numbers that layers draw their weights from: the same ones as BigDL's."""
+        set_seed(seed)
         return self
 
     def saveModel(self, modelPath: str, weightPath: str | None = None, over_write: bool = False) -> None:
@@ -410,4 +415,4 @@ def uniform(*parameters: nn.Parameter | None, bound: float) -> None:
     """Draw parameters between -bound and bound."""
     for parameter in parameters:
         if parameter is not None:
-            nn.init.uniform_(parameter, -bound, bound)
+            fill_uniform(parameter.data, -bound, bound)

@@ -283,6 +283,12 @@ class Model(Container):
                 return Node(layer, ())
         raise ConfigError(f"there is no layer {name!r} in the Model.")
 
+    def set_input_formats(self, input_formats: Sequence[int]) -> Model:
+        """Nothing: formats of memory, which the backend of MKL-DNN chose by them, change speed only."""
+        return self
+
+    set_output_formats = set_input_formats
+
     def new_copy(self) -> Model:
         """A copy with weights of its own."""
         return copy.deepcopy(self)
