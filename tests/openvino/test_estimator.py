@@ -289,5 +289,14 @@ def test_orcas_estimator_gives_shards_their_prediction(tmp_path: Path) -> None:
     scorer = OrcaEstimator.from_openvino(model_path=str(classifier(tmp_path / "one.xml", [-1, 3, 2, 2])))
     (one,) = scorer.predict(XShards.from_shards([{"x": pixels}], home="local")).collect()
     close(one["prediction"], direct(tmp_path / "one.xml", pixels)[0])
-    with pytest.raises(RuntimeError, match="input_cols=.'a'. needs a DataFrame"):
-        scorer.predict(pixels, input_cols="a")
+
+    est = OrcaEstimator.from_openvino(model_path=str(path))
+    for found in (
+        est.predict([b, a], input_cols=["b", "a"]),
+        est.predict(XShards.from_shards([{"x": (b, a)}], home="local"), input_cols=["b", "a"]).first()[
+            "prediction"
+        ],
+    ):
+        close(found[1], a - b[:, None])
+    with pytest.raises(RuntimeError, match="input_cols=.'b', 'c'.: the model has the inputs .'a', 'b'."):
+        est.predict([b, a], input_cols=["b", "c"])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
-from kindler.data.arrays import is_spark_frame
 from kindler.estimator.estimator import Estimator as CoreEstimator
 
 __all__ = ["Estimator", "OpenvinoEstimator"]
@@ -48,7 +48,8 @@ class OpenvinoEstimator:
             data: An array or a list of arrays, an `XShards` of {"x": ...}, or a Spark DataFrame.
             feature_cols: Columns of a DataFrame.
             batch_size: Rows per call of the model; any number works, the remainder included.
-            input_cols: For a DataFrame: names of the model's inputs, in the order of `feature_cols`.
+            input_cols: Names of the model's inputs, in the order of `feature_cols` or of the arrays; None is
+                their own order.
             config: Properties of OpenVINO to compile the model with.
 
         Returns:
@@ -57,7 +58,7 @@ class OpenvinoEstimator:
         """
         made = self._made if config is None else CoreEstimator.from_openvino(self._path, config=config)
         if input_cols is not None:
-            return _by_input(made, data, _several(feature_cols), _several(input_cols), batch_size)
+            data, feature_cols = _by_input(self._path, input_cols, data, feature_cols)
         columns = {} if feature_cols is None else {"feature_cols": feature_cols}
         found = made.predict(data, batch_size=batch_size, **columns)
         if hasattr(data, "transform_shard") and isinstance(first := data.first(), dict):
@@ -97,22 +98,41 @@ class _Predicted:
         return {**rest, "prediction": outputs[0] if len(outputs) == 1 else outputs}
 
 
-def _by_input(made: Any, data: Any, columns: list[str], inputs: list[str], batch_size: int) -> Any:
-    """Score columns under the names of the inputs that they are for."""
-    if not is_spark_frame(data) or len(columns) != len(inputs):
-        raise InvalidInput(
-            f"input_cols={inputs} needs a DataFrame and as many feature_cols; received {columns} and"
-            f" {type(data).__qualname__}."
-        )
-    taken = [
-        name for name, column in zip(inputs, columns, strict=True) if name in data.columns and name != column
-    ]
-    if taken:
-        raise InvalidInput(f"input_cols: the DataFrame has another column {taken[0]!r}.\nHint: rename it.")
-    new = {name: column for name, column in zip(inputs, columns, strict=True) if name != column}
-    named = data.selectExpr("*", *(f"`{column}` as `{name}`" for name, column in new.items()))
-    return made.predict(named, batch_size=batch_size, feature_cols=inputs).drop(*new)
+class _Arranged:
+    """The inputs of a shard in the order of the model's."""
+
+    def __init__(self, order: list[int]) -> None:
+        self.order = order
+
+    def __call__(self, shard: Any) -> Any:
+        return {**shard, "x": [shard["x"][place] for place in self.order]}
+
+
+def _by_input(path: str, inputs: Any, data: Any, feature_cols: Any) -> tuple[Any, Any]:
+    """Data, or its columns, in the order of the model's inputs.
+
+    Raises:
+        InvalidInput: The model has other inputs, or there are fewer columns or arrays.
+    """
+    from kindler.frameworks.openvino.graph import names_of, read_file
+
+    given, names = _several(inputs), names_of(read_file(Path(path)).inputs, "input")
+    if sorted(given) != sorted(names):
+        raise InvalidInput(f"input_cols={given}: the model has the inputs {names}.")
+    order = [given.index(name) for name in names]
+    if hasattr(data, "transform_shard"):
+        return data.transform_shard(_Arranged(order)), feature_cols
+    columns = data if feature_cols is None else _several(feature_cols)
+    if not isinstance(columns, list | tuple) or len(columns) != len(order):
+        raise InvalidInput(f"input_cols={given} needs as many arrays or feature_cols.")
+    arranged = [columns[place] for place in order]
+    if feature_cols is None:
+        return arranged, None
+    for name, column in zip(names, arranged, strict=True):
+        if column in names and column != name:  # columns with names of inputs go to those
+            raise InvalidInput(f"column {column!r} has the name of another input.\nHint: rename it.")
+    return data, arranged
 
 
 def _several(names: Any) -> list[str]:
-    return [names] if isinstance(names, str) else list(names or ())
+    return [names] if isinstance(names, str) else list(names)
