@@ -11,6 +11,8 @@ import pytest
 from kindler.compat.bigdl.nn.criterion import *
 from kindler.compat.bigdl.nn.layer import *
 from kindler.compat.bigdl.optim.optimizer import *
+from kindler.compat.zoo.orca.data import XShards
+from kindler.compat.zoo.orca.learn.bigdl import Estimator
 from kindler.errors import ConfigError
 
 X = np.random.default_rng(0).normal(size=(12, 2)).astype("float32")
@@ -79,6 +81,13 @@ def test_a_run_goes_on_where_the_last_one_ended_also_from_its_files(tmp_path: Pa
     assert (loaded.state, loaded.learningRate()) == ({"epoch": 3, "neval": 3}, 0.1)
     trained(again, MaxIteration(4), loaded)
     same(again, after_four)
+    other = Model.load(str(tmp_path / "files" / "model.2"))
+    loaded = OptimMethod.load(str(tmp_path / "files" / "optimMethod.2"))
+    orca = Estimator.from_bigdl(model=other, loss=MSECriterion(), optimizer=loaded)
+    orca.fit(XShards.partition({"x": X, "y": Y}, num_shards=1, home="local"), 2, batch_size=12)
+    same(other, after_four)
+    with pytest.raises(ConfigError, match="would begin anew here"):
+        loaded.keras_optimizer(None)
     with pytest.raises(ConfigError, match="was used for a model with other parameters"):
         trained(Sequential().add(Linear(2, 3)).add(Linear(3, 1)), MaxEpoch(9), loaded)
 

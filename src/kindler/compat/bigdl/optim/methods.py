@@ -98,6 +98,18 @@ class OptimMethod:
         rate = self.schedule.rate(np, self.learningrate, self.learningrate_decay, np.float64(step))
         return float(rate)
 
+    def refuse_used(self) -> None:
+        """Complain about what it keeps beside parameters of layers, which other models do not have.
+
+        Raises:
+            ConfigError: `Optimizer` has used it, here or before it was saved.
+        """
+        if self.kept:
+            raise ConfigError(
+                f"{self!r} was used by Optimizer for a model of layers, and would begin anew here.\n"
+                "Hint: make a new one."
+            )
+
     def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
         """The parameter and its slots after a step, in operations of TensorFlow.
 
@@ -127,6 +139,7 @@ class OptimMethod:
 
     def keras_optimizer(self, keras: Any) -> Any:
         """An optimizer of this Keras that makes the same steps."""
+        self.refuse_used()
         if type(self.schedule) is not Default or self.learningrate_decay:
             raise ConfigError(
                 f"{self!r} has a learning-rate schedule, which is applied in TensorFlow 1 graphs only.\n"

@@ -46,7 +46,8 @@ class RuleOptimizer(torch.optim.Optimizer):
         method: The rule.
         regularizers: What is added to the gradients of some parameters.
         limits: Gradients are clipped between these, if any.
-        resume: Whether to go on from where the method was used last.
+        resume: Whether to go on from where the method was used last; None is if `Optimizer` used it, here or
+            before it was saved.
     """
 
     def __init__(
@@ -56,13 +57,14 @@ class RuleOptimizer(torch.optim.Optimizer):
         regularizers: Iterable[tuple[nn.Parameter, Regularizer]] = (),
         limits: tuple[float, float] | None = None,
         *,
-        resume: bool = False,
+        resume: bool | None = None,
     ) -> None:
+        resume = bool(method.kept) if resume is None else resume
         made = method.state["neval"] - 1 if resume else 0
         super().__init__(params, {"lr": method.rate(made), "neval": made})
         self._method, self._limits = method, limits
         self._regularizers = {id(parameter): regularizer for parameter, regularizer in regularizers}
-        if resume and method.kept:
+        if resume and any(method.kept):
             self._resume(method.kept)
 
     def kept(self) -> list[dict[str, Any]]:
@@ -124,11 +126,12 @@ class TorchRule:
     Args:
         method: BigDL's optimizer.
         limits: Gradients are clipped between these, if any.
-        resume: Whether to go on from where the method was used last.
+        resume: Whether to go on from where the method was used last; None is if `Optimizer` used it, here or
+            before it was saved.
     """
 
     def __init__(
-        self, method: OptimMethod, limits: tuple[float, float] | None = None, *, resume: bool = False
+        self, method: OptimMethod, limits: tuple[float, float] | None = None, *, resume: bool | None = None
     ) -> None:
         if isinstance(method, LBFGS):
             raise ConfigError(
