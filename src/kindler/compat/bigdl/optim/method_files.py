@@ -29,10 +29,12 @@ def write_method(method: methods.OptimMethod, path: str | PathLike[str], *, over
     folder, name = split(path)
     if not over_write and name in folder_at(folder).names():
         raise ConfigError(f"{path} exists.\nHint: pass overWrite=True to replace it.")
-    kept = {f"{place}/{slot}": value for place, own in enumerate(method.kept) for slot, value in own.items()}
+    arrays: dict[str, Any] = {
+        f"{place}/{slot}": value for place, own in enumerate(method.kept) for slot, value in own.items()
+    }
     facts = {"format": _FORMAT, "parameters": len(method.kept), "method": _described(method)}
     buffer = io.BytesIO()
-    np.savez(buffer, facts=np.array(json.dumps(facts)), **kept)
+    np.savez(buffer, facts=np.array(json.dumps(facts)), **arrays)
     folder_at(folder).write(name, [buffer.getbuffer()])
 
 
