@@ -23,7 +23,7 @@ from kindler.compat.zoo.feature.image import (
 )
 from kindler.compat.zoo.orca.learn.tf.estimator import Estimator
 from kindler.compat.zoo.tfpark import KerasModel, TFDataset, TFNet, TFOptimizer, TFPredictor
-from kindler.errors import DataError
+from kindler.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -192,6 +192,15 @@ def test_image_sets_are_read_transformed_and_scored(sc: Any, tmp_path: Path) -> 
 
     assert classes.reshape(-1).tolist() == [0, 0, 1, 1]
     assert pixels[:, 0, 0].tolist() == [[10, 0, 0], [90, 0, 0], [10, 0, 100], [90, 0, 100]]
+    nearest = ImageResize(1, 2, resize_mode=0).change(
+        np.array([[[0.0], [9.0], [5.0], [7.0]]] * 2, np.float32)
+    )
+    assert nearest[..., 0].tolist() == [[9.0, 7.0]]
+    for build in (lambda: ImageSet.read(str(tmp_path), sc, image_codec=0), lambda: ImageResize(2, 2, 9)):
+        with pytest.raises(
+            ConfigError, match=r"image_codec=0: images are decoded|resize_mode must be 0 to 4"
+        ):
+            build()
     as_features = FeatureSet.image_frame(images.to_image_frame()).transform(steps)
     same = TFDataset.from_feature_set(as_features, features=features, labels=labels, batch_size=2)
     np.testing.assert_array_equal(collected(same)[0], pixels)

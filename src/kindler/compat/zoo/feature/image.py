@@ -73,12 +73,13 @@ class ImageSet:
             min_partitions: The least number of partitions.
             resize_height: The height to scale images to; -1 leaves them.
             resize_width: The width to scale images to.
-            image_codec: Without effect.
+            image_codec: OpenCV's -1 or 1: images have three colours.
             with_label: Whether the label is the number of the image's folder, in the order of names.
             one_based_label: Whether labels count from 1.
             label_map: The label of each folder, instead of its number.
             bigdl_type: Without effect.
         """
+        _require_colours(image_codec)
         files = _files(path)
         labels: dict[str, int] = dict(label_map or {})
         if with_label and not labels:
@@ -169,9 +170,12 @@ class ImagePreprocessing(Preprocessing):
 
 
 class ImageBytesToMat(ImagePreprocessing):
-    """Decode the image."""
+    """Decode the image; `byte_key` must be "bytes", and `image_codec` OpenCV's -1 or 1."""
 
-    def __init__(self, byte_key: str = "bytes", image_codec: int = -1) -> None: ...
+    def __init__(self, byte_key: str = "bytes", image_codec: int = -1) -> None:
+        _require_colours(image_codec)
+        if byte_key != "bytes":
+            raise ConfigError(f"ImageBytesToMat: byte_key must be 'bytes'; received {byte_key!r}.")
 
     def change(self, image: Any) -> Any:
         return image
@@ -277,7 +281,7 @@ class ImageMatToTensor(Preprocessing):
     Args:
         to_RGB: Whether to put red first.
         tensor_key: Its key.
-        share_buffer: Without effect.
+        share_buffer: Without effect: it changes speed only.
         format: "NCHW", channels first, or "NHWC".
     """
 
@@ -353,6 +357,14 @@ def _mat(item: Item) -> Item:
     with _pillow().open(io.BytesIO(item["bytes"])) as image:
         rgb = np.asarray(image.convert("RGB"), np.float32)
     return {**item, "mat": np.ascontiguousarray(rgb[..., ::-1])}
+
+
+def _require_colours(image_codec: int) -> None:
+    if image_codec not in (-1, 1):
+        raise ConfigError(
+            f"image_codec={image_codec!r}: images are decoded to three colours, which are -1 and 1.\n"
+            "Hint: kindler.read_images(mode='L') reads grey ones."
+        )
 
 
 def _pillow() -> Any:
