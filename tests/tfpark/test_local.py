@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from kindler.compat import tensorflow as tf
@@ -388,6 +389,9 @@ def test_a_keras_model_of_tensorflow_1_is_trained_on_shards(rows: Any) -> None:
     scored = np.concatenate([shard["prediction"] for shard in est.predict(shards).collect()])
     np.testing.assert_allclose(scored, model.predict(x), rtol=1e-4, atol=1e-6)
     assert est.evaluate(shards)["acc"] == pytest.approx(np.mean(scored.argmax(1) == y))
+    frames = XShards.from_shards([pd.DataFrame({"image": list(x), "label": y})], home="local")
+    columns = {"feature_cols": ["image"], "label_cols": ["label"]}
+    assert est.evaluate(frames, **columns)["acc"] == pytest.approx(np.mean(scored.argmax(1) == y))
 
 
 def test_arguments_that_would_be_left_out_are_refused(graph: Any, rows: Any) -> None:

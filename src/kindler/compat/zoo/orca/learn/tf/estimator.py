@@ -353,5 +353,7 @@ def _scalar(data: Any, name: str) -> bool:
             ("array", "vector")
         )
     first = data.first() if hasattr(data, "first") else data
+    if hasattr(first, "columns") and name in first.columns:  # of pandas
+        return bool(first[name].dtype.kind in "biuf")
     labels = first.get("y") if isinstance(first, dict) else None
     return labels is not None and getattr(labels, "ndim", 0) == 1
