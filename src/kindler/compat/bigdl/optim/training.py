@@ -326,10 +326,8 @@ def _require_rdd(data: Any) -> None:
 def _columns(data: Any) -> Columns:
     """Samples or arrays as data that an estimator takes."""
     if isinstance(data, tuple):
-        features, labels = ([np.asarray(a) for a in (p if isinstance(p, list) else [p])] for p in data)
-        return ArrayRows([*features, *labels]).columns(
-            *(_metas([a[0] for a in p]) for p in (features, labels))
-        )
+        x, y = ([np.asarray(array) for array in (p if isinstance(p, list) else [p])] for p in data)
+        return ArrayRows([*x, *y]).columns(_metas(x), _metas(y))
     first = data.take(1)
     if not first or not isinstance(first[0], Sample):
         raise DataError(

@@ -88,7 +88,7 @@ class _Batches:
 def _is_distributed(made: Any) -> bool:
     """Whether it is this worker's part already, as the guide on creators says it."""
     if hasattr(made, "element_spec"):
-        return made.options().experimental_distribute.auto_shard_policy.name == "OFF"
+        return str(made.options().experimental_distribute.auto_shard_policy.name) == "OFF"
     marked = any(getattr(part, "sharded", False) for part in (made, getattr(made, "dataset", None)))
     return marked or type(getattr(made, "sampler", None)).__name__ == "DistributedSampler"
 

@@ -176,8 +176,8 @@ def read_parquet(
 
         from kindler.compat.zoo.orca.data.image.torch_records import TorchRecords
 
-        records = TorchRecords(_Records(path, chunks, transforms))
-        return DataLoader(records, batch_size=batch_size, num_workers=options.get("num_workers", 0))
+        rows = TorchRecords(_Records(path, chunks, transforms))
+        return DataLoader(rows, batch_size=batch_size, num_workers=options.get("num_workers", 0))
     if format != "tf_dataset":
         raise InvalidInput(f"{format} is not supported, should be 'tf_dataset' or 'dataloader'.")
     refuse_given(
