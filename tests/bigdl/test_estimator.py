@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from kindler.compat.bigdl.nn.criterion import *
@@ -13,6 +14,7 @@ from kindler.compat.bigdl.nn.layer import *
 from kindler.compat.bigdl.optim.optimizer import (
     LBFGS,
     MAE,
+    MSE,
     SGD,
     Adadelta,
     Adagrad,
@@ -27,6 +29,7 @@ from kindler.compat.bigdl.optim.optimizer import (
     Step,
     Top1Accuracy,
 )
+from kindler.compat.bigdl.util.common import Sample
 from kindler.compat.zoo.feature.common import ChainedPreprocessing, SeqToMultipleTensors, SeqToTensor
 from kindler.compat.zoo.orca.data import XShards
 from kindler.compat.zoo.orca.learn.bigdl import Estimator
@@ -340,3 +343,22 @@ def test_counts_of_right_and_wrong_rows_are_merged() -> None:
     guess = model.forward(X)[:, 0] > 0.5
     both = (guess & (truth == 1)).sum()
     assert found == pytest.approx({"Precision": both / guess.sum(), "Recall": both / truth.sum()})
+
+
+def test_columns_of_labels_become_one_vector_and_a_loss_may_be_judged_by_another() -> None:
+    labels = np.hstack([Y, -Y])
+    frame = pd.DataFrame({"x": list(X), "a": labels[:, 0], "b": labels[:, 1]})
+    data = XShards.from_shards([frame[:10], frame[10:]], home="local")
+    model = Sequential().add(Linear(3, 2))
+    est = Estimator.from_bigdl(
+        model=model, loss=MSECriterion(), optimizer=SGD(0.0), metrics=[MAE(), Loss(AbsCriterion()), MSE()]
+    )
+    columns = {"feature_cols": "x", "label_cols": ["a", "b"]}
+    est.fit(data, 1, batch_size=24, validation_data=data, **columns)
+    found = est.evaluate(data, **columns)
+    errors = model.predict(X) - labels
+    assert found["Loss"] == found["MAE"] == pytest.approx(np.abs(errors).mean(), rel=1e-4)
+    assert found["MSE"] == pytest.approx((errors**2).mean(), rel=1e-4)
+    results = model.evaluate([Sample.from_ndarray(*pair) for pair in zip(X, labels, strict=True)], 4,
+                             [Loss(MSECriterion())])  # fmt: skip
+    assert results[0].result == pytest.approx((errors**2).mean(), rel=1e-4)

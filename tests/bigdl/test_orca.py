@@ -15,10 +15,13 @@ import torch
 from orca_program import X, Y
 from torch import nn
 
+from kindler.compat.bigdl.nn.layer import Linear, Sequential
+from kindler.compat.bigdl.optim.optimizer import L2Regularizer
 from kindler.compat.zoo.orca import OrcaContext, init_orca_context
 from kindler.compat.zoo.orca.data import SparkXShards, XShards
 from kindler.compat.zoo.orca.learn import metrics, optimizers
 from kindler.compat.zoo.orca.learn.backends import sync_of
+from kindler.compat.zoo.orca.learn.bigdl import Estimator as BigDLEstimator
 from kindler.compat.zoo.orca.learn.optimizers.schedule import Step
 from kindler.compat.zoo.orca.learn.pytorch import Estimator
 from kindler.compat.zoo.orca.learn.pytorch.callbacks import (
@@ -337,3 +340,28 @@ def test_metrics_are_what_numpy_computes(
     before = output.copy()
     assert metric.score(output, label) == pytest.approx(expected, rel=1e-5)
     np.testing.assert_array_equal(output, before)
+
+
+def test_judging_takes_the_steps_and_the_metrics_that_it_is_given() -> None:
+    est = estimator(metrics=[metrics.MAE()])
+    est.fit(DATA, epochs=1, batch_size=23)
+    model = est.get_model()
+    errors = np.abs(model(torch.tensor(X)).detach().numpy() - Y)
+    assert est.evaluate(DATA, batch_size=4, num_steps=2)["MAE"] == pytest.approx(errors[:8].mean(), rel=1e-5)
+    other = est.evaluate(DATA, batch_size=4, validation_metrics=[metrics.MSE()])
+    assert other["MSE"] == pytest.approx((errors**2).mean(), rel=1e-5)
+    assert "MAE" not in other
+    few = est.evaluate(program.train_loader, batch_size=8, num_steps=1)
+    assert few["num_samples"] == 8
+    with pytest.raises(RuntimeError, match="num_steps needs a DataFrame, an XShards or a function"):
+        est.evaluate(program.train_loader({}, 4), num_steps=1)
+
+
+def test_regularizers_are_refused_where_an_optimizer_does_not_know_them() -> None:
+    model = Sequential().add(Linear(3, 1, wRegularizer=L2Regularizer(0.1)))
+    adam = torch.optim.Adam(torch.nn.Module.parameters(model), 0.1)
+    with pytest.raises(RuntimeError, match="have regularizers, which optimizers of torch do not know"):
+        Estimator.from_torch(model=model, optimizer=adam, loss=nn.MSELoss())
+    with pytest.raises(RuntimeError, match="have regularizers, which optimizers of torch do not know"):
+        BigDLEstimator.from_bigdl(model=model, optimizer=adam, loss=nn.MSELoss())
+    assert Estimator.from_torch(model=model, optimizer=optimizers.SGD(0.1), loss=nn.MSELoss()) is not None

@@ -123,3 +123,59 @@ def test_torch_programs_train_and_score_frames_and_shards(spark: Any) -> None:
     np.testing.assert_allclose([row["prediction"] for row in rows], expected, rtol=1e-4, atol=1e-5)
     shards = est.predict(XShards.partition({"x": program.X}))
     assert sum(len(shard["prediction"]) for shard in shards.collect()) == 23
+
+
+def test_an_rdd_of_samples_is_trained_on_and_judged(spark: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.uniform(size=(2, 40, 2))
+    rdd = spark.sparkContext.parallelize(list(zip(first, second, strict=True)), 3).map(
+        lambda pair: Sample.from_ndarray(list(pair), np.array(2 * (pair[0] + pair[1]).sum() + 0.4))
+    )
+    branches = ParallelTable().add(Linear(2, 1)).add(Linear(2, 1))
+    model = Sequential().add(branches).add(CAddTable())
+    method = SGD(learningrate=0.2, leaningrate_schedule=Poly(0.5, 400))
+    method.save(str(tmp_path / "method"))
+    optimizer = Optimizer(
+        model=model, training_rdd=rdd, criterion=MSECriterion(), end_trigger=MaxEpoch(8), batch_size=8,
+        optim_method=OptimMethod.load(str(tmp_path / "method")),
+    )  # fmt: skip
+    summary = ValidationSummary(str(tmp_path), "run")
+    optimizer.set_validation(batch_size=8, val_rdd=rdd, trigger=EveryEpoch(), val_method=[MAE()])
+    optimizer.set_val_summary(summary)
+
+    assert optimizer.optimize() is model
+
+    errors = np.stack(model.predict(rdd).collect())[:, 0] - (2 * (first + second).sum(1) + 0.4)
+    assert summary.read_scalar("MAE")[-1, 1] == pytest.approx(np.abs(errors).mean(), rel=1e-3)
+    assert np.abs(errors).mean() < 0.5
+    with pytest.raises(ValueError, match="the RDD must hold Samples"):
+        Optimizer.create(model, spark.sparkContext.parallelize([1, 2]), MSECriterion()).optimize()
+
+
+def test_samples_with_several_labels_are_a_table_for_the_criterion(spark: Any) -> None:
+    x = np.random.default_rng(0).uniform(size=(20, 3))
+    rdd = spark.sparkContext.parallelize(list(x), 2).map(
+        lambda row: Sample.from_ndarray([row, row], [np.array(1.0), np.array(1.0)])
+    )
+    model = Sequential().add(ParallelTable().add(Linear(3, 1)).add(Linear(3, 1)))
+    before = [part.copy() for part in model.get_weights()]
+    Optimizer.create(model, rdd, MarginRankingCriterion(), MaxEpoch(1), 20, SGD(0.1)).optimize()
+    outputs = [x @ before[0].T + before[1], x @ before[2].T + before[3]]
+    active = outputs[0] - outputs[1] < 1
+    np.testing.assert_allclose(
+        model.get_weights()[0], before[0] + 0.1 * (active * x).mean(0), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_columns_of_labels_become_one_vector(spark: Any) -> None:
+    rows = [
+        (*map(float, row), [1.0, float(row[1])], 2.0) for row in np.random.default_rng(0).normal(size=(12, 2))
+    ]
+    df = spark.createDataFrame(rows, "a double, b double, `two labels` array<float>, one float")
+    model = Sequential().add(Linear(2, 3))
+    est = Estimator.from_bigdl(model=model, loss=MSECriterion(), optimizer=Adam(0.05), metrics=[MAE()])
+    columns = {"feature_cols": ["a", "b"], "label_cols": ["two labels", "one"]}
+    est.fit(df, 1, batch_size=6, validation_data=df, **columns)
+    labels = np.array([[*row[2], row[3]] for row in rows])
+    errors = model.predict(np.array([row[:2] for row in rows])) - labels
+    assert est.evaluate(df, **columns)["MAE"] == pytest.approx(np.abs(errors).mean(), rel=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -212,3 +213,31 @@ def test_helpers_find_files_and_keep_the_executors_number(
     assert util.read_executor_id() == 7
     assert util.find_in_path(f"/nowhere:{tmp_path}", "tool") == str(tmp_path / "tool")
     assert util.find_in_path("/nowhere", "tool") is False
+
+
+class SlowFeed:
+    """A feed whose rows come when the test says so."""
+
+    def __init__(self) -> None:
+        self.rows: queue.Queue[Any] = queue.Queue()
+
+    def next_batch(self, size: int) -> list[Any]:
+        row = self.rows.get()
+        if isinstance(row, Exception):
+            raise row
+        return [] if row is None else [row]
+
+
+def test_a_queue_of_a_node_waits_no_longer_than_it_is_told_and_loses_no_row() -> None:
+    feed = SlowFeed()
+    manager = TFNode.NodeManager(lambda name: feed)  # type: ignore[arg-type,return-value]
+    for wait in ({"timeout": 0.01}, {"block": False}):
+        with pytest.raises(queue.Empty):
+            manager.get_queue("input").get(**wait)
+    for row in ("a", "b", "c", ValueError("broken"), None):
+        feed.rows.put(row)
+    reader = manager.get_queue("input")
+    assert [reader.get(timeout=60), reader.get(), reader.get(timeout=60)] == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="broken"):
+        reader.get(timeout=60)
+    assert reader.get() is None

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kindler import Estimator, LearningRateMonitor, XShards
+from kindler.compat.zoo.orca.learn.mxnet import Estimator as OrcaEstimator
 from kindler.config import RunSettings
 from kindler.errors import ConfigError
 from kindler.frameworks.mxnet import create_config
@@ -184,3 +185,29 @@ def test_lenet_learns_mnist_with_two_workers(mnist: Path) -> None:
     est.fit((x, y), epochs=1 if WHOLE else 3, batch_size=128 if WHOLE else 64, verbose=0)
 
     assert est.evaluate(test, verbose=0)["accuracy"] >= (0.97 if WHOLE else 0.88)
+
+
+def symbols() -> Any:
+    """A layer of symbols, and the module that would train it."""
+    layer = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="layer")
+    return layer, mx.mod.Module(mx.sym.SoftmaxOutput(layer, name="softmax"), context=mx.cpu())
+
+
+def test_modules_of_symbols_are_refused_and_a_block_of_symbols_is_trained() -> None:
+    refused = estimator(model=lambda config: symbols()[1])
+    with pytest.raises(ConfigError, match="modules of symbols .mx.mod.Module. are not supported"):
+        refused.fit((X, Y), epochs=1, batch_size=20, verbose=0)
+    est = estimator(model=lambda config: mx.gluon.SymbolBlock(symbols()[0], mx.sym.var("data")))
+    losses = est.fit((X, Y), epochs=3, batch_size=20, verbose=0)["loss"]
+    assert losses[-1] < losses[0]
+    weight, bias = parameters(est)
+    np.testing.assert_allclose(est.predict(X[:4], verbose=0), X[:4] @ weight.T + bias, rtol=1e-4, atol=1e-5)
+
+
+def test_an_epoch_of_orcas_estimator_has_the_batches_that_it_is_resized_to() -> None:
+    est = OrcaEstimator.from_mxnet(
+        config=ADAM, model_creator=networks.classifier, loss_creator=networks.softmax_loss
+    )
+    shards = XShards.partition({"x": X, "y": Y}, num_shards=2, home="local")
+    (row,) = est.fit(shards, epochs=1, batch_size=8, train_resize_batch_num=2)
+    assert (row["steps"], row["num_samples"]) == (2, 16)

@@ -68,7 +68,7 @@ def test_an_openvino_model_scores_arrays_and_shards(spark: Any, folder: Path) ->
     expected = np.stack([direct(model, batch)[0] for batch in batches])
     assert names["result"].shape == (20, 4, 5)
     np.testing.assert_allclose(names["result"], expected, rtol=1e-5, atol=1e-6)
-    shards = np.concatenate(names["result_shards"].collect())
+    shards = np.concatenate([shard["prediction"] for shard in names["result_shards"].collect()])
     np.testing.assert_allclose(shards, expected, rtol=1e-5, atol=1e-6)
 
 

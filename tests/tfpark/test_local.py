@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from kindler.compat import tensorflow as tf
@@ -339,3 +340,65 @@ def test_a_frozen_net_gives_its_own_outputs_everywhere(rows: Any, tmp_path: Path
         TFNet.from_saved_model(str(tmp_path / "model"), signature="other")
     with pytest.raises(ConfigError, match="there is no folder"):
         TFNet.from_saved_model(str(tmp_path / "nothing"))
+
+
+def test_a_net_scores_a_set_without_a_batch_row_by_row(graph: Any, rows: Any) -> None:
+    x, y = rows
+    images = tf.placeholder(tf.float32, [None, 6])
+    logits = network(images)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        net = TFNet.from_session(sess, [images], [logits])
+        found = TFPredictor(sess, [logits], inputs=[images], dataset=TFDataset.from_ndarrays(x)).predict()
+    expected = net.forward(x)
+    np.testing.assert_allclose(np.stack(net.predict(TFDataset.from_ndarrays(x))), expected, rtol=1e-5)
+    np.testing.assert_allclose(np.stack(found), expected, rtol=1e-5)
+    accuracy = net.evaluate(TFDataset.from_ndarrays((x, y)), val_methods=["acc"])["acc"]
+    assert accuracy == pytest.approx(np.mean(expected.argmax(axis=1) == y))
+
+
+def test_the_loss_may_be_among_the_metrics_under_its_own_name(graph: Any, rows: Any) -> None:
+    x, y = rows
+    images, labels = tf.placeholder(tf.float32, [None, 6]), tf.placeholder(tf.int32, [None])
+    logits = network(images)
+    parts = {"inputs": images, "labels": labels, "outputs": logits, "loss": loss_of(logits, labels)}
+    accuracy = tf.reduce_mean(
+        tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels), tf.float32)
+    )
+    est = Estimator.from_graph(**parts, optimizer=tf.train.AdamOptimizer(), metrics={"loss": parts["loss"]})
+    shards = XShards.partition({"x": x, "y": y}, num_shards=2, home="local")
+    est.fit(shards, epochs=1, batch_size=32, validation_data=shards)
+    with pytest.raises(RuntimeError, match="'loss' is the name of the loss"):
+        Estimator.from_graph(**parts, metrics={"loss": accuracy})
+    logged = est.sess.run(logits, {images: x})
+    shares = np.exp(logged) / np.exp(logged).sum(1, keepdims=True)
+    assert est.evaluate(shards)["loss"] == pytest.approx(-np.log(shares[np.arange(96), y]).mean(), rel=1e-4)
+
+
+def test_a_keras_model_of_tensorflow_1_is_trained_on_shards(rows: Any) -> None:
+    x, y = rows
+    tf.keras.backend.clear_session()
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([layers.Dense(2, activation="softmax", input_shape=(6,))])
+    model.compile(optimizer="rmsprop", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    shards = XShards.partition({"x": x, "y": y}, num_shards=2, home="local")
+    est = Estimator.from_keras(model)
+    before = model.get_weights()[0]
+    est.fit(shards, epochs=1, batch_size=32, validation_data=shards)
+    assert not np.array_equal(model.get_weights()[0], before)
+    scored = np.concatenate([shard["prediction"] for shard in est.predict(shards).collect()])
+    np.testing.assert_allclose(scored, model.predict(x), rtol=1e-4, atol=1e-6)
+    assert est.evaluate(shards)["acc"] == pytest.approx(np.mean(scored.argmax(1) == y))
+    frames = XShards.from_shards([pd.DataFrame({"image": list(x), "label": y})], home="local")
+    columns = {"feature_cols": ["image"], "label_cols": ["label"]}
+    assert est.evaluate(frames, **columns)["acc"] == pytest.approx(np.mean(scored.argmax(1) == y))
+
+
+def test_arguments_that_would_be_left_out_are_refused(graph: Any, rows: Any) -> None:
+    x, y = rows
+    dataset = TFDataset.from_ndarrays((x, y), batch_size=32)
+    loss = loss_of(network(dataset.tensors[0]), dataset.tensors[1])
+    with pytest.raises(ConfigError, match="freeze=True is not supported"):
+        TFOptimizer.from_loss(loss, SGD(0.1), freeze=True)
+    with pytest.raises(ConfigError, match="batch_outside=True is not supported"):
+        TFDataset.from_tf_data_dataset(tf.data.Dataset.from_tensor_slices((x, y)), 32, batch_outside=True)

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from kindler.compat import tensorflow as tf
+from kindler.compat.bigdl.nn.layer import Linear, Sequential
 from kindler.compat.bigdl.optim.optimizer import Adam, MaxEpoch
+from kindler.compat.bigdl.util.common import Sample
+from kindler.compat.zoo.feature import common
 from kindler.compat.zoo.feature.common import ChainedPreprocessing, FeatureSet
 from kindler.compat.zoo.feature.image import (
     ImageCenterCrop,
@@ -20,7 +23,7 @@ from kindler.compat.zoo.feature.image import (
 )
 from kindler.compat.zoo.orca.learn.tf.estimator import Estimator
 from kindler.compat.zoo.tfpark import KerasModel, TFDataset, TFNet, TFOptimizer, TFPredictor
-from kindler.errors import DataError
+from kindler.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -189,6 +192,15 @@ def test_image_sets_are_read_transformed_and_scored(sc: Any, tmp_path: Path) -> 
 
     assert classes.reshape(-1).tolist() == [0, 0, 1, 1]
     assert pixels[:, 0, 0].tolist() == [[10, 0, 0], [90, 0, 0], [10, 0, 100], [90, 0, 100]]
+    nearest = ImageResize(1, 2, resize_mode=0).change(
+        np.array([[[0.0], [9.0], [5.0], [7.0]]] * 2, np.float32)
+    )
+    assert nearest[..., 0].tolist() == [[9.0, 7.0]]
+    for build in (lambda: ImageSet.read(str(tmp_path), sc, image_codec=0), lambda: ImageResize(2, 2, 9)):
+        with pytest.raises(
+            ConfigError, match=r"image_codec=0: images are decoded|resize_mode must be 0 to 4"
+        ):
+            build()
     as_features = FeatureSet.image_frame(images.to_image_frame()).transform(steps)
     same = TFDataset.from_feature_set(as_features, features=features, labels=labels, batch_size=2)
     np.testing.assert_array_equal(collected(same)[0], pixels)
@@ -202,3 +214,18 @@ def test_image_sets_are_read_transformed_and_scored(sc: Any, tmp_path: Path) -> 
     scored = KerasModel(model).predict(scoring).get_predict().collect()
     assert [Path(uri).parent.name for uri, _ in scored] == ["cat", "cat", "dog", "dog"]
     np.testing.assert_allclose(np.stack([part for _, part in scored]), model.predict(pixels), atol=1e-6)
+
+
+def test_samples_of_bigdl_and_of_analytics_zoo_are_one_class(sc: Any) -> None:
+    assert Sample is common.Sample
+    rdd = sc.parallelize(range(6), 2).map(lambda i: Sample.from_ndarray(np.array([i, 2.0]), np.array([i])))
+    features = FeatureSet.sample_rdd(rdd, sequential_order=True)
+    dataset = TFDataset.from_feature_set(
+        features, features=(tf.float32, [2]), labels=(tf.int32, [1]), batch_size=2
+    )
+    x, y = collected(dataset)
+    assert x.tolist() == [[i, 2.0] for i in range(6)]
+    assert y.reshape(-1).tolist() == list(range(6))
+    assert not dataset.shuffle
+    model = Sequential().add(Linear(2, 1))
+    np.testing.assert_allclose(np.stack(model.predict(rdd).collect()), model.predict(x), rtol=1e-6)

@@ -6,7 +6,9 @@ import getpass
 import logging
 import queue
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from threading import Thread
 from typing import Any, Protocol
 
 from kindler.cluster.feed import DataFeed as ClusterFeed
@@ -20,6 +22,7 @@ _SCHEMES = (
     *("wasb", "wasbs"),
 )
 _DRAIN_S = 0.5
+_GLANCE_S = 0.1  # what a look at a feed takes that has a row
 _log = logging.getLogger(__name__)
 
 
@@ -47,10 +50,11 @@ class NodeManager:
     def __init__(self, feed: Callable[[str], ClusterFeed]) -> None:
         self.feed = feed
         self._values: dict[str, Any] = {"state": "running"}
+        self._queues: dict[str, _FeedQueue] = {}
 
     def get_queue(self, name: str) -> _FeedQueue:
         """A feed as a queue of rows, which ends with None."""
-        return _FeedQueue(self.feed(name))
+        return self._queues.setdefault(name, _FeedQueue(self.feed(name)))
 
     def get(self, key: str) -> Any:
         """What was set; None where nothing was."""
@@ -66,11 +70,36 @@ class _FeedQueue:
 
     def __init__(self, feed: ClusterFeed) -> None:
         self._feed = feed
+        self._coming: Future[Any] | None = None  # a row that somebody has waited for in vain
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next row; waits for it. None at the end."""
-        rows = self._feed.next_batch(1)
+        """The next row. None at the end.
+
+        Args:
+            block: Whether to wait for it.
+            timeout: How many seconds to wait at most; None is for ever.
+
+        Raises:
+            queue.Empty: None came in that time.
+        """
+        if self._coming is None and block and timeout is None:
+            rows = self._feed.next_batch(1)
+            return rows[0] if rows else None
+        if self._coming is None:
+            self._coming = Future()
+            Thread(target=self._read, args=(self._coming,), daemon=True).start()
+        coming, wait_s = self._coming, timeout if block else _GLANCE_S
+        if not wait([coming], wait_s).done:  # the row stays the next one
+            raise queue.Empty
+        self._coming = None
+        rows = coming.result()
         return rows[0] if rows else None
+
+    def _read(self, coming: Future[Any]) -> None:
+        try:
+            coming.set_result(self._feed.next_batch(1))
+        except BaseException as exc:  # noqa: BLE001 - raised where the row is asked for
+            coming.set_exception(exc)
 
     def task_done(self) -> None:
         """Not needed."""

@@ -64,6 +64,8 @@ def build_model(spec: MxnetSpec) -> Any:
         raise ConfigError(
             f"model_creator {title(spec.model_creator)} must return a mxnet.gluon.Block; it returned"
             f" {type(block).__module__}.{type(block).__qualname__}."
+            "\nHint: modules of symbols (mx.mod.Module) are not supported; mx.gluon.SymbolBlock(outputs,"
+            " inputs) makes a block of a symbol that ends before its loss."
         )
     values = block.collect_params().values()
     if any(p._data is None and not p._deferred_init for p in values):

@@ -7,7 +7,7 @@ A layer called with tensors is a torch module. Called with arrays, `forward` ret
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,10 +18,13 @@ from torch import nn
 from kindler.compat.bigdl.nn.conversion import are_arrays, gradients_of, leaves, to_arrays, to_tensors
 from kindler.compat.bigdl.nn.files import CLASSES, read_layer, write_layer
 from kindler.compat.bigdl.nn.graph import Node, nodes_of
+from kindler.compat.bigdl.nn.initialization_method import InitializationMethod
 from kindler.compat.bigdl.nn.regularizers import Regularizer
+from kindler.compat.bigdl.util.arrays import JTensor
+from kindler.compat.bigdl.util.rng import fill_uniform, set_seed, undrawn
 from kindler.errors import ConfigError
 
-__all__ = ["INTMAX", "INTMIN", "Layer", "ParameterTable", "uniform"]
+__all__ = ["INTMAX", "INTMIN", "Layer", "ParameterTable", "regularized", "uniform"]
 
 INTMAX, INTMIN = 2**31 - 1, -(2**31)
 
@@ -108,6 +111,7 @@ class Layer(nn.Module):
         self.bigdl_type = bigdl_type
         self._given_name: str | None = None
         self._regularizers: dict[str, Regularizer] = {}
+        self._init_methods: dict[str, InitializationMethod] = {}
 
     def compute(self, value: Any) -> Any:
         """The output for a tensor, or for a list of tensors."""
@@ -134,6 +138,8 @@ class Layer(nn.Module):
     def backward(self, input: Any, grad_output: Any) -> Any:  # noqa: A002 - BigDL's name
         """The gradient with respect to the input, after `forward`; gradients of parameters are added up.
 
+        What regularizers of layers add to the gradients is added here, once a call.
+
         Args:
             input: What `forward` was called with.
             grad_output: The gradient with respect to its output.
@@ -144,6 +150,9 @@ class Layer(nn.Module):
         pairs = zip(leaves(output), leaves(to_tensors(grad_output)), strict=True)
         chosen = [(out, grad.reshape(out.shape)) for out, grad in pairs if out.requires_grad]
         torch.autograd.backward([out for out, _ in chosen], [grad for _, grad in chosen])
+        for parameter, regularizer in regularized(self):
+            if parameter.requires_grad and parameter.grad is not None:
+                parameter.grad += regularizer.gradient(parameter.detach())
         return gradients_of(tensors)
 
     def name(self) -> str:
@@ -167,45 +176,85 @@ class Layer(nn.Module):
         """Set the weights.
 
         Args:
-            weights: Arrays in the order and the shapes of `get_weights`.
+            weights: Arrays in the order and the shapes of `get_weights`. As in BigDL, an array of another
+                shape with as many numbers is taken in the order of its numbers; that warns.
 
         Raises:
-            ConfigError: There are more or fewer, or a shape is another.
+            ConfigError: There are more or fewer, or one has more or fewer numbers.
         """
-        given = [weights] if isinstance(weights, np.ndarray) else list(weights)
+        several = [weights] if isinstance(weights, np.ndarray | JTensor) else list(weights)
+        given = [np.asarray(array) for array in several]
         own = list(nn.Module.parameters(self))
         if len(given) != len(own):
             raise ConfigError(
                 f"set_weights: the layer has {len(own)} arrays of weights; received {len(given)}."
             )
         for place, (parameter, array) in enumerate(zip(own, given, strict=True)):
-            if tuple(np.shape(array)) != tuple(parameter.shape):
-                raise ConfigError(
-                    f"set_weights: array {place} must have the shape {tuple(parameter.shape)}; received"
-                    f" {tuple(np.shape(array))}."
-                )
+            if array.shape == tuple(parameter.shape):
+                continue
+            text = (
+                f"set_weights: array {place} must have the shape {tuple(parameter.shape)}; received"
+                f" {array.shape}."
+            )
+            if array.size != parameter.numel():
+                raise ConfigError(text)
+            warnings.warn(
+                f"{text} Its numbers are taken in their order, as BigDL does.\nHint: transpose it if it is"
+                " (inputs, outputs).",
+                stacklevel=2,
+            )
         with torch.no_grad():
             for parameter, array in zip(own, given, strict=True):
-                parameter.copy_(torch.as_tensor(np.asarray(array), dtype=parameter.dtype))
+                parameter.copy_(torch.as_tensor(array.reshape(parameter.shape), dtype=parameter.dtype))
 
     def is_with_weights(self) -> bool:
         """Whether it has weights."""
         return any(True for _ in nn.Module.parameters(self))
 
     def set_init_method(self, weight_init_method: Any = None, bias_init_method: Any = None) -> Layer:
-        """Draw the weight and the bias anew, with methods of `bigdl.nn.initialization_method`."""
-        for name, method in (("weight", weight_init_method), ("bias", bias_init_method)):
-            parameter = getattr(self, name, None)
-            if method is not None and isinstance(parameter, nn.Parameter):
-                method.fill(parameter.data)
+        """Draw the weight and the bias anew, now and at every `reset`.
+
+        Args:
+            weight_init_method: A method of `bigdl.nn.initialization_method`; None leaves what there is.
+            bias_init_method: The same for the bias.
+
+        Raises:
+            ConfigError: The layer has neither a weight nor a bias, or it is not a method.
+        """
+        given = {"weight": weight_init_method, "bias": bias_init_method}
+        chosen = {name: method for name, method in given.items() if method is not None}
+        for name, method in chosen.items():
+            if not isinstance(method, InitializationMethod):
+                raise ConfigError(
+                    f"set_init_method: the method of the {name} must be one of"
+                    f" bigdl.nn.initialization_method, such as Xavier(); received {method!r}."
+                )
+        if chosen and not any(isinstance(getattr(self, name, None), nn.Parameter) for name in given):
+            raise ConfigError(
+                f"set_init_method: {type(self).__name__} has neither a weight nor a bias of its own.\n"
+                "Hint: call it on the layers inside."
+            )
+        self._init_methods.update(chosen)
+        self._fill(chosen)
         return self
 
     def reset(self) -> Layer:
-        """Draw all weights anew."""
+        """Draw all weights anew, with the methods that `set_init_method` was given."""
         for module in self.modules():
             if isinstance(module, Layer):
-                module.initialize()
+                if module._init_methods:
+                    with undrawn():  # a method draws instead
+                        module.initialize()
+                else:
+                    module.initialize()
+                module._fill(module._init_methods)
         return self
+
+    def _fill(self, methods: Mapping[str, InitializationMethod]) -> None:
+        for name, method in methods.items():
+            parameter = getattr(self, name, None)
+            if isinstance(parameter, nn.Parameter):
+                method.fill(parameter.data)
 
     def initialize(self) -> None:
         """Draw this layer's own weights."""
@@ -260,24 +309,37 @@ class Layer(nn.Module):
 
         return evaluated(self, *args)
 
-    def predict(self, x: Any, batch_size: int = -1) -> Any:
+    def predict(self, features: Any, batch_size: int = -1) -> Any:
         """The outputs for arrays as an array, for an RDD of `Sample`s as an RDD."""
         from kindler.compat.bigdl.nn.samples import predicted
 
-        return predicted(self, x, batch_size)
+        return predicted(self, features, batch_size)
 
-    def predict_class(self, x: Any, batch_size: int = -1) -> Any:
+    def predict_class(self, features: Any, batch_size: int = -1) -> Any:
         """The number of the largest output of each row, counted from 1."""
         from kindler.compat.bigdl.nn.samples import predicted_classes
 
-        return predicted_classes(self, x, batch_size)
+        return predicted_classes(self, features, batch_size)
 
-    predict_local = predict_distributed = predict
-    predict_class_local = predict_class_distributed = predict_class
+    def predict_local(self, X: Any, batch_size: int = -1) -> Any:
+        """The same as `predict`."""
+        return self.predict(X, batch_size)
+
+    def predict_class_local(self, X: Any, batch_size: int = -1) -> Any:
+        """The same as `predict_class`."""
+        return self.predict_class(X, batch_size)
+
+    def predict_distributed(self, data_rdd: Any, batch_size: int = -1) -> Any:
+        """The same as `predict`."""
+        return self.predict(data_rdd, batch_size)
+
+    def predict_class_distributed(self, data_rdd: Any, batch_size: int = -1) -> Any:
+        """The same as `predict_class`."""
+        return self.predict_class(data_rdd, batch_size)
 
     def set_seed(self, seed: int = 123) -> Layer:
-        """Seed the numbers that new layers draw their weights from."""
-        torch.manual_seed(seed)
+        """Seed the numbers that layers draw their weights from: the same ones as BigDL's."""
+        set_seed(seed)
         return self
 
     def saveModel(self, modelPath: str, weightPath: str | None = None, over_write: bool = False) -> None:
@@ -342,8 +404,15 @@ class Layer(nn.Module):
             warnings.warn(f"{type(self).__name__}: {', '.join(given)} have no effect.", stacklevel=3)
 
 
+def regularized(model: nn.Module) -> Iterator[tuple[nn.Parameter, Regularizer]]:
+    """All parameters of a model that have a regularizer, with it."""
+    for part in model.modules():
+        if isinstance(part, Layer):
+            yield from part.own_regularizers()
+
+
 def uniform(*parameters: nn.Parameter | None, bound: float) -> None:
     """Draw parameters between -bound and bound."""
     for parameter in parameters:
         if parameter is not None:
-            nn.init.uniform_(parameter, -bound, bound)
+            fill_uniform(parameter.data, -bound, bound)

@@ -196,8 +196,9 @@ class Model(Container):
     """A graph of layers.
 
     Args:
-        inputs: The node or nodes where data enters, in the order of the data.
-        outputs: The node or nodes whose outputs are returned.
+        inputs: The node or nodes where data enters, in the order of the data; or a `Model` that prepares
+            what another one, `outputs`, takes. It is frozen: only the other one is trained.
+        outputs: The node or nodes whose outputs are returned; or that other `Model`.
         jvalue: Must be None.
         bigdl_type: Without effect.
         byte_order: Without effect.
@@ -214,6 +215,9 @@ class Model(Container):
         model_type: str = "bigdl",
     ) -> None:
         super().__init__(bigdl_type)
+        if isinstance(inputs, Model) and isinstance(outputs, Model):
+            given = [Input() for _ in inputs.starts]
+            inputs, outputs = given, outputs(inputs.freeze()(given))
         starts, ends = nodes_of(inputs), nodes_of(outputs)
         if jvalue is not None or not starts or not ends:
             raise ConfigError(
@@ -278,6 +282,12 @@ class Model(Container):
             if isinstance(layer, Layer) and layer.name() == name:
                 return Node(layer, ())
         raise ConfigError(f"there is no layer {name!r} in the Model.")
+
+    def set_input_formats(self, input_formats: Sequence[int]) -> Model:
+        """Nothing: formats of memory, which the backend of MKL-DNN chose by them, change speed only."""
+        return self
+
+    set_output_formats = set_input_formats
 
     def new_copy(self) -> Model:
         """A copy with weights of its own."""

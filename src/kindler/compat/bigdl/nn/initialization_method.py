@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from kindler.compat.bigdl.util.rng import fill_uniform
 from kindler.errors import ConfigError
 
 __all__ = [
@@ -75,7 +76,7 @@ class RandomUniform(InitializationMethod):
     def fill(self, tensor: torch.Tensor) -> None:
         bound = 1 / math.sqrt(_fans(tensor)[0])
         low, high = self.limits or (-bound, bound)
-        tensor.uniform_(low, high)
+        fill_uniform(tensor, low, high)
 
 
 class RandomNormal(InitializationMethod):
@@ -93,7 +94,7 @@ class Xavier(InitializationMethod):
 
     def fill(self, tensor: torch.Tensor) -> None:
         bound = math.sqrt(6 / sum(_fans(tensor)))
-        tensor.uniform_(-bound, bound)
+        fill_uniform(tensor, -bound, bound)
 
 
 class MsraFiller(InitializationMethod):

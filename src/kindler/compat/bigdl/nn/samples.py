@@ -73,12 +73,12 @@ class _Scorer:
         return packed
 
     def arrays(self, x: Any) -> Any:
-        several = list(x) if isinstance(x, list | tuple) else [x]
+        several = [np.asarray(part) for part in (x if isinstance(x, list | tuple) else [x])]
         count = len(several[0])
         if not count:
             raise ConfigError("predict: there are no rows.")
         parts = [
-            self.scores([np.asarray(part[start : start + self._rows]) for part in several])
+            self.scores([part[start : start + self._rows] for part in several])
             for start in range(0, count, self._rows)
         ]
         if isinstance(parts[0], list):

@@ -265,12 +265,18 @@ class MaskedSelect(Layer):
 
 
 class MixtureTable(Layer):
-    """The second element, a table of tensors, weighted by the columns of the first."""
+    """The second element, a table of tensors, weighted by the columns of the first.
+
+    Args:
+        dim: Where the second element is one tensor: its axis of experts, counted from 1; the default is 2.
+        bigdl_type: Without effect.
+    """
 
     def __init__(self, dim: int = 2**31 - 1, bigdl_type: str = "float") -> None:
         super().__init__(bigdl_type)
+        self.axis = 1 if dim == 2**31 - 1 else dim - 1
 
     def compute(self, value: Any) -> Any:
         gates, experts = value
-        stacked = torch.stack(experts, 1) if isinstance(experts, list) else experts
+        stacked = torch.stack(experts, 1) if isinstance(experts, list) else experts.movedim(self.axis, 1)
         return (gates.reshape(*gates.shape, *[1] * (stacked.dim() - 2)) * stacked).sum(1)

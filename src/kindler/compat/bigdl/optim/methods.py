@@ -8,6 +8,8 @@ triggers such as `MaxEpoch` compare with them.
 from __future__ import annotations
 
 import sys
+import warnings
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ class OptimMethod:
         schedule: The schedule.
         state: `epoch`, counted from 1, and `neval`, the number of the next step, counted from 1.
         slots: The names of what is kept beside each parameter, and their initial values.
+        kept: What was kept beside each trained parameter when `Optimizer` used it last, by name.
     """
 
     slots: dict[str, float] = {}  # noqa: RUF012 - each class has its own
@@ -50,14 +53,42 @@ class OptimMethod:
                 f"{type(self).__name__}: the schedule must be one of bigdl.optim.optimizer, such as"
                 f" Step(100, 0.1); received {schedule!r}."
             )
-        if not learningrate > 0:
+        if not learningrate >= 0:
             raise ConfigError(
-                f"{type(self).__name__}: learningrate must be above 0; received {learningrate!r}."
+                f"{type(self).__name__}: learningrate must not be below 0; received {learningrate!r}."
             )
         self.learningrate = float(learningrate)
         self.learningrate_decay = float(learningrate_decay)
         self.schedule: Schedule = schedule or Default()
         self.state: dict[str, int] = {"epoch": 1, "neval": 1}
+        self.kept: list[dict[str, np.ndarray[Any, Any]]] = []
+
+    @property
+    def value(self) -> OptimMethod:
+        """The method itself: there is no other object behind it."""
+        return self
+
+    def learningRate(self) -> float:
+        """The learning rate before any schedule."""
+        return self.learningrate
+
+    def save(self, path: str | PathLike[str], overWrite: bool = False) -> None:
+        """Write the method to a file: its arguments, its counters, and what it keeps beside parameters.
+
+        Args:
+            path: The file.
+            overWrite: Whether an existing file is replaced.
+        """
+        from kindler.compat.bigdl.optim.method_files import write_method
+
+        write_method(self, path, over_write=overWrite)
+
+    @staticmethod
+    def load(path: str | PathLike[str], bigdl_type: str = "float") -> Any:
+        """Read what `save` wrote, without running code of the file."""
+        from kindler.compat.bigdl.optim.method_files import read_method
+
+        return read_method(path)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(learningrate={self.learningrate})"
@@ -66,6 +97,18 @@ class OptimMethod:
         """The learning rate of a step, counted from 0."""
         rate = self.schedule.rate(np, self.learningrate, self.learningrate_decay, np.float64(step))
         return float(rate)
+
+    def refuse_used(self) -> None:
+        """Complain about what it keeps beside parameters of layers, which other models do not have.
+
+        Raises:
+            ConfigError: `Optimizer` has used it, here or before it was saved.
+        """
+        if self.kept:
+            raise ConfigError(
+                f"{self!r} was used by Optimizer for a model of layers, and would begin anew here.\n"
+                "Hint: make a new one."
+            )
 
     def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
         """The parameter and its slots after a step, in operations of TensorFlow.
@@ -96,6 +139,7 @@ class OptimMethod:
 
     def keras_optimizer(self, keras: Any) -> Any:
         """An optimizer of this Keras that makes the same steps."""
+        self.refuse_used()
         if type(self.schedule) is not Default or self.learningrate_decay:
             raise ConfigError(
                 f"{self!r} has a learning-rate schedule, which is applied in TensorFlow 1 graphs only.\n"
@@ -128,9 +172,9 @@ class SGD(OptimMethod):
         learningrate_schedule: Schedule | None = None,
     ) -> None:
         super().__init__(learningrate, learningrate_decay, leaningrate_schedule or learningrate_schedule)
-        self.weightdecay, self.momentum, self.nesterov = float(weightdecay), float(momentum), nesterov
-        self.dampening = self.momentum if dampening == DOUBLEMAX else float(dampening)
-        if nesterov and (self.momentum <= 0 or self.dampening != 0):
+        self.weightdecay, self._momentum, self._nesterov = float(weightdecay), float(momentum), nesterov
+        self.dampening = self._momentum if dampening == DOUBLEMAX else float(dampening)
+        if nesterov and (self._momentum <= 0 or self.dampening != 0):
             raise ConfigError("SGD: nesterov=True requires a momentum above 0 and dampening=0.")
         if learningrates is not None or weightdecays is not None:
             raise ConfigError(
@@ -140,24 +184,32 @@ class SGD(OptimMethod):
 
     @property
     def slots(self) -> dict[str, float]:  # type: ignore[override]
-        return {"velocity": 0.0} if self.momentum else {}
+        return {"velocity": 0.0} if self._momentum else {}
 
     def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
         if self.weightdecay:
             gradient = gradient + self.weightdecay * value
-        if not self.momentum:
+        if not self._momentum:
             return value - lr * gradient, {}
         one = tf.ones_like(step)
         share = tf.where(step <= 1.0, one, one * (1.0 - self.dampening))
-        velocity = self.momentum * slots["velocity"] + tf.cast(share, gradient.dtype) * gradient
-        move = gradient + self.momentum * velocity if self.nesterov else velocity
+        velocity = self._momentum * slots["velocity"] + tf.cast(share, gradient.dtype) * gradient
+        move = gradient + self._momentum * velocity if self._nesterov else velocity
         return value - lr * move, {"velocity": velocity}
 
     def keras_options(self) -> tuple[str, dict[str, Any]]:
-        if self.weightdecay or (self.momentum and self.dampening):
+        if self.weightdecay or (self._momentum and self.dampening):
             return super().keras_options()
-        options = {"momentum": self.momentum, "nesterov": self.nesterov}
+        options = {"momentum": self._momentum, "nesterov": self._nesterov}
         return "SGD", {"learning_rate": self.learningrate, **options}
+
+    def momentum(self) -> float:
+        """The momentum."""
+        return self._momentum
+
+    def nesterov(self) -> bool:
+        """Whether it is Nesterov's."""
+        return self._nesterov
 
 
 class Adam(OptimMethod):
@@ -305,6 +357,8 @@ class Ftrl(OptimMethod):
         bigdl_type: str = "float",
     ) -> None:
         super().__init__(learningrate)
+        if not learningrate:
+            raise ConfigError("Ftrl divides by its learningrate, which must be above 0; received 0.")
         if learningrate_power > 0:
             raise ConfigError(
                 f"Ftrl: learningrate_power must not be above 0; received {learningrate_power!r}."
@@ -333,10 +387,10 @@ class LBFGS(OptimMethod):
     """L-BFGS with steps of fixed size: one gradient per step, over all parameters together.
 
     Args:
-        max_iter: Without effect: an optimizer step evaluates the model once.
-        max_eval: Without effect.
+        max_iter: Without effect, with a warning: an optimizer step evaluates the model once.
+        max_eval: The same.
         tolfun: Where the gradient's absolute sum is not above this, nothing moves.
-        tolx: Without effect.
+        tolx: The same.
         ncorrection: How many earlier steps are remembered.
         learningrate: The size of a step.
         verbose: Without effect.
@@ -361,4 +415,9 @@ class LBFGS(OptimMethod):
         if linesearch or linesearch_options:
             raise ConfigError("LBFGS: linesearch and linesearch_options must be None.")
         super().__init__(learningrate)
+        if (max_iter, max_eval, tolx) != (20, DOUBLEMAX, 1e-9):
+            warnings.warn(
+                "LBFGS: max_iter, max_eval and tolx have no effect: a step evaluates the model once.",
+                stacklevel=2,
+            )
         self.tolfun, self.ncorrection = float(tolfun), int(ncorrection)

@@ -20,7 +20,7 @@ __all__ = ["torch_metrics"]
 
 
 def torch_metrics(methods: Sequence[ValidationMethod], loss: Any) -> dict[str, Any]:
-    """Metrics by BigDL's names; `Loss`, which is always counted, is left out.
+    """Metrics by BigDL's names; the model's own `Loss`, which is always counted, is left out.
 
     Args:
         methods: The validation methods.
@@ -38,7 +38,7 @@ def torch_metrics(methods: Sequence[ValidationMethod], loss: Any) -> dict[str, A
             import torchmetrics
 
             made[method.tag] = getattr(torchmetrics.classification, counted)(validate_args=False)
-        elif not isinstance(method, Loss):
+        elif not isinstance(method, Loss) or method.cri not in (None, loss):
             made[method.tag] = RowMean(method, first if method.by_class else 0)
     return made
 

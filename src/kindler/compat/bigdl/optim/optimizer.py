@@ -26,6 +26,7 @@ from kindler.compat.bigdl.optim.schedules import (
     Warmup,
 )
 from kindler.compat.bigdl.optim.summaries import TrainSummary, ValidationSummary
+from kindler.compat.bigdl.optim.training import BaseOptimizer, DistriOptimizer, LocalOptimizer, Optimizer
 from kindler.compat.bigdl.optim.triggers import (
     EveryEpoch,
     MaxEpoch,
@@ -60,7 +61,9 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Adamax",
+    "BaseOptimizer",
     "Default",
+    "DistriOptimizer",
     "EveryEpoch",
     "Exponential",
     "Ftrl",
@@ -68,6 +71,7 @@ __all__ = [
     "L1L2Regularizer",
     "L1Regularizer",
     "L2Regularizer",
+    "LocalOptimizer",
     "Loss",
     "MaxEpoch",
     "MaxIteration",
@@ -76,6 +80,7 @@ __all__ = [
     "MultiStep",
     "NaturalExp",
     "OptimMethod",
+    "Optimizer",
     "ParallelAdam",
     "Poly",
     "RMSprop",

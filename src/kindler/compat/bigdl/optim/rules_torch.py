@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from kindler.compat.bigdl.nn.base import Layer
+from kindler.compat.bigdl.nn.base import regularized
 from kindler.compat.bigdl.nn.regularizers import Regularizer
 from kindler.compat.bigdl.optim.methods import LBFGS, OptimMethod
 from kindler.errors import ConfigError
 
-__all__ = ["RuleOptimizer", "TorchRule"]
+__all__ = ["RuleOptimizer", "TorchRule", "refuse_regularizers"]
 
 
 class _Math:
@@ -46,6 +46,8 @@ class RuleOptimizer(torch.optim.Optimizer):
         method: The rule.
         regularizers: What is added to the gradients of some parameters.
         limits: Gradients are clipped between these, if any.
+        resume: Whether to go on from where the method was used last; None is if `Optimizer` used it, here or
+            before it was saved.
     """
 
     def __init__(
@@ -54,10 +56,38 @@ class RuleOptimizer(torch.optim.Optimizer):
         method: OptimMethod,
         regularizers: Iterable[tuple[nn.Parameter, Regularizer]] = (),
         limits: tuple[float, float] | None = None,
+        *,
+        resume: bool | None = None,
     ) -> None:
-        super().__init__(params, {"lr": method.rate(0), "neval": 0})
+        resume = bool(method.kept) if resume is None else resume
+        made = method.state["neval"] - 1 if resume else 0
+        super().__init__(params, {"lr": method.rate(made), "neval": made})
         self._method, self._limits = method, limits
         self._regularizers = {id(parameter): regularizer for parameter, regularizer in regularizers}
+        if resume and any(method.kept):
+            self._resume(method.kept)
+
+    def kept(self) -> list[dict[str, Any]]:
+        """What is kept beside each parameter, as arrays."""
+        states = [
+            self.state.get(parameter, {}) for group in self.param_groups for parameter in group["params"]
+        ]
+        return [{name: value.cpu().numpy() for name, value in state.items()} for state in states]
+
+    def _resume(self, kept: Sequence[Mapping[str, Any]]) -> None:
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        wrong = len(kept) != len(parameters) or any(
+            tuple(value.shape) != tuple(parameter.shape)
+            for parameter, state in zip(parameters, kept, strict=False)
+            for value in state.values()
+        )
+        if wrong:
+            raise ConfigError(
+                f"{self._method!r} was used for a model with other parameters, and goes on from there.\n"
+                "Hint: make a new one for this model."
+            )
+        for parameter, state in zip(parameters, kept, strict=True):
+            self.state[parameter] = {name: torch.tensor(value) for name, value in state.items()}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -96,18 +126,32 @@ class TorchRule:
     Args:
         method: BigDL's optimizer.
         limits: Gradients are clipped between these, if any.
+        resume: Whether to go on from where the method was used last; None is if `Optimizer` used it, here or
+            before it was saved.
     """
 
-    def __init__(self, method: OptimMethod, limits: tuple[float, float] | None = None) -> None:
+    def __init__(
+        self, method: OptimMethod, limits: tuple[float, float] | None = None, *, resume: bool | None = None
+    ) -> None:
         if isinstance(method, LBFGS):
             raise ConfigError(
                 "LBFGS trains graphs of TensorFlow only.\nHint: use Adam, or SGD with momentum."
             )
-        self.method, self.limits = method, limits
+        self.method, self.limits, self.resume = method, limits, resume
 
     def __call__(self, model: nn.Module, config: Mapping[str, Any]) -> RuleOptimizer:
-        regularized = [
-            pair for part in model.modules() if isinstance(part, Layer) for pair in part.own_regularizers()
-        ]
         trained = [parameter for parameter in nn.Module.parameters(model) if parameter.requires_grad]
-        return RuleOptimizer(trained, self.method, regularized, self.limits)
+        return RuleOptimizer(trained, self.method, regularized(model), self.limits, resume=self.resume)
+
+
+def refuse_regularizers(model: Any) -> None:
+    """Complain about regularizers of layers where an optimizer of torch would leave them out.
+
+    Raises:
+        ConfigError: A layer of the model has one.
+    """
+    if isinstance(model, nn.Module) and any(True for _ in regularized(model)):
+        raise ConfigError(
+            "layers of the model have regularizers, which optimizers of torch do not know.\n"
+            "Hint: use one of bigdl.optim.optimizer, or weight_decay of torch's instead of regularizers."
+        )

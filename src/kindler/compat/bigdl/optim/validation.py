@@ -132,11 +132,22 @@ class Top5Accuracy(ValidationMethod):
 
 
 class Loss(ValidationMethod):
-    """The mean of the model's own loss; `cri` is accepted without effect."""
+    """The mean over rows of a criterion.
+
+    Args:
+        cri: The criterion; None is the model's own loss, and `ClassNLLCriterion()` for a model alone.
+        bigdl_type: Without effect.
+    """
 
     tag = "Loss"
 
-    def __init__(self, cri: Any = None, bigdl_type: str = "float") -> None: ...
+    def __init__(self, cri: Any = None, bigdl_type: str = "float") -> None:
+        self.cri = cri
+
+    def score(self, output: Array, label: Array) -> float:
+        from kindler.compat.bigdl.nn.criterion import ClassNLLCriterion
+
+        return float((self.cri or ClassNLLCriterion()).forward(output, label))
 
 
 class MAE(ValidationMethod):

@@ -29,7 +29,13 @@ class JTensor:
     """
 
     def __init__(self, storage: Any, shape: Any, bigdl_type: str = "float", indices: Any = None) -> None:
-        self.storage: Array = np.asarray(storage, dtype=np.float32).reshape(-1)
+        values = np.asarray(storage)
+        self.storage: Array = values.astype(np.float32).reshape(-1)
+        if values.dtype.kind in "iu" and values.size and not (self.storage == values.reshape(-1)).all():
+            raise ConfigError(
+                "JTensor: whole numbers above 16777216 (2 to the power of 24) may not fit float32; received"
+                f" {values.max()}."
+            )
         self.shape: Array = np.asarray(shape, dtype=np.int64).reshape(-1)
         self.indices: Array | None = None if indices is None else np.asarray(indices, dtype=np.int64)
         self.bigdl_type = bigdl_type
@@ -48,7 +54,7 @@ class JTensor:
         """A tensor of an array; None gives None."""
         if a_ndarray is None:
             return None
-        array = np.asarray(a_ndarray, dtype=np.float32)
+        array = np.asarray(a_ndarray)
         return cls(array, array.shape or (1,), bigdl_type)
 
     @classmethod
@@ -64,6 +70,11 @@ class JTensor:
         np.add.at(dense, tuple(self.indices), self.storage)
         return dense
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """The same, for functions of numpy."""
+        array = self.to_ndarray()
+        return array.copy() if dtype is None and copy else array if dtype is None else array.astype(dtype)
+
     def __repr__(self) -> str:
         kind = "JTensor" if self.indices is None else "SparseJTensor"
         return f"{kind}: storage: {self.storage}, shape: {self.shape}"
@@ -77,7 +88,7 @@ class Sample:
         labels: The labels, each a `JTensor`.
     """
 
-    def __init__(self, features: Any, labels: Any, bigdl_type: str = "float") -> None:
+    def __init__(self, features: Any, labels: Any = None, bigdl_type: str = "float") -> None:
         self.features: list[JTensor] = _tensors(features)
         self.labels: list[JTensor] = _tensors(labels)
         self.bigdl_type = bigdl_type
@@ -91,7 +102,7 @@ class Sample:
             labels: A number, an array, or a list of arrays.
             bigdl_type: Without effect.
         """
-        return cls(features, labels if labels is not None else [], bigdl_type)
+        return cls(features, labels, bigdl_type)
 
     @classmethod
     def from_jtensor(cls, features: Any, labels: Any, bigdl_type: str = "float") -> Sample:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from kindler.compat.bigdl.util.arrays import JTensor, Sample
+from kindler.compat.bigdl.util.rng import RNG, set_seed
 from kindler.compat.zoo.common.nncontext import init_nncontext, init_spark_conf
 
 __all__ = [
+    "RNG",
     "EvaluatedResult",
     "JTensor",
     "Sample",
     "create_spark_conf",
     "get_dtype",
+    "get_node_and_core_number",
     "get_spark_context",
     "init_engine",
+    "init_executor_gateway",
     "redire_spark_logs",
     "redirect_spark_logs",
     "set_seed",
@@ -70,11 +74,15 @@ def get_dtype(bigdl_type: str) -> str:
     return "float32"
 
 
-def set_seed(seed: int) -> None:
-    """Seed the numbers that new layers draw their weights from."""
-    import torch
+def get_node_and_core_number(bigdl_type: str = "float") -> tuple[int, int]:
+    """The nodes of the running Spark, and the cores of each."""
+    context = get_spark_context()
+    nodes = int(context.getConf().get("spark.executor.instances", "1"))
+    return nodes, max(1, context.defaultParallelism // nodes)
 
-    torch.manual_seed(seed)
+
+def init_executor_gateway(sc: Any, bigdl_type: str = "float") -> None:
+    """Nothing: executors need no Java gateway."""
 
 
 def to_list(a: Any) -> list[Any]:

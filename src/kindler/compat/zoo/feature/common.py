@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kindler.compat.bigdl.util.arrays import JTensor, Sample
 from kindler.compat.zoo.tfpark.rows import RddRows, Rows, require_rdd
 from kindler.compat.zoo.tfpark.structures import Unpack
 from kindler.errors import ConfigError
@@ -134,34 +135,29 @@ class TensorToSample(Preprocessing):
         return Sample(item)
 
 
-class Sample:
-    """Features and labels of one element, as arrays."""
-
-    def __init__(self, features: Any, labels: Any = None) -> None:
-        self.features, self.labels = features, labels
-
-    @classmethod
-    def from_ndarray(cls, features: Any, labels: Any = None, bigdl_type: str = "float") -> Sample:
-        """A sample of arrays."""
-        return cls(features, labels)
-
-
 class FeatureSet:
     """Elements of an RDD with their preprocessing, to train on.
 
     Create one with `FeatureSet.rdd`, `FeatureSet.sample_rdd` or `FeatureSet.image_frame`.
     """
 
-    def __init__(self, rdd: Any, steps: Sequence[Callable[[Any], Any]] = ()) -> None:
+    def __init__(self, rdd: Any, steps: Sequence[Callable[[Any], Any]] = (), shuffled: bool = True) -> None:
         require_rdd(rdd)
-        self._rdd, self._steps = rdd, tuple(steps)
+        self._rdd, self._steps, self.shuffled = rdd, tuple(steps), shuffled
 
     @classmethod
     def rdd(
         cls, rdd: Any, memory_type: str = "DRAM", sequential_order: bool = False, shuffle: bool = True
     ) -> FeatureSet:
-        """A set of the elements of an RDD: pairs of features and labels, once they are preprocessed."""
-        return cls(rdd)
+        """A set of the elements of an RDD: pairs of features and labels, once they are preprocessed.
+
+        Args:
+            rdd: The RDD.
+            memory_type: Without effect: rows are kept in files that are mapped into memory.
+            sequential_order: Whether rows are trained on in their order.
+            shuffle: Whether each epoch has an order of its own.
+        """
+        return cls(rdd, shuffled=shuffle and not sequential_order)
 
     sample_rdd = rdd
 
@@ -169,14 +165,14 @@ class FeatureSet:
     def image_frame(
         cls, image_frame: Any, memory_type: str = "DRAM", sequential_order: bool = False, shuffle: bool = True
     ) -> FeatureSet:
-        """A set of the images of an `ImageSet`."""
-        return cls(image_frame.rdd, image_frame.steps)
+        """A set of the images of an `ImageSet`; see `rdd`."""
+        return cls(image_frame.rdd, image_frame.steps, shuffle and not sequential_order)
 
     image_set = image_frame
 
     def transform(self, transformer: Callable[[Any], Any]) -> FeatureSet:
         """The set after a step of preprocessing."""
-        return FeatureSet(self._rdd, (*self._steps, transformer))
+        return FeatureSet(self._rdd, (*self._steps, transformer), self.shuffled)
 
     def to_dataset(self) -> FeatureSet:
         """The set itself, as `TFDataset.from_feature_set` takes it."""
@@ -197,5 +193,12 @@ class ToPair:
         made = self.steps(item)
         sample = made.get("sample", made) if isinstance(made, dict) else made
         if isinstance(sample, Sample):
-            return (sample.features, sample.labels) if self.labelled else sample.features
+            features, labels = _arrays(sample.features), _arrays(sample.labels)
+            return (features, labels) if self.labelled else features
         return sample
+
+
+def _arrays(tensors: Sequence[JTensor]) -> Any:
+    """The arrays of a sample: one, or a list of them."""
+    found = [tensor.to_ndarray() for tensor in tensors]
+    return found[0] if len(found) == 1 else found

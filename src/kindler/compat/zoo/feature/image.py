@@ -36,6 +36,7 @@ __all__ = [
     "ImageSetToSample",
 ]
 
+_RESAMPLING = ("NEAREST", "BILINEAR", "BICUBIC", "BOX", "LANCZOS")  # by the numbers of OpenCV
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 
 Item = dict[str, Any]
@@ -72,12 +73,13 @@ class ImageSet:
             min_partitions: The least number of partitions.
             resize_height: The height to scale images to; -1 leaves them.
             resize_width: The width to scale images to.
-            image_codec: Without effect.
+            image_codec: OpenCV's -1 or 1: images have three colours.
             with_label: Whether the label is the number of the image's folder, in the order of names.
             one_based_label: Whether labels count from 1.
             label_map: The label of each folder, instead of its number.
             bigdl_type: Without effect.
         """
+        _require_colours(image_codec)
         files = _files(path)
         labels: dict[str, int] = dict(label_map or {})
         if with_label and not labels:
@@ -100,9 +102,16 @@ class ImageSet:
         return ImageSet(self.rdd, (*self.steps, transformer), self.label_map)
 
     def get_image(self, key: str = "floats", to_chw: bool = True) -> Any:
-        """An RDD of the images as arrays; channels first, if `to_chw`."""
+        """An RDD of the images as arrays; channels first, if `to_chw`.
+
+        Args:
+            key: What of an image; "floats" are its present pixels, other keys are those that steps gave.
+            to_chw: Whether channels come first.
+        """
 
         def image(item: Item) -> Any:
+            if key != "floats":
+                return item[key]
             mat = item["imageTensor"] if "imageTensor" in item else _mat(item)["mat"]
             return (
                 np.transpose(mat, (2, 0, 1))
@@ -161,26 +170,38 @@ class ImagePreprocessing(Preprocessing):
 
 
 class ImageBytesToMat(ImagePreprocessing):
-    """Decode the image."""
+    """Decode the image; `byte_key` must be "bytes", and `image_codec` OpenCV's -1 or 1."""
 
-    def __init__(self, byte_key: str = "bytes", image_codec: int = -1) -> None: ...
+    def __init__(self, byte_key: str = "bytes", image_codec: int = -1) -> None:
+        _require_colours(image_codec)
+        if byte_key != "bytes":
+            raise ConfigError(f"ImageBytesToMat: byte_key must be 'bytes'; received {byte_key!r}.")
 
     def change(self, image: Any) -> Any:
         return image
 
 
 class ImageResize(ImagePreprocessing):
-    """Scale the image."""
+    """Scale the image.
+
+    Args:
+        resize_h: The new height.
+        resize_w: The new width.
+        resize_mode: OpenCV's number: 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos.
+        use_scale_factor: Without effect: the new size is exact.
+    """
 
     def __init__(
         self, resize_h: int, resize_w: int, resize_mode: int = 1, use_scale_factor: bool = True
     ) -> None:
-        self.size = (resize_h, resize_w)
+        if resize_mode not in range(len(_RESAMPLING)):
+            raise ConfigError(f"ImageResize: resize_mode must be 0 to 4; received {resize_mode!r}.")
+        self.size, self.resampling = (resize_h, resize_w), _RESAMPLING[resize_mode]
 
     def change(self, image: Any) -> Any:
         pil = _pillow()
         planes = [
-            pil.fromarray(image[..., channel]).resize(self.size[::-1], pil.Resampling.BILINEAR)
+            pil.fromarray(image[..., channel]).resize(self.size[::-1], pil.Resampling[self.resampling])
             for channel in range(image.shape[-1])
         ]
         return np.stack([np.asarray(plane) for plane in planes], axis=-1)
@@ -260,7 +281,7 @@ class ImageMatToTensor(Preprocessing):
     Args:
         to_RGB: Whether to put red first.
         tensor_key: Its key.
-        share_buffer: Without effect.
+        share_buffer: Without effect: it changes speed only.
         format: "NCHW", channels first, or "NHWC".
     """
 
@@ -336,6 +357,14 @@ def _mat(item: Item) -> Item:
     with _pillow().open(io.BytesIO(item["bytes"])) as image:
         rgb = np.asarray(image.convert("RGB"), np.float32)
     return {**item, "mat": np.ascontiguousarray(rgb[..., ::-1])}
+
+
+def _require_colours(image_codec: int) -> None:
+    if image_codec not in (-1, 1):
+        raise ConfigError(
+            f"image_codec={image_codec!r}: images are decoded to three colours, which are -1 and 1.\n"
+            "Hint: kindler.read_images(mode='L') reads grey ones."
+        )
 
 
 def _pillow() -> Any:

@@ -51,10 +51,10 @@ def init_orca_context(
         cores: How many cores; None or "*" takes all.
         memory: The memory of Spark, such as "4g".
         num_nodes: Without effect: a cluster has the nodes that it has.
-        init_ray_on_spark: Without effect.
-        init_executor_gateway: Without effect.
-        options: `conf` is passed on to Spark, `master` is that of "standalone"; others are accepted without
-            effect.
+        init_ray_on_spark: Without effect: nothing here runs on Ray.
+        init_executor_gateway: Without effect: executors need no Java gateway.
+        options: `conf` is passed on to Spark, `master` is that of "standalone"; others, which said how to
+            start Spark on YARN and Kubernetes, and Ray, have no effect: spark-submit has them.
 
     Raises:
         InvalidInput: There is no such mode, or it needs spark-submit.

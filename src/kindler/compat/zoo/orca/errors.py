@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from kindler.errors import ConfigError
 
-__all__ = ["InvalidInput", "as_orca"]
+__all__ = ["InvalidInput", "as_orca", "refuse_given"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,3 +30,15 @@ def as_orca(function: Function) -> Function:
             raise InvalidInput(*exc.args) from exc
 
     return cast("Function", converted)
+
+
+def refuse_given(function: str, **arguments: Any) -> None:
+    """Complain about arguments that would change what a program gets, and that nobody heeds here.
+
+    Raises:
+        InvalidInput: One of them is not None.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if given:
+        several = ", ".join(f"{name}={value!r:.40}" for name, value in given.items())
+        raise InvalidInput(f"{function}: not supported: {several}.\nHint: leave it out.")

@@ -125,15 +125,19 @@ def element_wise(frozen: FrozenGraph, metas: Sequence[Any]) -> tuple[list[Any], 
     """Placeholders and outputs, in the default graph, of a graph that takes one element at a time.
 
     Args:
-        frozen: A graph whose inputs have a first dimension of 1.
+        frozen: A graph whose inputs are single elements, or have a first dimension of 1.
         metas: The dtype and the shape of one row of each input.
     """
     graph_def = tf.GraphDef.FromString(frozen.graph_def)
     fed = [tf.placeholder(meta.dtype, [None, *meta.shape]) for meta in metas]
-    dtypes = [load(frozen.graph_def).get_tensor_by_name(name).dtype for name in frozen.outputs]
+    graph = load(frozen.graph_def)
+    dtypes = [graph.get_tensor_by_name(name).dtype for name in frozen.outputs]
+    single = {name for name, meta in zip(frozen.inputs, metas, strict=True)
+              if graph.get_tensor_by_name(name).shape.rank == len(meta.shape)}  # fmt: skip
 
     def one(row: Any) -> list[Any]:
-        given = {name: part[None] for name, part in zip(frozen.inputs, row, strict=True)}
+        parts = zip(frozen.inputs, row, strict=True)
+        given = {name: part if name in single else part[None] for name, part in parts}
         return list(
             tf.import_graph_def(graph_def, input_map=given, return_elements=list(frozen.outputs), name="")
         )

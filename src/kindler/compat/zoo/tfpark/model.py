@@ -166,13 +166,15 @@ class KerasModel:
 
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None,
                        reset_metrics: bool = True) -> Any:  # fmt: skip
-        """One step of Keras, here."""
+        """One step of Keras, here; `reset_metrics` must be True."""
+        _refuse_kept_metrics(reset_metrics)
         return self.model.train_on_batch(x, y, sample_weight=sample_weight, class_weight=class_weight)
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, reset_metrics: bool = True
     ) -> Any:
-        """Keras's figures for one batch, here."""
+        """Keras's figures for one batch, here; `reset_metrics` must be True."""
+        _refuse_kept_metrics(reset_metrics)
         return self.model.test_on_batch(x, y, sample_weight=sample_weight)
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -265,3 +267,8 @@ def _shown(name: str) -> str:
 def _metrics_of(model: Any) -> Any:
     config: Any = model.get_compile_config() if hasattr(model, "get_compile_config") else None
     return flatten((config or {}).get("metrics")) or None
+
+
+def _refuse_kept_metrics(reset_metrics: bool) -> None:
+    if not reset_metrics:
+        raise ConfigError("reset_metrics=False is not supported: figures are those of the batch alone.")

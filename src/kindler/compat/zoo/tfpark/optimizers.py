@@ -26,6 +26,7 @@ def graph_optimizers(given: Any) -> Any:
     if isinstance(given, Mapping):
         return {prefix: graph_optimizers(part) for prefix, part in given.items()}
     if isinstance(given, OptimMethod):
+        given.refuse_used()
         return graph_optimizer(given)
     if isinstance(given, tf.train.Optimizer):
         return given

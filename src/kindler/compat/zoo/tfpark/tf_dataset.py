@@ -413,14 +413,19 @@ class TFDataset:
             batch_per_thread: Rows of one call of the model in evaluation.
             hard_code_batch_size: Whether the tensors' first dimension is fixed.
             validation_dataset: Rows to validate with.
-            sequential_order: Accepted without effect.
-            shuffle: Accepted without effect.
+            sequential_order: Without effect: the dataset's own order counts.
+            shuffle: Without effect, for the same reason.
             remove_checking: Whether to take a dataset that looks batched.
-            batch_outside: Accepted without effect.
-            inter_threads: Accepted without effect.
-            intra_threads: Accepted without effect.
-            auto_shard_files: Accepted without effect: files are shared out where there are enough.
+            batch_outside: Must be False: elements are single rows.
+            inter_threads: Without effect: it changes speed only.
+            intra_threads: Without effect: it changes speed only.
+            auto_shard_files: Without effect: files are shared out where there are enough.
         """
+        if batch_outside:
+            raise ConfigError(
+                "from_tf_data_dataset: batch_outside=True is not supported.\nHint: pass the dataset before"
+                " its batch(), with batch_size."
+            )
         structure = _element_structure(dataset)
         for given in filter(lambda one: one is not None, (dataset, validation_dataset)):
             if not remove_checking:
@@ -498,7 +503,7 @@ class TFDataset:
             batch_size,
             batch_per_thread,
             hard_code_batch_size,
-            True,
+            getattr(dataset, "shuffled", True),
         )
 
 

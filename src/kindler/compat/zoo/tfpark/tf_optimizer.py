@@ -116,13 +116,15 @@ class TFOptimizer:
             session_config: A `tf.ConfigProto` for the sessions of the workers.
             model_dir: A folder for checkpoints.
             updates: Operations to run with every step; None takes those of `UPDATE_OPS`.
-            freeze: Accepted without effect.
+            freeze: Must be False: what is trained are the trainable variables.
             val_split: Must be 0; give validation rows to the dataset.
 
         Raises:
             ConfigError: The loss depends on no dataset or no variable, or on a placeholder that nobody feeds.
         """
         _require_scalar(loss)
+        if freeze:
+            raise ConfigError("from_loss: freeze=True is not supported.\nHint: make variables not trainable.")
         if val_split:
             raise ConfigError(
                 "val_split is not supported.\nHint: from_rdd(..., val_rdd=...) has validation rows."
@@ -133,7 +135,7 @@ class TFOptimizer:
         dataset.require_training("used for training")
         judged = _validation(val_outputs, val_labels, val_method)
         found = {
-            **{str(name): tensor for name, tensor in (metrics or {}).items() if name != "loss"},
+            **without_loss(metrics or {}, loss),
             **judged,
         }
         refuse_unfed([loss], [*features, *labels], tensor_with_value)
@@ -386,6 +388,8 @@ def _validation(outputs: Any, labels: Any, methods: Any) -> dict[str, Any]:
     found = {}
     with output.graph.as_default():
         for method in judged:
+            if getattr(method, "cri", None) is not None:
+                raise ConfigError("Loss of a graph is its own loss.\nHint: Loss() without a criterion.")
             tensor = method.tensor(tf, output, label)
             if tensor is not None:
                 found[method.tag] = tensor
@@ -394,6 +398,21 @@ def _validation(outputs: Any, labels: Any, methods: Any) -> dict[str, Any]:
                     f"{method!r} cannot be computed while training.\nHint: evaluate it on predictions."
                 )
     return found
+
+
+def without_loss(metrics: Mapping[str, Any], loss: Any) -> dict[str, Any]:
+    """Metrics other than the loss under its own name, which is reported anyway.
+
+    Raises:
+        ConfigError: Another tensor has the name of the loss.
+    """
+    other = metrics.get("loss", loss)
+    if other is not loss:
+        raise ConfigError(
+            f"metrics: 'loss' is the name of the loss, {loss.name}; received {other.name} for it.\n"
+            "Hint: give the metric another name."
+        )
+    return {str(name): tensor for name, tensor in metrics.items() if name != "loss"}
 
 
 def _require_scalar(loss: Any) -> None:

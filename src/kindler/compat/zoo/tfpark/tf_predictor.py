@@ -69,18 +69,29 @@ def predict_graph(sess: Any, dataset: TFDataset, outputs: list[Any], inputs: lis
         )
     fed = dataset.fed_features if inputs is None else inputs
     refuse_unfed(outputs, fed)
-    if not dataset.has_batch or any(tensor.dtype == tf.string for tensor in fed):
-        return _predict_frozen(sess, dataset, outputs, fed)
+    # Placeholders of the program's own have an axis for rows whatever the dataset's tensors have.
+    by_rows = dataset.has_batch or (inputs is not None and _has_rows(inputs, dataset))
+    if not by_rows or any(tensor.dtype == tf.string for tensor in fed):
+        return _predict_frozen(sess, dataset, outputs, fed, by_rows=by_rows)
     made = TFParkEstimator.from_graph(inputs=list(fed), outputs=list(outputs), sess=sess, engine=engine())
     assert isinstance(made, TFParkEstimator)
     return predicted_rdd(made, dataset.columns(), dataset.rows_per_call)
 
 
-def _predict_frozen(sess: Any, dataset: TFDataset, outputs: list[Any], fed: list[Any]) -> Any:
+def _has_rows(inputs: list[Any], dataset: TFDataset) -> bool:
+    ranks = [
+        (tensor.shape.rank, len(meta.shape)) for tensor, meta in zip(inputs, dataset.features, strict=False)
+    ]
+    return all(rank is None or rank == own + 1 for rank, own in ranks)
+
+
+def _predict_frozen(
+    sess: Any, dataset: TFDataset, outputs: list[Any], fed: list[Any], *, by_rows: bool
+) -> Any:
     """As a graph of constants, behind other placeholders: for single elements, and for strings."""
     frozen = freeze(sess, fed, outputs)
     with tf.Graph().as_default():
-        if dataset.has_batch:
+        if by_rows:
             given = [
                 tf.placeholder(tf.uint8, [None, None]) if t.dtype == tf.string else _like(t) for t in fed
             ]

@@ -30,7 +30,7 @@ class TFNet:
         path: A frozen graph (`.pb`), or a folder that `export_tf` of Analytics Zoo wrote.
         input_names: The tensors that are fed, such as "input:0"; for a folder, those of its metadata.
         output_names: The tensors that are computed.
-        tf_session_config: Accepted without effect.
+        tf_session_config: Without effect: it changes speed only.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class TFNet:
             signature: The signature whose inputs and outputs to use; None is "serving_default".
             inputs: Names of the input tensors, instead of those of the signature.
             outputs: Names of the output tensors.
-            tf_session_config: Accepted without effect.
+            tf_session_config: Without effect: it changes speed only.
             init_op: An operation to run after loading.
         """
         if not os.path.isdir(model_path):
@@ -131,7 +131,7 @@ class TFNet:
                 arrays.
             batch_per_thread: Rows of one call, for arrays and DataFrames.
             distributed: Whether arrays are scored by all workers.
-            mini_batch: Accepted without effect.
+            mini_batch: Without effect: it was for RDDs of batches, which nothing here takes.
             feature_cols: The columns of a DataFrame, in the order of the inputs.
             options: Those of `Estimator.predict`, for a DataFrame.
         """

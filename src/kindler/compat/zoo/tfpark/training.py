@@ -32,6 +32,11 @@ class TFParkEstimator(Estimator):
         replica = self._live.replica
         return int(replica.epoch), int(replica.step)
 
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer of a torch model, as the last run left it."""
+        return self._live.replica.optimizer
+
     def _run(
         self,
         data: Input,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from kindler.compat.zoo.orca.data.image.preprocessing import read_images
 from kindler.xshards import SharedValue, XShards
 
-__all__ = ["SharedValue", "SparkXShards", "XShards"]
+__all__ = ["SharedValue", "SparkXShards", "XShards", "read_images"]
 
 SparkXShards = XShards

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from kindler.compat.bigdl.nn.base import Layer
+from kindler.compat.bigdl.nn.base import regularized
 from kindler.compat.bigdl.nn.files import read_layer, write_layer
 from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.metrics_torch import torch_metrics
-from kindler.compat.bigdl.optim.rules_torch import TorchRule
+from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizers
 from kindler.compat.bigdl.optim.summaries import TrainSummary, ValidationSummary
 from kindler.compat.bigdl.optim.triggers import EveryEpoch
-from kindler.compat.bigdl.optim.validation import Loss, Scores, named_all, tag_of
+from kindler.compat.bigdl.optim.validation import Scores, named_all, tag_of
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
 from kindler.compat.zoo.orca.learn.backends import sync_of
-from kindler.compat.zoo.orca.learn.bigdl.shapes import ShapedModel, shapes_of
+from kindler.compat.zoo.orca.learn.bigdl.shapes import ShapedModel, joined_labels, shapes_of
 from kindler.compat.zoo.orca.learn.nodes import workers_of
 from kindler.compat.zoo.tfpark import checkpoints
 from kindler.compat.zoo.tfpark.training import TFParkEstimator
@@ -116,8 +116,8 @@ class BigDLEstimator:
             batch_size: Rows of a step over all workers; it need not be a multiple of anything.
             feature_cols: Columns of a DataFrame; several become one vector, unless `feature_preprocessing`
                 says that the model has several inputs.
-            label_cols: Its columns of labels.
-            caching_sample: Without effect.
+            label_cols: Its columns of labels; several become one vector, as in Orca.
+            caching_sample: Without effect: rows are in memory-mapped files.
             validation_data: Data of the same kind, evaluated after each epoch.
             validation_trigger: Accepted; validation is after each epoch.
             checkpoint_trigger: When a checkpoint is written to `model_dir`.
@@ -138,12 +138,14 @@ class BigDLEstimator:
         options: dict[str, Any] = {}
         if trigger is not None:
             options = {"checkpoint_trigger": trigger, "keep_checkpoints": None}
+        data, label = joined_labels(data, label_cols)
+        checked = None if validation_data is None else joined_labels(validation_data, label_cols)[0]
         self._core.fit(
             data,
             epochs=more,
             batch_size=batch_size,
-            validation_data=validation_data,
-            **self._columns(data, feature_cols, label_cols),
+            validation_data=checked,
+            **self._columns(data, feature_cols, label),
             **options,
             **sync_of("bigdl", divide=self._divide()),
         )
@@ -181,12 +183,11 @@ class BigDLEstimator:
         """The metrics by BigDL's names, as {"Top1Accuracy": ...}; every row counts once."""
         if not self.metrics:
             raise InvalidInput("evaluate needs metrics.\nHint: from_bigdl(metrics=[Accuracy()]).")
+        data, label = joined_labels(data, label_cols)
         found = self._core.evaluate(
-            data, batch_size=batch_size, verbose=0, **self._columns(data, feature_cols, label_cols)
+            data, batch_size=batch_size, verbose=0, **self._columns(data, feature_cols, label)
         )
-        named = {
-            method.tag: found["loss" if isinstance(method, Loss) else method.tag] for method in self.metrics
-        }
+        named = {method.tag: found[method.tag if method.tag in found else "loss"] for method in self.metrics}
         return Scores(named)
 
     def get_model(self) -> Any:
@@ -247,7 +248,7 @@ class BigDLEstimator:
         Args:
             path: The folder, or the checkpoint itself.
             version: The step after which it was written; None is the newest.
-            prefix: Without effect.
+            prefix: Without effect: a checkpoint is one file.
         """
         self._core.load_checkpoint(checkpoints.find(path, version))
         self._core.get_model()
@@ -317,16 +318,14 @@ class BigDLEstimator:
             raise InvalidInput(
                 "set_constant_gradient_clipping needs an optimizer of bigdl.optim.optimizer, such as Adam()."
             )
+        if self.optimizer is not None:
+            refuse_regularizers(self.model)
         return self.optimizer
 
     def _divide(self) -> str | None:
         """What the optimizer's work can be divided into; regularizers know whole parameters only."""
-        layers = [part for part in self.model.modules() if isinstance(part, Layer)]
-        if not isinstance(self.optimizer, OptimMethod) or any(
-            True for p in layers for _ in p.own_regularizers()
-        ):
-            return None
-        return "elements"
+        whole = any(True for _ in regularized(self.model))
+        return None if whole or not isinstance(self.optimizer, OptimMethod) else "elements"
 
     def _rebuild(self) -> None:
         """Another estimator of the same model that goes on from where this one is."""

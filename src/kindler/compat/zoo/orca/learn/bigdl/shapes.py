@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,9 +16,10 @@ from kindler.compat.zoo.feature.common import (
     SeqToTensor,
     TensorToSample,
 )
+from kindler.data.arrays import is_spark_frame
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["ShapedModel", "shapes_of"]
+__all__ = ["ShapedModel", "joined_labels", "shapes_of"]
 
 Shapes = list[tuple[int, ...]]
 
@@ -54,6 +56,44 @@ def shapes_of(given: Any, argument: str) -> Shapes | None:
         f" SeqToMultipleTensors or ArrayToTensor of zoo.feature.common; received {given!r}.\n"
         "Hint: preprocess other columns before, with Spark or XShards.transform_shard."
     )
+
+
+def joined_labels(data: Any, labels: Any) -> tuple[Any, Any]:
+    """Data whose several columns of labels are one vector, and that column; single ones stay as they are.
+
+    Args:
+        data: A Spark DataFrame, or shards.
+        labels: The name of a column, or a list of names.
+    """
+    if not isinstance(labels, list | tuple) or len(labels) < 2:
+        return data, labels
+    name = f"labels({', '.join(labels)})"
+    if not is_spark_frame(data):
+        return data.transform_shard(_Joined(tuple(labels), name)), name
+    kinds = {label: data.schema[label].dataType.simpleString() for label in labels}
+    parts = [
+        f"cast(`{label}` as array<double>)"
+        if kind.startswith("array")
+        else f"array(cast(`{label}` as double))"
+        for label, kind in kinds.items()
+    ]
+    return data.selectExpr("*", f"concat({', '.join(parts)}) as `{name}`"), name
+
+
+class _Joined:
+    """Joins columns of a pandas DataFrame; other shards have their labels in one array anyway."""
+
+    def __init__(self, labels: tuple[str, ...], name: str) -> None:
+        self.labels, self.name = labels, name
+
+    def __call__(self, shard: Any) -> Any:
+        if not hasattr(shard, "assign"):
+            raise DataError(
+                f"label_cols={list(self.labels)} names columns; the shards are {type(shard).__qualname__}.\n"
+                'Hint: shards of {"x": ..., "y": ...} need no label_cols.'
+            )
+        rows = zip(*(shard[label] for label in self.labels), strict=True)
+        return shard.assign(**{self.name: [np.hstack(row).astype(np.float64) for row in rows]})
 
 
 class ShapedModel(nn.Module):

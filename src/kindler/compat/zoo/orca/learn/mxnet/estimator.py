@@ -38,7 +38,7 @@ class Estimator:
             validation_metrics_creator: Called with `config`; returns metrics of validation.
             num_workers: Number of workers; None is one.
             num_servers: Without effect: gradients are summed by the workers themselves.
-            runner_cores: Without effect.
+            runner_cores: Without effect: it changes speed only.
         """
         made = CoreEstimator.from_mxnet(
             config,
@@ -75,7 +75,7 @@ class MXNetEstimator:
             epochs: Number of epochs.
             batch_size: Rows of a step of each worker, as in Orca.
             validation_data: Data to judge after each epoch.
-            train_resize_batch_num: Without effect: uneven data is no problem.
+            train_resize_batch_num: Steps of an epoch; None is one pass over all rows.
             feature_cols: Columns of shards of DataFrames.
             label_cols: Their columns of labels.
         """
@@ -83,6 +83,7 @@ class MXNetEstimator:
             data,
             epochs=epochs,
             batch_size=batch_size * (self._made.workers or 1),
+            steps_per_epoch=train_resize_batch_num,
             validation_data=validation_data,
             feature_cols=feature_cols,
             label_cols=label_cols,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
@@ -41,20 +42,27 @@ class OpenvinoEstimator:
         input_cols: Any = None,
         config: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The outputs for arrays as arrays, for shards as shards of arrays, for a DataFrame as columns.
+        """The outputs: for arrays as arrays, for a DataFrame or shards with them, as `prediction`.
 
         Args:
             data: An array or a list of arrays, an `XShards` of {"x": ...}, or a Spark DataFrame.
             feature_cols: Columns of a DataFrame.
             batch_size: Rows per call of the model; any number works, the remainder included.
-            input_cols: Names of the model's inputs, in the order of `feature_cols`.
+            input_cols: Names of the model's inputs, in the order of `feature_cols` or of the arrays; None is
+                their own order.
             config: Properties of OpenVINO to compile the model with.
+
+        Returns:
+            Arrays for arrays, several outputs as a list; a DataFrame with columns of outputs for a
+            DataFrame; shards of {"x": ..., "prediction": ...} for shards, several outputs as a list there.
         """
         made = self._made if config is None else CoreEstimator.from_openvino(self._path, config=config)
+        if input_cols is not None:
+            data, feature_cols = _by_input(self._path, input_cols, data, feature_cols)
         columns = {} if feature_cols is None else {"feature_cols": feature_cols}
         found = made.predict(data, batch_size=batch_size, **columns)
-        if hasattr(data, "transform_shard"):
-            return found.transform_shard(_outputs)
+        if hasattr(data, "transform_shard") and isinstance(first := data.first(), dict):
+            return found.transform_shard(_Predicted(tuple(first)))
         return found
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +86,53 @@ class OpenvinoEstimator:
         self._path, self._made = model_path, CoreEstimator.from_openvino(model_path)
 
 
-def _outputs(shard: Any) -> Any:
-    """What the model added to a shard of {"x": ...}: an array, or a list of them."""
-    found = [value for name, value in shard.items() if name not in ("x", "y")]
-    return found[0] if len(found) == 1 else found
+class _Predicted:
+    """Outputs of a shard as its `prediction`: an array, or a list of them."""
+
+    def __init__(self, given: tuple[str, ...]) -> None:
+        self.given = given
+
+    def __call__(self, shard: Any) -> Any:
+        outputs = [value for name, value in shard.items() if name not in self.given]
+        rest = {name: shard[name] for name in self.given}
+        return {**rest, "prediction": outputs[0] if len(outputs) == 1 else outputs}
+
+
+class _Arranged:
+    """The inputs of a shard in the order of the model's."""
+
+    def __init__(self, order: list[int]) -> None:
+        self.order = order
+
+    def __call__(self, shard: Any) -> Any:
+        return {**shard, "x": [shard["x"][place] for place in self.order]}
+
+
+def _by_input(path: str, inputs: Any, data: Any, feature_cols: Any) -> tuple[Any, Any]:
+    """Data, or its columns, in the order of the model's inputs.
+
+    Raises:
+        InvalidInput: The model has other inputs, or there are fewer columns or arrays.
+    """
+    from kindler.frameworks.openvino.graph import names_of, read_file
+
+    given, names = _several(inputs), names_of(read_file(Path(path)).inputs, "input")
+    if sorted(given) != sorted(names):
+        raise InvalidInput(f"input_cols={given}: the model has the inputs {names}.")
+    order = [given.index(name) for name in names]
+    if hasattr(data, "transform_shard"):
+        return data.transform_shard(_Arranged(order)), feature_cols
+    columns = data if feature_cols is None else _several(feature_cols)
+    if not isinstance(columns, list | tuple) or len(columns) != len(order):
+        raise InvalidInput(f"input_cols={given} needs as many arrays or feature_cols.")
+    arranged = [columns[place] for place in order]
+    if feature_cols is None:
+        return arranged, None
+    for name, column in zip(names, arranged, strict=True):
+        if column in names and column != name:  # columns with names of inputs go to those
+            raise InvalidInput(f"column {column!r} has the name of another input.\nHint: rename it.")
+    return data, arranged
+
+
+def _several(names: Any) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from kindler.compat.bigdl.nn.base import regularized
 from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.metrics_torch import torch_metrics
-from kindler.compat.bigdl.optim.rules_torch import TorchRule
+from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizers
 from kindler.compat.bigdl.optim.summaries import TrainSummary, ValidationSummary
 from kindler.compat.bigdl.optim.validation import ValidationMethod, tag_of
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
 from kindler.compat.zoo.orca.learn.backends import check_backend, sync_of
+from kindler.compat.zoo.orca.learn.limited import first_steps
 from kindler.compat.zoo.orca.learn.nodes import workers_of
 from kindler.compat.zoo.orca.learn.pytorch.callbacks.model_checkpoint import ModelCheckpoint
 from kindler.compat.zoo.orca.learn.pytorch.reports import ReportingEstimator
@@ -75,8 +77,8 @@ class Estimator:
             use_tqdm: Without effect: progress is shown.
             model_dir: A folder for checkpoints.
             sync_stats: Without effect: figures are always those of all workers.
-            log_level: Without effect.
-            log_to_driver: Without effect.
+            log_level: Without effect: it changes what is logged only.
+            log_to_driver: Without effect: what workers print is shown.
             scheduler_step_freq: Whether the schedule moves after each "epoch" or each "batch".
             initialization_hook: Must be None: use `callbacks` with `before_run`.
             training_operator_cls: Must be None: use `MainCallback`.
@@ -101,7 +103,7 @@ class Estimator:
             backend = "bigdl" if isinstance(model, torch.nn.Module) else "spark"
         return PyTorchEstimator(
             backend=check_backend(backend, _BACKENDS),
-            divide=_divide(optimizer),
+            divide=_divide(optimizer, model),
             core={
                 "model": model,
                 "optimizer": TorchRule(optimizer) if isinstance(optimizer, OptimMethod) else optimizer,
@@ -173,7 +175,7 @@ class PyTorchEstimator:
             validation_data: Data to evaluate after each epoch.
             callbacks: Callbacks of `orca.learn.pytorch.callbacks`.
             checkpoint_trigger: When a checkpoint is written to `model_dir`.
-            info: Without effect.
+            info: Without effect: only a `training_operator_cls` of Orca read it.
 
         Returns:
             With the backend "bigdl" the estimator; otherwise a list with the stats of each epoch.
@@ -227,35 +229,38 @@ class PyTorchEstimator:
         validation_metrics: Any = None,
         info: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Evaluate every row once.
+        """Judge rows, each once.
 
         Args:
             data: Data as `fit` takes it.
             batch_size: Rows of a step over all workers; None is 32.
-            num_steps: Without effect: every row counts.
-            profile: Without effect.
+            num_steps: How many steps are judged; None is every row.
+            profile: Without effect: nothing is measured.
             reduce_results: Whether figures are those of all workers; otherwise it is a list with those of
                 each worker.
             feature_cols: Columns of a DataFrame for the inputs.
             label_cols: Its columns for the labels.
             callbacks: Must be empty.
-            validation_metrics: Without effect: the metrics are those of the estimator.
-            info: Without effect.
+            validation_metrics: Metrics to compute instead of the estimator's.
+            info: Without effect: only a `training_operator_cls` of Orca read it.
 
         Returns:
             "num_samples", "val_loss", and each metric by its name.
         """
         if callbacks:
             raise InvalidInput("evaluate has no callbacks.\nHint: those of fit see each validation.")
-        found = self._core.evaluate(
-            data,
-            batch_size=32 if batch_size is None else batch_size,
+        core, rows = self._core, 32 if batch_size is None else batch_size
+        if validation_metrics is not None:
+            core = self._remade(metrics=_metrics(validation_metrics, self._given["loss"]))
+        found = core.evaluate(
+            first_steps(data, num_steps, rows, "num_steps"),
+            batch_size=rows,
             feature_cols=feature_cols,
             label_cols=label_cols,
         )
         if reduce_results:
             return _judgement(found)
-        return [_judgement(own) for own in self._core.reports.judged()]
+        return [_judgement(own) for own in core.reports.judged()]
 
     @as_orca
     def predict(
@@ -274,7 +279,7 @@ class PyTorchEstimator:
             batch_size: Rows per call of the model.
             feature_cols: Columns of a DataFrame for the inputs.
             output_cols: Names for several outputs.
-            profile: Without effect.
+            profile: Without effect: nothing is measured.
             callbacks: Must be empty.
         """
         if callbacks:
@@ -383,19 +388,24 @@ class PyTorchEstimator:
     def shutdown(self, force: bool = False) -> None:
         """Release what the estimator holds: nothing."""
 
-    def _made(self) -> ReportingEstimator:
+    def _made(self, **changes: Any) -> ReportingEstimator:
         made = ReportingEstimator.from_torch(
-            **self._given, clip_norm=self._clip_norm, clip_value=self._clip_value
+            **{**self._given, **changes}, clip_norm=self._clip_norm, clip_value=self._clip_value
         )
         assert isinstance(made, ReportingEstimator)
         return made
 
     def _rebuild(self) -> None:
-        before, self._core = self._core, self._made()
-        self._core.train_summary, self._core.val_summary = before.train_summary, before.val_summary
+        self._core = self._remade()
+
+    def _remade(self, **changes: Any) -> ReportingEstimator:
+        """Another estimator of the same model that goes on from where this one is."""
+        before, made = self._core, self._made(**changes)
+        made.train_summary, made.val_summary = before.train_summary, before.val_summary
         if before._live.state:
-            self._core._live.state = before._live.state
-            self._core.restore_columns(before.signature, list(before.history))
+            made._live.state = before._live.state
+            made.restore_columns(before.signature, list(before.history))
+        return made
 
 
 def _known(values: np.ndarray[Any, Any]) -> Any:
@@ -421,10 +431,13 @@ def _metrics(given: Any, loss: Any) -> Any:
     return made
 
 
-def _divide(optimizer: Any) -> str | None:
+def _divide(optimizer: Any, model: Any) -> str | None:
     """What the work of an optimizer can be divided into, as `sync_of` takes it."""
     if isinstance(optimizer, OptimMethod):
-        return "elements"
+        # Regularizers know whole parameters only.
+        whole = isinstance(model, torch.nn.Module) and any(True for _ in regularized(model))
+        return None if whole else "elements"
+    refuse_regularizers(model)
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
     known = issubclass(kind, torch.optim.Optimizer) and kind.__module__.startswith("torch.optim")
     return "" if known else None

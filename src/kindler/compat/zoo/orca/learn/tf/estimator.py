@@ -16,7 +16,9 @@ from kindler.compat.zoo.tfpark.keras_graph import KerasGraph, is_graph_model
 from kindler.compat.zoo.tfpark.model import keras_estimator, renamed
 from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
 from kindler.compat.zoo.tfpark.tf_data import batched, refuse_batched
+from kindler.compat.zoo.tfpark.tf_optimizer import without_loss
 from kindler.compat.zoo.tfpark.training import TFParkEstimator
+from kindler.data.arrays import is_spark_frame
 from kindler.errors import ConfigError
 
 __all__ = ["Estimator"]
@@ -30,9 +32,12 @@ class Estimator:
     Create one with `Estimator.from_graph` or `Estimator.from_keras`.
     """
 
-    def __init__(self, made: TFParkEstimator, *, model_dir: Any = None, counts: bool = False) -> None:
+    def __init__(
+        self, made: TFParkEstimator, *, model_dir: Any = None, counts: bool = False, labelled: bool = True
+    ) -> None:
         self._made = made
         self._model_dir = model_dir
+        self._labelled = labelled  # whether the model has labels
         self._counts = counts  # whether epochs are those since the model was new
         self._loaded = False
 
@@ -61,7 +66,7 @@ class Estimator:
             labels: The placeholders of the labels.
             loss: A scalar tensor.
             optimizer: Of `tf.train`, or of `bigdl.optim.optimizer`.
-            metrics: A dict from names to scalar tensors.
+            metrics: A dict from names to scalar tensors; "loss" may be the loss itself.
             clip_norm: Clip the gradient to this norm.
             clip_value: Clip each element of the gradient to this absolute value, or between a pair.
             updates: Operations to run with every step.
@@ -77,7 +82,7 @@ class Estimator:
             labels=labels,
             loss=loss,
             optimizer=None if optimizer is None else graph_optimizers(optimizer),
-            metrics=metrics,
+            metrics=without_loss(metrics, loss) or None if metrics else None,
             clip_norm=clip_norm,
             clip_value=clip_value,
             updates=updates,
@@ -85,7 +90,8 @@ class Estimator:
             model_dir=model_dir,
         )
         assert isinstance(made, TFParkEstimator)
-        return GraphEstimator(made, model_dir=model_dir, counts=isinstance(optimizer, OptimMethod))
+        counts = isinstance(optimizer, OptimMethod)
+        return GraphEstimator(made, model_dir=model_dir, counts=counts, labelled=labels is not None)
 
     @staticmethod
     @as_orca
@@ -151,14 +157,20 @@ class Estimator:
             feature_cols: Columns of a DataFrame for the inputs, in their order.
             label_cols: Its columns for the labels.
             validation_data: Data of the same kind, evaluated after each epoch.
-            session_config: Accepted without effect.
+            session_config: Without effect: it changes speed only.
             checkpoint_trigger: When to write a checkpoint to `model_dir`; None is after every epoch.
-            auto_shard_files: Accepted without effect.
+            auto_shard_files: Without effect: files are shared out where there are enough.
             feed_dict: Must be None; pass `tensor_with_value` to `kindler.Estimator.from_graph`.
         """
         if feed_dict is not None:
             raise ConfigError(
                 "feed_dict: use kindler.Estimator.from_graph(tensor_with_value={tensor: (train, eval)})."
+            )
+        self._require_columns(data, feature_cols, label_cols, "training")
+        if is_spark_frame(data) and isinstance(validation_data, list | tuple | dict):
+            raise ConfigError(
+                "train data and validation data should be both Spark DataFrame; received validation_data of"
+                f" type {type(validation_data).__qualname__}."
             )
         rows = self._data(data, batch_size)
         checked = None if validation_data is None else self._data(validation_data, batch_size)
@@ -187,6 +199,7 @@ class Estimator:
         auto_shard_files: bool = False,
     ) -> Scores:  # fmt: skip
         """The loss and the metrics by name; every row counts once."""
+        self._require_columns(data, feature_cols, label_cols, "evaluation")
         columns = self._columns(data, feature_cols, label_cols)
         found = self._made.evaluate(self._data(data, batch_size), batch_size=batch_size, verbose=0, **columns)
         return renamed(found)
@@ -196,6 +209,7 @@ class Estimator:
         self, data: Any, batch_size: int = 4, feature_cols: Any = None, auto_shard_files: bool = False
     ) -> Any:
         """The DataFrame or XShards with the outputs, as `prediction`."""
+        self._require_columns(data, feature_cols, "", "prediction")
         columns = {} if feature_cols is None else {"feature_cols": feature_cols}
         return self._made.predict(data, batch_size=batch_size, **columns)
 
@@ -234,6 +248,12 @@ class Estimator:
 
     def shutdown(self) -> None:
         """Release what the estimator holds: nothing."""
+
+    def _require_columns(self, data: Any, features: Any, labels: Any, where: str) -> None:
+        missing = {"feature": features is None, "label": labels is None and self._labelled}
+        for name, lacks in missing.items():
+            if lacks and is_spark_frame(data):
+                raise ConfigError(f"{name} columns is None; it should not be None in {where}.")
 
     def _data(self, data: Any, batch_size: int) -> Any:
         if hasattr(data, "element_spec"):
@@ -328,10 +348,12 @@ class KerasEstimator(Estimator):
 
 def _scalar(data: Any, name: str) -> bool:
     """Whether a column of a DataFrame, or the labels of shards, are single numbers."""
-    if hasattr(data, "schema"):
+    if is_spark_frame(data):
         return name in data.columns and not data.schema[name].dataType.simpleString().startswith(
             ("array", "vector")
         )
     first = data.first() if hasattr(data, "first") else data
+    if hasattr(first, "columns") and name in first.columns:  # of pandas
+        return bool(first[name].dtype.kind in "biuf")
     labels = first.get("y") if isinstance(first, dict) else None
     return labels is not None and getattr(labels, "ndim", 0) == 1

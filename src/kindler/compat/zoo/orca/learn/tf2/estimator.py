@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
+from kindler.compat.zoo.orca.errors import InvalidInput, as_orca, refuse_given
 from kindler.compat.zoo.orca.learn.backends import check_backend
+from kindler.compat.zoo.orca.learn.limited import configured, first_steps
 from kindler.compat.zoo.orca.learn.nodes import workers_of
 from kindler.estimator.estimator import Estimator as CoreEstimator
 
@@ -40,17 +42,18 @@ class Estimator:
         Args:
             model_creator: Called with `config`; returns a compiled model.
             config: The argument of all creators; it must not contain "batch_size".
-            verbose: Without effect.
+            verbose: Without effect: `fit` has its own.
             workers_per_node: Workers of each node; a local session is one node.
             compile_args_creator: Called with `config`; returns the arguments of `compile`, for a model that
                 is not compiled yet.
             backend: "tf2", "ray", "spark" or "horovod"; all compute the same.
-            cpu_binding: Without effect.
-            log_to_driver: Without effect.
+            cpu_binding: Without effect: it changes speed only.
+            log_to_driver: Without effect: what workers print is shown with `verbose=1`.
             model_dir: A folder for checkpoints.
-            kwargs: Without effect.
+            kwargs: Must be empty.
         """
         check_backend(backend, _BACKENDS)
+        refuse_given("from_keras", **kwargs)
         if config is not None and "batch_size" in config:
             raise InvalidInput(
                 "Please do not specify batch_size in config. Input batch_size in fit/evaluate function of the"
@@ -111,9 +114,9 @@ class TensorFlow2Estimator:
             class_weight: The weight of a row by its label.
             initial_epoch: The epoch to start counting from.
             steps_per_epoch: Steps of an epoch; None is one pass over all rows.
-            validation_steps: Without effect: every row is judged once.
+            validation_steps: How many steps of the validation data are judged; None is every row.
             validation_freq: Validate every so many epochs.
-            data_config: Without effect: pass it in `config`.
+            data_config: More entries of the config that functions which make data are called with.
             feature_cols: Columns of a DataFrame for the inputs.
             label_cols: Its columns for the labels.
 
@@ -121,13 +124,14 @@ class TensorFlow2Estimator:
             What Keras's history has: "epochs", "steps", "verbose", and a list of each metric, a value an
             epoch.
         """
+        judged = first_steps(validation_data, validation_steps, batch_size, "validation_steps")
         rows = self._made.fit(
-            data,
+            configured(data, data_config),
             epochs=epochs,
             batch_size=batch_size,
             verbose=verbose,
             callbacks=callbacks,
-            validation_data=validation_data,
+            validation_data=configured(judged, data_config),
             class_weight=class_weight,
             steps_per_epoch=steps_per_epoch,
             validation_freq=validation_freq,
@@ -152,23 +156,23 @@ class TensorFlow2Estimator:
         feature_cols: Any = None,
         label_cols: Any = None,
     ) -> dict[str, Any]:
-        """Every row once: "validation_loss", and "validation_" with the name of each metric.
+        """Judge rows, each once: "validation_loss", and "validation_" with the name of each metric.
 
         Args:
             data: Data as `fit` takes it.
             batch_size: Rows of a step over all workers.
-            num_steps: Without effect: every row counts.
+            num_steps: How many steps are judged; None is every row.
             verbose: 0 shows no progress.
             sample_weight: Must be None.
-            callbacks: Without effect.
-            data_config: Without effect.
+            callbacks: Must be empty.
+            data_config: More entries of the config that a function which makes data is called with.
             feature_cols: Columns of a DataFrame for the inputs.
             label_cols: Its columns for the labels.
         """
-        if sample_weight is not None:
-            raise InvalidInput("evaluate: sample_weight is not supported.")
+        refuse_given("evaluate", sample_weight=sample_weight, callbacks=callbacks or None)
+        judged = configured(first_steps(data, num_steps, batch_size, "num_steps"), data_config)
         found = self._made.evaluate(
-            data, batch_size=batch_size, verbose=verbose, feature_cols=feature_cols, label_cols=label_cols
+            judged, batch_size=batch_size, verbose=verbose, feature_cols=feature_cols, label_cols=label_cols
         )
         return {f"validation_{name}": value for name, value in found.items() if name != "num_samples"}
 
@@ -191,13 +195,14 @@ class TensorFlow2Estimator:
             data: A Spark DataFrame or an `XShards`.
             batch_size: Rows per call of the model.
             verbose: 0 shows no progress.
-            steps: Without effect.
-            callbacks: Without effect.
-            data_config: Without effect.
+            steps: Must be None: every row is scored.
+            callbacks: Must be empty.
+            data_config: Without effect: the data is not made by a function.
             feature_cols: Columns of a DataFrame for the inputs.
-            min_partition_num: Without effect.
+            min_partition_num: Without effect: it changes speed only.
             output_cols: Names for several outputs.
         """
+        refuse_given("predict", steps=steps, callbacks=callbacks or None)
         return self._made.predict(
             data, batch_size=batch_size, verbose=verbose, feature_cols=feature_cols, output_cols=output_cols
         )
@@ -216,7 +221,20 @@ class TensorFlow2Estimator:
         signatures: Any = None,
         options: Any = None,
     ) -> str:
-        """Write the model: ".keras" and ".h5" are files, a name without a suffix a SavedModel."""
+        """Write the model: ".keras" and ".h5" are files, a name without a suffix a SavedModel.
+
+        Args:
+            filepath: The file or folder.
+            overwrite: Whether it is replaced if it exists.
+            include_optimizer: Without effect: `load` takes the weights alone.
+            save_format: Must be None, or that of the suffix.
+            signatures: Must be None.
+            options: Must be None.
+        """
+        refuse_given("save", signatures=signatures, options=options)
+        _refuse_format(filepath, save_format)
+        if not overwrite and os.path.exists(filepath):
+            raise InvalidInput(f"{filepath} exists.\nHint: pass overwrite=True to replace it.")
         if filepath.endswith(".h5"):
             self._made.get_model().save(filepath)
         else:
@@ -231,14 +249,26 @@ class TensorFlow2Estimator:
         compile: bool = True,  # noqa: A002 - Keras's name
         options: Any = None,
     ) -> None:
-        """Take the weights of a model in a file."""
+        """Take the weights of a model in a file.
+
+        Args:
+            filepath: The file.
+            custom_objects: Without effect: the model is the one that `model_creator` makes.
+            compile: Without effect, for the same reason.
+            options: Must be None.
+        """
+        refuse_given("load", options=options)
         self._made.load_weights(filepath)
 
     @as_orca
     def save_weights(
         self, filepath: str, overwrite: bool = True, save_format: str | None = None, options: Any = None
     ) -> str:
-        """Write the weights."""
+        """Write the weights to a ".weights.h5" file."""
+        refuse_given("save_weights", options=options)
+        _refuse_format(filepath, save_format)
+        if not overwrite and os.path.exists(filepath):
+            raise InvalidInput(f"{filepath} exists.\nHint: pass overwrite=True to replace it.")
         self._made.get_model().save_weights(filepath)
         return filepath
 
@@ -246,7 +276,10 @@ class TensorFlow2Estimator:
     def load_weights(
         self, filepath: str, by_name: bool = False, skip_mismatch: bool = False, options: Any = None
     ) -> None:
-        """Read the weights of a file."""
+        """Read the weights of a file, in the order of the model's."""
+        refuse_given(
+            "load_weights", by_name=by_name or None, skip_mismatch=skip_mismatch or None, options=options
+        )
         self._made.load_weights(filepath)
 
     @as_orca
@@ -262,3 +295,13 @@ class TensorFlow2Estimator:
 
     def shutdown(self) -> None:
         """Release what the estimator holds: nothing."""
+
+
+def _refuse_format(filepath: str, save_format: str | None) -> None:
+    """Complain about a format that is not the one the name of the file says."""
+    named = "h5" if filepath.endswith(".h5") else "keras" if filepath.endswith(".keras") else "tf"
+    if save_format not in (None, named):
+        raise InvalidInput(
+            f"save_format={save_format!r}: the name {filepath!r} means the format {named!r}.\n"
+            "Hint: .keras, .h5 or no suffix at all say the format."
+        )
