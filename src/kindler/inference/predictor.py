@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import os
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -26,6 +24,7 @@ from kindler.data.preparation import Preparation, Preparer
 from kindler.data.prepared_batches import stacked
 from kindler.data.ragged import concatenated
 from kindler.engine.gpus import TaskPlace
+from kindler.engine.program_path import enter_program_path, program_path
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Scorer
 from kindler.frameworks.registry import FRAMEWORKS
@@ -63,7 +62,7 @@ class Recipe:
     device: str
     seed: int
     threads: int | None = None
-    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
+    sys_path: tuple[str, ...] = field(default_factory=program_path)
     precision: str | None = None
 
     @property
@@ -78,7 +77,7 @@ class Recipe:
         return digest.hexdigest()
 
     def load(self) -> Scorer:
-        sys.path.extend(path for path in self.sys_path if path not in sys.path and os.path.exists(path))
+        enter_program_path(self.sys_path)
         replica: Scorer = FRAMEWORKS.load(self.framework).from_bytes(
             self.spec,
             device=self.device,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ import numpy as np
 
 from kindler.data.columns import Columns
 from kindler.engine.gpus import TaskPlace
+from kindler.engine.program_path import enter_program_path, program_path
 from kindler.errors import ConfigError
 from kindler.inference.predictor import fixed_batches
 from kindler.ml.outputs import Finish
@@ -47,7 +46,7 @@ class ModelFiles:
     meta: Mapping[str, Any]
     files: Mapping[str, bytes] = field(repr=False)
     trusted: bool = False
-    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
+    sys_path: tuple[str, ...] = field(default_factory=program_path)
 
     @classmethod
     def read(cls, kind: str, meta: Mapping[str, Any], folder: Path, *, trusted: bool) -> ModelFiles:
@@ -73,7 +72,7 @@ class ModelFiles:
     def predictor(self) -> Predictor:
         """The model, ready to predict."""
         if self._key not in _resident:
-            sys.path.extend(path for path in self.sys_path if path not in sys.path and os.path.exists(path))
+            enter_program_path(self.sys_path)
             with Folder("kindler-pretrained-") as folder:
                 self.write(folder)
                 loaded = load_files(self.kind, folder, self.meta, trusted=self.trusted)

@@ -79,7 +79,7 @@ class FrameInput(Input):
         columns = request.options.columns.plan(types)
         refuse_ambiguous(frame, columns.names)
         predictor = request.predictor(columns, threads=1)
-        scan = self._scan(columns, request.options.ingest)
+        scan = self._scan_to_score(columns, request.options.ingest)
         # A transform may not take zeros: it is tried on a row of the data, unless there is none yet.
         prepares = request.preparation(columns) is not None and not frame.isStreaming
         sample = (None if prepares else zeros(columns, request.layout, types)) or self._first_row(columns)
@@ -104,6 +104,19 @@ class FrameInput(Input):
         if ingest == "inline":
             return None
         return plain_parquet(self.data, columns.names, must=ingest == "direct")
+
+    def _scan_to_score(self, columns: Columns, ingest: Ingest) -> PlainScan | None:
+        from kindler.spark.versions import takes_columns
+
+        spark = self.session()
+        if takes_columns(spark):
+            return self._scan(columns, ingest)
+        if ingest == "direct":
+            raise ConfigError(
+                f"predict(ingest='direct') needs Spark 4.1 or newer, and this is Spark {spark.version}, whose"
+                " Python functions take whole rows.\nHint: ingest='auto'."
+            )
+        return None
 
     def _first_row(self, columns: Columns) -> list[Array]:
         from kindler.spark.predict import first_row
