@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from kindler.frameworks.registry import FRAMEWORKS, FrameworkSpec
+from kindler.frameworks.scoring_model import ScoringModel
 from kindler.train.joining import LOOPS
 
 __all__ = ["FrameworkModel", "LiveModel"]
@@ -129,6 +131,8 @@ class LiveModel:
         self._model, self._seed = model, seed
         self._state = b""
         self._replica: Any = None
+        self._scoring: ScoringModel | None = None
+        self._packing = threading.Lock()
 
     @property
     def state(self) -> bytes:
@@ -154,6 +158,15 @@ class LiveModel:
             if self._state:
                 self._replica.load_state(self._state)
         return self._replica
+
+    def for_scoring(self) -> ScoringModel:
+        """The model as it is now, for processes that only score with it."""
+        with self._packing:
+            made: ScoringModel = self._model.replica_type.scoring_model(
+                self._model.spec, self._replica, self.state, self._scoring
+            )
+            self._scoring = made
+        return made
 
     def load_weights(self, path: str) -> None:
         """Read a file that the framework wrote."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, SupportsBytes
 
 import numpy as np
 
@@ -29,14 +28,14 @@ from kindler.errors import ConfigError
 from kindler.frameworks.contract import Scorer
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.host_model import HostModel, Sharing, gpu_of
+from kindler.inference.loaded import LoadedModels
 
 __all__ = ["Arrays", "Predictor", "Recipe", "fixed_batches"]
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
-_resident: OrderedDict[str, Scorer] = OrderedDict()
+_loaded: LoadedModels[Scorer] = LoadedModels()
 _useless: set[str] = set()  # GPUs that the framework of this host cannot use
-_MOST_RESIDENT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,9 @@ class Recipe:
 
     Attributes:
         framework: The framework's name in the registry.
-        spec: The model and how it takes its inputs, as the framework packs it.
-        state: Its trained state; empty for an untrained model.
+        spec: The model and how it takes its inputs, as the framework packs it; bytes, or what gives them.
+        state: Its trained state; empty for an untrained model, or where the spec has it.
+        content: A digest of spec and state, where one is known.
         feature_names: The input columns, in the order in which the model takes them.
         device: The device to compute on.
         seed: The seed of random weights that a creator makes.
@@ -56,14 +56,15 @@ class Recipe:
     """
 
     framework: str
-    spec: bytes
-    state: bytes
+    spec: bytes | SupportsBytes
+    state: bytes | SupportsBytes
     feature_names: tuple[str, ...]
     device: str
     seed: int
     threads: int | None = None
     sys_path: tuple[str, ...] = field(default_factory=program_path)
     precision: str | None = None
+    content: str | None = None
 
     @property
     def key(self) -> str:
@@ -71,15 +72,21 @@ class Recipe:
         digest = hashlib.sha256()
         for each in fields(self):
             value = getattr(self, each.name)
+            if each.name in ("spec", "state"):
+                value = bytes(value) if self.content is None else None
             part = value if isinstance(value, bytes) else repr(value).encode("utf-8", "surrogatepass")
             digest.update(f"{each.name}:{len(part)}:".encode())
             digest.update(part)
         return digest.hexdigest()
 
+    def whole(self) -> Recipe:
+        """The same with the bytes themselves."""
+        return replace(self, spec=bytes(self.spec), state=bytes(self.state))
+
     def load(self) -> Scorer:
         enter_program_path(self.sys_path)
         replica: Scorer = FRAMEWORKS.load(self.framework).from_bytes(
-            self.spec,
+            bytes(self.spec),
             device=self.device,
             seed=self.seed,
             threads=self.threads,
@@ -87,8 +94,8 @@ class Recipe:
         )
         if self.precision is not None:
             replica.set_precision(self.precision)
-        if self.state:
-            replica.load_state(self.state, weights_only_model=True)
+        if state := bytes(self.state):
+            replica.load_state(state, weights_only_model=True)
         return replica
 
 
@@ -123,6 +130,12 @@ class Predictor:
         """The same with this number of threads; None leaves the process as it is."""
         return replace(self, recipe=replace(self.recipe, threads=threads))
 
+    def with_bytes(self, given: Callable[[bytes], bytes | SupportsBytes]) -> Predictor:
+        """The same with what gives the model's bytes in their place, for processes that have a key only."""
+        recipe = self.recipe.whole()
+        spec, state = given(bytes(recipe.spec)), given(bytes(recipe.state))
+        return replace(self, recipe=replace(recipe, spec=spec, state=state))
+
     @cached_property
     def _key(self) -> str:
         return self._own_recipe.key
@@ -135,12 +148,7 @@ class Predictor:
 
     def replica(self) -> Scorer:
         """The model, loaded once per process."""
-        if self._key not in _resident:
-            _resident[self._key] = self._own_recipe.load()
-            while len(_resident) > _MOST_RESIDENT:
-                _resident.popitem(last=False)
-        _resident.move_to_end(self._key)
-        return _resident[self._key]
+        return _loaded.get(self._key, self._own_recipe.load)
 
     def score(
         self, chunks: Iterable[Arrays], place: TaskPlace | None = None

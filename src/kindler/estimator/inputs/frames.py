@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kindler.data.arrays import is_spark_frame
@@ -71,6 +72,7 @@ class FrameInput(Input):
     def score(self, request: ScoreRequest) -> Any:
         from kindler.spark.executors import check_executors
         from kindler.spark.frames import arrow_types, refuse_ambiguous
+        from kindler.spark.lent_bytes import lent
         from kindler.spark.predict import predict_frame
 
         frame = self.data
@@ -91,7 +93,7 @@ class FrameInput(Input):
         refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
         return predict_frame(
             frame,
-            predictor,
+            predictor.with_bytes(partial(lent, frame.sparkSession)),
             names=names,
             types=[arrow_type(output.dtype, output.ndim) for output in outputs],
             convert=to_arrow,

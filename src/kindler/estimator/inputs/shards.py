@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,8 +74,13 @@ class ShardsInput(Input):
         threads = 1
         if shards.home == "local":
             threads = job.threads or max(1, usable_cores() // min(job.size, shards.num_partitions()))
+        predictor = request.predictor(chosen.columns, threads=threads)
+        if (spark := self.session()) is not None:
+            from kindler.spark.lent_bytes import lent
+
+            predictor = predictor.with_bytes(partial(lent, spark))
         scorer = ShardScorer(
-            predictor=request.predictor(chosen.columns, threads=threads),
+            predictor=predictor,
             schema=chosen.schema,
             sample=_sample(
                 shards, chosen, request.layout, prepares=request.preparation(chosen.columns) is not None
