@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
 __all__ = ["enter_program_path", "merged_path", "program_path"]
@@ -16,7 +16,26 @@ _LIBRARY = re.compile(r"python3\d+\.zip|python3\.\d+|lib-dynload|(site|dist)-pac
 
 def program_path() -> tuple[str, ...]:
     """The module search path of this process, for others."""
-    return tuple(os.path.abspath(path) for path in sys.path)
+    return tuple(place for path in sys.path for place in _places(path))
+
+
+def _places(path: str) -> Iterator[str]:
+    if path:
+        yield os.path.abspath(path)
+        return
+    # The folder of an interactive program, which may have changed it since it imported its modules.
+    yield from _folder()
+    yield from _BEGAN_IN
+
+
+def _folder() -> list[str]:
+    try:
+        return [os.getcwd()]
+    except FileNotFoundError:  # somebody has deleted it
+        return []
+
+
+_BEGAN_IN = _folder()
 
 
 def enter_program_path(paths: Sequence[str]) -> None:

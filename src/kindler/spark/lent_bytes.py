@@ -30,7 +30,7 @@ class _Lent:
 
 
 def lent(spark: SparkSession, data: bytes) -> bytes | SupportsBytes:
-    """What gives these bytes in tasks of the session: they themselves where Spark Connect has no other way."""
+    """What gives these bytes in tasks of the session; they themselves where they are few, or over Connect."""
     if len(data) < _LARGE_BYTES or is_connect(spark):
         return data
     context = spark.sparkContext

@@ -56,10 +56,17 @@ class ShardsInput(Input):
         return as_input.prepare(
             self.data,
             name=request.name,
-            options=request.columns,
+            options=self._validating(request.columns) if request.name == "validation" else request.columns,
             spark=request.spark,
             here=request.shares_files,
         )
+
+    def _validating(self, columns: ColumnOptions) -> ColumnOptions:
+        """The `x` and `y` of shards stand for the columns of training data with other names, in order."""
+        offered = as_input.offer(self.data)
+        if offered.features is None or set(columns.features or ()) <= set(offered.types):
+            return columns
+        return columns.renamed(offered.features, offered.labels or ())
 
     def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
         chosen = as_input.choose(self.data, options)
