@@ -163,7 +163,7 @@ class LiveModel:
         """The model as it is now, for processes that only score with it."""
         with self._packing:
             made: ScoringModel = self._model.replica_type.scoring_model(
-                self._model.spec, self._replica, self.state, self._scoring
+                self._model.spec, self._replica, lambda: self.state, self._scoring
             )
             self._scoring = made
         return made

@@ -101,9 +101,11 @@ class BaseReplica:
         return cls(cls.loads(spec), **options)
 
     @classmethod
-    def scoring_model(cls, spec: Any, live: Any, state: bytes, before: ScoringModel | None) -> ScoringModel:
+    def scoring_model(
+        cls, spec: Any, live: Any, state: Callable[[], bytes], before: ScoringModel | None
+    ) -> ScoringModel:
         """All that training has; frameworks that can tell it apart leave out what only training needs."""
-        return ScoringModel.of(cls.dumps(spec), state, before)
+        return ScoringModel.of(cls.dumps(spec), state(), before)
 
     @classmethod
     def make_spec(cls, **options: Any) -> Any:

@@ -177,13 +177,15 @@ class DriverModel(Protocol):
         """The spec out of those bytes, or out of those of a scoring model."""
 
     @classmethod
-    def scoring_model(cls, spec: Any, live: Any, state: bytes, before: ScoringModel | None) -> ScoringModel:
+    def scoring_model(
+        cls, spec: Any, live: Any, state: Callable[[], bytes], before: ScoringModel | None
+    ) -> ScoringModel:
         """The model as it is now, for processes that only score with it.
 
         Args:
             spec: What the user gave.
             live: The model of this class in this process, if it was made. The user may have changed it.
-            state: The trained state; empty if there is none.
+            state: Gives the trained state; empty if there is none.
             before: What this gave last; it is given again where nothing has changed.
         """
 

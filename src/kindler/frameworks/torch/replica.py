@@ -232,10 +232,14 @@ class TorchReplica(BaseReplica):
 
     @classmethod
     def scoring_model(
-        cls, spec: TorchSpec, live: TorchReplica | None, state: bytes, before: ScoringModel | None
+        cls,
+        spec: TorchSpec,
+        live: TorchReplica | None,
+        state: Callable[[], bytes],
+        before: ScoringModel | None,
     ) -> ScoringModel:
         """The model with its parameters and buffers alone."""
-        return scoring_model(spec, None if live is None else live.model, state, before)
+        return scoring_model(spec, None if live is None else live.model, state(), before)
 
     against_several = staticmethod(against_several)
     against_division = staticmethod(against_division)
