@@ -238,10 +238,15 @@ def test_a_model_that_is_not_changed_is_brought_to_the_executors_once(spark: Any
         [row] = est.predict(frame, feature_cols="features").collect()
         return np.array(row.prediction)
 
-    first, held = scored(), lent(spark, est._live.for_scoring().spec)
+    def held() -> Any:
+        packed = est._live.for_scoring()
+        return lent(spark, f"{packed.content}-spec", packed.spec)
+
+    first, before = scored(), held()
     assert scored() == pytest.approx(first)
-    assert lent(spark, est._live.for_scoring().spec) is held
+    assert held() is before
 
     model.bias.data += 1
 
     assert scored() == pytest.approx(first + 1, abs=1e-4)
+    assert held() is not before

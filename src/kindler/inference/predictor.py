@@ -130,10 +130,16 @@ class Predictor:
         """The same with this number of threads; None leaves the process as it is."""
         return replace(self, recipe=replace(self.recipe, threads=threads))
 
-    def with_bytes(self, given: Callable[[bytes], bytes | SupportsBytes]) -> Predictor:
-        """The same with what gives the model's bytes in their place, for processes that have a key only."""
-        recipe = self.recipe.whole()
-        spec, state = given(bytes(recipe.spec)), given(bytes(recipe.state))
+    def lent(self, lend: Callable[[str, bytes], bytes | SupportsBytes]) -> Predictor:
+        """The same with what gives the model's bytes in their place: a process that has the model needs none.
+
+        Args:
+            lend: Gets a name for bytes, which no others have, and the bytes.
+        """
+        recipe, content = self.recipe, self.recipe.content
+        if content is None:
+            return self
+        spec, state = (lend(f"{content}-{part}", bytes(getattr(recipe, part))) for part in ("spec", "state"))
         return replace(self, recipe=replace(recipe, spec=spec, state=state))
 
     @cached_property

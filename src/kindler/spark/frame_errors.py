@@ -20,6 +20,7 @@ __all__ = ["frame_error", "of_task"]
 _TRACEBACK = "Traceback (most recent call last):"
 _END = re.compile(r"\n\s*(JVM stacktrace:|Driver stacktrace:|at [\w.$]+\(|SQLSTATE: )")
 _CLASS = re.compile(r"^[\w.$]+(Exception|Error)\S*: ")
+_BEGINNING = re.compile(r"thrown from the Python worker(?::|\. Please see the stack trace below\.)")
 _NOT_THE_FRAMES = ("SPARK_JOB_CANCELLED", "OPERATION_CANCELED", "INTERNAL_ERROR")
 _MOST = 500
 
@@ -54,8 +55,8 @@ def of_task(text: str) -> str | None:
     before, marker, after = text.partition(f"\n\n{TASK_ERROR}")
     if not marker:
         return None
-    before = before.rpartition("Python worker: ")[2]  # and in Spark 3.5 a traceback comes before
-    lines = before.rpartition(_TRACEBACK)[2].splitlines()
+    before = _BEGINNING.split(before)[-1].lstrip()
+    lines = before.rpartition(_TRACEBACK)[2].splitlines()  # Spark 3.5 has one before
     said = dropwhile(lambda line: not line or line.startswith(" "), lines)
     return "\n".join(said) + marker + _END.split(after, maxsplit=1)[0].rstrip()
 

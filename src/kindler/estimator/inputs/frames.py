@@ -93,7 +93,7 @@ class FrameInput(Input):
         refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
         return predict_frame(
             frame,
-            predictor.with_bytes(partial(lent, frame.sparkSession)),
+            predictor.lent(partial(lent, frame.sparkSession)),
             names=names,
             types=[arrow_type(output.dtype, output.ndim) for output in outputs],
             convert=to_arrow,

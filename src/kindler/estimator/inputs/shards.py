@@ -85,7 +85,7 @@ class ShardsInput(Input):
         if (spark := self.session()) is not None:
             from kindler.spark.lent_bytes import lent
 
-            predictor = predictor.with_bytes(partial(lent, spark))
+            predictor = predictor.lent(partial(lent, spark))
         scorer = ShardScorer(
             predictor=predictor,
             schema=chosen.schema,

@@ -86,7 +86,7 @@ class SqlFunctionInput(Input):
         return register_function(
             spark,
             name,
-            predictor.with_bytes(partial(lent, spark)),
+            predictor.lent(partial(lent, spark)),
             names=tried.names(len(outputs)),
             types=[arrow_type(output.dtype, output.ndim) for output in outputs],
             convert=to_arrow,
