@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from kindler.frameworks.registry import FRAMEWORKS, FrameworkSpec
 from kindler.frameworks.scoring_model import ScoringModel
+from kindler.inference.predictor import forget_model
 from kindler.train.joining import LOOPS
 
 __all__ = ["FrameworkModel", "LiveModel"]
@@ -165,6 +166,8 @@ class LiveModel:
             made: ScoringModel = self._model.replica_type.scoring_model(
                 self._model.spec, self._replica, lambda: self.state, self._scoring
             )
+            if self._scoring is not None and self._scoring.content != made.content:
+                forget_model(self._scoring.content)  # frames that still need it are scored elsewhere
             self._scoring = made
         return made
 

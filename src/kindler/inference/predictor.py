@@ -30,7 +30,7 @@ from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.host_model import HostModel, Sharing, gpu_of
 from kindler.inference.loaded import LoadedModels
 
-__all__ = ["Arrays", "Predictor", "Recipe", "fixed_batches"]
+__all__ = ["Arrays", "Predictor", "Recipe", "fixed_batches", "forget_model"]
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
@@ -154,7 +154,7 @@ class Predictor:
 
     def replica(self) -> Scorer:
         """The model, loaded once per process."""
-        return _loaded.get(self._key, self._own_recipe.load)
+        return _loaded.get(self._key, self._own_recipe.load, content=self.recipe.content)
 
     def score(
         self, chunks: Iterable[Arrays], place: TaskPlace | None = None
@@ -267,6 +267,11 @@ class Predictor:
                     f"the first dimension of every output must be the rows; the model returned shape"
                     f" {output.shape} for {rows} rows."
                 )
+
+
+def forget_model(content: str) -> None:
+    """Let go of a model that this process has loaded and will not be asked for again."""
+    _loaded.forget(content)
 
 
 def fixed_batches(chunks: Iterable[Arrays], size: int) -> Iterator[Arrays]:

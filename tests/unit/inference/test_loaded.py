@@ -66,7 +66,17 @@ def test_one_that_nobody_has_used_for_long_is_let_go() -> None:
     models.get("b", object)
     clock[0] = 350.0
 
-    models.drop_idle()
+    models.get("b", never)
+
+    assert len(models) == 1
+
+
+def test_one_whose_weights_have_changed_since_is_let_go() -> None:
+    models: LoadedModels[object] = LoadedModels()
+    models.get("a", object, content="old")
+    models.get("b", object, content="new")
+
+    models.forget("old")
 
     models.get("b", never)
     assert len(models) == 1
