@@ -147,12 +147,14 @@ def test_arrays_nested_arrays_binary_and_vectors(tmp_path: Path, spark: Any) -> 
 
 def test_stacked_features_are_one_dense_input(tmp_path: Path, spark: Any) -> None:
     rows = [(i, i * 2, [0.5, 0.25], i % 2 == 0, 0.0) for i in range(6)]
-    frame = spark.createDataFrame(rows, "id long, a int, b array<double>, c boolean, label float")
+    frame = spark.createDataFrame(
+        rows, "id long, _kindler_row int, _kindler_lane array<double>, c boolean, label float"
+    )
     model = nn.Linear(5, 1)
     est = Estimator.from_torch(
         model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), loss=nn.MSELoss(), workers=2
     )
-    features = ["id", "a", "b", "c"]
+    features = ["id", "_kindler_row", "_kindler_lane", "c"]  # names of ours, too
 
     est.fit(frame, feature_cols=features, label_cols="label", stack_features=True, verbose=0)
 

@@ -184,3 +184,69 @@ def test_a_column_that_is_not_there_is_answered_with_the_nearest_name(spark: Any
 
     with pytest.raises(ConfigError, match="Did you mean 'image'"):
         identity().predict(frame, feature_cols="imag")
+
+
+@pytest.mark.parametrize("name", ["_kindler_row", "_KINDLER_OUTPUTS"])
+def test_a_column_with_a_name_of_ours_is_scored_and_stays(spark: Any, name: str) -> None:
+    frame = spark.createDataFrame([([1.0, 2.0, 3.0, 4.0, 5.0, 6.0],)], f"{name} array<float>")
+
+    [row] = Estimator.from_torch(model=Reshape()).predict(frame, feature_cols=name).collect()
+
+    assert row[name] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert row.prediction_1 == 21.0
+
+
+def test_outputs_may_have_a_name_of_ours(spark: Any) -> None:
+    frame = spark.createDataFrame([([1.0],)], "features array<float>")
+
+    [row] = identity().predict(frame, feature_cols="features", output_cols="_kindler_row").collect()
+
+    assert row["_kindler_row"] == [1.0]
+
+
+class Picky(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x == 7).any()):
+            raise KeyError("seven")
+        return x
+
+
+def test_what_a_model_raises_in_a_task_is_one_short_error_with_its_place(
+    partitioned: Callable[..., Any],
+) -> None:
+    frame = partitioned([[([1.0],)], [([7.0],)]], "features array<float>")
+    scored = Estimator.from_torch(model=Picky()).predict(frame, feature_cols="features")
+
+    with pytest.raises(Exception, match="KeyError: seven") as caught:
+        scored.collect()
+
+    lines = str(caught.value).splitlines()
+    assert len(lines) < 10
+    assert "raised in a task of Spark (partition 1)" in str(caught.value)
+    assert any(line.startswith("  File") and "test_predict.py" in line for line in lines)
+    assert not any("/pyspark/" in line or "/torch/" in line for line in lines)
+
+
+def test_a_model_that_is_not_changed_is_brought_to_the_executors_once(spark: Any) -> None:
+    from kindler.spark.lent_bytes import lent
+
+    model = nn.Linear(1_000, 300)  # more than a task carries
+    est = Estimator.from_torch(model=model)
+    frame = spark.createDataFrame([([1.0] * 1_000,)], "features array<float>")
+
+    def scored() -> Any:
+        [row] = est.predict(frame, feature_cols="features").collect()
+        return np.array(row.prediction)
+
+    def held() -> Any:
+        packed = est._live.for_scoring()
+        return lent(spark, f"{packed.content}-spec", packed.spec)
+
+    first, before = scored(), held()
+    assert scored() == pytest.approx(first)
+    assert held() is before
+
+    model.bias.data += 1
+
+    assert scored() == pytest.approx(first + 1, abs=1e-4)
+    assert held() is not before

@@ -180,3 +180,18 @@ def test_arrays_survive_repartition_split_and_zip(spark: Any, rows: int, shards:
 
     np.testing.assert_array_equal(np.concatenate([pair[0] for pair in found]), x)
     np.testing.assert_array_equal(np.concatenate([pair[1] for pair in found]), y)
+
+
+@pytest.mark.parametrize("home", ["local", "spark"])
+def test_frames_may_have_columns_with_names_of_ours(spark: Any, home: str) -> None:
+    names = ["_kindler_place", "_kindler_row", "_kindler_key0", "row", "row_min"]
+    frame = pd.DataFrame({name: [2, 1, 2, 1] for name in names})
+    shards = XShards.partition(frame, 2, home=home)
+
+    distinct = pd.concat(shards.deduplicates().collect(), ignore_index=True)
+    ordered = pd.concat(shards.sort_values("_kindler_place").collect(), ignore_index=True)
+    counted = pd.concat(shards.group_by("_kindler_key0", {"row": "sum"}, join=True).collect())
+
+    assert distinct.values.tolist() == [[2] * 5, [1] * 5]
+    assert ordered["row"].tolist() == [1, 1, 2, 2]
+    assert counted["sum(row)"].tolist() == [4, 2, 4, 2]

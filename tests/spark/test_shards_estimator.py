@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kindler import Estimator, XShards
-from kindler.errors import DataError
+from kindler.errors import ConfigError, DataError
 from tests import exact, shards_training
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
@@ -101,3 +101,30 @@ def test_a_value_that_cannot_be_used_is_an_error_without_a_spark_stack(spark: An
     x[20, 1] = np.nan
     with pytest.raises(DataError, match="column 'x', row 5 of partition 1"):
         linear().fit(XShards.partition({"x": x, "y": Y}, 2), verbose=0)
+
+
+@pytest.mark.parametrize("home", ["local", "spark"])
+def test_x_and_y_of_shards_validate_beside_a_frame_whose_columns_have_other_names(
+    spark: Any, home: str
+) -> None:
+    frame = spark.createDataFrame(pd.DataFrame({"sizes": list(X), "price": Y}))
+    shards = XShards.partition({"x": X, "y": Y}, 3, home=home)
+    est = linear()
+
+    history = est.fit(
+        frame, 1, 30, "sizes", "price", validation_data=shards, shapes={"price": (1,)}, verbose=0
+    )
+
+    model = est.get_model()
+    with torch.no_grad():
+        expected = float(nn.functional.mse_loss(model(torch.tensor(X)), torch.tensor(Y)[:, None]))
+    assert history["val_loss"] == [pytest.approx(expected, abs=1e-5)]
+    assert history["val_num_samples"] == [30]
+
+
+def test_shards_with_another_number_of_inputs_than_the_frame_are_refused(spark: Any) -> None:
+    frame = spark.createDataFrame(pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "price": Y}))
+    shards = XShards.partition({"x": X, "y": Y}, 3)
+
+    with pytest.raises(ConfigError, match=r"validation_data: feature_cols=\['a', 'b'\] names 2 columns"):
+        linear().fit(frame, 1, 30, ["a", "b"], "price", validation_data=shards, verbose=0)

@@ -69,6 +69,35 @@ class ColumnOptions:
             else [name for name in _listed(nan) or () if name in available],
         )
 
+    def renamed(self, features: Sequence[str], labels: Sequence[str]) -> ColumnOptions:
+        """The same of columns of other names, in the same order.
+
+        Raises:
+            ConfigError: They are not as many.
+        """
+        asked = {"feature_cols": (self.features, features), "label_cols": (self.labels, labels)}
+        names: dict[str, str] = {}
+        for option, (own, others) in asked.items():
+            stacks = option == "feature_cols" and bool(self.stack_features) and len(others) == 1
+            if own is not None and len(own) != len(others) and not stacks:
+                raise ConfigError(f"{option}={own} names {len(own)} columns; the data has {list(others)}.")
+            names |= dict(zip(own or (), others, strict=False))
+        nan = self.allow_nan
+
+        def by_new_name(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+            return None if given is None else {names.get(name, name): value for name, value in given.items()}
+
+        return replace(
+            self,
+            feature_cols=tuple(features),
+            label_cols=tuple(labels) or None,
+            shapes=by_new_name(self.shapes),
+            dtypes=by_new_name(self.dtypes),
+            allow_nan=nan
+            if nan is None or isinstance(nan, bool)
+            else [names.get(name, name) for name in _listed(nan) or ()],
+        )
+
     def without_labels(self) -> ColumnOptions:
         """What of these options concerns rows that are only scored."""
         apart = {*(self.labels or ()), self.weight_col}

@@ -17,7 +17,7 @@ values come from and where they are kept is left to others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -27,7 +27,17 @@ from pyarrow import types
 
 from kindler.errors import DataError
 
-__all__ = ["Array", "Column", "Columns", "Where", "complaint", "conform", "ragged_type", "to_numpy"]
+__all__ = [
+    "Array",
+    "Column",
+    "Columns",
+    "Where",
+    "complaint",
+    "conform",
+    "ragged_type",
+    "to_numpy",
+    "unused_name",
+]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Where: TypeAlias = Callable[[int], "int | str"]
@@ -526,3 +536,15 @@ def _shaped(values: Array, column: Column) -> Array:
             column=column.name,
         )
     return values.reshape(rows, *column.shape)
+
+
+def unused_name(name: str, taken: Iterable[str]) -> str:
+    """The name, or the first with underscores behind it that no column has; Spark mostly ignores case.
+
+    >>> unused_name("_row", ["x", "_ROW"])
+    '_row_'
+    """
+    folded = {one.lower() for one in taken}
+    while name.lower() in folded:
+        name += "_"
+    return name

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kindler.config import RunSettings
+from kindler.engine.program_path import program_path
 from kindler.errors import ConfigError
 
 __all__ = ["TASK_GPUS", "Job", "RankSpec", "equal_ranks", "new_run_id", "new_secret"]
@@ -95,7 +95,7 @@ class Job:
     threads: int | None = None
     cores: int | None = None
     cwd: str = field(default_factory=os.getcwd)
-    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
+    sys_path: tuple[str, ...] = field(default_factory=program_path)
     sizes: tuple[int, ...] = ()
     together: bool = True
     replaceable: bool = False

@@ -38,9 +38,10 @@ from kindler.engine.here import WorkerInfo, be
 from kindler.engine.members import GangMember, cluster_spec, members_of
 from kindler.engine.output import flush_output
 from kindler.engine.peer_sockets import answer_calls, call, connect_links
+from kindler.engine.program_path import enter_program_path
 from kindler.errors import ConfigError, KindlerError, SyncError, SyncTimeoutError, plain_fields
 
-__all__ = ["STACKS", "Worker", "run_child"]
+__all__ = ["STACKS", "Worker", "describe", "message_of", "run_child"]
 
 STACKS = "stacks.txt"  # in the scratch folder
 
@@ -362,7 +363,7 @@ def describe(exc: BaseException) -> dict[str, Any]:
     types = [_qualified(cls) for cls in type(exc).__mro__ if cls is not object]
     return {
         "types": types,
-        "message": _message(exc),
+        "message": message_of(exc),
         "traceback": "".join(traceback.format_exception(type(exc), exc, _users_part(exc))),
         "sync": isinstance(exc, SyncError),
         "own": exc.__dict__ if isinstance(exc, KindlerError) else {},
@@ -377,7 +378,8 @@ def _qualified(cls: type) -> str:
     return f"{name}@{marks[cls]}" if cls in marks else name
 
 
-def _message(exc: BaseException) -> str:
+def message_of(exc: BaseException) -> str:
+    """What an exception says; the exception itself, as code, where that is nothing."""
     # str(KeyError("a")) is "'a'"; the message is what was given to it.
     return str(exc.args[0]) if isinstance(exc, KeyError) and len(exc.args) == 1 else str(exc) or repr(exc)
 
@@ -392,7 +394,7 @@ def _users_part(exc: BaseException) -> Any:
 
 def _enter(fields: dict[str, Any]) -> None:
     """Stand where the driver stands, as far as this machine has those places."""
-    sys.path.extend(path for path in fields["sys_path"] if path not in sys.path and os.path.exists(path))
+    enter_program_path(fields["sys_path"])
     if os.path.isdir(fields["cwd"]):
         os.chdir(fields["cwd"])
 

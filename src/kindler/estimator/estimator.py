@@ -55,6 +55,7 @@ from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.creators import title
 from kindler.frameworks.pickling import travelling
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.frameworks.scoring_model import ScoringModel
 from kindler.html import card
 from kindler.sync.contract import SyncConfig
 from kindler.train import estimator_file
@@ -1094,16 +1095,16 @@ class Estimator:
         known = self._columns.without_labels()
         columns = replace(given.complete(options.columns, known), label_cols=None, need_labels=False)
         options = self._with_preparation(replace(options, columns=columns))
-        model, state = self._model, self._live.state
+        model, weights = self._model, self._live.for_scoring()
         if options.runtime is not None and options.runtime != model.row.form:
             refuse(*ability_complaints(model.row, "export"), *runtime_complaints(options))
             example = Example.of_columns(*given.sample(columns, self._layout))
-            model, state = self._in_openvino(example, state), b""
+            model = self._in_openvino(example, weights)
+            weights = ScoringModel.of(model.packed, b"", None)
             options = replace(options, columns=columns, preparation=None)  # which is for text
         request = ScoreRequest(
             framework=model.framework,
-            spec=model.packed,
-            state=state,
+            model=weights,
             options=options,
             layout=self._layout,
             device=self._device,
@@ -1119,11 +1120,11 @@ class Estimator:
         )
         return given.score(request)
 
-    def _in_openvino(self, example: Example, state: bytes) -> FrameworkModel:
+    def _in_openvino(self, example: Example, weights: ScoringModel) -> FrameworkModel:
         """The model as it is now, converted; the last conversion is kept."""
-        key = example.key(self._model, state)
+        key = example.key(self._model, weights)
         if self._converted is None or self._converted[0] != key:
-            self._converted = (key, in_openvino(self._model, state, example))
+            self._converted = (key, in_openvino(self._model, weights, example))
         return self._converted[1]
 
     @leaves_no_trace
@@ -1390,7 +1391,9 @@ class Estimator:
             MissingExtraError: A package that this needs is not installed.
         """
         refuse(*ability_complaints(self._model.row, "export"))
-        write_onnx(self._model, self._live.state, path, example_of(example, self._columns, self._layout))
+        write_onnx(
+            self._model, self._live.for_scoring(), path, example_of(example, self._columns, self._layout)
+        )
 
     @leaves_no_trace
     def to_openvino(self, path: str | PathLike[str], example: Any = None) -> None:
@@ -1406,7 +1409,7 @@ class Estimator:
         """
         write_openvino(
             self._model,
-            self._live.state,
+            self._live.for_scoring(),
             path,
             lambda: example_of(example, self._columns, self._layout),
         )

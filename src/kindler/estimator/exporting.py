@@ -5,7 +5,6 @@ A model is exported from a copy of its own, and what was converted is compared w
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from kindler.estimator.inputs.samples import PROBE_ROWS, few_rows
 from kindler.estimator.model import FrameworkModel
 from kindler.files import beside
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.frameworks.scoring_model import ScoringModel
 from kindler.inference.predictor import Recipe
 from kindler.temporary import Folder
 
@@ -52,14 +52,10 @@ class Example:
         """Rows of columns, as the model sees them."""
         return cls([column.name for column in columns.features], inputs(columns, list(arrays)))
 
-    def key(self, model: FrameworkModel, state: bytes) -> str:
-        """A digest of all that the model's conversion depends on."""
+    def key(self, model: FrameworkModel, weights: ScoringModel) -> str:
+        """All that the model's conversion depends on."""
         shapes = [(array.dtype.name, array.shape[1:]) for array in self.features]
-        digest = hashlib.sha256(repr((model.framework, self.names, shapes)).encode())
-        for part in (model.packed, state):
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part)
-        return digest.hexdigest()
+        return repr((model.framework, self.names, shapes, weights.content))
 
 
 def example_of(given: Any, known: ColumnOptions, layout: Mapping[str, Any]) -> Example:
@@ -86,22 +82,27 @@ def example_of(given: Any, known: ColumnOptions, layout: Mapping[str, Any]) -> E
     return Example.of_columns(columns, arrays)
 
 
-def write_onnx(model: FrameworkModel, state: bytes, path: str | PathLike[str], example: Example) -> None:
+def write_onnx(
+    model: FrameworkModel, weights: ScoringModel, path: str | PathLike[str], example: Example
+) -> None:
     """Write an ONNX file, completely or not at all."""
-    scorer = _copy_of(model, state, example)
+    scorer = _copy_of(model, weights, example)
     scorer.predict(example.features)  # a model that is built by its first rows
     with beside(path) as unfinished:
         scorer.export("onnx", str(unfinished), example.features)
 
 
 def write_openvino(
-    model: FrameworkModel, state: bytes, path: str | PathLike[str], make_example: Callable[[], Example]
+    model: FrameworkModel,
+    weights: ScoringModel,
+    path: str | PathLike[str],
+    make_example: Callable[[], Example],
 ) -> None:
     """Write the .xml file and the .bin file beside it, each completely or not at all.
 
     Args:
         model: The model; one that is in this format already is written as it is.
-        state: Its weights.
+        weights: It, with its weights.
         path: The .xml file.
         make_example: Makes rows to convert it with.
 
@@ -114,21 +115,23 @@ def write_openvino(
             f"to_openvino({os.fspath(path)!r}): the name must end in .xml; the weights go to a .bin file of"
             " the same name."
         )
-    spec = model.spec if model.row.form == "openvino" else _converted(model, state, make_example())[1]
+    spec = model.spec if model.row.form == "openvino" else _converted(model, weights, make_example())[1]
     for file, data in ((target.with_suffix(".bin"), spec.weights), (target, spec.xml)):
         with beside(file) as unfinished:
             unfinished.write_bytes(data)
 
 
-def in_openvino(model: FrameworkModel, state: bytes, example: Example) -> FrameworkModel:
+def in_openvino(model: FrameworkModel, weights: ScoringModel, example: Example) -> FrameworkModel:
     """The model for OpenVINO, with the outputs' names that it has in its own framework."""
-    names, spec = _converted(model, state, example)
+    names, spec = _converted(model, weights, example)
     return FrameworkModel(framework=_OPENVINO, spec=replace(spec, name="the model", output_names=names))
 
 
-def _converted(model: FrameworkModel, state: bytes, example: Example) -> tuple[tuple[str, ...] | None, Any]:
+def _converted(
+    model: FrameworkModel, weights: ScoringModel, example: Example
+) -> tuple[tuple[str, ...] | None, Any]:
     refuse(*ability_complaints(model.row, "export"))
-    runtime, scorer = FRAMEWORKS.load(_OPENVINO), _copy_of(model, state, example)
+    runtime, scorer = FRAMEWORKS.load(_OPENVINO), _copy_of(model, weights, example)
     scorer.predict(example.features)  # a model that is built by its first rows
     names = scorer.output_names
     with Folder("kindler-export-") as folder:
@@ -145,11 +148,11 @@ def _converted(model: FrameworkModel, state: bytes, example: Example) -> tuple[t
     return names, spec
 
 
-def _copy_of(model: FrameworkModel, state: bytes, example: Example) -> Any:
+def _copy_of(model: FrameworkModel, weights: ScoringModel, example: Example) -> Any:
     recipe = Recipe(
         framework=model.framework,
-        spec=model.packed,
-        state=state,
+        spec=weights.spec,
+        state=weights.state,
         feature_names=example.names,
         device="cpu",
         seed=0,

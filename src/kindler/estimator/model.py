@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from kindler.frameworks.registry import FRAMEWORKS, FrameworkSpec
+from kindler.frameworks.scoring_model import ScoringModel
+from kindler.inference.predictor import forget_model
 from kindler.train.joining import LOOPS
 
 __all__ = ["FrameworkModel", "LiveModel"]
@@ -129,6 +132,8 @@ class LiveModel:
         self._model, self._seed = model, seed
         self._state = b""
         self._replica: Any = None
+        self._scoring: ScoringModel | None = None
+        self._packing = threading.Lock()
 
     @property
     def state(self) -> bytes:
@@ -154,6 +159,17 @@ class LiveModel:
             if self._state:
                 self._replica.load_state(self._state)
         return self._replica
+
+    def for_scoring(self) -> ScoringModel:
+        """The model as it is now, for processes that only score with it."""
+        with self._packing:
+            made: ScoringModel = self._model.replica_type.scoring_model(
+                self._model.spec, self._replica, lambda: self.state, self._scoring
+            )
+            if self._scoring is not None and self._scoring.content != made.content:
+                forget_model(self._scoring.content)  # frames that still need it are scored elsewhere
+            self._scoring = made
+        return made
 
     def load_weights(self, path: str) -> None:
         """Read a file that the framework wrote."""

@@ -22,6 +22,7 @@ from kindler.errors import ConfigError
 from kindler.frameworks.contract import Batch, LossWatch, Scored
 from kindler.frameworks.pickling import travelling
 from kindler.frameworks.rng import own_states, restore_own, seed_own
+from kindler.frameworks.scoring_model import ScoringModel
 from kindler.frameworks.state_format import Buffer
 
 __all__ = ["BaseReplica", "with_config"]
@@ -98,6 +99,13 @@ class BaseReplica:
     def from_bytes(cls, spec: bytes, **options: Any) -> Any:
         """A replica of a packed spec."""
         return cls(cls.loads(spec), **options)
+
+    @classmethod
+    def scoring_model(
+        cls, spec: Any, live: Any, state: Callable[[], bytes], before: ScoringModel | None
+    ) -> ScoringModel:
+        """All that training has; frameworks that can tell it apart leave out what only training needs."""
+        return ScoringModel.of(cls.dumps(spec), state(), before)
 
     @classmethod
     def make_spec(cls, **options: Any) -> Any:

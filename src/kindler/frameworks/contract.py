@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from kindler.collective import Array, Collective, Gradients
+from kindler.frameworks.scoring_model import ScoringModel
 from kindler.frameworks.state_format import Buffer
 
 __all__ = [
@@ -173,7 +174,20 @@ class DriverModel(Protocol):
 
     @classmethod
     def loads(cls, data: bytes) -> Any:
-        """The spec out of those bytes."""
+        """The spec out of those bytes, or out of those of a scoring model."""
+
+    @classmethod
+    def scoring_model(
+        cls, spec: Any, live: Any, state: Callable[[], bytes], before: ScoringModel | None
+    ) -> ScoringModel:
+        """The model as it is now, for processes that only score with it.
+
+        Args:
+            spec: What the user gave.
+            live: The model of this class in this process, if it was made. The user may have changed it.
+            state: Gives the trained state; empty if there is none.
+            before: What this gave last; it is given again where nothing has changed.
+        """
 
     @classmethod
     def changed(cls, spec: Any, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:

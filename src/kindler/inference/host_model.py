@@ -164,7 +164,7 @@ class HostModel:
         if answer.kind == "send":
             # Modules that came with the program to this host are found by this process's own path.
             paths = (*recipe.sys_path, *(path for path in sys.path if path))
-            channel.send("recipe", *packed(replace(recipe, sys_path=paths)))
+            channel.send("recipe", *packed(replace(recipe.whole(), sys_path=paths)))
             answer = channel.receive()
         if answer.kind == "failed":
             raise _error(answer)

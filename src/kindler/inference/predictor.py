@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import os
-import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, SupportsBytes
 
 import numpy as np
 
@@ -26,18 +23,19 @@ from kindler.data.preparation import Preparation, Preparer
 from kindler.data.prepared_batches import stacked
 from kindler.data.ragged import concatenated
 from kindler.engine.gpus import TaskPlace
+from kindler.engine.program_path import enter_program_path, program_path
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Scorer
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.host_model import HostModel, Sharing, gpu_of
+from kindler.inference.loaded import LoadedModels
 
-__all__ = ["Arrays", "Predictor", "Recipe", "fixed_batches"]
+__all__ = ["Arrays", "Predictor", "Recipe", "fixed_batches", "forget_model"]
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
-_resident: OrderedDict[str, Scorer] = OrderedDict()
+_loaded: LoadedModels[Scorer] = LoadedModels()
 _useless: set[str] = set()  # GPUs that the framework of this host cannot use
-_MOST_RESIDENT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +44,9 @@ class Recipe:
 
     Attributes:
         framework: The framework's name in the registry.
-        spec: The model and how it takes its inputs, as the framework packs it.
-        state: Its trained state; empty for an untrained model.
+        spec: The model and how it takes its inputs, as the framework packs it; bytes, or what gives them.
+        state: Its trained state; empty for an untrained model, or where the spec has it.
+        content: A digest of spec and state, where one is known.
         feature_names: The input columns, in the order in which the model takes them.
         device: The device to compute on.
         seed: The seed of random weights that a creator makes.
@@ -57,14 +56,15 @@ class Recipe:
     """
 
     framework: str
-    spec: bytes
-    state: bytes
+    spec: bytes | SupportsBytes
+    state: bytes | SupportsBytes
     feature_names: tuple[str, ...]
     device: str
     seed: int
     threads: int | None = None
-    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
+    sys_path: tuple[str, ...] = field(default_factory=program_path)
     precision: str | None = None
+    content: str | None = None
 
     @property
     def key(self) -> str:
@@ -72,15 +72,21 @@ class Recipe:
         digest = hashlib.sha256()
         for each in fields(self):
             value = getattr(self, each.name)
+            if each.name in ("spec", "state"):
+                value = bytes(value) if self.content is None else None
             part = value if isinstance(value, bytes) else repr(value).encode("utf-8", "surrogatepass")
             digest.update(f"{each.name}:{len(part)}:".encode())
             digest.update(part)
         return digest.hexdigest()
 
+    def whole(self) -> Recipe:
+        """The same with the bytes themselves."""
+        return replace(self, spec=bytes(self.spec), state=bytes(self.state))
+
     def load(self) -> Scorer:
-        sys.path.extend(path for path in self.sys_path if path not in sys.path and os.path.exists(path))
+        enter_program_path(self.sys_path)
         replica: Scorer = FRAMEWORKS.load(self.framework).from_bytes(
-            self.spec,
+            bytes(self.spec),
             device=self.device,
             seed=self.seed,
             threads=self.threads,
@@ -88,8 +94,8 @@ class Recipe:
         )
         if self.precision is not None:
             replica.set_precision(self.precision)
-        if self.state:
-            replica.load_state(self.state, weights_only_model=True)
+        if state := bytes(self.state):
+            replica.load_state(state, weights_only_model=True)
         return replica
 
 
@@ -124,6 +130,18 @@ class Predictor:
         """The same with this number of threads; None leaves the process as it is."""
         return replace(self, recipe=replace(self.recipe, threads=threads))
 
+    def lent(self, lend: Callable[[str, bytes], bytes | SupportsBytes]) -> Predictor:
+        """The same with what gives the model's bytes in their place: a process that has the model needs none.
+
+        Args:
+            lend: Gets a name for bytes, which no others have, and the bytes.
+        """
+        recipe, content = self.recipe, self.recipe.content
+        if content is None:
+            return self
+        spec, state = (lend(f"{content}-{part}", bytes(getattr(recipe, part))) for part in ("spec", "state"))
+        return replace(self, recipe=replace(recipe, spec=spec, state=state))
+
     @cached_property
     def _key(self) -> str:
         return self._own_recipe.key
@@ -136,12 +154,7 @@ class Predictor:
 
     def replica(self) -> Scorer:
         """The model, loaded once per process."""
-        if self._key not in _resident:
-            _resident[self._key] = self._own_recipe.load()
-            while len(_resident) > _MOST_RESIDENT:
-                _resident.popitem(last=False)
-        _resident.move_to_end(self._key)
-        return _resident[self._key]
+        return _loaded.get(self._key, self._own_recipe.load, content=self.recipe.content)
 
     def score(
         self, chunks: Iterable[Arrays], place: TaskPlace | None = None
@@ -254,6 +267,11 @@ class Predictor:
                     f"the first dimension of every output must be the rows; the model returned shape"
                     f" {output.shape} for {rows} rows."
                 )
+
+
+def forget_model(content: str) -> None:
+    """Let go of a model that this process has loaded and will not be asked for again."""
+    _loaded.forget(content)
 
 
 def fixed_batches(chunks: Iterable[Arrays], size: int) -> Iterator[Arrays]:

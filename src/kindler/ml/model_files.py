@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +13,9 @@ import numpy as np
 
 from kindler.data.columns import Columns
 from kindler.engine.gpus import TaskPlace
+from kindler.engine.program_path import enter_program_path, program_path
 from kindler.errors import ConfigError
+from kindler.inference.loaded import LoadedModels
 from kindler.inference.predictor import fixed_batches
 from kindler.ml.outputs import Finish
 from kindler.models.loaded import load_files
@@ -28,8 +27,7 @@ __all__ = ["ModelFiles", "Scorer"]
 
 Array = np.ndarray[Any, Any]
 
-_resident: OrderedDict[str, Predictor] = OrderedDict()
-_MOST_RESIDENT = 4
+_loaded: LoadedModels[Predictor] = LoadedModels()
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class ModelFiles:
     meta: Mapping[str, Any]
     files: Mapping[str, bytes] = field(repr=False)
     trusted: bool = False
-    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(p) for p in sys.path))
+    sys_path: tuple[str, ...] = field(default_factory=program_path)
 
     @classmethod
     def read(cls, kind: str, meta: Mapping[str, Any], folder: Path, *, trusted: bool) -> ModelFiles:
@@ -72,16 +70,13 @@ class ModelFiles:
 
     def predictor(self) -> Predictor:
         """The model, ready to predict."""
-        if self._key not in _resident:
-            sys.path.extend(path for path in self.sys_path if path not in sys.path and os.path.exists(path))
-            with Folder("kindler-pretrained-") as folder:
-                self.write(folder)
-                loaded = load_files(self.kind, folder, self.meta, trusted=self.trusted)
-                _resident[self._key] = loaded.predictor
-            while len(_resident) > _MOST_RESIDENT:
-                _resident.popitem(last=False)
-        _resident.move_to_end(self._key)
-        return _resident[self._key]
+        return _loaded.get(self._key, self._load)
+
+    def _load(self) -> Predictor:
+        enter_program_path(self.sys_path)
+        with Folder("kindler-pretrained-") as folder:
+            self.write(folder)
+            return load_files(self.kind, folder, self.meta, trusted=self.trusted).predictor
 
 
 @dataclass(frozen=True, kw_only=True)

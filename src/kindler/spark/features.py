@@ -15,13 +15,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType, DataType, NumericType, StringType
 
+from kindler.data.columns import unused_name
 from kindler.errors import DataError
 from kindler.spark.frames import column as _column
 from kindler.spark.versions import from_arrow, to_arrow
 
 __all__ = ["Measured", "indexed", "number_moments", "scaled", "value_counts"]
-
-_CODE, _KEY = "_kindler_code", "_kindler_key"
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def value_counts(frame: DataFrame, name: str) -> dict[Any, int]:
             column=name,
         )
     value = _present(frame, name)
-    counted = to_arrow(frame.select(value.alias(_KEY)).where(F.col(_KEY).isNotNull()).groupBy(_KEY).count())
+    counted = to_arrow(frame.select(value.alias("key")).where("key IS NOT NULL").groupBy("key").count())
     return dict(zip(counted.column(0).to_pylist(), counted.column(1).to_pylist(), strict=True))
 
 
@@ -67,11 +66,13 @@ def indexed(
         complaint: The error's message; "<value>" stands for the value, with quotes.
     """
     # The keys are few and go to every task, so that rows stay where they are and in their order.
-    table = pa.table({_KEY: pa.array(labels), _CODE: pa.array(range(first, first + len(labels)), pa.int64())})
+    label, number = (unused_name(own, frame.columns) for own in ("_kindler_key", "_kindler_code"))
+    numbers = pa.array(range(first, first + len(labels)), pa.int64())
+    table = pa.table({label: pa.array(labels), number: numbers})
     keys = F.broadcast(from_arrow(frame.sparkSession, table))
     names = frame.columns
-    joined = frame.join(keys, _column(name) == F.col(_KEY), "left")
-    code = F.col(_CODE)
+    joined = frame.join(keys, _column(name) == F.col(label), "left")
+    code = F.col(number)
     if invalid == "skip":
         joined = joined.where(code.isNotNull())
     elif invalid == "keep":

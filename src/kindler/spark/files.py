@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from kindler.data.parquet import each_here
+from kindler.spark.sent_tasks import sent_task
 from kindler.spark.session import is_connect
 from kindler.spark.slots import slots
 from kindler.spark.versions import to_arrow
@@ -17,6 +18,7 @@ from kindler.spark.versions import to_arrow
 __all__ = ["at_files", "each_file"]
 
 _Result = TypeVar("_Result")
+_ANSWERS = "number bigint, answer binary"
 _FEW = 256  # as many are opened by the driver before tasks would have started
 
 
@@ -45,7 +47,9 @@ def _in_tasks(spark: SparkSession, call: Callable[[str], _Result], files: Sequen
             yield pa.RecordBatch.from_arrays([batch.column(0), answers], ["number", "answer"])
 
     parts = min(len(files), slots(spark))
-    table = to_arrow(spark.range(0, len(files), 1, parts).mapInArrow(task, "number bigint, answer binary"))
+    table = to_arrow(
+        spark.range(0, len(files), 1, parts).mapInArrow(sent_task(task), "number bigint, answer binary")
+    )
     results = []
     for answer in table.sort_by("number").column("answer"):
         result, error = cloudpickle.loads(answer.as_py())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import dropwhile
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -11,13 +12,15 @@ from pyspark.sql import DataFrame
 
 from kindler.errors import DataError
 from kindler.spark.row_packing import does_not_fit
+from kindler.spark.sent_tasks import TASK_ERROR
 from kindler.spark.versions import condition_of
 
-__all__ = ["frame_error"]
+__all__ = ["frame_error", "of_task"]
 
 _TRACEBACK = "Traceback (most recent call last):"
 _END = re.compile(r"\n\s*(JVM stacktrace:|Driver stacktrace:|at [\w.$]+\(|SQLSTATE: )")
 _CLASS = re.compile(r"^[\w.$]+(Exception|Error)\S*: ")
+_BEGINNING = re.compile(r"thrown from the Python worker(?::|\. Please see the stack trace below\.)")
 _NOT_THE_FRAMES = ("SPARK_JOB_CANCELLED", "OPERATION_CANCELED", "INTERNAL_ERROR")
 _MOST = 500
 
@@ -34,6 +37,8 @@ def frame_error(error: BaseException, frames: Sequence[tuple[DataFrame, Sequence
     text = str(error)
     if (unfit := does_not_fit(text, frames)) is not None:
         return unfit
+    if (told := of_task(text)) is not None:
+        return DataError(told)
     if _TRACEBACK in text:
         return DataError(_of_python(text))
     condition = condition_of(error) if isinstance(error, PySparkException) else None
@@ -43,6 +48,17 @@ def frame_error(error: BaseException, frames: Sequence[tuple[DataFrame, Sequence
     column = _assembled(frames) if "VectorAssembler" in text else None
     what = "Spark cannot compute the frame" if column is None else "Spark cannot compute it"
     return DataError(f"{what}: {_reason(text)}", column=column)
+
+
+def of_task(text: str) -> str | None:
+    """What a task of ours says in an error of Spark's; None where none does."""
+    before, marker, after = text.partition(f"\n\n{TASK_ERROR}")
+    if not marker:
+        return None
+    before = _BEGINNING.split(before)[-1].lstrip()
+    lines = before.rpartition(_TRACEBACK)[2].splitlines()  # Spark 3.5 has one before
+    said = dropwhile(lambda line: not line or line.startswith(" "), lines)
+    return "\n".join(said) + marker + _END.split(after, maxsplit=1)[0].rstrip()
 
 
 def _of_python(text: str) -> str:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, StructField, TimestampType, UserDefinedType
 
-from kindler.data.columns import Columns
+from kindler.data.columns import Columns, unused_name
 from kindler.data.ragged import Ragged
 from kindler.data.row_order import BASE, Dealing
 from kindler.data.sources import ROW_BITS, stood_at
@@ -165,11 +165,12 @@ def dealt_rows(feeds: Sequence[Feed], dealing: Dealing) -> DataFrame:
     tagged = []
     for number, feed in enumerate(feeds):
         prefix = _prefix(None if shared else number)
-        own = feed.frame.select(*map(column, feed.columns.names), F.monotonically_increasing_id().alias(ROW))
-        sent = sent_columns(feed.frame, feed.columns, feed=number, row=ROW)
+        row = unused_name(ROW, feed.columns.names)
+        own = feed.frame.select(*map(column, feed.columns.names), F.monotonically_increasing_id().alias(row))
+        sent = sent_columns(feed.frame, feed.columns, feed=number, row=row)
         packed = own.select(
             *[each.value.alias(prefix + each.name) for each in sent],
-            ROW,
+            F.col(row).alias(ROW),
             F.lit(number).cast("tinyint").alias(FEED),
         )
         tagged.append(packed.select("*", _lane(dealing).alias(LANE)))

@@ -24,21 +24,21 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from kindler.data.columns import Columns
+from kindler.data.columns import Columns, unused_name
 from kindler.data.parquet import RowReader
 from kindler.data.rejoin import Alongside, features_of
 from kindler.engine.gpus import TaskPlace
 from kindler.spark.direct_files import StoredColumns
 from kindler.spark.frames import ROW, UNNUMBERED, Where, collected, column
+from kindler.spark.sent_tasks import Task, sent_task
 from kindler.spark.task_resources import task_gpus
+from kindler.spark.versions import takes_columns
 from kindler.spark.zip_folders import forget_zip_folders
 
 __all__ = ["Scorer", "first_row", "predict_frame"]
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 Convert = Callable[[np.ndarray[Any, Any]], pa.Array]
-
-_OUTPUTS = "_kindler_outputs"
 
 
 class Scorer(Protocol):
@@ -71,24 +71,25 @@ def predict_frame(
         stored: What the files hold, where the frame is a plain scan of them and Python may read them itself.
     """
     fields = [StructField(name, from_arrow_type(kind)) for name, kind in zip(names, types, strict=True)]
-    if not hasattr(F, "arrow_udf"):
+    if not takes_columns(frame.sparkSession):
         return _through_rows(frame, scorer, fields, convert)
+    row, struct = (unused_name(name, [*frame.columns, *names]) for name in (ROW, "_kindler_outputs"))
     single = len(names) == 1
     result = fields[0].dataType if single else StructType(fields)
-    work = _Score(scorer=scorer, names=tuple(names), convert=convert, stored=stored)
+    work = sent_task(_Score(scorer=scorer, names=tuple(names), convert=convert, stored=stored))
     if stored is not None:
         whole, sent = frame, [F.col("_metadata.file_path"), F.col("_metadata.row_index")]
     else:
         # A number that Spark computes makes it hand over rows, which it turns into Arrow a third faster than
         # the vectors of a Parquet scan; and errors can say where a row is.
         number = F.lit(UNNUMBERED) if frame.isStreaming else F.monotonically_increasing_id()
-        whole = frame.withColumn(ROW, number)
-        sent = [*map(column, scorer.columns.names), F.col(ROW)]
+        whole = frame.withColumn(row, number)
+        sent = [*map(column, scorer.columns.names), F.col(row)]
     scored = _arrow_udf(work, result)(*sent)
     if single:
-        return whole.withColumn(names[0], scored).drop(ROW)
-    whole = whole.withColumn(_OUTPUTS, scored)
-    return whole.withColumns({name: F.col(_OUTPUTS).getField(name) for name in names}).drop(ROW, _OUTPUTS)
+        return whole.withColumn(names[0], scored).drop(row)
+    whole = whole.withColumn(struct, scored)
+    return whole.withColumns({name: F.col(struct).getField(name) for name in names}).drop(row, struct)
 
 
 def _through_rows(
@@ -103,7 +104,7 @@ def _through_rows(
         for table in rows.joined(scored, names=lambda outputs: names, convert=convert):
             yield from table.to_batches()
 
-    return frame.mapInArrow(score, StructType([*frame.schema.fields, *fields]))
+    return frame.mapInArrow(sent_task(score), StructType([*frame.schema.fields, *fields]))
 
 
 def first_row(frame: DataFrame, columns: Columns) -> pa.Table:
@@ -111,12 +112,12 @@ def first_row(frame: DataFrame, columns: Columns) -> pa.Table:
     return collected(frame, columns.names, rows=1)
 
 
-def _arrow_udf(work: _Score, result: Any) -> Callable[..., SparkColumn]:
+def _arrow_udf(work: Task[tuple[pa.Array, ...], pa.Array], result: Any) -> Callable[..., SparkColumn]:
     from pyspark.sql.pandas.functions import arrow_udf
 
     # Spark reads from the annotations how rows come in: batches, each a tuple of arrays.
     def score(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        return work(batches)
+        return iter(work(batches))
 
     function: Any = score
     udf: Callable[..., SparkColumn] = arrow_udf(function, result)

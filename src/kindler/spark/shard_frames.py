@@ -1,7 +1,7 @@
 """SQL on the frames of shards, by Spark; `kindler.data.shards.frames` says what each operation means.
 
-Every frame that comes in has the place of each row in the collection in the column `ROW`, so that results
-have an order which does not depend on how Spark distributes them.
+Every frame that comes in has the place of each row in the collection in its last column, so that results have
+an order which does not depend on how Spark distributes them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,24 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from kindler.data.columns import unused_name
 from kindler.data.shards.frames import Aggregate, MergeNames
 from kindler.spark.frames import column as _column
 
-__all__ = ["ROW", "described", "distinct", "grouped", "merged", "place", "sorted_rows"]
+__all__ = ["described", "distinct", "grouped", "merged", "place", "place_column", "sorted_rows"]
 
-ROW = "_kindler_place"
 _SHARD_SHIFT = 40  # the shard above, the row in it below
 _QUARTILES = (0.25, 0.5, 0.75)
 _MEASURES = ("count", "mean", "std", "min", "25%", "50%", "75%", "max")
 
 
+def place_column(names: Sequence[str]) -> str:
+    """What the column with the places of rows is called, beside columns of these names."""
+    return unused_name("_kindler_place", names)
+
+
 def place(shard: int, rows: int) -> pa.Array:
-    """What `ROW` holds for the rows of a shard."""
+    """What that column holds for the rows of a shard."""
     return pa.array(np.arange(rows, dtype=np.int64) + (shard << _SHARD_SHIFT))
 
 
@@ -38,14 +43,15 @@ def sorted_rows(frame: DataFrame, names: Sequence[str], ascending: Sequence[bool
         _column(name).asc_nulls_last() if up else _column(name).desc_nulls_last()
         for name, up in zip(names, ascending, strict=True)
     ]
-    return _ordered(frame, [*order, F.col(ROW).asc()], count).drop(ROW)
+    row = frame.columns[-1]
+    return _ordered(frame, [*order, F.col(row).asc()], count).drop(row)
 
 
 def distinct(frame: DataFrame, count: int) -> DataFrame:
     """Each row once, in the order in which they come first."""
-    names = [name for name in frame.columns if name != ROW]
-    first = frame.groupBy(*map(_column, names)).agg(F.min(ROW).alias(ROW))
-    return _ordered(first, [F.col(ROW).asc()], count).drop(ROW)
+    *names, row = frame.columns
+    first = frame.groupBy(*map(_column, names)).agg(F.min(row).alias(row))
+    return _ordered(first, [F.col(row).asc()], count).drop(row)
 
 
 def grouped(
@@ -57,11 +63,12 @@ def grouped(
         if not keys:
             return done.coalesce(1)
         return _ordered(done, [_column(key).asc_nulls_last() for key in keys], count)
-    names = [f"_kindler_key{i}" for i in range(len(keys))]
+    row = frame.columns[-1]
+    names = [unused_name(f"_kindler_key{i}", frame.columns) for i in range(len(keys))]
     done = done.toDF(*names, *[aggregate.name for aggregate in wanted])
     same = [_column(key).eqNullSafe(F.col(name)) for key, name in zip(keys, names, strict=True)]
     both = frame.join(done, reduce(and_, same)) if same else frame.crossJoin(done)
-    return _ordered(both, [F.col(ROW).asc()], count).drop(ROW, *names)
+    return _ordered(both, [F.col(row).asc()], count).drop(row, *names)
 
 
 def merged(left: DataFrame, right: DataFrame, how: str, names: MergeNames, count: int) -> DataFrame:
@@ -71,7 +78,7 @@ def merged(left: DataFrame, right: DataFrame, how: str, names: MergeNames, count
     to = {name: i for i, name in enumerate(right.columns)}
     same = [F.col(f"l{at[key]}") == F.col(f"r{to[key]}") for key in names.on]
     joined = ours.join(theirs, reduce(and_, same), "full" if how == "outer" else how)
-    places = [F.col(f"l{at[ROW]}").asc_nulls_last(), F.col(f"r{to[ROW]}").asc_nulls_last()]
+    places = [F.col(f"l{len(at) - 1}").asc_nulls_last(), F.col(f"r{len(to) - 1}").asc_nulls_last()]
     return _ordered(joined, places, count).select(
         *[F.coalesce(f"l{at[key]}", f"r{to[key]}").alias(key) for key in names.on],
         *[F.col(f"l{at[old]}").alias(new) for old, new in names.left],

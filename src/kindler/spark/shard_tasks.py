@@ -198,12 +198,13 @@ class NumberedRows:
     numbers: dict[int, int] | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from kindler.spark.shard_frames import ROW, place
+        from kindler.spark.shard_frames import place, place_column
 
         for shard, _, packed in shards_in(batches):
             table = without_nulls(frames.conform(frames.plain(packed), self.schema))
             number = shard if self.numbers is None else self.numbers[shard]
-            yield from table.append_column(ROW, place(number, table.num_rows)).to_batches()
+            row = place_column(self.schema.names)
+            yield from table.append_column(row, place(number, table.num_rows)).to_batches()
 
 
 @dataclass(frozen=True, kw_only=True)

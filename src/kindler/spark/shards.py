@@ -34,7 +34,9 @@ from pyspark.sql.types import StructField, StructType
 from kindler.data.shards import frames
 from kindler.data.shards.backend import Cut, Work, shard_error, unsendable
 from kindler.data.shards.codec import Info, Packed, from_table
-from kindler.errors import DataError, WorkerLost
+from kindler.errors import DataError, TrainingError, WorkerLost
+from kindler.spark.frame_errors import of_task
+from kindler.spark.sent_tasks import sent_task
 from kindler.spark.session import is_connect
 from kindler.spark.shard_tasks import (
     SCHEMA,
@@ -104,9 +106,9 @@ class SparkShards:
         # Some at a time, so that the driver holds no second copy of all. Not through Connect, which would put
         # every table of moderate size into the plan, and a plan must not be larger than a message.
         gathered = tables(pieces(), most=None if is_connect(spark) else _SENT_BYTES)
-        sent = reduce(lambda one, more: one.union(more), (from_arrow(spark, table) for table in gathered))
+        whole = reduce(lambda one, more: one.union(more), (from_arrow(spark, table) for table in gathered))
         pa.default_memory_pool().release_unused()  # Arrow would keep the size of a few tables
-        return SparkShards(_placed(sent, len(infos)), infos)
+        return SparkShards(_placed(whole, len(infos)), infos)
 
     @staticmethod
     def of_frame(frame: DataFrame, count: int | None = None) -> SparkShards:
@@ -116,7 +118,7 @@ class SparkShards:
         unnamed = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
         if count is not None:
             unnamed = unnamed.repartition(count)
-        made = SparkShards(unnamed.mapInArrow(Encode(schema=schema), SCHEMA))
+        made = SparkShards(unnamed.mapInArrow(sent_task(Encode(schema=schema)), SCHEMA))
         return made if made.infos else SparkShards.of(frame.sparkSession, [from_table(schema.empty_table())])
 
     @staticmethod
@@ -152,7 +154,7 @@ class SparkShards:
         return self.frame.sparkSession
 
     def mapped(self, work: Work, *, by_user: bool = False) -> SparkShards:
-        task = MapShards(work=work, numbers=self._index())
+        task = sent_task(MapShards(work=work, numbers=self._index()))
         if not by_user:
             return self._again(self.frame.mapInArrow(task, SCHEMA))
         try:
@@ -160,13 +162,15 @@ class SparkShards:
         except pickle.PicklingError as exc:
             raise unsendable(exc) from exc
         except (PySparkException, Py4JJavaError) as exc:
+            if (told := of_task(str(exc))) is not None:
+                raise TrainingError(told) from None
             # What the function raises comes as a value: here its process went away, or its executor.
             line = str(exc).strip().partition("\n")[0][:300]
             raise WorkerLost(f"Spark gave up on its task ({line})", rank=None, host="the cluster") from None
 
     def exchanged(self, cut: Cut, count: int) -> SparkShards:
-        pieces = self.frame.mapInArrow(CutShards(cut=cut, numbers=self._index()), SCHEMA)
-        return self._again(_placed(pieces, count).mapInArrow(join, SCHEMA))
+        pieces = self.frame.mapInArrow(sent_task(CutShards(cut=cut, numbers=self._index())), SCHEMA)
+        return self._again(_placed(pieces, count).mapInArrow(sent_task(join), SCHEMA))
 
     def zipped(self, other: SparkShards) -> SparkShards:
         sides = [
@@ -174,7 +178,7 @@ class SparkShards:
             for number, side in enumerate((self, other))
         ]
         pieces = _placed(sides[0].union(sides[1]), len(self.infos))
-        return self._again(pieces.mapInArrow(zip_pairs, SCHEMA))
+        return self._again(pieces.mapInArrow(sent_task(zip_pairs), SCHEMA))
 
     def sorted_rows(self, names: Sequence[str], ascending: Sequence[bool]) -> SparkShards:
         from kindler.spark import shard_frames as sql
@@ -207,15 +211,15 @@ class SparkShards:
 
     def spark_frame(self, names: Sequence[str] | None = None) -> DataFrame:
         schema = frames.schema_of([info for info in self.infos if info.rows] or self.infos, names)
-        return self.frame.mapInArrow(FrameRows(schema=schema), spark_schema(schema))
+        return self.frame.mapInArrow(sent_task(FrameRows(schema=schema)), spark_schema(schema))
 
     def native(self) -> DataFrame:
         """The rows of frames as a Spark DataFrame, each with its place in the collection."""
-        from kindler.spark.shard_frames import ROW
+        from kindler.spark.shard_frames import place_column
 
         schema = self.schema()
-        numbered = schema.append(pa.field(ROW, pa.int64()))
-        task = NumberedRows(schema=schema, numbers=self._index())
+        numbered = schema.append(pa.field(place_column(schema.names), pa.int64()))
+        task = sent_task(NumberedRows(schema=schema, numbers=self._index()))
         return self.frame.mapInArrow(task, spark_schema(numbered))
 
     def packed_frame(self, names: Sequence[str]) -> DataFrame:
@@ -225,7 +229,7 @@ class SparkShards:
             names: The arrays, by their flat names; see `kindler.data.shards.array_columns`.
         """
         schema = pa.schema({name: pa.binary() for name in names})
-        return self.frame.mapInArrow(PackedRows(names=tuple(names)), spark_schema(schema))
+        return self.frame.mapInArrow(sent_task(PackedRows(names=tuple(names))), spark_schema(schema))
 
     def keep(self) -> None:
         if not self._kept:
@@ -259,7 +263,7 @@ class SparkShards:
         index = self._index()
         if index is None:
             return self.frame
-        return self.frame.mapInArrow(MapShards(work=same, numbers=index), SCHEMA)
+        return self.frame.mapInArrow(sent_task(MapShards(work=same, numbers=index)), SCHEMA)
 
     def _wanted(self) -> int:
         return max(1, min(len(self.infos), sum(info.rows for info in self.infos)))

@@ -16,6 +16,8 @@ from pyspark.sql.types import StructField, StructType
 from kindler.data.rejoin import features_of
 from kindler.errors import ConfigError
 from kindler.spark.predict import Convert, Scorer
+from kindler.spark.sent_tasks import Task, sent_task
+from kindler.spark.versions import takes_columns
 from kindler.spark.zip_folders import forget_zip_folders
 
 __all__ = ["check_name", "register_function"]
@@ -54,22 +56,22 @@ def register_function(
     """
     fields = [StructField(one, from_arrow_type(kind)) for one, kind in zip(names, types, strict=True)]
     result = fields[0].dataType if len(fields) == 1 else StructType(fields)
-    work = _ScoreArguments(scorer=scorer, names=tuple(names), convert=convert)
-    function: Callable[..., Any] = spark.udf.register(name, _udf(work, result))
+    work = sent_task(_ScoreArguments(scorer=scorer, names=tuple(names), convert=convert))
+    function: Callable[..., Any] = spark.udf.register(name, _udf(spark, work, result))
     return function
 
 
-def _udf(work: _ScoreArguments, result: Any) -> Any:
-    if hasattr(F, "arrow_udf"):
+def _udf(spark: SparkSession, work: Task[Any, pa.Array], result: Any) -> Any:
+    if takes_columns(spark):
         # Spark reads from the annotations how rows come in: batches, each an array for each argument.
         def score(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-            return work(batches)
+            return iter(work(batches))
 
         return F.arrow_udf(score, result)
     return _pandas_udf(work, result)
 
 
-def _pandas_udf(work: _ScoreArguments, result: Any) -> Any:
+def _pandas_udf(work: Task[Any, pa.Array], result: Any) -> Any:
     """Before Spark 4.1 the columns come as series of pandas."""
     import pandas as pd
     from pyspark.sql.pandas.functions import pandas_udf

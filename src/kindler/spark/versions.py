@@ -25,6 +25,7 @@ __all__ = [
     "interrupt_tag",
     "parse",
     "require_pyspark",
+    "takes_columns",
     "to_arrow",
     "too_old",
 ]
@@ -32,6 +33,7 @@ __all__ = [
 OLDEST = (3, 5)
 """The oldest version that is supported, of pyspark and of a Spark Connect server."""
 
+_FUNCTIONS_OF_COLUMNS = (4, 1)
 _LISTENS = (4, 0)  # since then a frame becomes Arrow, and Arrow a frame, by methods of their own
 
 
@@ -77,6 +79,11 @@ def too_old(version: str) -> str | None:
     if parse(version) >= OLDEST:
         return None
     return f"{version} is too old: Kindler needs Spark {'.'.join(map(str, OLDEST))} or newer."
+
+
+def takes_columns(spark: SparkSession) -> bool:
+    """Whether a function can take some columns as Arrow, rather than whole rows: since Spark 4.1."""
+    return min(_pyspark(), parse(spark.version)) >= _FUNCTIONS_OF_COLUMNS
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:

@@ -29,6 +29,13 @@ class Failing(nn.Linear):
         raise KeyError("no such thing")
 
 
+class Picky(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x != x[0]).any()):  # which it is not asked on the driver
+            raise KeyError("too many kinds of rows")
+        return super().forward(x)
+
+
 def linear(kind: type[nn.Linear] = nn.Linear) -> nn.Linear:
     model = kind(3, 1)
     nn.init.ones_(model.weight)
@@ -106,6 +113,8 @@ def main(folder: str, address: str | None = None) -> None:
         "failing": error_of(lambda: estimator(linear(Failing)).fit(frame, verbose=0), KeyError),
         "hole": error_of(lambda: estimator(linear()).fit(holes, verbose=0), DataError),
         "too many": error_of(lambda: estimator(linear(), 5).fit(frame, verbose=0), ConfigError),
+        "direct": error_of(lambda: est.predict(scan, ingest="direct"), ConfigError),
+        "picky": error_of(lambda: estimator(linear(Picky)).predict(frame).collect(), Exception),
         "computed": error_of(
             lambda: est.fit(
                 frame.withColumn("label", F.expr("assert_true(id < 9)").cast("float")), verbose=0

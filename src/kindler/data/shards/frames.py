@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kindler.data.columns import Array
+from kindler.data.columns import Array, unused_name
 from kindler.data.shards.codec import META, Info, Packed, table_to_pandas
 from kindler.errors import ConfigError, DataError
 
@@ -69,7 +69,6 @@ _WIDER = {
     pa.binary_view(): pa.binary(),
     pa.date64(): pa.date32(),
 }
-_ROW = "_kindler_row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +230,11 @@ def distinct(table: pa.Table) -> pa.Table:
     """Each row once, where it is first."""
     if not table.num_rows:
         return table
-    numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows)))
+    names = table.schema.names
+    row = unused_name("row", [*names, *(name.removesuffix("_min") for name in names)])
+    numbered = table.append_column(row, pa.array(np.arange(table.num_rows)))
     try:
-        first = numbered.group_by(table.schema.names).aggregate([(_ROW, "min")]).column(f"{_ROW}_min")
+        first = numbered.group_by(names).aggregate([(row, "min")]).column(f"{row}_min")
     except pa.ArrowNotImplementedError as exc:
         raise DataError(f"rows cannot be compared: {exc}") from exc
     return table.take(pa.array(np.sort(first.to_numpy())))
@@ -241,22 +242,20 @@ def distinct(table: pa.Table) -> pa.Table:
 
 def grouped(table: pa.Table, keys: Sequence[str], wanted: Sequence[Aggregate], *, join: bool) -> pa.Table:
     """A row a group, in the order of the keys, nulls last; or the rows with their group's values appended."""
-    ids = _group_ids(table, keys) if keys else np.zeros(table.num_rows, np.int64)
+    ids = pa.array(_group_ids(table, keys) if keys else np.zeros(table.num_rows, np.int64))
     _, first = np.unique(ids, return_index=True)
-    marked = table.append_column(_ROW, pa.array(ids))
     columns = {key: table.column(key).take(pa.array(first)) for key in keys}
-    columns |= {aggregate.name: _aggregated(marked, aggregate, by_key=bool(keys)) for aggregate in wanted}
+    columns |= {aggregate.name: _aggregated(table, ids, aggregate, by_key=bool(keys)) for aggregate in wanted}
     result = pa.table(columns)
     if not join:
         return result
-    rows = result.select([aggregate.name for aggregate in wanted]).take(pa.array(ids))
+    rows = result.select([aggregate.name for aggregate in wanted]).take(ids)
     for name in rows.schema.names:
         table = table.append_column(name, rows.column(name))
     return table
 
 
-def _aggregated(marked: pa.Table, aggregate: Aggregate, *, by_key: bool) -> Any:
-    column = aggregate.column or _ROW
+def _aggregated(table: pa.Table, ids: pa.Array, aggregate: Aggregate, *, by_key: bool) -> Any:
     options: Any = None
     if aggregate.function in ("stddev", "variance"):
         options = pc.VarianceOptions(ddof=1)
@@ -264,12 +263,12 @@ def _aggregated(marked: pa.Table, aggregate: Aggregate, *, by_key: bool) -> Any:
         options = pc.CountOptions(mode="only_valid")
     # Spark's sums of integers and decimals are as wide as can be; its means are doubles.
     arrow = AGGREGATES[aggregate.function]
-    source = marked.column(column)
+    source = ids if aggregate.column is None else table.column(aggregate.column)
     if aggregate.function in ("avg", "stddev", "variance"):
         source = source.cast(pa.float64())
-    rows = pa.table({_ROW: marked.column(_ROW), "value": source})
-    done = rows.group_by(_ROW if by_key else []).aggregate([("value", arrow, options)])
-    return (done.sort_by(_ROW) if by_key else done).column(f"value_{arrow}")
+    rows = pa.table({"group": ids, "value": source})
+    done = rows.group_by("group" if by_key else []).aggregate([("value", arrow, options)])
+    return (done.sort_by("group") if by_key else done).column(f"value_{arrow}")
 
 
 def _group_ids(table: pa.Table, names: Sequence[str]) -> Array:

@@ -13,6 +13,7 @@ from kindler.data.columns import Array, Columns
 from kindler.data.preparation import Preparation
 from kindler.data.sources import Source
 from kindler.engine.job import Job
+from kindler.frameworks.scoring_model import ScoringModel
 from kindler.inference.host_model import sharing
 from kindler.inference.predictor import Predictor, Recipe
 from kindler.train.loader_source import StreamSource
@@ -62,8 +63,7 @@ class ScoreRequest:
 
     Attributes:
         framework: The framework's name in the registry.
-        spec: The model.
-        state: Its weights.
+        model: The model.
         options: The options of `predict`.
         layout: dtype and row shape of the columns it was trained on.
         device: Where to compute.
@@ -73,8 +73,7 @@ class ScoreRequest:
     """
 
     framework: str
-    spec: bytes
-    state: bytes
+    model: ScoringModel
     options: PredictOptions
     layout: Mapping[str, Any]
     device: str
@@ -86,8 +85,9 @@ class ScoreRequest:
         """The model as a function of these columns."""
         recipe = Recipe(
             framework=self.framework,
-            spec=self.spec,
-            state=self.state,
+            spec=self.model.spec,
+            state=self.model.state,
+            content=self.model.content,
             feature_names=tuple(column.name for column in columns.features),
             device=self.device,
             seed=self.seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kindler.data.arrays import is_spark_frame
@@ -71,6 +72,7 @@ class FrameInput(Input):
     def score(self, request: ScoreRequest) -> Any:
         from kindler.spark.executors import check_executors
         from kindler.spark.frames import arrow_types, refuse_ambiguous
+        from kindler.spark.lent_bytes import lent
         from kindler.spark.predict import predict_frame
 
         frame = self.data
@@ -79,7 +81,7 @@ class FrameInput(Input):
         columns = request.options.columns.plan(types)
         refuse_ambiguous(frame, columns.names)
         predictor = request.predictor(columns, threads=1)
-        scan = self._scan(columns, request.options.ingest)
+        scan = self._scan_to_score(columns, request.options.ingest)
         # A transform may not take zeros: it is tried on a row of the data, unless there is none yet.
         prepares = request.preparation(columns) is not None and not frame.isStreaming
         sample = (None if prepares else zeros(columns, request.layout, types)) or self._first_row(columns)
@@ -91,7 +93,7 @@ class FrameInput(Input):
         refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
         return predict_frame(
             frame,
-            predictor,
+            predictor.lent(partial(lent, frame.sparkSession)),
             names=names,
             types=[arrow_type(output.dtype, output.ndim) for output in outputs],
             convert=to_arrow,
@@ -104,6 +106,19 @@ class FrameInput(Input):
         if ingest == "inline":
             return None
         return plain_parquet(self.data, columns.names, must=ingest == "direct")
+
+    def _scan_to_score(self, columns: Columns, ingest: Ingest) -> PlainScan | None:
+        from kindler.spark.versions import takes_columns
+
+        spark = self.session()
+        if takes_columns(spark):
+            return self._scan(columns, ingest)
+        if ingest == "direct":
+            raise ConfigError(
+                f"predict(ingest='direct') needs Spark 4.1 or newer, and this is Spark {spark.version}, whose"
+                " Python functions take whole rows.\nHint: ingest='auto'."
+            )
+        return None
 
     def _first_row(self, columns: Columns) -> list[Array]:
         from kindler.spark.predict import first_row

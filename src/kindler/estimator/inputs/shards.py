@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,10 +56,17 @@ class ShardsInput(Input):
         return as_input.prepare(
             self.data,
             name=request.name,
-            options=request.columns,
+            options=self._validating(request.columns) if request.name == "validation" else request.columns,
             spark=request.spark,
             here=request.shares_files,
         )
+
+    def _validating(self, columns: ColumnOptions) -> ColumnOptions:
+        """The `x` and `y` of shards stand for the columns of training data with other names, in order."""
+        offered = as_input.offer(self.data)
+        if offered.features is None or set(columns.features or ()) <= set(offered.types):
+            return columns
+        return columns.renamed(offered.features, offered.labels or ())
 
     def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
         chosen = as_input.choose(self.data, options)
@@ -73,8 +81,13 @@ class ShardsInput(Input):
         threads = 1
         if shards.home == "local":
             threads = job.threads or max(1, usable_cores() // min(job.size, shards.num_partitions()))
+        predictor = request.predictor(chosen.columns, threads=threads)
+        if (spark := self.session()) is not None:
+            from kindler.spark.lent_bytes import lent
+
+            predictor = predictor.lent(partial(lent, spark))
         scorer = ShardScorer(
-            predictor=request.predictor(chosen.columns, threads=threads),
+            predictor=predictor,
             schema=chosen.schema,
             sample=_sample(
                 shards, chosen, request.layout, prepares=request.preparation(chosen.columns) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,7 @@ class SqlFunctionInput(Input):
 
     def score(self, request: ScoreRequest) -> Any:
         from kindler.spark.executors import check_executors
+        from kindler.spark.lent_bytes import lent
         from kindler.spark.sql_function import check_name, register_function
 
         spark, name = self.data.spark, self.data.name
@@ -84,7 +86,7 @@ class SqlFunctionInput(Input):
         return register_function(
             spark,
             name,
-            predictor,
+            predictor.lent(partial(lent, spark)),
             names=tried.names(len(outputs)),
             types=[arrow_type(output.dtype, output.ndim) for output in outputs],
             convert=to_arrow,

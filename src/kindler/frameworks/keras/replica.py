@@ -56,6 +56,7 @@ from kindler.frameworks.keras.state import (
     variances,
 )
 from kindler.frameworks.rng import own_states, restore_own, seed_own
+from kindler.frameworks.scoring_model import ScoringModel
 from kindler.frameworks.state_format import Buffer
 
 __all__ = ["KerasReplica", "preload"]
@@ -135,6 +136,19 @@ class KerasReplica(BaseReplica):
         """On a GPU, and with JAX, which only waits for other ranks."""
         alone = self._collective is None or self._collective.size == 1
         return self.on_gpu or (self.spec.backend == "jax" and alone)
+
+    @classmethod
+    def scoring_model(
+        cls,
+        spec: KerasSpec,
+        live: KerasReplica | None,
+        state: Callable[[], bytes],
+        before: ScoringModel | None,
+    ) -> ScoringModel:
+        """The model without its optimizer."""
+        from kindler.frameworks.keras.scoring import scoring_model  # needs h5py, which comes with Keras
+
+        return scoring_model(spec, state, before)
 
     @classmethod
     def may_use_gpus(cls, spec: KerasSpec) -> bool:
@@ -583,6 +597,7 @@ class KerasReplica(BaseReplica):
             "epoch": self.epoch,
             "step": self.step,
             "names": variables.names(),
+            "own": len(variables.own()),
             "signature": self._signature,
             "features": self._features,
         }

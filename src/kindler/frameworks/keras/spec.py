@@ -189,10 +189,16 @@ def build_model(spec: KerasSpec) -> Any:
 
 def dumps(spec: KerasSpec) -> bytes:
     """The spec as bytes."""
-    if spec.model is not None and not isinstance(spec.model, Archive):
-        spec = replace(spec, model=_archive(spec.model))
+    spec = with_archive(spec)
     # The backend goes first: Keras must be on it before unpickling imports the user's modules.
     return spec.backend.encode() + b"\n" + travelling(spec)
+
+
+def with_archive(spec: KerasSpec) -> KerasSpec:
+    """The spec with an archive in the place of its model, if it has one."""
+    if spec.model is None or isinstance(spec.model, Archive):
+        return spec
+    return replace(spec, model=_archive(spec.model))
 
 
 def loads(data: bytes) -> KerasSpec:

@@ -24,6 +24,7 @@ from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Batch, LossWatch, Scored
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.rng import own_states, restore_own, seed_own
+from kindler.frameworks.scoring_model import ScoringModel
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
 from kindler.frameworks.torch.device import (
@@ -71,6 +72,7 @@ from kindler.frameworks.torch.parameters import (
     trained,
 )
 from kindler.frameworks.torch.row_weights import RowWeights, against_row_weights
+from kindler.frameworks.torch.scoring import scoring_model
 from kindler.frameworks.torch.spec import (
     TorchSpec,
     against_several,
@@ -228,6 +230,18 @@ class TorchReplica(BaseReplica):
     dumps = staticmethod(dumps)
     loads = staticmethod(loads)
     lacking = staticmethod(missing)
+
+    @classmethod
+    def scoring_model(
+        cls,
+        spec: TorchSpec,
+        live: TorchReplica | None,
+        state: Callable[[], bytes],
+        before: ScoringModel | None,
+    ) -> ScoringModel:
+        """The model with its parameters and buffers alone."""
+        return scoring_model(spec, None if live is None else live.model, state(), before)
+
     against_several = staticmethod(against_several)
     against_division = staticmethod(against_division)
 

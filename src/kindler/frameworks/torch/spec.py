@@ -17,6 +17,7 @@ import torch
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, lacking, makes, title
 from kindler.frameworks.pickling import travelling
+from kindler.frameworks.state_format import is_packed
 
 __all__ = [
     "CLOSURE",
@@ -119,6 +120,10 @@ def dumps(spec: TorchSpec) -> bytes:
 
 def loads(data: bytes) -> TorchSpec:
     """The spec from the bytes of `dumps`: a pickle of the user's objects, so only from our own channel."""
+    if is_packed(data):
+        from kindler.frameworks.torch.scoring import unpacked_spec  # which makes such specs
+
+        return unpacked_spec(data)
     spec = cloudpickle.loads(data)
     if not isinstance(spec, TorchSpec):
         raise ConfigError(f"expected the bytes of a TorchSpec, received {type(spec).__name__}.")

@@ -27,7 +27,9 @@ def predicted(model: nn.Module, x: Any, batch_size: int = -1) -> Any:
     """The outputs: of arrays as an array, of a list of samples as a list, of an RDD as an RDD."""
     scorer = _Scorer(model, batch_size)
     if hasattr(x, "mapPartitions"):
-        return x.mapPartitions(_Outputs(scorer.packed()))
+        from kindler.spark.sent_tasks import sent_task
+
+        return x.mapPartitions(sent_task(_Outputs(scorer.packed())))
     if isinstance(x, list | tuple) and x and isinstance(x[0], Sample):
         return [output for output, _ in scorer.pairs(x)]
     return scorer.arrays(x)
@@ -49,7 +51,9 @@ def evaluated(model: nn.Module, data: Any, batch_size: int, methods: Any) -> lis
 
     scorer = _Scorer(model, batch_size)
     if hasattr(data, "mapPartitions"):
-        pairs = data.mapPartitions(_Pairs(scorer.packed())).collect()
+        from kindler.spark.sent_tasks import sent_task
+
+        pairs = data.mapPartitions(sent_task(_Pairs(scorer.packed()))).collect()
     else:
         pairs = list(scorer.pairs(data))
     if not pairs:

@@ -1,0 +1,87 @@
+"""A Keras model for processes that only score with it.
+
+Keras writes a compiled model with its optimizer. Here that is taken out of the archive, and so is the time at
+which it was written: the same model has the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import h5py
+
+from kindler.frameworks.keras.spec import Archive, KerasSpec, dumps, with_archive
+from kindler.frameworks.keras.state import pack, unpack
+from kindler.frameworks.scoring_model import ScoringModel
+
+__all__ = ["own_state", "scoring_model"]
+
+_WEIGHTS = "model.weights.h5"
+_WHOLE = ("Functional", "Sequential")  # read from an archive, these have all their variables
+_KERAS = ("keras.", "tf_keras.")
+_OF_TRAINING = {"optimizer", "optimizers"}
+
+
+def scoring_model(spec: KerasSpec, state: Callable[[], bytes], before: ScoringModel | None) -> ScoringModel:
+    """What a process needs to score with the model as it is now.
+
+    Args:
+        spec: What the user handed in.
+        state: Gives the trained state, if there is one; of a model in this process, as it is now.
+        before: What this gave last; it is given again where nothing has changed.
+    """
+    model = spec.model
+    if model is None or isinstance(model, Archive):
+        return ScoringModel.of(dumps(spec), own_state(state()), before)
+    archived = with_archive(replace(spec, compile_args_creator=None))
+    assert isinstance(archived.model, Archive)
+    slim = replace(archived.model, data=_without_training(archived.model.data), optimizer=None)
+    whole = model.built and type(model).__name__ in _WHOLE and type(model).__module__.startswith(_KERAS)
+    return ScoringModel.of(dumps(replace(archived, model=slim)), b"" if whole else own_state(state()), before)
+
+
+def own_state(state: bytes) -> bytes:
+    """What of a trained state is the model's own."""
+    if not state:
+        return state
+    fields, arrays = unpack(state)
+    count = fields.get("own")
+    if count is None:  # it was written by an earlier version
+        return state
+    told = {name: value for name, value in fields.items() if name not in ("dtypes", "shapes")}
+    return pack({**told, "names": fields["names"][:count], "epoch": 0, "step": 0}, arrays[:count])
+
+
+def _without_training(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(file, "w") as target:
+        for name in sorted(source.namelist()):
+            content = source.read(name)
+            if name == _WEIGHTS:
+                content = _without_groups(content, _OF_TRAINING)
+            elif name == "config.json":
+                content = _without_keys(content, ["compile_config"])
+            elif name == "metadata.json":
+                content = _without_keys(content, ["date_saved"])
+            target.writestr(zipfile.ZipInfo(name), content)  # with no date of its own
+    return file.getvalue()
+
+
+def _without_keys(content: bytes, names: Sequence[str]) -> bytes:
+    known: dict[str, Any] = json.loads(content)
+    return json.dumps({name: value for name, value in known.items() if name not in names}).encode()
+
+
+def _without_groups(content: bytes, names: set[str]) -> bytes:
+    file = io.BytesIO()
+    with h5py.File(io.BytesIO(content), "r") as source, h5py.File(file, "w") as target:
+        for name in sorted(set(source) - names):
+            source.copy(name, target)
+        for name, value in source.attrs.items():
+            target.attrs[name] = value
+    return file.getvalue()

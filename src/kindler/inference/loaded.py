@@ -1,0 +1,98 @@
+"""Models that stay loaded in a process, for whoever scores with them next.
+
+Each is loaded once, also where several threads want it at the same time. The few that were used last stay,
+and go when another is asked for minutes later. Whoever still scores with a model that was let go keeps it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+__all__ = ["LoadedModels"]
+
+_Model = TypeVar("_Model")
+_MOST = 4
+_IDLE_S = 300.0
+
+
+@dataclass
+class _Kept(Generic[_Model]):
+    model: _Model
+    content: str | None
+    used: float
+
+
+class LoadedModels(Generic[_Model]):
+    """Models by their keys.
+
+    Args:
+        most: How many stay.
+        idle_s: Seconds without use after which one is let go.
+        now: The clock.
+    """
+
+    def __init__(
+        self, most: int = _MOST, idle_s: float = _IDLE_S, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most, self._idle_s, self._now = most, idle_s, now
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)  # another thread may have held a lock
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._loading: dict[str, threading.Lock] = {}
+        self._models: OrderedDict[str, _Kept[_Model]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def get(self, key: str, load: Callable[[], _Model], *, content: str | None = None) -> _Model:
+        """The model of this key, which `load` makes if there is none.
+
+        Args:
+            key: Tells it from all others.
+            load: Makes it.
+            content: What `forget` knows it by.
+        """
+        with self._lock:
+            self._drop_idle()
+            if (found := self._used(key)) is not None:
+                return found.model
+            loading = self._loading.setdefault(key, threading.Lock())
+        with loading:
+            with self._lock:
+                if (found := self._used(key)) is not None:  # another thread has loaded it meanwhile
+                    return found.model
+            try:
+                model = load()
+                with self._lock:
+                    self._models[key] = _Kept(model, content, self._now())
+                    while len(self._models) > self._most:
+                        self._models.popitem(last=False)
+            finally:
+                with self._lock:
+                    self._loading.pop(key, None)
+        return model
+
+    def forget(self, content: str) -> None:
+        """Let go of models that nobody will ask for again."""
+        with self._lock:
+            for key in [key for key, kept in self._models.items() if kept.content == content]:
+                del self._models[key]
+
+    def _used(self, key: str) -> _Kept[_Model] | None:
+        found = self._models.get(key)
+        if found is not None:
+            found.used = self._now()
+            self._models.move_to_end(key)
+        return found
+
+    def _drop_idle(self) -> None:
+        for key in [key for key, kept in self._models.items() if self._now() - kept.used >= self._idle_s]:
+            del self._models[key]

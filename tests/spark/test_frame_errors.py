@@ -1,0 +1,33 @@
+"""What a task of ours says, out of the texts that versions of Spark make of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kindler.spark.frame_errors import of_task
+
+pytestmark = pytest.mark.spark
+
+SAID = (
+    "ValueError: bad\nrow\n\nraised in a task of Spark (partition 1) on host h:\n"
+    '  File "/proj/helper.py", line 7, in transform\n    raise ValueError'
+)
+OURS = 'Traceback (most recent call last):\n  File "/k/sent_tasks.py", line 9, in __call__\n    raise\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"An exception was thrown from the Python worker:\n{SAID}",
+        f"[PYTHON_EXCEPTION] An exception was thrown from the Python worker: {SAID}\n SQLSTATE: 38000",
+        f"An exception was thrown from the Python worker. Please see the stack trace below.\n{OURS}{SAID}\n",
+        f"Job aborted: org.apache.PythonException: {OURS}{SAID}\n\n\tat org.apache.spark.api.R(R.scala:5)\n",
+    ],
+    ids=["4.1", "4.0", "3.5", "Java"],
+)
+def test_the_users_exception_and_its_place_are_all_that_is_left(text: str) -> None:
+    assert of_task(text) == SAID
+
+
+def test_errors_of_others_are_not_ours() -> None:
+    assert of_task("An exception was thrown from the Python worker:\nValueError: bad") is None

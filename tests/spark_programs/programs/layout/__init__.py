@@ -1,0 +1,1 @@
+"""A project with modules of its own beside its program."""
