@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from os import PathLike
@@ -22,7 +21,7 @@ from kindler.data.column_options import ColumnOptions, Names
 from kindler.data.columns import Column, Columns
 from kindler.data.preparation import Preparation, Preparer
 from kindler.engine import local
-from kindler.errors import ConfigError, NotFittedError, UntrustedError
+from kindler.errors import ConfigError, NotFittedError, UntrainedWarning, UntrustedError
 from kindler.estimator.checks import (
     ability_complaints,
     backend_complaints,
@@ -42,6 +41,7 @@ from kindler.estimator.checks import (
     seed_complaints,
     server_complaints,
     sync_complaints,
+    warn_caller,
 )
 from kindler.estimator.exporting import Example, example_of, in_openvino, write_onnx, write_openvino
 from kindler.estimator.fit import RunPlan, RunResults, job_of, run
@@ -978,6 +978,8 @@ class Estimator:
     ) -> dict[str, Any]:
         """Evaluate the model on every row of `data`.
 
+        A model that a creator makes and that was never trained is evaluated with an `UntrainedWarning`.
+
         Args:
             data: Data of any kind that `fit` takes.
             batch_size: Rows per step, over all workers together.
@@ -1014,6 +1016,7 @@ class Estimator:
             *preparation_complaints(self._preparation, options, given),
         )
         self._warn_of_chance()
+        self._warn_if_untrained("evaluate")
         options = replace(options, columns=given.complete(columns, self._columns))
         options = self._with_preparation(options)
         return self._run(given, options, hear=self._summaries.report).rows[0]
@@ -1041,6 +1044,8 @@ class Estimator:
         DataFrame with the outputs as new columns. Arrays, a pandas DataFrame and a pyarrow Table give the
         same. An `XShards` gives an `XShards`: its dicts get a `prediction` beside `x`, its DataFrames a
         column. For a Parquet path the scored rows are written to Parquet files.
+
+        A model that a creator makes and that was never trained is scored with an `UntrainedWarning`.
 
         Args:
             data: The rows to score.
@@ -1090,6 +1095,7 @@ class Estimator:
             *precision_complaints(self._model.row, options),
         )
         self._warn_of_chance()
+        self._warn_if_untrained("predict")
         known = self._columns.without_labels()
         columns = replace(given.complete(options.columns, known), label_cols=None, need_labels=False)
         options = self._with_preparation(replace(options, columns=columns))
@@ -1370,6 +1376,7 @@ class Estimator:
         TensorFlow). For either, a name that ends in `.estimator` saves this whole estimator for
         `Estimator.load`.
         """
+        self._warn_if_untrained("save")
         with beside(path) as unfinished:
             if str(path).endswith(estimator_file.SUFFIX):
                 estimator_file.write(unfinished, self._as_saved())
@@ -1389,6 +1396,7 @@ class Estimator:
             MissingExtraError: A package that this needs is not installed.
         """
         refuse(*ability_complaints(self._model.row, "export"))
+        self._warn_if_untrained("to_onnx")
         write_onnx(self._model, self._live.state, path, example_of(example, self._columns, self._layout))
 
     @leaves_no_trace
@@ -1403,6 +1411,7 @@ class Estimator:
             ConfigError: The model cannot be converted, or the shapes of its inputs are not known.
             MissingExtraError: OpenVINO is not installed.
         """
+        self._warn_if_untrained("to_openvino")
         write_openvino(
             self._model,
             self._live.state,
@@ -1553,12 +1562,23 @@ class Estimator:
         """Say once that rows are augmented where they are judged."""
         if self._preparation.augments_all and not self._warned_of_chance:
             self._warned_of_chance = True
-            warnings.warn(
+            warn_caller(
                 "transform draws random numbers and there is no eval_transform: rows that are evaluated or"
                 " scored are augmented as well, each in the same way every time.\n"
-                "Hint: pass eval_transform=..., which does the rest of it without chance.",
-                UserWarning,
-                stacklevel=4,
+                "Hint: pass eval_transform=..., which does the rest of it without chance."
+            )
+
+    def _warn_if_untrained(self, call: str) -> None:
+        """Say that the model's weights are those that a creator makes."""
+        if self._live.is_untrained:
+            warn_caller(
+                f"{call}: this model was never trained, and no weights were loaded. Its weights are those"
+                f" that its creator makes: random numbers, drawn with seed={self._seed}, unless the creator"
+                " loads trained ones.\n"
+                "Hint: call fit(), load(path) or load_checkpoint(path) first. If the creator loads trained"
+                " weights, pass the model itself (model=...), or silence this with"
+                ' warnings.filterwarnings("ignore", category=kindler.errors.UntrainedWarning).',
+                UntrainedWarning,
             )
 
     def _run(

@@ -146,6 +146,12 @@ class LiveModel:
             self.replica.load_state(state)
 
     @property
+    def is_untrained(self) -> bool:
+        """Whether its weights are those that a creator makes: random ones, unless the creator loads others."""
+        model = self._model
+        return not self._state and "train" in model.row.can and not model.replica_type.has_instance(model.spec)
+
+    @property
     def replica(self) -> Any:
         """The model itself, made on first use."""
         if self._replica is None:

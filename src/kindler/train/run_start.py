@@ -100,6 +100,8 @@ def build_replica(worker: Worker, task: Task, placed: Placement, spec: bytes, **
         be(replace(this_worker(), device="cpu"))
     elif placed.problem is not None:
         raise ConfigError(placed.problem)
+    if hasattr(replica, "set_up"):  # a module of Lightning wants to know what for
+        replica.set_up("fit" if task.trains else "validate")
     return replica
 
 

@@ -7,6 +7,7 @@ are put on the worker's copy of it, and nothing on the user's own.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,7 @@ from kindler.frameworks.torch.lightning_spec import (
 )
 from kindler.frameworks.torch.metrics import is_metric
 from kindler.frameworks.torch.optimizers import Optimizers, Schedules
+from kindler.frameworks.torch.state import parse, recall_trained
 from kindler.frameworks.torch.step_replica import StepReplica
 from kindler.frameworks.torch.step_run import logged
 
@@ -49,9 +51,16 @@ class LightningReplica(StepReplica):
         self._attached = self._began = self._judging = self._trains = False
         self._predicted = 0
         self._configured_schedules: LightningSchedules | None = None
+        self._stage: str | None = None
         self._call("configure_model")
-        self._call("setup", "fit")
         self.model.to(self.device)
+
+    def set_up(self, stage: str) -> None:
+        """Call the module's `setup`, once: where it is trained, validated or predicts, as Lightning does."""
+        if self._stage is None:
+            self._stage = stage
+            self._call("setup", stage)
+            self.model.to(self.device)
 
     @classmethod
     def make_spec(cls, **options: Any) -> LightningSpec:
@@ -82,7 +91,26 @@ class LightningReplica(StepReplica):
         )
         return [complaint]
 
+    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
+        """Only what trains has optimizers; the driver and what scores take the weights alone."""
+        if self._stage == "fit" and not weights_only_model:
+            super().load_state(data)
+            return
+        try:
+            super().load_state(data, weights_only_model=True)
+        except RuntimeError:  # of torch: `setup` makes some of the parameters
+            if self._stage is not None:
+                raise
+            self.set_up("predict")
+            super().load_state(data, weights_only_model=True)
+        if not weights_only_model:
+            fields = parse(data)
+            self._modes.recall(fields["resting"])
+            recall_trained(fields["trained"], self._modules())
+            self.epoch, self.step = fields["epoch"], fields["step"]
+
     def _build_optimizers(self) -> Optimizers:
+        self.set_up("fit")
         optimizers, schedules = configured(configured_by_module(self.model, self.spec.config))
         self._configured_schedules = LightningSchedules(schedules)
         return optimizers
@@ -200,6 +228,7 @@ class LightningReplica(StepReplica):
             self._schedules.after_epoch(self.epoch, logs or {})
 
     def _scored(self, features: tuple[Array, ...]) -> Any:
+        self.set_up("predict")
         if not overrides(type(self.model), "predict_step"):
             return super()._scored(features)
         self._attach()
@@ -317,7 +346,10 @@ class Trainer:
         """This worker."""
         return self._replica.rank
 
-    local_rank = global_rank
+    @property
+    def local_rank(self) -> int:
+        """Its number among the workers of its machine."""
+        return int(os.environ.get("LOCAL_RANK", "0"))
 
     @property
     def world_size(self) -> int:
