@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS, FrameworkSpec
 from kindler.train.joining import LOOPS
 
@@ -70,6 +71,14 @@ class FrameworkModel:
         """The spec as bytes, for the workers."""
         packed: bytes = self.replica_type.dumps(self.spec)
         return packed
+
+    def expected_bytes(self, seed: int) -> int:
+        """The size of its state once it was trained, if the user gave the model itself; otherwise 0."""
+        if not self.replica_type.has_instance(self.spec):
+            return 0
+        with untouched():
+            replica = self.replica_type(self.spec, device="cpu", seed=seed)
+            return int(replica.expected_bytes())
 
     def lacking(self, *names: str) -> list[str]:
         """Complaints about each of "optimizer" and "loss" that the spec does not have."""
@@ -147,9 +156,11 @@ class LiveModel:
 
     @property
     def is_untrained(self) -> bool:
-        """Whether its weights are those that a creator makes: random ones, unless the creator loads others."""
+        """Whether its weights are those that a creator makes: random ones, unless it loads others."""
         model = self._model
-        return not self._state and "train" in model.row.can and not model.replica_type.has_instance(model.spec)
+        return (
+            not self._state and "train" in model.row.can and not model.replica_type.has_instance(model.spec)
+        )
 
     @property
     def replica(self) -> Any:

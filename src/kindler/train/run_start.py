@@ -173,6 +173,7 @@ class Loads(Protocol):
     step: int
 
     def load_state(self, data: bytes) -> None: ...
+    def expected_bytes(self) -> int: ...
 
 
 class LoadsLocal(Protocol):
@@ -331,6 +332,8 @@ def begin(
     if found is None:
         if states[0]:
             replica.load_state(states[0])
+        if task.limit is not None and rank == 0:
+            task.limit.check(replica.expected_bytes())
         if task.trains and task.training.initial_epoch is not None:
             replica.epoch = task.training.initial_epoch
         return Start(

@@ -205,9 +205,9 @@ def test_abort_ends_all_ranks_and_wait_says_why() -> None:
 
 
 def test_a_killed_worker_is_lost_however_little_time_workers_have_to_stop() -> None:
-    with start("die_slowly", settings=RunSettings(stop_timeout_s=0.0005)) as gang:
-        with pytest.raises(WorkerLost, match="SIGKILL"):
-            gang.wait(60)
+    settings = RunSettings(stop_timeout_s=0.0005)
+    with start("die_slowly", settings=settings) as gang, pytest.raises(WorkerLost, match="SIGKILL"):
+        gang.wait(60)
 
 
 def test_abort_ends_a_frozen_worker_with_more_on_its_way_than_it_takes() -> None:

@@ -184,7 +184,7 @@ def _by_form(outputs: torch.Tensor, target: torch.Tensor, name: str, *, within: 
 
 
 def _is_one_hot(outputs: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether every target has a 1 for one class and 0 for the others, as no labels that may be several do."""
+    """Whether every target has a 1 for one class and 0 for the others."""
     if target.shape != outputs.shape:
         return False
     return bool(((target == 0) | (target == 1)).all() and (target.sum(dim=1) == 1).all())

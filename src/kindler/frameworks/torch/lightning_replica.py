@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ from kindler.frameworks.torch.lightning_spec import (
 )
 from kindler.frameworks.torch.metrics import is_metric
 from kindler.frameworks.torch.optimizers import Optimizers, Schedules
-from kindler.frameworks.torch.state import parse, recall_trained
+from kindler.frameworks.torch.parameters import recall_trained
+from kindler.frameworks.torch.state import parse
 from kindler.frameworks.torch.step_replica import StepReplica
 from kindler.frameworks.torch.step_run import logged
 
@@ -59,7 +61,8 @@ class LightningReplica(StepReplica):
         """Call the module's `setup`, once: where it is trained, validated or predicts, as Lightning does."""
         if self._stage is None:
             self._stage = stage
-            self._call("setup", stage)
+            with torch.inference_mode(False), torch.enable_grad():  # it may make parameters
+                self._call("setup", stage)
             self.model.to(self.device)
 
     @classmethod
@@ -93,21 +96,29 @@ class LightningReplica(StepReplica):
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Only what trains has optimizers; the driver and what scores take the weights alone."""
+        if weights_only_model:
+            self.set_up("predict")  # not later: it may make the parameters
         if self._stage == "fit" and not weights_only_model:
             super().load_state(data)
             return
-        try:
-            super().load_state(data, weights_only_model=True)
-        except RuntimeError:  # of torch: `setup` makes some of the parameters
-            if self._stage is not None:
-                raise
-            self.set_up("predict")
-            super().load_state(data, weights_only_model=True)
+        self._loaded(partial(super().load_state, weights_only_model=True), data)
         if not weights_only_model:
             fields = parse(data)
             self._modes.recall(fields["resting"])
             recall_trained(fields["trained"], self._modules())
             self.epoch, self.step = fields["epoch"], fields["step"]
+
+    def load_weights(self, data: bytes) -> None:
+        self._loaded(super().load_weights, data)
+
+    def _loaded(self, load: Callable[[bytes], None], data: bytes) -> None:
+        try:
+            load(data)
+        except RuntimeError:  # of torch: `setup` may make some of the parameters
+            if self._stage is not None:
+                raise
+            self.set_up("predict")
+            load(data)
 
     def _build_optimizers(self) -> Optimizers:
         self.set_up("fit")
@@ -228,7 +239,9 @@ class LightningReplica(StepReplica):
             self._schedules.after_epoch(self.epoch, logs or {})
 
     def _scored(self, features: tuple[Array, ...]) -> Any:
-        self.set_up("predict")
+        if self._stage is None:
+            self.set_up("predict")
+            self._modes.evaluate()
         if not overrides(type(self.model), "predict_step"):
             return super()._scored(features)
         self._attach()

@@ -54,6 +54,7 @@ from kindler.frameworks.torch.modes import Modes
 from kindler.frameworks.torch.optim import (
     build_optimizer,
     build_scheduler,
+    bytes_to_come,
     refuse_several,
     step_optimizer,
     step_scheduler,
@@ -741,6 +742,14 @@ class TorchReplica(BaseReplica):
             state: dict[str, Any] = self._fully.state_dict()
             return state
         return self.optimizer.state_dict() if self._divided is None else self._divided.state_dict()
+
+    def expected_bytes(self) -> int:
+        """The size of `state` now, and of what the optimizer will add in its first step."""
+        held = [] if self.spec.optimizer is None else self._held_optimizers()
+        return len(self.state()) + sum(map(bytes_to_come, held))
+
+    def _held_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return [self.optimizer]
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`, or take only the model's weights from it."""

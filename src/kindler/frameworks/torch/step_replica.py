@@ -502,6 +502,9 @@ class StepReplica(TorchReplica):
         grads = {i: p.grad for i, p in enumerate(held) if p.grad is not None}
         return {**fields, "scheduler": schedules, "gradients": grads}
 
+    def _held_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return list(self.optimizers.named.values())
+
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         super().load_state(data, weights_only_model=weights_only_model)
         if weights_only_model or self.spec.optimizer is None:
