@@ -51,7 +51,7 @@ from kindler.estimator.inputs.sql_function import SqlFunction, SqlFunctionInput
 from kindler.estimator.model import FrameworkModel, LiveModel
 from kindler.estimator.model_fn import ModelFnEstimator
 from kindler.files import beside, folder_at, place, split
-from kindler.frameworks.caller_state import leaves_no_trace
+from kindler.frameworks.caller_state import bare_interrupts, leaves_no_trace, untouched
 from kindler.frameworks.creators import title
 from kindler.frameworks.pickling import travelling
 from kindler.frameworks.registry import FRAMEWORKS
@@ -764,7 +764,7 @@ class Estimator:
             log_dir=log_dir,
         )
 
-    @leaves_no_trace
+    @bare_interrupts
     def fit(
         self,
         data: Any,
@@ -961,7 +961,7 @@ class Estimator:
                 raise KeyboardInterrupt(_kept_message(results.step, self._model_dir))
         return History(results.rows, results.mode)
 
-    @leaves_no_trace
+    @bare_interrupts
     def evaluate(
         self,
         data: Any,
@@ -1021,7 +1021,7 @@ class Estimator:
         options = self._with_preparation(options)
         return self._run(given, options, hear=self._summaries.report).rows[0]
 
-    @leaves_no_trace
+    @bare_interrupts
     def predict(
         self,
         data: Any,
@@ -1128,10 +1128,11 @@ class Estimator:
         """The model as it is now, converted; the last conversion is kept."""
         key = example.key(self._model, state)
         if self._converted is None or self._converted[0] != key:
-            self._converted = (key, in_openvino(self._model, state, example))
+            with untouched():
+                self._converted = (key, in_openvino(self._model, state, example))
         return self._converted[1]
 
-    @leaves_no_trace
+    @bare_interrupts
     def predict_with(self, data: Any, options: PredictOptions) -> Any:
         """`predict` with its options as one value; columns that they leave open are those of the last `fit`.
 
@@ -1141,7 +1142,7 @@ class Estimator:
         """
         return self._predict(recognise(data), options)
 
-    @leaves_no_trace
+    @bare_interrupts
     def register_udf(
         self,
         spark: SparkSession,
@@ -1494,7 +1495,6 @@ class Estimator:
         return self
 
     @staticmethod
-    @leaves_no_trace
     def latest_checkpoint(model_dir: str | PathLike[str]) -> str | None:
         """The newest complete checkpoint in a folder, or None; `load_checkpoint` reads it.
 

@@ -37,7 +37,8 @@ class FrameworkModel:
     @classmethod
     def unpacked(cls, framework: str, packed: bytes, extra_preload: tuple[str, ...]) -> FrameworkModel:
         """The model whose spec these bytes are."""
-        spec = FRAMEWORKS.load(framework).loads(packed)
+        with untouched():
+            spec = FRAMEWORKS.load(framework).loads(packed)
         return cls(framework=framework, spec=spec, extra_preload=extra_preload)
 
     @property
@@ -69,7 +70,8 @@ class FrameworkModel:
     @property
     def packed(self) -> bytes:
         """The spec as bytes, for the workers."""
-        packed: bytes = self.replica_type.dumps(self.spec)
+        with untouched():
+            packed: bytes = self.replica_type.dumps(self.spec)
         return packed
 
     def expected_bytes(self, seed: int) -> int:
@@ -144,7 +146,8 @@ class LiveModel:
         """What training continues from; empty for a new model."""
         # A live model may have been compiled again, or given other weights.
         if self._model.row.live and self._state and self._replica is not None:
-            self._state = self._replica.state()
+            with untouched():
+                self._state = self._replica.state()
         return self._state
 
     @state.setter
@@ -152,7 +155,8 @@ class LiveModel:
         self._state = state
         model = self._model
         if state and (self._replica is not None or model.replica_type.has_instance(model.spec)):
-            self.replica.load_state(state)
+            with untouched():
+                self.replica.load_state(state)
 
     @property
     def is_untrained(self) -> bool:
@@ -167,9 +171,10 @@ class LiveModel:
         """The model itself, made on first use."""
         if self._replica is None:
             model = self._model
-            self._replica = model.replica_type(model.spec, device="cpu", seed=self._seed)
-            if self._state:
-                self._replica.load_state(self._state)
+            with untouched():
+                self._replica = model.replica_type(model.spec, device="cpu", seed=self._seed)
+                if self._state:
+                    self._replica.load_state(self._state)
         return self._replica
 
     def load_weights(self, path: str) -> None:

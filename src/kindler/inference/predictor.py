@@ -78,7 +78,8 @@ class Recipe:
         return digest.hexdigest()
 
     def load(self) -> Scorer:
-        sys.path.extend(path for path in self.sys_path if path not in sys.path and os.path.exists(path))
+        known = {os.path.abspath(path) for path in sys.path}  # on the driver, all of them
+        sys.path.extend(path for path in self.sys_path if path not in known and os.path.exists(path))
         replica: Scorer = FRAMEWORKS.load(self.framework).from_bytes(
             self.spec,
             device=self.device,

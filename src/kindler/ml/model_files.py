@@ -73,7 +73,8 @@ class ModelFiles:
     def predictor(self) -> Predictor:
         """The model, ready to predict."""
         if self._key not in _resident:
-            sys.path.extend(path for path in self.sys_path if path not in sys.path and os.path.exists(path))
+            known = {os.path.abspath(path) for path in sys.path}  # on the driver, all of them
+            sys.path.extend(path for path in self.sys_path if path not in known and os.path.exists(path))
             with Folder("kindler-pretrained-") as folder:
                 self.write(folder)
                 loaded = load_files(self.kind, folder, self.meta, trusted=self.trusted)
