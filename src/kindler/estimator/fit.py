@@ -149,7 +149,7 @@ def run(plan: RunPlan) -> RunResults:
             workers = plan.workers or len(gpus) or None
             crew = Crew(workers, plan.settings, spark, _teller(plan, progress))
             returning = ReturningExecutors(crew)
-            hear = _listener(progress, plan.hear, returning.heard, _mourner(crew.say), _warn_of_loss)
+            hear = _listener(progress, plan.hear, returning.heard, _mourner(crew.say), _pass_on_warnings)
 
             def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
                 crew.gather()
@@ -286,10 +286,12 @@ def _mourner(say: Callable[[str], None]) -> Callable[[Mapping[str, Any]], None]:
     return hear
 
 
-def _warn_of_loss(fields: Mapping[str, Any]) -> None:
-    """Says that a loss is not finite, where the run goes on."""
+def _pass_on_warnings(fields: Mapping[str, Any]) -> None:
+    """Says what a worker warns of: that a loss is not finite, where the run goes on, among others."""
     if fields["name"] == "bad_loss":
         warnings.warn(fields["message"], RuntimeWarning, stacklevel=2)
+    if fields["name"] == "warning":
+        warnings.warn(fields["message"], UserWarning, stacklevel=2)
 
 
 def _gpus_here(plan: RunPlan) -> list[str]:

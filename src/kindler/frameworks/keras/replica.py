@@ -61,6 +61,12 @@ from kindler.frameworks.state_format import Buffer
 __all__ = ["KerasReplica", "preload"]
 
 
+_UNTRIED = (
+    "metrics of your own could not be tried, for the model has a train step of its own and cannot evaluate."
+    " With several workers the variables of metrics are added up: keep sums in them."
+)
+
+
 def preload() -> None:
     """Import what is slow to import: Keras and its backend; the process can be forked afterwards."""
     with backends.without_devices():
@@ -238,6 +244,21 @@ class KerasReplica(BaseReplica):
                 replaced(self.model, name, alone)
         if self.spec.backend == "tensorflow":
             self._drawing_ops = self._on_backend.DrawingOps(self.model)
+
+    def try_metrics(self, batch: Batch) -> list[str]:
+        """Try metrics of the user's own on these rows: those of several ranks are merged."""
+
+        def judge(parts: Sequence[slice]) -> None:
+            self.evaluate(_Parts(batch, parts))
+
+        if type(self.model).train_step is self.keras.Model.train_step:
+            return self.tallies.try_out(judge, batch.rows)
+        try:
+            return self.tallies.try_out(judge, batch.rows)
+        except ConfigError:
+            raise
+        except Exception:  # noqa: BLE001 - a model with a train step of its own may not be able to judge rows
+            return [_UNTRIED]
 
     def join(self, collective: Collective) -> None:
         """Start from rank 0's variables."""
@@ -727,6 +748,22 @@ class KerasReplica(BaseReplica):
 
     def _custom_objects(self) -> dict[str, Any]:
         return custom_objects(self.model, self.flavour)
+
+
+class _Parts:
+    """Some rows of a batch, as batches of their own."""
+
+    varies = True
+
+    def __init__(self, batch: Batch, parts: Sequence[slice]) -> None:
+        self._batch, self._parts = batch, parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def batch(self, number: int) -> tuple[Any, Any]:
+        part, whole = self._parts[number], self._batch
+        return [array[part] for array in whole.features], [array[part] for array in whole.labels]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ the training loop.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -575,6 +576,18 @@ class TorchReplica(BaseReplica):
             return
         self._move(unscaled=True)
 
+    def pass_step(self) -> None:
+        """Let a schedule that moves by steps go on, where others step and this rank has no rows."""
+        _ = self.optimizer  # which its schedule is made with
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of torch: the optimizer has not stepped before
+            self._step_schedule()
+        self.step += 1
+
+    def _step_schedule(self) -> None:
+        if self._scheduler is not None and self.spec.scheduler_step == "step":
+            self._scheduler.step()
+
     def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
         """The first server's state, with what the others know of their parameters."""
         fields = [parse(data) for data in states]
@@ -634,8 +647,7 @@ class TorchReplica(BaseReplica):
             self._clip()
             self._freezer.settle()
             step_optimizer(self.optimizer, scaler)
-        if self._scheduler is not None and self.spec.scheduler_step == "step":
-            self._scheduler.step()
+        self._step_schedule()
         self.step += 1
 
     def _count_rows(self, batch: Batch) -> None:
