@@ -15,11 +15,15 @@ import numpy as np
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.state import pack, unpack, value_of
 
-__all__ = ["Tallies"]
+__all__ = ["UNTRIED", "Tallies"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _KERAS = ("keras", "tf_keras", "tensorflow")
+UNTRIED = (
+    "metrics of your own could not be tried, for only the model's own train step updates them. With several"
+    " workers the variables of metrics are added up: keep sums in them."
+)
 _OTHERWISE: dict[str, Callable[..., Any]] = {"max": np.maximum.reduce, "min": np.minimum.reduce}
 
 
@@ -73,12 +77,15 @@ class Tallies:
             merged.append(rule(values) if rule else blank + sum(value - blank for value in values))
         return merged
 
-    def try_out(self, judge: Callable[[Sequence[slice]], None], rows: int) -> list[str]:
+    def try_out(
+        self, judge: Callable[[Sequence[slice]], None], rows: int, *, own_step: bool = False
+    ) -> list[str]:
         """Look whether metrics of the user's own can be merged; returns what the user should know of others.
 
         Args:
             judge: Has the metrics count these parts of the rows at hand, from nothing.
             rows: How many there are.
+            own_step: Whether only a train step of the user's own may update some of them.
 
         Raises:
             ConfigError: What a metric counts in several parts does not make up what it counts in one.
@@ -99,7 +106,10 @@ class Tallies:
                 if not _close(merged[number], both[number]):
                     raise ConfigError(_cannot_merge(metric, self.variables[number], a, b, both, number))
         told = zip(own, results, at_once, strict=True)
-        return [_by_batch(metric) for metric, value, whole in told if not _close(value, whole)]
+        by_batch = [_by_batch(metric) for metric, value, whole in told if not _close(value, whole)]
+        numbers = [[places[id(variable)] for variable in metric.variables] for metric in own]
+        idle = any(all(np.array_equal(both[n], self._blank[n]) for n in own_ones) for own_ones in numbers)
+        return [*by_batch, *([UNTRIED] if own_step and idle else [])]
 
     def _after(
         self, judge: Callable[[Sequence[slice]], None], parts: Sequence[slice], own: Sequence[Any]

@@ -32,7 +32,7 @@ from kindler.frameworks.keras.gradient_hook import (
     refuse_own_step,
     replaced,
 )
-from kindler.frameworks.keras.metrics import Tallies
+from kindler.frameworks.keras.metrics import UNTRIED, Tallies
 from kindler.frameworks.keras.spec import (
     KerasSpec,
     against_several,
@@ -59,12 +59,6 @@ from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 
 __all__ = ["KerasReplica", "preload"]
-
-
-_UNTRIED = (
-    "metrics of your own could not be tried, for the model has a train step of its own and cannot evaluate."
-    " With several workers the variables of metrics are added up: keep sums in them."
-)
 
 
 def preload() -> None:
@@ -254,11 +248,11 @@ class KerasReplica(BaseReplica):
         if type(self.model).train_step is self.keras.Model.train_step:
             return self.tallies.try_out(judge, batch.rows)
         try:
-            return self.tallies.try_out(judge, batch.rows)
+            return self.tallies.try_out(judge, batch.rows, own_step=True)
         except ConfigError:
             raise
         except Exception:  # noqa: BLE001 - a model with a train step of its own may not be able to judge rows
-            return [_UNTRIED]
+            return [UNTRIED]
 
     def join(self, collective: Collective) -> None:
         """Start from rank 0's variables."""
