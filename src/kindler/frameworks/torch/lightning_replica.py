@@ -108,6 +108,10 @@ class LightningReplica(StepReplica):
             recall_trained(fields["trained"], self._modules())
             self.epoch, self.step = fields["epoch"], fields["step"]
 
+    @property
+    def _optimizes(self) -> bool:
+        return self._stage == "fit"
+
     def load_weights(self, data: bytes) -> None:
         self._loaded(super().load_weights, data)
 

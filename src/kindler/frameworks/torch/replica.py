@@ -724,7 +724,7 @@ class TorchReplica(BaseReplica):
         self._freezer.settle()
 
     def _fields(self) -> dict[str, Any]:
-        optimizer = self.optimizer if self.spec.optimizer is not None else None
+        optimizer = self.optimizer if self._optimizes else None
         loss = self._learning_loss()
         return {
             "model": self._model_state(),
@@ -739,6 +739,11 @@ class TorchReplica(BaseReplica):
             "epoch": self.epoch,
             "step": self.step,
         }
+
+    @property
+    def _optimizes(self) -> bool:
+        """Whether its state has that of an optimizer."""
+        return self.spec.optimizer is not None
 
     def _model_state(self) -> dict[str, Any]:
         state: dict[str, Any] = self.model.state_dict() if self._fully is None else self._fully.model_state()
@@ -757,7 +762,7 @@ class TorchReplica(BaseReplica):
 
     def expected_bytes(self) -> int:
         """The size of `state` now, and of what the optimizer will add in its first step."""
-        held = [] if self.spec.optimizer is None else self._held_optimizers()
+        held = self._held_optimizers() if self._optimizes else []
         return len(self.state()) + sum(map(bytes_to_come, held))
 
     def _held_optimizers(self) -> Sequence[torch.optim.Optimizer]:
