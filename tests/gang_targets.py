@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 from kindler.engine.worker import Worker
 
@@ -117,3 +118,11 @@ def ring(worker: Worker) -> list[bytes]:
         heard, _ = server.accept()
         with heard:
             return [heard.recv(16)]
+
+
+def die_slowly(worker: Worker) -> list[bytes]:
+    """Its connection closes well before it ends, as on a machine that is short of time."""
+    os.closerange(3, 64)
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return []

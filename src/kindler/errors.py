@@ -27,6 +27,8 @@
         └── SyncError                       an exchange between workers failed
             └── SyncTimeoutError (TimeoutError)  some ranks never reached an exchange
 
+One warning has a class of its own: UntrainedWarning (UserWarning), for scoring a model without training it.
+
 All of them pickle, keep their data as attributes, and also derive from the builtin that a caller
 would catch. Messages say what was received, which rule it broke, and after "Hint:" what works.
 """
@@ -69,6 +71,7 @@ __all__ = [
     "TaskTimeoutError",
     "TrackingError",
     "TrainingError",
+    "UntrainedWarning",
     "UntrustedError",
     "WorkerError",
     "WorkerLost",
@@ -178,6 +181,10 @@ class DiskFullError(KindlerError, OSError):
 
 class NotFittedError(KindlerError, RuntimeError):
     """The operation needs a model that was trained or loaded first."""
+
+
+class UntrainedWarning(UserWarning):
+    """A model that a creator makes is scored, evaluated or saved, and was never trained or loaded."""
 
 
 class BrokerError(KindlerError, ConnectionError):

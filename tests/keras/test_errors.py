@@ -117,9 +117,7 @@ def test_what_is_no_model_is_told_from_one() -> None:
 def test_a_model_with_one_input_gets_no_several_columns() -> None:
     rows = {"height": DATA["x"][:, 0], "width": DATA["x"][:, 1], "y": DATA["y"]}
 
-    with pytest.raises(
-        ConfigError, match=r"one input, but there are 2 .*'width'.*\n.*stack_features"
-    ):
+    with pytest.raises(ConfigError, match=r"one input, but there are 2 .*'width'.*\n.*stack_features"):
         Estimator.from_keras(model=dense(), workers=1, engine="local").fit(
             rows, **{**OPTIONS, "feature_cols": ["height", "width"]}
         )

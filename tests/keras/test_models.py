@@ -11,7 +11,7 @@ import pytest
 from flavour import FLAVOUR, one_is_enough, one_unless_whole, tensorflow_only, two_unless_whole
 
 from kindler import Estimator
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, UntrainedWarning
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 
@@ -239,3 +239,18 @@ def test_a_model_that_keras_cannot_describe_is_refused_before_anything_starts(ke
 
     with pytest.raises(ConfigError, match=r"(?s)cannot save this model.*Hint: .*model_creator=\.\.\."):
         two_workers(model=model).fit(DATA, **COLUMNS, **WHOLE)
+
+
+@one_is_enough
+def test_a_creator_that_nobody_trained_warns_and_has_the_weights_of_the_seed_in_every_worker() -> None:
+    def used() -> tuple[Any, float]:
+        est = two_workers(problems.classifier, config={"flavour": FLAVOUR})
+        with pytest.warns(UntrainedWarning, match="never trained"):
+            outputs = est.predict(DATA["x"])
+        with pytest.warns(UntrainedWarning, match="never trained"):
+            return outputs, est.evaluate(DATA, **COLUMNS, verbose=0)["loss"]
+
+    (first, loss), (second, again) = used(), used()
+    assert np.array_equal(first, second)
+    y = np.asarray(DATA["y"]).reshape(-1, 1)
+    assert loss == again == pytest.approx(-np.log(np.where(y, first, 1 - first)).mean(), rel=1e-4)

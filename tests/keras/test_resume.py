@@ -11,7 +11,7 @@ import pytest
 import watchers
 from flavour import FLAVOUR, KERAS, one_is_enough, unless_whole
 
-from kindler import Estimator, History, RunSettings, SeveralIteration
+from kindler import Estimator, History, MaxEpoch, MaxIteration, RunSettings, SeveralIteration, Trigger
 from tests.whole import whole_only
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -175,3 +175,19 @@ def test_a_run_that_stopped_early_is_not_taken_up_again(tmp_path: Path, aborted:
     fit(estimator(folder), resume=True)
 
     assert len(fit(estimator(folder), resume=True)) == len(whole[0])
+
+
+@one_is_enough
+def test_a_trigger_that_has_fired_ends_the_next_fit_before_it_begins(tmp_path: Path) -> None:
+    def steps(est: Estimator, trigger: Trigger, **options: Any) -> list[int]:
+        columns = {"feature_cols": "x", "label_cols": "y"}
+        history = est.fit(
+            DATA, epochs=None, batch_size=12, verbose=0, end_trigger=trigger, **columns, **options
+        )
+        return [row["steps"] for row in history]
+
+    est = estimator(tmp_path, workers=1)
+    assert steps(est, MaxEpoch(1)) == [5]
+    assert steps(est, MaxEpoch(1)) == steps(est, MaxIteration(5)) == []
+    assert steps(estimator(tmp_path, workers=1), MaxEpoch(1), resume=True) == [5]
+    assert est.get_model().optimizer.iterations == 5

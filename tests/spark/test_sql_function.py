@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kindler import Estimator
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, UntrainedWarning
 
 pytestmark = pytest.mark.spark
 
@@ -82,3 +82,18 @@ def test_an_estimator_with_a_transform_is_refused(spark: Any) -> None:
     est = Estimator.from_torch(model=nn.Linear(2, 1), transform=lambda row: row)
     with pytest.raises(ConfigError, match="has a transform|what a transform makes"):
         est.register_udf(spark, "score", feature_cols="v", shapes={"v": (2,)})
+
+
+def test_a_creator_that_nobody_trained_warns_and_has_the_weights_of_the_seed_in_every_task(
+    spark: Any, points: Any
+) -> None:
+    est = Estimator.from_torch(model=lambda config: nn.Linear(2, 1), seed=3)
+    with pytest.warns(UntrainedWarning, match="random numbers, drawn with seed=3"):
+        est.register_udf(spark, "untrained", feature_cols="v", shapes={"v": (2,)})
+    with pytest.warns(UntrainedWarning, match="random numbers, drawn with seed=3"):
+        expected = est.predict(points)[:, 0]
+
+    frame = spark.table("points").repartition(3).selectExpr("id", "untrained(v) AS s")
+
+    rows = sorted(frame.collect())
+    np.testing.assert_allclose([row.s[0] for row in rows], expected, rtol=1e-5, atol=1e-6)

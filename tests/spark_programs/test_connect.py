@@ -18,7 +18,7 @@ def test_fit_and_predict_do_what_they_do_on_a_classic_session(through_connect: P
     assert (seen["rows"], seen["same"], seen["in_order"]) == (10_000, True, True)
     assert seen["at_driver"] == pytest.approx(seen["among_workers"], abs=1e-6)
     assert seen["at_driver"] == pytest.approx(seen["from_files"], abs=1e-6)
-    assert seen["echoed"] == ["through Connect"]
+    assert seen["echoed"] == ["through Connect", 2]
     assert seen["error_at_driver"] == seen["error_among_workers"] == ["no such thing", True]
     for name in ON_CONNECT:
         case = CASES[name]

@@ -193,6 +193,27 @@ def test_rounds_take_the_mean_of_weights_by_rows() -> None:
     assert est.get_model().weight.tolist() == [-2.0] * 3
 
 
+class Rates(Callback):
+    """Files the rate of each worker after its last step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def on_epoch_end(self, run: Any, logs: Any) -> None:
+        Path(self.folder, str(run.rank)).write_text(str(run.optimizer.param_groups[0]["lr"]))
+
+
+def test_workers_without_rows_in_a_step_keep_up_with_the_schedule_in_rounds(tmp_path: Path) -> None:
+    est = counter(2, scheduler_creator=halves_by_step, scheduler_step="step")
+    est.fit(rows(7), batch_size=1, shuffle=False, sync="rounds", callbacks=[Rates(tmp_path)], verbose=0)
+
+    assert [(tmp_path / name).read_text() for name in "01"] == [str(2.0**-7)] * 2
+
+
+def halves_by_step(optimizer: Any, config: Any) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
 class Halves(Callback):
     """Halves the rate after each epoch."""
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import json
 import random
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from kindler import Callback, Estimator
+from kindler import Callback, DriverCallback, Estimator
 from kindler.errors import ConfigError
+from kindler.frameworks.caller_state import untouched
 from kindler.train.callbacks import Run
 from tests import caller
 
@@ -59,6 +63,62 @@ def test_trials_of_a_random_search_draw_different_values() -> None:
     undisturbed = [(random.random(), np.random.random(), torch.rand(1).item()) for _ in range(2)]
     assert drawn == undisturbed
     assert drawn[0] != drawn[1]
+
+
+class Meanwhile(DriverCallback):
+    """Holds a run at the end of its epoch until another thread has had its turn."""
+
+    def __init__(self) -> None:
+        self.reached, self.over = threading.Event(), threading.Event()
+
+    def on_epoch_end(self, row: Any) -> None:
+        self.reached.set()
+        assert self.over.wait(60)
+
+
+@pytest.mark.usefixtures("no_workers_left")
+def test_what_a_thread_draws_and_sets_while_another_one_trains_is_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    threads = torch.get_num_threads()
+
+    def draw() -> tuple[float, ...]:
+        return random.random(), np.random.random(), torch.rand(1).item()
+
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    undisturbed = [draw() for _ in range(3)]
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    drawn, turn = [draw()], Meanwhile()
+    train = functools.partial(estimator().fit, DATA, batch_size=8, verbose=0, callbacks=[turn])
+    training = threading.Thread(target=train)
+    training.start()
+    assert turn.reached.wait(60)
+    drawn.append(draw())
+    sys.path.append("a folder of the other thread's")
+    torch.set_num_threads(3)
+    turn.over.set()
+    training.join()
+
+    assert [*drawn, draw()] == undisturbed
+    assert sys.path[-1] == "a folder of the other thread's"
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(threads)
+
+
+def test_models_are_made_by_one_thread_at_a_time() -> None:
+    entered = threading.Event()
+
+    def enter() -> None:
+        with untouched():
+            entered.set()
+
+    other = threading.Thread(target=enter)
+    with untouched():
+        other.start()
+        assert not entered.wait(0.2)
+    other.join()
+    assert entered.is_set()
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5, "7", None, True])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch.nn import functional as F
 
 from kindler import Estimator
 from kindler.errors import ConfigError
-from kindler.frameworks.torch.lightning_replica import LightningReplica
+from kindler.frameworks.torch.lightning_replica import LightningReplica, Trainer
 from tests.exact import assert_close, problem
 
 lightning: Any = pytest.importorskip("lightning")
@@ -298,3 +300,49 @@ def test_what_has_no_counterpart_of_lightnings_callbacks_is_refused_with_its_nam
         fitted(Timer("00:00:01:00"))
     with pytest.raises(ConfigError, match=r"monitor='val_loss'\) needs validation_data"):
         fitted(ModelCheckpoint(tmp_path, monitor="val_loss"), validation_data=None)
+
+
+class SetsUp(Classifier):
+    """Files where `setup` is called, and makes its layers there if it is asked to."""
+
+    def __init__(self, path: str, *, late: bool) -> None:
+        super().__init__()
+        self.path, self.late = path, late
+        if late:
+            del self.layers
+
+    def setup(self, stage: str) -> None:
+        with Path(self.path).open("a") as file:
+            file.write(f"{stage} {'driver' if str(os.getpid()) in self.path else 'worker'}\n")
+        if self.late:
+            self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_setup_is_called_where_the_module_runs_and_on_the_driver_only_if_its_weights_need_it(
+    late: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / str(os.getpid())
+    est = Estimator.from_lightning(SetsUp(str(path), late=late), workers=1, engine="local")
+    est.fit(DATA, epochs=1, batch_size=8, verbose=0)
+    trained = est.get_model()
+    est.save(tmp_path / "weights.pt")
+    driver = ["predict driver"] if late else []
+    assert path.read_text().splitlines() == ["fit worker", *driver]
+
+    est.evaluate(DATA, verbose=0)
+    assert path.read_text().splitlines()[1 + len(driver) :] == ["validate worker"]
+
+    expected = trained(torch.from_numpy(DATA["x"])).detach().numpy()
+    np.testing.assert_allclose(est.predict(DATA["x"]), expected, rtol=1e-5, atol=1e-6)
+    path.unlink()
+    again = Estimator.from_lightning(SetsUp(str(path), late=late)).load(tmp_path / "weights.pt")
+    assert path.exists() == late
+    np.testing.assert_allclose(again.predict(DATA["x"]), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_local_rank_is_the_number_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    trainer = Trainer(LightningReplica(LightningReplica.make_spec(model=Classifier()), rank=3, device="cpu"))
+
+    assert (trainer.global_rank, trainer.local_rank) == (3, 1)

@@ -435,3 +435,16 @@ def test_a_replica_joins_others_once() -> None:
 
     with pytest.raises(ConfigError, match="has joined others already"):
         replica.join(alone)
+
+
+def test_what_adam_adds_to_a_state_is_known_before_it_has_stepped() -> None:
+    def replica() -> TorchReplica:
+        adam = functools.partial(torch.optim.Adam, lr=0.1, amsgrad=True)
+        spec = TorchSpec(model=nn.Linear(100, 100), optimizer=adam, loss=nn.MSELoss())
+        return TorchReplica(spec, device="cpu")
+
+    expected, trained = replica().expected_bytes(), replica()
+    x = np.ones((4, 100), np.float32)
+    trained.train_step(batch(x, x))
+
+    assert len(trained.state()) == pytest.approx(expected, rel=0.05)

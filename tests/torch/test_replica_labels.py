@@ -171,6 +171,19 @@ def test_one_hot_and_soft_labels_of_classes_count_by_their_largest() -> None:
     assert _accuracy(nn.CrossEntropyLoss(), outputs, (0.1 + 0.7 * outputs).astype(np.float32)) == 1.0
 
 
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.MSELoss(), lambda out, target: out.sum() * 0.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.uint8, bool])
+def test_one_hot_labels_of_any_loss_and_type_count_by_class(loss: Any, dtype: Any) -> None:
+    outputs = np.eye(3)[np.where(np.arange(12) < 9, CLASSES, (CLASSES + 1) % 3)]
+
+    assert _accuracy(loss, outputs, np.eye(3)[CLASSES].astype(dtype)) == 0.75
+
+
+def test_a_loss_of_class_numbers_refuses_one_hot_labels_in_words() -> None:
+    with pytest.raises(DataError, match=r"(?s)shape \(12, 3\).*needs class numbers.*Hint"):
+        _accuracy(nn.NLLLoss(), np.eye(3)[CLASSES], np.eye(3, dtype=np.int64)[CLASSES])
+
+
 def test_ignored_targets_do_not_count_in_accuracy() -> None:
     labels = np.where(np.arange(12) < 6, -100, CLASSES)
     outputs = np.eye(3)[np.where(np.arange(12) < 9, CLASSES, (CLASSES + 1) % 3)]

@@ -11,7 +11,6 @@ import pytest
 from kindler import RunSettings
 from kindler.engine.outcome import Outcome
 from kindler.errors import WorkerLost
-from kindler.estimator import attempts
 from kindler.estimator.attempts import Attempts, Crew, ExecutorsAreBack, ReturningExecutors
 from kindler.train.checkpoint_file import Header, write_checkpoint
 from kindler.train.options import FitOptions
@@ -49,42 +48,21 @@ class ShortCrew:
         self.could_be_full = could_be_full
 
 
-def heard(folder: Path | None, *, could_be_full: bool = True, **fields: Any) -> None:
-    told = {"name": "epoch", "row": {"epoch": 2}, **fields}
-    ReturningExecutors(ShortCrew(could_be_full=could_be_full), task(folder)).heard(told)  # type: ignore[arg-type]
+def heard(*, could_be_full: bool = True, **fields: Any) -> None:
+    told = {"name": "saved", "epoch": 2, "ends": False, **fields}
+    ReturningExecutors(ShortCrew(could_be_full=could_be_full)).heard(told)  # type: ignore[arg-type]
 
 
-def test_all_workers_return_at_the_end_of_an_epoch_that_is_kept(tmp_path: Path) -> None:
-    kept(tmp_path, 2)
-
+def test_all_workers_return_once_an_epoch_is_saved() -> None:
     with pytest.raises(ExecutorsAreBack, match="goes on with 4 instead of 3 workers"):
-        heard(tmp_path)
+        heard()
 
 
-def test_they_do_not_return_while_there_is_no_room_or_within_an_epoch(tmp_path: Path) -> None:
-    kept(tmp_path, 2)
-
-    heard(tmp_path, could_be_full=False)
-    heard(tmp_path, name="progress")
-    heard(None)
-
-
-def test_they_do_not_return_where_the_epoch_would_have_to_be_trained_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attempts, "_CHECKPOINT_WAIT_S", 0.0)
-    kept(tmp_path, 1)
-    kept(tmp_path, 3, step_in_epoch=2)
-    kept(tmp_path, 4, run="another")
-
-    heard(tmp_path)
-
-
-@pytest.mark.parametrize(("epoch", "stopped"), [(3, None), (2, "requested by a callback")])
-def test_they_do_not_return_to_a_run_that_is_over(tmp_path: Path, epoch: int, stopped: str | None) -> None:
-    kept(tmp_path, epoch, stopped=stopped)
-
-    heard(tmp_path)
+def test_they_do_not_return_while_there_is_no_room_or_nothing_is_saved_or_the_run_is_over() -> None:
+    heard(could_be_full=False)
+    heard(name="epoch", row={"epoch": 2})
+    heard(name="progress")
+    heard(ends=True)
 
 
 def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A stretch of many steps is taken in the order that an epoch has anyway, sorted by length, cut into steps and
 the steps shuffled. All of it follows from the seed, the epoch and the lengths, which every worker knows of
-all rows: the steps are the same for any number of workers.
+all rows: the steps are the same for all numbers of workers that have the same lanes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rows are dealt to *lanes*, more than there are workers; worker r of W has the lanes l with l % W == r. An
 epoch goes round the lanes, takes one row of each in turn, and this sequence is cut into the steps. All of it
-follows from the seed, the lanes and the rows, and nothing from W: any number of workers makes the same global
-batches of the same rows.
+follows from the seed, the lanes and the rows, and nothing else from W: numbers of workers that have the same
+lanes make the same global batches of the same rows. Which numbers those are is in `Dealing.between`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from kindler.data.columns import Array
 
 __all__ = ["BASE", "Dealing", "Rounds", "generator", "joined_counts"]
 
-# 1, 2, 3, 4 and 6 divide twelve; of ten times as many lanes 5, 8 and 10 workers have even shares too.
+# 1, 2, 3, 4 and 6 divide twelve; of ten times as many lanes 5, 8, 10, 15, 20, 24 and 30 have even shares too.
 BASE = 12
 _LEAST_LANES = 120
 _LANES_PER_WORKER = 8  # so that after the loss of a worker the others have nearly even shares
+_FEWEST_PER_WORKER = 4  # where a worker has as many of those that everybody has
 _ROWS_PER_LANE, _ROWS_PER_LANE_MIN = 8, 4  # lanes of fewer rows are joined, or there is little to shuffle
 _CHUNK_ROWS = 1 << 20
 _BLOCKS = 256
@@ -40,8 +41,8 @@ class Dealing:
         workers: How many workers there were when the run began.
         joined: How many lanes are left once small ones are joined; None lets the number of rows decide.
 
-    >>> [Dealing.between(workers, seed=0).lanes for workers in (1, 2, 5, 7, 12, 64)]
-    [120, 120, 120, 168, 120, 576]
+    >>> [Dealing.between(workers, seed=0).lanes for workers in (1, 2, 5, 7, 12, 24, 64)]
+    [120, 120, 120, 168, 120, 120, 576]
     >>> Dealing.between(2, seed=0).lanes_for(10_000), Dealing.between(2, seed=0).lanes_for(20)
     (120, 2)
     """
@@ -53,7 +54,14 @@ class Dealing:
 
     @staticmethod
     def between(workers: int, *, seed: int) -> Dealing:
-        """The dealing of a run that begins with so many workers."""
+        """The dealing of a run that begins with so many workers.
+
+        Numbers that share 120 lanes evenly all have those, and deal alike on 960 rows or more. On fewer, from
+        48 rows on, the ones that share 12 lanes do. Every other number has lanes of its own: uneven shares
+        would cost time, and the order of runs that were begun earlier is kept.
+        """
+        if _LEAST_LANES % workers == 0 and _LEAST_LANES // workers >= _FEWEST_PER_WORKER:
+            return Dealing(seed=seed, lanes=_LEAST_LANES, workers=workers)
         base = math.lcm(workers, BASE)
         least = max(_LEAST_LANES, _LANES_PER_WORKER * workers)
         return Dealing(seed=seed, lanes=-(-least // base) * base, workers=workers)

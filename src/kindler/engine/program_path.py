@@ -40,9 +40,10 @@ _BEGAN_IN = _folder()
 
 def enter_program_path(paths: Sequence[str]) -> None:
     """Find modules as the process with this search path does, as far as this machine has those places."""
-    merged = merged_path(sys.path, paths)
-    if merged != sys.path:
-        sys.path[:] = merged
+    here = map(os.path.abspath, sys.path)
+    if all(path in here for path in paths):  # in that order: this is the program, and the path its own
+        return
+    sys.path[:] = merged_path(sys.path, paths)
 
 
 def merged_path(

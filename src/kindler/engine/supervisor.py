@@ -39,6 +39,7 @@ _SILENT_STACKS_S = 2.0  # of one that is stopped: nothing will come
 _STACKS_LOOK_S = 0.1
 _STACKS_LOOKS = 5
 _KEPT_TIMEOUT_S = 120.0
+_EXIT_TIMEOUT_S = 10.0
 _PASSED_UP = ("gather", "report", "open", "keep", "halting", "bulk", "part")
 _PASSED_DOWN = ("gathered", "bulk", "part", "ending", "halt", "halt_at")
 _PORTS_HINT = "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
@@ -376,7 +377,12 @@ class Supervisor:
 
     def _gone(self, child: fork_server.Child) -> Outcome:
         """The process closed its end without a result: find out how it ended."""
-        code, by_itself = child.wait(self._job.settings.stop_timeout_s)
+        try:
+            # Nobody has asked it to stop: the news of its end may take longer than `stop_timeout_s`.
+            code, by_itself = child.wait(max(_EXIT_TIMEOUT_S, self._job.settings.stop_timeout_s))
+        except TimeoutError:
+            child.kill()
+            return self._lost("it closed its connection without a result, and was ended", -signal.SIGKILL)
         if self._frozen:  # the others gave up because of it
             return self._lost("its process was stopped, or had ended, when the run was given up", code)
         if not by_itself and self._aborted.is_set():

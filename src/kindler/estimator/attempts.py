@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempts", "Crew", "ExecutorsAreBack", "ReturningExecutors"]
 
-_LOOK_S = 0.2
-_CHECKPOINT_WAIT_S = 60.0
-
 
 class Attempts:
     """Starts a gang, and after the loss of a worker another one that continues from the newest checkpoint.
@@ -140,9 +137,9 @@ class Crew:
         """Whether workers are missing and there are slots for them again."""
         if self._spark is None or self.size == self.full:
             return False
-        from kindler.spark.slots import slots
+        from kindler.spark.slots import slots_without_a_job
 
-        return slots(self._spark) >= self.full
+        return (slots_without_a_job(self._spark) or 0) >= self.full
 
 
 class ExecutorsAreBack(Exception):
@@ -150,33 +147,20 @@ class ExecutorsAreBack(Exception):
 
 
 class ReturningExecutors:
-    """Notices at the end of an epoch that a run that has lost workers can have all of them again."""
+    """Notices that a run that has lost workers can have all of them again, once an epoch is saved."""
 
-    def __init__(self, crew: Crew, task: Task) -> None:
-        self._crew, self._task = crew, task
-        self._folder = None if task.model_dir is None else Checkpoints(task.model_dir)
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
 
     def heard(self, fields: Mapping[str, Any]) -> None:
-        """Takes the report of a worker.
+        """Takes the report of a worker, without waiting for anything: others are to be heard, too.
 
         Raises:
             ExecutorsAreBack: The epoch is over and saved, and there are slots for all workers.
         """
-        if fields["name"] != "epoch" or self._folder is None or not self._crew.could_be_full:
+        crew = self._crew
+        if fields["name"] != "saved" or fields["ends"] or not crew.could_be_full:
             return
-        epoch, crew = fields["row"]["epoch"], self._crew
-        deadline = time.monotonic() + _CHECKPOINT_WAIT_S
-
-        def is_kept(header: Header) -> bool:
-            return header.run == self._task.run_id and header.ends_epoch and header.epoch >= epoch
-
-        # It is written in the background. Without it, the epoch would have to be trained again.
-        while (kept := self._folder.header(is_kept)) is None:
-            if time.monotonic() > deadline:
-                return
-            time.sleep(_LOOK_S)
-        if kept.stopped or kept.epoch >= kept.first_epoch + self._task.training.epochs_to_train:
-            return  # there is nothing left to do for them
         raise ExecutorsAreBack(
             f"the lost executors are back: the run goes on with {crew.full} instead of {crew.size} workers."
         )

@@ -6,6 +6,8 @@ What is wrong with options by themselves is known to `kindler.train.options`.
 from __future__ import annotations
 
 import inspect
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any
@@ -40,9 +42,18 @@ __all__ = [
     "seed_complaints",
     "server_complaints",
     "sync_complaints",
+    "warn_caller",
 ]
 
 _ORCA_BACKENDS = ("bigdl", "torch_distributed", "horovod", "spark", "ray")
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's program that led here."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "kindler":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def refuse(*complaints: str) -> None:

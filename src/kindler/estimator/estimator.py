@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from os import PathLike
@@ -22,7 +21,7 @@ from kindler.data.column_options import ColumnOptions, Names
 from kindler.data.columns import Column, Columns
 from kindler.data.preparation import Preparation, Preparer
 from kindler.engine import local
-from kindler.errors import ConfigError, NotFittedError, UntrustedError
+from kindler.errors import ConfigError, NotFittedError, UntrainedWarning, UntrustedError
 from kindler.estimator.checks import (
     ability_complaints,
     backend_complaints,
@@ -42,6 +41,7 @@ from kindler.estimator.checks import (
     seed_complaints,
     server_complaints,
     sync_complaints,
+    warn_caller,
 )
 from kindler.estimator.exporting import Example, example_of, in_openvino, write_onnx, write_openvino
 from kindler.estimator.fit import RunPlan, RunResults, job_of, run
@@ -51,7 +51,7 @@ from kindler.estimator.inputs.sql_function import SqlFunction, SqlFunctionInput
 from kindler.estimator.model import FrameworkModel, LiveModel
 from kindler.estimator.model_fn import ModelFnEstimator
 from kindler.files import beside, folder_at, place, split
-from kindler.frameworks.caller_state import leaves_no_trace
+from kindler.frameworks.caller_state import bare_interrupts, leaves_no_trace, untouched
 from kindler.frameworks.creators import title
 from kindler.frameworks.pickling import travelling
 from kindler.frameworks.registry import FRAMEWORKS
@@ -766,7 +766,7 @@ class Estimator:
             log_dir=log_dir,
         )
 
-    @leaves_no_trace
+    @bare_interrupts
     def fit(
         self,
         data: Any,
@@ -963,7 +963,7 @@ class Estimator:
                 raise KeyboardInterrupt(_kept_message(results.step, self._model_dir))
         return History(results.rows, results.mode)
 
-    @leaves_no_trace
+    @bare_interrupts
     def evaluate(
         self,
         data: Any,
@@ -979,6 +979,8 @@ class Estimator:
         ingest: Ingest = "auto",
     ) -> dict[str, Any]:
         """Evaluate the model on every row of `data`.
+
+        A model that a creator makes and that was never trained is evaluated with an `UntrainedWarning`.
 
         Args:
             data: Data of any kind that `fit` takes.
@@ -1016,11 +1018,12 @@ class Estimator:
             *preparation_complaints(self._preparation, options, given),
         )
         self._warn_of_chance()
+        self._warn_if_untrained("evaluate")
         options = replace(options, columns=given.complete(columns, self._columns))
         options = self._with_preparation(options)
         return self._run(given, options, hear=self._summaries.report).rows[0]
 
-    @leaves_no_trace
+    @bare_interrupts
     def predict(
         self,
         data: Any,
@@ -1043,6 +1046,8 @@ class Estimator:
         DataFrame with the outputs as new columns. Arrays, a pandas DataFrame and a pyarrow Table give the
         same. An `XShards` gives an `XShards`: its dicts get a `prediction` beside `x`, its DataFrames a
         column. For a Parquet path the scored rows are written to Parquet files.
+
+        A model that a creator makes and that was never trained is scored with an `UntrainedWarning`.
 
         Args:
             data: The rows to score.
@@ -1092,6 +1097,7 @@ class Estimator:
             *precision_complaints(self._model.row, options),
         )
         self._warn_of_chance()
+        self._warn_if_untrained("predict")
         known = self._columns.without_labels()
         columns = replace(given.complete(options.columns, known), label_cols=None, need_labels=False)
         options = self._with_preparation(replace(options, columns=columns))
@@ -1124,10 +1130,11 @@ class Estimator:
         """The model as it is now, converted; the last conversion is kept."""
         key = example.key(self._model, weights)
         if self._converted is None or self._converted[0] != key:
-            self._converted = (key, in_openvino(self._model, weights, example))
+            with untouched():
+                self._converted = (key, in_openvino(self._model, weights, example))
         return self._converted[1]
 
-    @leaves_no_trace
+    @bare_interrupts
     def predict_with(self, data: Any, options: PredictOptions) -> Any:
         """`predict` with its options as one value; columns that they leave open are those of the last `fit`.
 
@@ -1137,7 +1144,7 @@ class Estimator:
         """
         return self._predict(recognise(data), options)
 
-    @leaves_no_trace
+    @bare_interrupts
     def register_udf(
         self,
         spark: SparkSession,
@@ -1372,6 +1379,7 @@ class Estimator:
         TensorFlow). For either, a name that ends in `.estimator` saves this whole estimator for
         `Estimator.load`.
         """
+        self._warn_if_untrained("save")
         with beside(path) as unfinished:
             if str(path).endswith(estimator_file.SUFFIX):
                 estimator_file.write(unfinished, self._as_saved())
@@ -1391,6 +1399,7 @@ class Estimator:
             MissingExtraError: A package that this needs is not installed.
         """
         refuse(*ability_complaints(self._model.row, "export"))
+        self._warn_if_untrained("to_onnx")
         write_onnx(
             self._model, self._live.for_scoring(), path, example_of(example, self._columns, self._layout)
         )
@@ -1407,6 +1416,7 @@ class Estimator:
             ConfigError: The model cannot be converted, or the shapes of its inputs are not known.
             MissingExtraError: OpenVINO is not installed.
         """
+        self._warn_if_untrained("to_openvino")
         write_openvino(
             self._model,
             self._live.for_scoring(),
@@ -1489,7 +1499,6 @@ class Estimator:
         return self
 
     @staticmethod
-    @leaves_no_trace
     def latest_checkpoint(model_dir: str | PathLike[str]) -> str | None:
         """The newest complete checkpoint in a folder, or None; `load_checkpoint` reads it.
 
@@ -1557,12 +1566,23 @@ class Estimator:
         """Say once that rows are augmented where they are judged."""
         if self._preparation.augments_all and not self._warned_of_chance:
             self._warned_of_chance = True
-            warnings.warn(
+            warn_caller(
                 "transform draws random numbers and there is no eval_transform: rows that are evaluated or"
                 " scored are augmented as well, each in the same way every time.\n"
-                "Hint: pass eval_transform=..., which does the rest of it without chance.",
-                UserWarning,
-                stacklevel=4,
+                "Hint: pass eval_transform=..., which does the rest of it without chance."
+            )
+
+    def _warn_if_untrained(self, call: str) -> None:
+        """Say that the model's weights are those that a creator makes."""
+        if self._live.is_untrained:
+            warn_caller(
+                f"{call}: this model was never trained, and no weights were loaded. Its weights are those"
+                f" that its creator makes: random numbers, drawn with seed={self._seed}, unless the creator"
+                " loads trained ones.\n"
+                "Hint: call fit(), load(path) or load_checkpoint(path) first. If the creator loads trained"
+                " weights, pass the model itself (model=...), or silence this with"
+                ' warnings.filterwarnings("ignore", category=kindler.errors.UntrainedWarning).',
+                UntrainedWarning,
             )
 
     def _run(

@@ -37,7 +37,7 @@ from kindler.train.checkpoint_file import Header
 from kindler.train.joining import SERVER
 from kindler.train.options import EvaluateOptions, FitOptions
 from kindler.train.progress import ProgressBar
-from kindler.train.task import Task
+from kindler.train.task import StateLimit, Task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,15 +138,18 @@ def run(plan: RunPlan) -> RunResults:
             watched=plan.watched,
             settings=plan.settings,
             share_gpus=plan.share_gpus,
+            limit=_limit(plan, spark),
         )
+        if task.limit is not None:  # otherwise a worker says it before the first step
+            task.limit.check(len(plan.state) or plan.model.expected_bytes(plan.seed))
         spec = plan.model.packed
         what = "epoch" if task.trains else "evaluate"
         with ProgressBar(verbose=options.verbose, what=what) as progress:
             gpus = [] if on_spark else _gpus_here(plan)
             workers = plan.workers or len(gpus) or None
             crew = Crew(workers, plan.settings, spark, _teller(plan, progress))
-            returning = ReturningExecutors(crew, task)
-            hear = _listener(progress, plan.hear, returning.heard, _mourner(crew.say), _warn_of_loss)
+            returning = ReturningExecutors(crew)
+            hear = _listener(progress, plan.hear, returning.heard, _mourner(crew.say), _pass_on_warnings)
 
             def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
                 crew.gather()
@@ -182,6 +185,16 @@ def _outcomes(attempts: Attempts) -> tuple[list[Outcome], bool]:
         return attempts.run(), False
     except Halted as halted:
         return halted.outcomes, True
+
+
+def _limit(plan: RunPlan, spark: SparkSession | None) -> StateLimit | None:
+    """What a trained state may have if it can only come back through Spark."""
+    if spark is None or plan.model_dir is not None or not isinstance(plan.options, FitOptions):
+        return None
+    from kindler.spark.engine import meets_at_driver
+    from kindler.spark.large_buffers import MOST_BYTES, NO_WAY_BACK
+
+    return None if meets_at_driver(spark, plan.settings) else StateLimit(MOST_BYTES, NO_WAY_BACK)
 
 
 def _check_executors(model: FrameworkModel, spark: SparkSession) -> None:
@@ -277,10 +290,12 @@ def _mourner(say: Callable[[str], None]) -> Callable[[Mapping[str, Any]], None]:
     return hear
 
 
-def _warn_of_loss(fields: Mapping[str, Any]) -> None:
-    """Says that a loss is not finite, where the run goes on."""
+def _pass_on_warnings(fields: Mapping[str, Any]) -> None:
+    """Says what a worker warns of: that a loss is not finite, where the run goes on, among others."""
     if fields["name"] == "bad_loss":
         warnings.warn(fields["message"], RuntimeWarning, stacklevel=2)
+    if fields["name"] == "warning":
+        warnings.warn(fields["message"], UserWarning, stacklevel=2)
 
 
 def _gpus_here(plan: RunPlan) -> list[str]:

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS, FrameworkSpec
 from kindler.frameworks.scoring_model import ScoringModel
 from kindler.inference.predictor import forget_model
@@ -39,7 +40,8 @@ class FrameworkModel:
     @classmethod
     def unpacked(cls, framework: str, packed: bytes, extra_preload: tuple[str, ...]) -> FrameworkModel:
         """The model whose spec these bytes are."""
-        spec = FRAMEWORKS.load(framework).loads(packed)
+        with untouched():
+            spec = FRAMEWORKS.load(framework).loads(packed)
         return cls(framework=framework, spec=spec, extra_preload=extra_preload)
 
     @property
@@ -71,8 +73,17 @@ class FrameworkModel:
     @property
     def packed(self) -> bytes:
         """The spec as bytes, for the workers."""
-        packed: bytes = self.replica_type.dumps(self.spec)
+        with untouched():
+            packed: bytes = self.replica_type.dumps(self.spec)
         return packed
+
+    def expected_bytes(self, seed: int) -> int:
+        """The size of its state once it was trained, if the user gave the model itself; otherwise 0."""
+        if not self.replica_type.has_instance(self.spec):
+            return 0
+        with untouched():
+            replica = self.replica_type(self.spec, device="cpu", seed=seed)
+            return int(replica.expected_bytes())
 
     def lacking(self, *names: str) -> list[str]:
         """Complaints about each of "optimizer" and "loss" that the spec does not have."""
@@ -140,7 +151,8 @@ class LiveModel:
         """What training continues from; empty for a new model."""
         # A live model may have been compiled again, or given other weights.
         if self._model.row.live and self._state and self._replica is not None:
-            self._state = self._replica.state()
+            with untouched():
+                self._state = self._replica.state()
         return self._state
 
     @state.setter
@@ -148,16 +160,26 @@ class LiveModel:
         self._state = state
         model = self._model
         if state and (self._replica is not None or model.replica_type.has_instance(model.spec)):
-            self.replica.load_state(state)
+            with untouched():
+                self.replica.load_state(state)
+
+    @property
+    def is_untrained(self) -> bool:
+        """Whether its weights are those that a creator makes: random ones, unless it loads others."""
+        model = self._model
+        return (
+            not self._state and "train" in model.row.can and not model.replica_type.has_instance(model.spec)
+        )
 
     @property
     def replica(self) -> Any:
         """The model itself, made on first use."""
         if self._replica is None:
             model = self._model
-            self._replica = model.replica_type(model.spec, device="cpu", seed=self._seed)
-            if self._state:
-                self._replica.load_state(self._state)
+            with untouched():
+                self._replica = model.replica_type(model.spec, device="cpu", seed=self._seed)
+                if self._state:
+                    self._replica.load_state(self._state)
         return self._replica
 
     def for_scoring(self) -> ScoringModel:

@@ -328,6 +328,10 @@ class BaseReplica:
         """Go on from `variables`; optimizer and schedule may be missing, where only weights are loaded."""
         self.write([variables[name] for name in self.names()])
 
+    def expected_bytes(self) -> int:
+        """How large `state` will be once it was trained, as far as that shows before."""
+        return len(self.state())
+
     def state(self) -> bytes:
         """`variables` as numpy's own format, which holds no pickles."""
         file = io.BytesIO()

@@ -1,7 +1,9 @@
 """What belongs to the caller's process and must be found as it was left: random state, threads, defaults.
 
 Kindler seeds everything before it makes a model, and models may do as they like; none of that may reach the
-program that called. No framework is imported for it.
+program that called. All of this belongs to the process: it is put back after short moments, in which a model
+is made, loaded or written, and by one thread at a time. A call that takes long, such as `fit`, has several
+such moments and is not one itself: what other threads draw meanwhile is theirs. No framework is imported.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import inspect
 import random
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -20,23 +23,36 @@ import numpy as np
 from kindler.errors import did_you_mean
 from kindler.tracebacks import bare
 
-__all__ = ["leaves_no_trace", "untouched"]
+__all__ = ["bare_interrupts", "leaves_no_trace", "untouched"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Restore = Callable[[], None]
 
+_one_at_a_time = threading.RLock()
 _TORCH_SEED = 67280421310721  # what torch's generators begin with in a new process
 
 
 def leaves_no_trace(function: Callable[P, T]) -> Callable[P, T]:
-    """Give a function's caller everything back as it was."""
+    """Give the caller of a function that takes little time everything back as it was."""
+
+    bare_function = bare_interrupts(function)
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        with untouched():
+            return bare_function(*args, **kwargs)
+
+    return guarded
+
+
+def bare_interrupts(function: Callable[P, T]) -> Callable[P, T]:
+    """Show of an interrupt within a function the frames of its caller alone."""
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            with untouched():
-                return function(*args, **kwargs)
+            return function(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
             raise bare(interrupt) from None
         except TypeError as error:
@@ -61,25 +77,25 @@ def _nearest_keyword(error: TypeError, function: Callable[..., Any]) -> str | No
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Put everything back at the end of the block, whatever happens in it.
+    """Put everything back at the end of the block, whatever happens in it; another thread waits for that.
 
     A framework that is imported within the block is put where it is when it has just been imported.
     """
-    kept: list[Restore] = [_own(), _torch(), _tensorflow(), _keras(), _keras_2()]
-    try:
-        yield
-    finally:
-        for restore in kept:
-            restore()
+    with _one_at_a_time:
+        kept: list[Restore] = [_own(), _torch(), _tensorflow(), _keras(), _keras_2()]
+        try:
+            yield
+        finally:
+            for restore in kept:
+                restore()
 
 
 def _own() -> Restore:
-    drawn, numbers, path = random.getstate(), np.random.get_state(), list(sys.path)
+    drawn, numbers = random.getstate(), np.random.get_state()
 
     def restore() -> None:
         random.setstate(drawn)
         np.random.set_state(numbers)
-        sys.path[:] = path
 
     return restore
 

@@ -513,6 +513,12 @@ class Fitter(Stepper, Protocol):
     def build(self, features: Sequence[Array], labels: Sequence[Array], *, may_idle: bool = False) -> None:
         """Make everything that depends on the shapes of a batch; `may_idle` where steps may have no rows."""
 
+    def try_metrics(self, batch: Batch) -> list[str]:
+        """Where there are several ranks: complain about metrics that cannot be merged, tried on rows.
+
+        Returns what the user should know of others.
+        """
+
     def look_at(self, batch: Batch) -> None:
         """Before its own loop gets a batch: complain about labels that the model's loss cannot mean."""
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import cloudpickle
 import numpy as np
 
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, UntrainedWarning
+from kindler.estimator.checks import warn_caller
 from kindler.estimator.estimator import Estimator
 from kindler.models.framework import FrameworkKind, fitted
 from kindler.models.kind import ModelKind, confined, known_only, require_trust
@@ -44,6 +45,7 @@ class EstimatorKind(ModelKind):
         return isinstance(obj, Estimator)
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
+        obj._warn_if_untrained("put")
         model = obj._storable()
         inner = MODEL_KINDS.kind_of(model)
         if not isinstance(inner, FrameworkKind):
@@ -61,6 +63,8 @@ class EstimatorKind(ModelKind):
             "history": list(obj.history),
             "inputs": obj.inputs,
         }
+        if obj._live.is_untrained:
+            meta["untrained"] = True
         if obj.preparation.active:
             (folder / PREPARATION).write_bytes(by_value(obj.preparation))
             meta["preparation"] = PREPARATION
@@ -68,6 +72,13 @@ class EstimatorKind(ModelKind):
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
         inner = _inner(meta)
+        if meta.get("untrained"):
+            warn_caller(
+                "this estimator was never trained when it was stored: its weights are those that its creator"
+                " made, random numbers unless the creator loads trained ones.\n"
+                "Hint: train it before it predicts, or store its model, estimator.get_model().",
+                UntrainedWarning,
+            )
         if meta.get("preparation"):
             require_trust(
                 trusted,

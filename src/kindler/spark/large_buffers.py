@@ -16,14 +16,15 @@ from kindler.engine.outcome import Outcome
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError, TrainingError
 
-__all__ = ["BufferFiles", "SharedFolder"]
+__all__ = ["MOST_BYTES", "NO_WAY_BACK", "BufferFiles", "SharedFolder"]
 
 _IN_TASK_BYTES = 1 << 20
-_MOST_BYTES = 64 << 20  # Connect refuses messages of 128 MiB; a JVM of 1 GiB takes several times this
+MOST_BYTES = 64 << 20  # Connect refuses messages of 128 MiB; a JVM of 1 GiB takes several times this
 _HINT = (
     "Hint: give the estimator a model_dir that the driver and the workers share, or, where the workers can"
     ' reach the driver, RunSettings(rendezvous="driver").'
 )
+NO_WAY_BACK = f"can come back in Spark's result rows from workers that cannot reach the driver.\n{_HINT}"
 
 
 class SharedFolder(Protocol):
@@ -68,9 +69,9 @@ class BufferFiles:
         if self.folder is not None:
             self.folder.write(self._job_file, job.buffers)
             return replace(job, buffers=(), sizes=tuple(map(len, job.buffers)))
-        if size > _MOST_BYTES:
+        if size > MOST_BYTES:
             raise ConfigError(
-                f"the model and its state have {size:,} bytes, and {_MOST_BYTES:,} can travel with a Spark"
+                f"the model and its state have {size:,} bytes, and {MOST_BYTES:,} can travel with a Spark"
                 f" task to workers that cannot reach the driver.\n{_HINT}"
             )
         return job
@@ -89,7 +90,7 @@ class BufferFiles:
         if self.folder is not None and outcome.rank == 0:
             self.folder.write(self._result_file, outcome.buffers)
             return replace(outcome, buffers=(), fields={**outcome.fields, "sizes": sizes})
-        if sum(sizes) > _MOST_BYTES:
+        if sum(sizes) > MOST_BYTES:
             fields = {**describe(_too_large(sum(sizes))), "host": socket.gethostname()}
             return Outcome(outcome.rank, "error", fields)
         return outcome
@@ -112,8 +113,7 @@ class BufferFiles:
 
 def _too_large(size: int) -> TrainingError:
     return TrainingError(
-        f"the trained state has {size:,} bytes, and {_MOST_BYTES:,} can come back in Spark's result rows from"
-        f" workers that cannot reach the driver; it is lost.\n{_HINT}"
+        f"the trained state is lost: it has {size:,} bytes, and {MOST_BYTES:,} {NO_WAY_BACK}"
     )
 
 

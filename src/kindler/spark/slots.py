@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -22,10 +23,12 @@ __all__ = [
     "remaining_workers",
     "resolve_workers",
     "slots",
+    "slots_without_a_job",
 ]
 
 _LOOK_AGAIN_S = 0.25
 _NO_LIMIT = 2**31 - 1
+_RANGE = 1 << 16  # rows: more than there are cores
 _NOT_HELD = (
     "this Spark application has spark.dynamicAllocation.enabled=true; nodes that Spark jobs feed live beside"
     " Spark's tasks, and Spark may end the executors they are on.\n"
@@ -35,6 +38,15 @@ _NOT_HELD = (
 
 def slots(spark: SparkSession) -> int:
     """The tasks that can run at the same time right now."""
+    known = slots_without_a_job(spark)
+    if known is not None:
+        return known
+    parts = spark.range(_RANGE).select(F.spark_partition_id().alias("part")).distinct().count()
+    return _tasks(spark, parts)
+
+
+def slots_without_a_job(spark: SparkSession) -> int | None:
+    """The same, also while a run has all the slots, which a job would wait for; None if unknown."""
     return _connect_slots(spark) if is_connect(spark) else _classic_slots(spark)
 
 
@@ -186,7 +198,12 @@ def _classic_slots(spark: Any) -> int:
     return int(context.maxNumConcurrentTasks(profile))  # the number that Spark itself checks gangs against
 
 
-def _connect_slots(spark: SparkSession) -> int:
-    """Connect has no scheduler to ask; a range without a partition count gets one partition a core."""
-    parts = spark.range(1 << 16).select(F.spark_partition_id().alias("part")).distinct().count()
-    return parts // int(_conf(spark, "spark.task.cpus") or 1)
+def _connect_slots(spark: SparkSession) -> int | None:
+    """Connect has no scheduler to ask; the plan of a range without a partition count has one a core."""
+    plan: Any = spark.range(_RANGE)
+    parts = re.search(r"Range \(.*\bsplits=(\d+)", plan._explain_string())
+    return None if parts is None else _tasks(spark, int(parts[1]))
+
+
+def _tasks(spark: SparkSession, cores: int) -> int:
+    return cores // int(_conf(spark, "spark.task.cpus") or 1)

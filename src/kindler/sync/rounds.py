@@ -70,6 +70,8 @@ class Rounds(Lockstep):
         """One step on this rank's rows alone."""
         if batch.rows:
             replica.apply(replica.gradients(batch).arrays)
+        elif hasattr(replica, "pass_step"):
+            replica.pass_step()
         self._step += 1
         replica.step = self._step  # all ranks are as far, also those that had no rows
         self._stepped(replica, batch.rows)

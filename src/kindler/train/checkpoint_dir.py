@@ -71,13 +71,20 @@ class Checkpoints:
         self._writing: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(self, header: Header, state: State, local_states: Sequence[bytes] = ()) -> None:
+    def save(
+        self,
+        header: Header,
+        state: State,
+        local_states: Sequence[bytes] = (),
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
         """Write a checkpoint in the background, after the previous one is written.
 
         Args:
             header: Its header.
             state: Returns the state's bytes; called on the writing thread.
             local_states: The states of the ranks, in the middle of an epoch.
+            then: Called on the writing thread once it is written.
 
         Raises:
             Exception: The error of the previous write.
@@ -88,6 +95,7 @@ class Checkpoints:
         def work() -> None:
             try:
                 self._write(header, state, local_states)
+                then()
             except Exception as exc:  # noqa: BLE001 - raised again by whoever waits
                 self._error = exc
 
@@ -118,11 +126,6 @@ class Checkpoints:
                 except (Damaged, OSError) as exc:
                     self._warn(name, exc)
         return None
-
-    def header(self, matching: Matching) -> Header | None:
-        """The newest header that matches, or None; reads headers only."""
-        headers = (header for _, header in self._headers(newest_first=True))
-        return next((h for h in headers if isinstance(h, Header) and matching(h)), None)
 
     def to_go_on_from(self, matching: Matching = lambda header: True) -> list[StoredCheckpoint]:
         """The newest match; if it is from within an epoch, also the newest from the end of one.

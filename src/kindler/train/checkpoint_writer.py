@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -68,6 +69,7 @@ class CheckpointWriter:
         self._worker = worker
         self._whole, self._look = whole, look
         self._callbacks = callbacks
+        self._epochs = options.epochs_to_train
         self._trigger = options.checkpoint_trigger or EveryEpoch()
         self.active = task.model_dir is not None
         self._folder = (
@@ -176,7 +178,13 @@ class CheckpointWriter:
         states = callback_states(self._callbacks)
         header = replace(self._header, epoch=replica.epoch, step=replica.step, callbacks=states, **fields)
         self._folder.wait()  # the replica freezes into memory that the writer still reads
-        self._folder.save(header, replica.freeze(), local_states)
+        self._folder.save(header, replica.freeze(), local_states, then=partial(self._tell, header))
+
+    def _tell(self, header: Header) -> None:
+        """Let the driver know that it may start workers anew from here."""
+        if header.ends_epoch and not self._worker.replaceable:
+            ends = header.stopped is not None or header.epoch >= header.first_epoch + self._epochs
+            self._worker.report("saved", epoch=header.epoch, ends=ends)
 
 
 def callback_states(callbacks: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:

@@ -35,10 +35,11 @@ from kindler.train.run_start import (
     last_step,
     load_local_states,
     open_indexed_batches,
+    over_already,
     taken_over,
 )
 from kindler.train.task import Task
-from kindler.train.triggers import Progress, score_of
+from kindler.train.triggers import Progress, end_of_epoch
 
 __all__ = ["run"]
 
@@ -70,6 +71,10 @@ def _run(
     replica.arrange(data.features, data.labels, by_name=data.by_name)
     sample = data.sample()
     replica.build(sample.features, sample.labels, may_idle=data.may_idle)
+    if worker.size > 1:
+        for message in replica.try_metrics(sample):
+            if worker.leads:
+                worker.report("warning", message=message)
     start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
     if not task.trains:
         return [_judged(worker, replica, data)], b""
@@ -172,7 +177,8 @@ class _Follower:
         start: Start,
         sync: Sync,
     ) -> None:
-        options = self._options = task.training
+        self._task, options = task, task.training
+        self._options = options
         self._worker, self._replica, self._sync = worker, replica, sync
         self._validation, self._start = validation, start
         self._train = train
@@ -215,7 +221,7 @@ class _Follower:
     def follow(self) -> None:
         """Train from where the run stands to its end."""
         start, replica, options = self._start, self._replica, self._options
-        if start.stopped is not None:
+        if start.stopped is not None or over_already(self._task, start):
             return
         here = replica.own_callbacks(options.callbacks)
         hooks = replica.hooks(here, self, size=self._worker.size, epochs=self._last, steps=self._steps)
@@ -359,9 +365,7 @@ class _Follower:
             **self._sync.figures(),
             **self._guard.figures(),
         }
-        progress = Progress(
-            epoch=epoch + 1, step=replica.step, epoch_ended=True, loss=row.get("loss"), score=score_of(row)
-        )
+        progress = end_of_epoch(epoch + 1, replica.step, row)
         if options.callbacks and worker.size > 1:
             asked_to_stop = worker.total([int(asked_to_stop)]) != [0]
         ended = options.end_trigger is not None and options.end_trigger(progress)

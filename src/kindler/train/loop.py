@@ -39,10 +39,11 @@ from kindler.train.run_start import (
     last_step,
     load_local_states,
     open_batch_stream,
+    over_already,
     taken_over,
 )
 from kindler.train.task import Task
-from kindler.train.triggers import Progress, score_of
+from kindler.train.triggers import Progress, end_of_epoch
 
 __all__ = ["Worker", "run"]
 
@@ -139,7 +140,8 @@ class _Fit:
         if self._validation is not None:
             _hold(replica, self._validation)
         start = self._start = taken_over(worker, replica, task, start, train)
-        options = self._options = task.training
+        self._task, options = task, task.training
+        self._options = options
         self._steps = options.steps_per_epoch or train.steps
         self._expected = options.steps_per_epoch or train.expected
         self._last_epoch = start.first_epoch + options.epochs_to_train
@@ -191,7 +193,7 @@ class _Fit:
             self._gather_for_hooks()
             self._each("on_run_begin")
             restore_callbacks(self._hooks, self._start.callbacks)
-            over = self._start.stopped is not None or self._over_already()
+            over = self._start.stopped is not None or over_already(self._task, self._start)
             epoch = self._start.epoch if done else self._start.epoch + 1
             while not over and epoch <= self._last_epoch and self._replica.step < self._last_step:
                 if not self._goes_on(epoch):
@@ -313,7 +315,7 @@ class _Fit:
         self._gather_for_hooks()
         self._each("on_epoch_end", row)
         asked = self._agree()
-        progress = _after_epoch(replica.epoch, replica.step, row)
+        progress = end_of_epoch(replica.epoch, replica.step, row)
         self._keeper.after_epoch(replica, progress, row, stopped=view.stopping, asked=asked)
         replica.settle()
         self._sync.next_epoch(replica, row)
@@ -351,15 +353,6 @@ class _Fit:
         step = self._replica.step
         return step >= self._last_step or self._triggered(Progress(epoch=self._view.epoch, step=step))
 
-    def _over_already(self) -> bool:
-        """Whether the end trigger has nothing left to wait for."""
-        start = self._start
-        if start.rows and not start.step_in_epoch:
-            return self._triggered(_after_epoch(start.epoch, start.step, start.rows[-1]))
-        # A model that was trained before: as if its next epoch had just begun.
-        fresh = start.step > 0 and not start.step_in_epoch
-        return fresh and self._triggered(Progress(epoch=start.epoch + 1, step=start.step))
-
     def _each(self, name: str, *args: Any) -> None:
         for hook in self._hooks:
             getattr(hook, name)(self._view, *args)
@@ -388,10 +381,6 @@ def _merged(worker: Worker, replica: Stepper, *, tell: str | None = None) -> dic
         own = replica.merge_tallies([tallies])
         worker.report("worker", rank=worker.rank, part=tell, epoch=replica.epoch, figures=own)
     return merged_by_first(worker, tallies, replica.merge_tallies)
-
-
-def _after_epoch(epoch: int, step: int, row: Mapping[str, Any]) -> Progress:
-    return Progress(epoch=epoch, step=step, epoch_ended=True, loss=row.get("loss"), score=score_of(row))
 
 
 def _look_at_steps(hooks: Sequence[Callback]) -> bool:

@@ -27,6 +27,7 @@ from kindler.train.loader_source import Reader, StreamSource
 from kindler.train.loader_steps import AgreedSteps, NumberedSteps
 from kindler.train.prepared import preparation_for, prepared_batches
 from kindler.train.task import Task
+from kindler.train.triggers import Progress, end_of_epoch
 
 __all__ = [
     "BatchStream",
@@ -41,6 +42,7 @@ __all__ = [
     "open_batch_stream",
     "open_batches",
     "open_indexed_batches",
+    "over_already",
     "taken_over",
     "usable",
 ]
@@ -100,6 +102,8 @@ def build_replica(worker: Worker, task: Task, placed: Placement, spec: bytes, **
         be(replace(this_worker(), device="cpu"))
     elif placed.problem is not None:
         raise ConfigError(placed.problem)
+    if hasattr(replica, "set_up"):  # a module of Lightning wants to know what for
+        replica.set_up("fit" if task.trains else "validate")
     return replica
 
 
@@ -171,6 +175,7 @@ class Loads(Protocol):
     step: int
 
     def load_state(self, data: bytes) -> None: ...
+    def expected_bytes(self) -> int: ...
 
 
 class LoadsLocal(Protocol):
@@ -329,6 +334,8 @@ def begin(
     if found is None:
         if states[0]:
             replica.load_state(states[0])
+        if task.limit is not None and rank == 0:
+            task.limit.check(replica.expected_bytes())
         if task.trains and task.training.initial_epoch is not None:
             replica.epoch = task.training.initial_epoch
         return Start(
@@ -365,6 +372,21 @@ def last_step(task: Task, start: Start) -> int | None:
     """The optimizer step after which the run ends; None where steps do not end it."""
     most = task.training.max_steps
     return None if most is None else start.first_step + most
+
+
+def over_already(task: Task, start: Start) -> bool:
+    """Whether the run has nothing left to do before its first step: its steps are made, its trigger fires."""
+    most, trigger = last_step(task, start), task.training.end_trigger
+    if most is not None and start.step >= most:
+        return True
+    if trigger is None or not start.step:
+        return False
+    if start.step_in_epoch:
+        return trigger(Progress(epoch=start.epoch, step=start.step))
+    if start.rows:
+        return trigger(end_of_epoch(start.epoch, start.step, start.rows[-1]))
+    # A model that was trained before: as if its next epoch had just begun.
+    return trigger(Progress(epoch=start.epoch + 1, step=start.step))
 
 
 def load_local_states(replica: LoadsLocal, states: Sequence[bytes], worker: Worker) -> None:

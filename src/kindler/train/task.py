@@ -7,10 +7,33 @@ from dataclasses import dataclass, field
 from kindler.config import RunSettings
 from kindler.data.row_order import Dealing
 from kindler.data.sources import Source
+from kindler.errors import ConfigError
 from kindler.train.loader_source import StreamSource
 from kindler.train.options import EvaluateOptions, FitOptions
 
-__all__ = ["Task"]
+__all__ = ["StateLimit", "Task"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateLimit:
+    """What a trained state may have to come back to the driver.
+
+    Attributes:
+        most: Its bytes.
+        why: What the limit is for, and what to do about it.
+    """
+
+    most: int
+    why: str
+
+    def check(self, size: int) -> None:
+        """Complain about a state that would be lost once it is trained.
+
+        Raises:
+            ConfigError: It is larger.
+        """
+        if size > self.most:
+            raise ConfigError(f"the trained state will have {size:,} bytes, and {self.most:,} {self.why}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +55,7 @@ class Task:
         watched: Whether the driver follows the progress within an epoch, even if it is not shown.
         settings: Time limits, threads.
         share_gpus: Whether several workers may compute on one GPU.
+        limit: How large the trained state may be; None where it does not matter.
     """
 
     framework: str
@@ -48,6 +72,7 @@ class Task:
     watched: bool = False
     settings: RunSettings = field(default_factory=RunSettings)
     share_gpus: bool = False
+    limit: StateLimit | None = None
 
     @property
     def trains(self) -> bool:

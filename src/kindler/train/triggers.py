@@ -23,6 +23,7 @@ __all__ = [
     "Trigger",
     "TriggerAnd",
     "TriggerOr",
+    "end_of_epoch",
     "score_of",
 ]
 
@@ -164,6 +165,11 @@ class TriggerOr(Trigger):
     def __call__(self, progress: Progress) -> bool:
         """Whether any fires."""
         return any(trigger(progress) for trigger in self.triggers)
+
+
+def end_of_epoch(epoch: int, step: int, row: Mapping[str, Any]) -> Progress:
+    """The progress at the end of an epoch, from its row of the history."""
+    return Progress(epoch=epoch, step=step, epoch_ended=True, loss=row.get("loss"), score=score_of(row))
 
 
 def score_of(row: Mapping[str, Any]) -> float | None:

@@ -16,6 +16,7 @@ import kindler
 from kindler import Estimator, RunSettings
 from kindler.engine.job import Job, equal_ranks
 from kindler.spark import engine
+from kindler.spark.slots import slots_without_a_job
 from tests.spark import direct_facts
 
 ROWS = 10_000
@@ -57,14 +58,16 @@ def direct_scans(spark: Any, folder: str) -> dict[str, str | None]:
     return seen
 
 
-def echoed(spark: Any) -> list[str]:
-    """What a running worker gives back of what it was fed."""
-    with engine.start(Job(ranks=equal_ranks("tests.gang_targets:echo", 1)), spark=spark) as gang:
+def echoed(spark: Any) -> list[Any]:
+    """What a running worker gives back of what it was fed; the slots, while workers have all of them."""
+    with engine.start(Job(ranks=equal_ranks("tests.gang_targets:echo", 2)), spark=spark) as gang:
         gang.push(0, "rows", b"through Connect")
+        slots = slots_without_a_job(spark)
         gang.feed(0, "rows").end()
+        gang.feed(1, "rows").end()
         rows = [batch[0].decode() for batch in gang.output(0, "echoed")]
         gang.wait()
-    return rows
+    return [*rows, slots]
 
 
 def main(folder: str) -> None:

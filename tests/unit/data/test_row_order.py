@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -45,6 +47,53 @@ def test_usual_numbers_of_workers_deal_alike() -> None:
     lanes = {tuple(Dealing.between(w, seed=0).of_rank(1000, 0, 1)[1].tolist()) for w in WORKERS}
 
     assert len(lanes) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "alike"),
+    [
+        (47, [1]),
+        (48, [1, 2, 3, 4, 6, 12]),
+        (959, [1, 2, 3, 4, 6, 12]),
+        (960, [1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30]),
+        (10**9, [1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30]),
+    ],
+)
+def test_just_these_numbers_of_workers_up_to_64_have_the_order_of_one(rows: int, alike: list[int]) -> None:
+    def lanes(workers: int) -> tuple[int, int]:
+        dealing = Dealing.between(workers, seed=0)
+        return dealing.lanes, dealing.lanes_for(rows)
+
+    assert [workers for workers in range(1, 65) if lanes(workers) == lanes(1)] == alike
+
+
+def test_the_pages_name_the_numbers_of_workers_that_deal_alike() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    for page in ("exact.md", "concepts.md"):
+        text = " ".join((docs / page).read_text().split())
+        assert "1, 2, 3, 4, 6 or 12 workers on 48 rows or more" in text, page
+        assert "5, 8, 10, 15, 20, 24 or 30 on 960 rows or more" in text, page
+
+
+@pytest.mark.parametrize("rows", [200, 1000])
+def test_numbers_of_workers_with_the_same_lanes_make_the_same_batches(rows: int) -> None:
+    def batches(workers: int) -> list[list[int]]:
+        dealing = Dealing.between(workers, seed=3)
+        bounds = np.arange(0, rows + 1, 40)
+        made: list[list[int]] = [[] for _ in bounds[1:]]
+        every = dealing.of_rank(rows, 0, 1)[1]
+        counts = np.bincount(every, minlength=dealing.lanes_for(rows)).tolist()
+        for rank in range(workers):
+            numbers, lanes = dealing.of_rank(rows, rank, workers)
+            rounds = Rounds(counts, rank=rank, size=workers, seed=3)
+            own = numbers[np.argsort(lanes, kind="stable")][rounds.order(1)]
+            for step, part in enumerate(np.split(own, rounds.own_before(bounds[1:-1], 1))):
+                made[step].extend(part.tolist())
+        return [sorted(batch) for batch in made]
+
+    same = [2, 3, 12] if rows < 960 else [2, 5, 15, 20, 24, 30]
+    assert all(batches(workers) == batches(1) for workers in same)
+    assert batches(7) != batches(1)
 
 
 @pytest.mark.parametrize("rows", [600, 6_000, 60_000])

@@ -204,6 +204,12 @@ def test_abort_ends_all_ranks_and_wait_says_why() -> None:
     assert not gang.is_running
 
 
+def test_a_killed_worker_is_lost_however_little_time_workers_have_to_stop() -> None:
+    settings = RunSettings(stop_timeout_s=0.0005)
+    with start("die_slowly", settings=settings) as gang, pytest.raises(WorkerLost, match="SIGKILL"):
+        gang.wait(60)
+
+
 def test_abort_ends_a_frozen_worker_with_more_on_its_way_than_it_takes() -> None:
     with start("read_one_and_stop", settings=RunSettings(stop_timeout_s=5)) as gang:
         for _ in range(16):

@@ -11,24 +11,38 @@ import pytest
 from kindler.errors import NonFiniteLossError
 from kindler.train.checkpoint_writer import CheckpointWriter
 from kindler.train.loss_guard import LossGuard
-from kindler.train.triggers import SeveralIteration
+from kindler.train.options import FitOptions
+from kindler.train.run_start import Start
+from kindler.train.task import Task
+from kindler.train.triggers import SeveralIteration, end_of_epoch
 
 
-def writer(folder: Path, guard: LossGuard) -> CheckpointWriter:
-    training: Any = SimpleNamespace(
-        checkpoint_trigger=SeveralIteration(1),
-        keep_checkpoints=1,
-        best_metric=None,
-        batch_size=1,
-        steps_per_epoch=None,
-        shuffle=False,
+def writer(folder: Path, guard: LossGuard, report: Any = None) -> CheckpointWriter:
+    training = FitOptions(
+        batch_size=1, epochs=2, shuffle=False, checkpoint_trigger=SeveralIteration(1), keep_checkpoints=1
     )
-    task: Any = SimpleNamespace(
-        training=training, model_dir=str(folder), framework="torch", run_id="r", dealing=None, seed=0
-    )
-    start: Any = SimpleNamespace(first_epoch=0, first_step=0, rows=())
-    worker: Any = SimpleNamespace(rank=0, size=1, leads=True)
+    task = Task(framework="torch", options=training, data=None, model_dir=str(folder), run_id="r")  # type: ignore[arg-type]
+    start = Start(epoch=0, step=0)
+    worker: Any = SimpleNamespace(rank=0, size=1, leads=True, replaceable=False, report=report)
     return CheckpointWriter(worker, task, counts=[8], start=start, look=guard.look)
+
+
+def test_the_driver_hears_of_an_epochs_checkpoint_once_it_is_written(tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+
+    def report(name: str, **fields: Any) -> None:
+        heard.append({"name": name, "files": len(list(tmp_path.glob("*.kindler"))), **fields})
+
+    replica: Any = SimpleNamespace(epoch=1, step=8, freeze=lambda: lambda: [b"state"])
+    with writer(tmp_path, LossGuard("raise", rank=0, tell=lambda message: None), report) as made:
+        for epoch in (1, 2):
+            replica.epoch = epoch
+            made.after_epoch(replica, end_of_epoch(epoch, 8, {}), {"epoch": epoch})
+
+    assert heard == [
+        {"name": "saved", "files": 1, "epoch": 1, "ends": False},
+        {"name": "saved", "files": 1, "epoch": 2, "ends": True},
+    ]
 
 
 def test_none_is_written_after_a_loss_that_was_not_looked_at_yet_and_is_not_a_number(tmp_path: Path) -> None:

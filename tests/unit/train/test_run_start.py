@@ -9,8 +9,9 @@ import pytest
 
 from kindler.train.checkpoint_file import Header, pack
 from kindler.train.options import FitOptions
-from kindler.train.run_start import Start, begin, usable
+from kindler.train.run_start import Start, begin, over_already, usable
 from kindler.train.task import Task
+from kindler.train.triggers import MaxEpoch, MaxIteration, MinLoss
 
 OPTIONS = FitOptions(batch_size=8, epochs=3)
 TASK = Task(framework="torch", data=None, options=OPTIONS, seed=2)  # type: ignore[arg-type]
@@ -113,3 +114,25 @@ def test_where_nobody_counted_the_rows_the_middle_of_an_epoch_is_of_no_use() -> 
 
 def test_the_end_of_an_epoch_is_of_use_to_anybody() -> None:
     assert usable(END, replace(TASK, seed=9, options=FitOptions(batch_size=1)), (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("start", "options", "over"),
+    [
+        (Start(epoch=0, step=0), {"end_trigger": MaxIteration(5)}, False),
+        (Start(epoch=1, step=5), {"end_trigger": MaxIteration(5)}, True),
+        (Start(epoch=1, step=5), {"end_trigger": MaxEpoch(1)}, True),
+        (Start(epoch=1, step=5), {"end_trigger": MaxEpoch(2)}, False),
+        (Start(epoch=1, step=5, rows=({"loss": 0.1},)), {"end_trigger": MinLoss(0.2)}, True),
+        (Start(epoch=2, step=6, step_in_epoch=1), {"end_trigger": MaxIteration(6)}, True),
+        (Start(epoch=2, step=6, step_in_epoch=1), {"end_trigger": MaxEpoch(2)}, False),
+        (Start(epoch=2, step=6, step_in_epoch=1), {"max_steps": 6}, True),
+        (Start(epoch=2, step=6, step_in_epoch=1), {"max_steps": 7}, False),
+    ],
+)
+def test_a_run_that_has_nothing_left_to_do_is_over_before_its_first_step(
+    start: Start, options: dict[str, Any], over: bool
+) -> None:
+    run = Task(framework="toy", options=FitOptions(batch_size=4, **options), data=None)  # type: ignore[arg-type]
+
+    assert over_already(run, start) is over

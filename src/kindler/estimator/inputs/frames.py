@@ -12,6 +12,7 @@ from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
 from kindler.estimator.inputs.files import not_empty
 from kindler.estimator.inputs.samples import repeated_row, zeros
+from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.outputs import arrow_type, refuse_taken, to_arrow
 
@@ -87,7 +88,8 @@ class FrameInput(Input):
         sample = (None if prepares else zeros(columns, request.layout, types)) or self._first_row(columns)
         # The driver is not bound by the threads of an executor.
         here = predictor.with_threads(None)
-        outputs = next(here.score([inputs(columns, sample)]))
+        with untouched():
+            outputs = next(here.score([inputs(columns, sample)]))
         names = here.names(len(outputs))  # those of a dict are known once it has scored
         folded = {column.lower() for column in frame.columns}  # Spark would replace one by the other
         refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])

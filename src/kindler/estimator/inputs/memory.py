@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from kindler.data.sources import (
 from kindler.data.spool import Spool
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
 from kindler.estimator.inputs.samples import few_rows
+from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.outputs import like, refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
@@ -82,7 +84,10 @@ class MemoryInput(Input):
                 inputs(columns, parts_of(slice(start, min(start + options.batch_size, count))))
                 for start in range(0, count, options.batch_size)
             )
-            parts = list(predictor.score(chunks))
+            scored = predictor.score(chunks)
+            with untouched():  # the first batch makes the model
+                first = list(islice(scored, 1))
+            parts = [*first, *scored]
             outputs = [np.concatenate(column) for column in zip(*parts, strict=True)]
         by_name = dict(zip(predictor.names(len(outputs)), outputs, strict=True))
         return self._scored(rows, by_name, predictor)

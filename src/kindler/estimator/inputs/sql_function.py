@@ -14,6 +14,7 @@ from kindler.data.batches import inputs
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
 from kindler.estimator.inputs.samples import zeros
+from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.outputs import arrow_type, to_arrow
 
@@ -82,7 +83,8 @@ class SqlFunctionInput(Input):
             )
         predictor = request.predictor(columns, threads=1)
         tried = predictor.with_threads(None)  # the driver is not bound by the threads of an executor
-        outputs = next(tried.score([inputs(columns, sample)]))
+        with untouched():
+            outputs = next(tried.score([inputs(columns, sample)]))
         return register_function(
             spark,
             name,

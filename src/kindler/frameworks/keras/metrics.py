@@ -1,21 +1,30 @@
 """Metrics over all ranks: their variables are sums, so those of all ranks add up to one process's.
 
 A metric starts from its reset state, and every row adds to it; what several ranks added is the sum of what
-each did. That holds for all of Keras's own metrics.
+each did. That holds for all of Keras's own metrics. A metric of the user's own is tried on the first rows: it
+may say of its variables how they are merged otherwise, `merge_over_workers = {"peak": "max"}`, or is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from kindler.errors import ConfigError
 from kindler.frameworks.keras.state import pack, unpack, value_of
 
-__all__ = ["Tallies"]
+__all__ = ["UNTRIED", "Tallies"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_KERAS = ("keras", "tf_keras", "tensorflow")
+UNTRIED = (
+    "metrics of your own could not be tried, for only the model's own train step updates them. With several"
+    " workers the variables of metrics are added up: keep sums in them."
+)
+_OTHERWISE: dict[str, Callable[..., Any]] = {"max": np.maximum.reduce, "min": np.minimum.reduce}
 
 
 class Tallies:
@@ -51,8 +60,64 @@ class Tallies:
         if len(parts) == 1:
             return parts[0]
         found = [unpack(part) for part in parts]
-        sums = [b + sum(arrays[n] - b for _, arrays in found) for n, b in enumerate(self._blank)]
-        return pack({"rows": sum(fields["rows"] for fields, _ in found)}, sums)
+        merged = self._merged([arrays for _, arrays in found])
+        return pack({"rows": sum(fields["rows"] for fields, _ in found)}, merged)
+
+    def _merged(self, parts: Sequence[Sequence[Array]]) -> list[Array]:
+        """What several ranks counted, each given as the values of `variables`, as one has it."""
+        rules = {
+            id(variable): _rule(metric, variable)
+            for metric in _each(self._model.metrics)
+            for variable in metric.variables
+        }
+        merged = []
+        for number, (variable, blank) in enumerate(zip(self.variables, self._blank, strict=True)):
+            values = [arrays[number] for arrays in parts]
+            rule = rules.get(id(variable))
+            merged.append(rule(values) if rule else blank + sum(value - blank for value in values))
+        return merged
+
+    def try_out(
+        self, judge: Callable[[Sequence[slice]], None], rows: int, *, own_step: bool = False
+    ) -> list[str]:
+        """Look whether metrics of the user's own can be merged; returns what the user should know of others.
+
+        Args:
+            judge: Has the metrics count these parts of the rows at hand, from nothing.
+            rows: How many there are.
+            own_step: Whether only a train step of the user's own may update some of them.
+
+        Raises:
+            ConfigError: What a metric counts in several parts does not make up what it counts in one.
+        """
+        own = [metric for metric in _each(self._model.metrics) if _is_own(metric)]
+        if not own or rows < 2:
+            return []
+        cut = max(1, rows // 3)
+        first, rest = slice(0, cut), slice(cut, rows)
+        (a, _), (b, _), (both, results), (_, at_once) = (
+            self._after(judge, parts, own) for parts in ([first], [rest], [first, rest], [slice(0, rows)])
+        )
+        self.reset()
+        places = {id(variable): number for number, variable in enumerate(self.variables)}
+        merged = self._merged([a, b])
+        for metric in own:
+            for number in (places[id(variable)] for variable in metric.variables):
+                if not _close(merged[number], both[number]):
+                    raise ConfigError(_cannot_merge(metric, self.variables[number], a, b, both, number))
+        told = zip(own, results, at_once, strict=True)
+        by_batch = [_by_batch(metric) for metric, value, whole in told if not _close(value, whole)]
+        numbers = [[places[id(variable)] for variable in metric.variables] for metric in own]
+        idle = any(all(np.array_equal(both[n], self._blank[n]) for n in own_ones) for own_ones in numbers)
+        return [*by_batch, *([UNTRIED] if own_step and idle else [])]
+
+    def _after(
+        self, judge: Callable[[Sequence[slice]], None], parts: Sequence[slice], own: Sequence[Any]
+    ) -> tuple[list[Array], list[Array]]:
+        """The values of all variables after these rows, and the results of these metrics."""
+        judge(parts)
+        results = [np.asarray(plain(metric.result())) for metric in own]
+        return [value_of(variable) for variable in self.variables], results
 
     def load(self, joined: bytes) -> dict[str, Any]:
         """What `joined` made, as numbers; the metrics hold that state afterwards.
@@ -78,8 +143,8 @@ class Tallies:
 
     def load_sum(self, parts: Sequence[Sequence[Array]]) -> None:
         """Hold what several ranks counted, given as the values of `variables` on each."""
-        for number, (variable, blank) in enumerate(zip(self.variables, self._blank, strict=True)):
-            variable.assign(blank + sum(arrays[number] - blank for arrays in parts))
+        for variable, value in zip(self.variables, self._merged(parts), strict=True):
+            variable.assign(value)
 
     def figures(self) -> dict[str, float]:
         """The metrics' present results, as plain numbers."""
@@ -95,3 +160,65 @@ def plain(value: Any) -> Any:
     """A tensor of one number as that number; more than one as a list."""
     array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     return array.item() if array.size == 1 else array.tolist()
+
+
+def _each(metrics: Sequence[Any]) -> Iterator[Any]:
+    """The metrics, and those that Keras keeps in lists of its own."""
+    for metric in metrics:
+        inside = getattr(metric, "metrics", None)
+        if inside is None:
+            yield metric
+        else:
+            yield from _each(inside)
+
+
+def _is_own(metric: Any) -> bool:
+    """Whether the user wrote it, or the function that it is the mean of."""
+    function = getattr(metric, "_fn", None)
+    names = [type(metric).__module__, *([] if function is None else [getattr(function, "__module__", "")])]
+    return any(str(name).partition(".")[0] not in _KERAS for name in names)
+
+
+def _rule(metric: Any, variable: Any) -> Callable[..., Any] | None:
+    """How the values of ranks become one; None adds them."""
+    said = dict(getattr(metric, "merge_over_workers", None) or {}).get(_name(variable), "sum")
+    if said != "sum" and said not in _OTHERWISE:
+        raise ConfigError(
+            f"{type(metric).__name__}.merge_over_workers: the variable {_name(variable)!r} has {said!r};"
+            " expected 'sum', 'max' or 'min'."
+        )
+    return _OTHERWISE.get(said)
+
+
+def _name(variable: Any) -> str:
+    return str(variable.name).rpartition("/")[2].partition(":")[0]
+
+
+def _close(one: Any, other: Any) -> bool:
+    if np.shape(one) != np.shape(other):
+        return False
+    scale = float(np.max(np.abs(other), initial=0.0)) if np.isfinite(other).all() else 0.0
+    return bool(np.allclose(one, other, rtol=1e-4, atol=1e-5 * scale, equal_nan=True))
+
+
+def _cannot_merge(
+    metric: Any, variable: Any, a: Sequence[Array], b: Sequence[Array], both: Sequence[Array], number: int
+) -> str:
+    name, values = _name(variable), [np.asarray(part[number]).reshape(-1)[:1] for part in (a, b, both)]
+    one, two, three = (f"{value[0]:.6g}" if value.size else "nothing" for value in values)
+    return (
+        f"the metric {metric.name!r} ({type(metric).__name__}) cannot be merged over workers: what it counts"
+        " of some rows and of others does not add up to what it counts of all of them. Its variable"
+        f" {name!r} was {one} after some rows, {two} after others, and {three} after both.\n"
+        "Hint: keep sums in variables, a total and a count for a mean, and divide in result(). For a largest"
+        f" or smallest value say so in the class: merge_over_workers = {{{name!r}: 'max'}} (or 'min')."
+        " Or use workers=1."
+    )
+
+
+def _by_batch(metric: Any) -> str:
+    return (
+        f"the metric {metric.name!r} depends on how rows are put into batches: it is not a mean over rows."
+        " With several workers it is computed on each worker's part of a batch and averaged.\n"
+        "Hint: let it give one value for each row, or keep in a keras.metrics.Metric what the whole needs."
+    )

@@ -32,7 +32,7 @@ from kindler.frameworks.keras.gradient_hook import (
     refuse_own_step,
     replaced,
 )
-from kindler.frameworks.keras.metrics import Tallies
+from kindler.frameworks.keras.metrics import UNTRIED, Tallies
 from kindler.frameworks.keras.spec import (
     KerasSpec,
     against_several,
@@ -252,6 +252,21 @@ class KerasReplica(BaseReplica):
                 replaced(self.model, name, alone)
         if self.spec.backend == "tensorflow":
             self._drawing_ops = self._on_backend.DrawingOps(self.model)
+
+    def try_metrics(self, batch: Batch) -> list[str]:
+        """Try metrics of the user's own on these rows: those of several ranks are merged."""
+
+        def judge(parts: Sequence[slice]) -> None:
+            self.evaluate(_Parts(batch, parts))
+
+        if type(self.model).train_step is self.keras.Model.train_step:
+            return self.tallies.try_out(judge, batch.rows)
+        try:
+            return self.tallies.try_out(judge, batch.rows, own_step=True)
+        except ConfigError:
+            raise
+        except Exception:  # noqa: BLE001 - a model with a train step of its own may not be able to judge rows
+            return [UNTRIED]
 
     def join(self, collective: Collective) -> None:
         """Start from rank 0's variables."""
@@ -742,6 +757,22 @@ class KerasReplica(BaseReplica):
 
     def _custom_objects(self) -> dict[str, Any]:
         return custom_objects(self.model, self.flavour)
+
+
+class _Parts:
+    """Some rows of a batch, as batches of their own."""
+
+    varies = True
+
+    def __init__(self, batch: Batch, parts: Sequence[slice]) -> None:
+        self._batch, self._parts = batch, parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def batch(self, number: int) -> tuple[Any, Any]:
+        part, whole = self._parts[number], self._batch
+        return [array[part] for array in whole.features], [array[part] for array in whole.labels]
 
 
 @contextmanager

@@ -36,6 +36,13 @@ class Steps:
             weight = parameter.data()
             self._updater(place, mx.nd.array(gradient, ctx=weight.context, dtype=weight.dtype), weight)
 
+    def pass_step(self) -> None:
+        """Count a step that moves nothing."""
+        optimizer = self.optimizer
+        counts = optimizer._index_update_count
+        counts.update({place: counts.get(place, 0) + 1 for place in range(len(self._parameters))})
+        optimizer.num_update = max(optimizer.num_update, *counts.values())
+
     def rates(self) -> list[float]:
         """The learning rate, if it is not a schedule's."""
         return [] if self.optimizer.lr_scheduler is not None else [float(self.optimizer.lr)]

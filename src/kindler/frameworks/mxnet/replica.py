@@ -171,6 +171,11 @@ class MxnetReplica(BaseReplica):
         self.steps.apply(gradients)
         self.step += 1
 
+    def pass_step(self) -> None:
+        """Let the schedule go on, where others step and this rank has no rows."""
+        self.steps.pass_step()
+        self.step += 1
+
     def rates(self) -> list[float]:
         """The optimizer's rate, unless a schedule decides it."""
         return self.steps.rates()

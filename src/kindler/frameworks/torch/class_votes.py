@@ -154,7 +154,7 @@ def _binary(outputs: torch.Tensor, target: torch.Tensor, form: str, name: str) -
 
 
 def _by_form(outputs: torch.Tensor, target: torch.Tensor, name: str, *, within: bool) -> Votes:
-    """For losses that do not say: class numbers, or one output of a row and labels 0 and 1.
+    """For losses that do not say: class numbers, one-hot labels, or one output of a row and labels 0 and 1.
 
     Args:
         outputs: The model's.
@@ -164,11 +164,13 @@ def _by_form(outputs: torch.Tensor, target: torch.Tensor, name: str, *, within: 
     """
     if outputs.dim() > 1 and outputs.shape[1] > 1:
         slim = target.squeeze(1) if target.dim() == outputs.dim() and target.shape[1] == 1 else target
+        if _is_one_hot(outputs, target):
+            slim = target.to(torch.uint8).argmax(dim=1)
         if slim.shape != (outputs.shape[0], *outputs.shape[2:]):
             raise unclear(
                 name,
-                f"outputs of shape {tuple(outputs.shape)} and labels of {tuple(target.shape)} could be one"
-                " class of several or several labels",
+                f"outputs of shape {tuple(outputs.shape)} and labels of {tuple(target.shape)}, which are not"
+                " one-hot, could be one class of several or several labels",
             )
         flat = outputs.movedim(1, -1).reshape(-1, outputs.shape[1])
         return Votes(name, flat, slim.reshape(-1).long(), True, "unknown")
@@ -179,6 +181,13 @@ def _by_form(outputs: torch.Tensor, target: torch.Tensor, name: str, *, within: 
     if within and not bool(((outputs >= 0) & (outputs <= 1)).all()):
         raise unclear(name, "there are outputs outside 0 to 1, and the loss does not say where to cut scores")
     return _binary(outputs, target, "probabilities", name)
+
+
+def _is_one_hot(outputs: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether every target has a 1 for one class and 0 for the others."""
+    if target.shape != outputs.shape:
+        return False
+    return bool(((target == 0) | (target == 1)).all() and (target.sum(dim=1) == 1).all())
 
 
 def unclear(name: str, why: Any) -> ConfigError:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +30,8 @@ from kindler.frameworks.torch.lightning_spec import (
 )
 from kindler.frameworks.torch.metrics import is_metric
 from kindler.frameworks.torch.optimizers import Optimizers, Schedules
+from kindler.frameworks.torch.parameters import recall_trained
+from kindler.frameworks.torch.state import parse
 from kindler.frameworks.torch.step_replica import StepReplica
 from kindler.frameworks.torch.step_run import logged
 
@@ -51,9 +55,17 @@ class LightningReplica(StepReplica):
         self._attached = self._began = self._judging = self._trains = False
         self._predicted = 0
         self._configured_schedules: LightningSchedules | None = None
+        self._stage: str | None = None
         self._call("configure_model")
-        self._call("setup", "fit")
         self.model.to(self.device)
+
+    def set_up(self, stage: str) -> None:
+        """Call the module's `setup`, once: where it is trained, validated or predicts, as Lightning does."""
+        if self._stage is None:
+            self._stage = stage
+            with torch.inference_mode(False), torch.enable_grad():  # it may make parameters
+                self._call("setup", stage)
+            self.model.to(self.device)
 
     @classmethod
     def make_spec(cls, **options: Any) -> LightningSpec:
@@ -84,7 +96,38 @@ class LightningReplica(StepReplica):
         )
         return [complaint]
 
+    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
+        """Only what trains has optimizers; the driver and what scores take the weights alone."""
+        if weights_only_model:
+            self.set_up("predict")  # not later: it may make the parameters
+        if self._stage == "fit" and not weights_only_model:
+            super().load_state(data)
+            return
+        self._loaded(partial(super().load_state, weights_only_model=True), data)
+        if not weights_only_model:
+            fields = parse(data)
+            self._modes.recall(fields["resting"])
+            recall_trained(fields["trained"], self._modules())
+            self.epoch, self.step = fields["epoch"], fields["step"]
+
+    @property
+    def _optimizes(self) -> bool:
+        return self._stage == "fit"
+
+    def load_weights(self, data: bytes) -> None:
+        self._loaded(super().load_weights, data)
+
+    def _loaded(self, load: Callable[[bytes], None], data: bytes) -> None:
+        try:
+            load(data)
+        except RuntimeError:  # of torch: `setup` may make some of the parameters
+            if self._stage is not None:
+                raise
+            self.set_up("predict")
+            load(data)
+
     def _build_optimizers(self) -> Optimizers:
+        self.set_up("fit")
         optimizers, schedules = configured(configured_by_module(self.model, self.spec.config))
         self._configured_schedules = LightningSchedules(schedules)
         return optimizers
@@ -204,6 +247,9 @@ class LightningReplica(StepReplica):
             self._schedules.after_epoch(self.epoch, logs or {})
 
     def _scored(self, features: tuple[Array, ...]) -> Any:
+        if self._stage is None:
+            self.set_up("predict")
+            self._modes.evaluate()
         if not overrides(type(self.model), "predict_step"):
             return super()._scored(features)
         self._attach()
@@ -348,7 +394,10 @@ class Trainer:
         """This worker."""
         return self._replica.rank
 
-    local_rank = global_rank
+    @property
+    def local_rank(self) -> int:
+        """Its number among the workers of its machine."""
+        return int(os.environ.get("LOCAL_RANK", "0"))
 
     @property
     def world_size(self) -> int:

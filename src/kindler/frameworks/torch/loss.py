@@ -201,7 +201,13 @@ class LossRule:
 
     def _fitted(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if self.by_class:
-            return as_classes(output, target)
+            fitted = as_classes(output, target)
+            if self._plain and not self.logits and fitted.is_floating_point():
+                raise DataError(
+                    f"the label has shape {tuple(target.shape)}, as the model's output has: this loss needs"
+                    " class numbers.\nHint: take the number of the class that is 1 of each row."
+                )
+            return fitted
         if self.elementwise:
             return _as_elements(output, target)
         if target.shape != output.shape and target.is_floating_point() and target.numel() == output.numel():
@@ -284,7 +290,7 @@ def as_classes(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """
     if target.dim() == output.dim() and target.dim() > 1 and target.shape[1] == 1:
         target = target.squeeze(1)
-    if target.shape == output.shape and target.is_floating_point() and target.dim() > 1:
+    if target.shape == output.shape and target.dim() > 1:  # one-hot labels may be whole numbers
         return target if target.dtype == output.dtype else target.to(output.dtype)
     wanted = (output.shape[0], *output.shape[2:]) if output.dim() > 1 else ()
     if target.shape != wanted:

@@ -146,6 +146,25 @@ def _some_are_new(group: Mapping[str, Any], state: Mapping[Any, Any]) -> bool:
     return any(have) and not all(have)
 
 
+def bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
+    """How much the optimizer will keep of its parameters from its first step on, tried on a small one."""
+    if optimizer.state:
+        return 0
+    total = 0
+    for group in optimizer.param_groups:
+        tried = torch.nn.Parameter(torch.zeros(8, 8))
+        tried.grad = torch.zeros_like(tried)
+        try:
+            small: Any = type(optimizer)([{**group, "params": [tried]}], **optimizer.defaults)  # type: ignore[call-arg]
+            small.step()
+        except Exception:  # noqa: BLE001 - one of the user's own, of which nothing is known
+            continue
+        kept = [value for value in small.state[tried].values() if isinstance(value, torch.Tensor)]
+        copies = sum(value.nbytes for value in kept) / tried.nbytes
+        total += int(copies * sum(p.nbytes for p in group["params"] if p.requires_grad))
+    return total
+
+
 def step_scheduler(scheduler: Any, logs: Mapping[str, float] | None) -> None:
     """Move a per-epoch schedule; one that watches for a plateau is shown the epoch's loss."""
     if not isinstance(scheduler, ReduceLROnPlateau):

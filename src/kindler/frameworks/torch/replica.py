@@ -8,6 +8,7 @@ the training loop.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -55,6 +56,7 @@ from kindler.frameworks.torch.modes import Modes
 from kindler.frameworks.torch.optim import (
     build_optimizer,
     build_scheduler,
+    bytes_to_come,
     refuse_several,
     step_optimizer,
     step_scheduler,
@@ -589,6 +591,18 @@ class TorchReplica(BaseReplica):
             return
         self._move(unscaled=True)
 
+    def pass_step(self) -> None:
+        """Let a schedule that moves by steps go on, where others step and this rank has no rows."""
+        _ = self.optimizer  # which its schedule is made with
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of torch: the optimizer has not stepped before
+            self._step_schedule()
+        self.step += 1
+
+    def _step_schedule(self) -> None:
+        if self._scheduler is not None and self.spec.scheduler_step == "step":
+            self._scheduler.step()
+
     def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
         """The first server's state, with what the others know of their parameters."""
         fields = [parse(data) for data in states]
@@ -648,8 +662,7 @@ class TorchReplica(BaseReplica):
             self._clip()
             self._freezer.settle()
             step_optimizer(self.optimizer, scaler)
-        if self._scheduler is not None and self.spec.scheduler_step == "step":
-            self._scheduler.step()
+        self._step_schedule()
         self.step += 1
 
     def _count_rows(self, batch: Batch) -> None:
@@ -726,7 +739,7 @@ class TorchReplica(BaseReplica):
         self._freezer.settle()
 
     def _fields(self) -> dict[str, Any]:
-        optimizer = self.optimizer if self.spec.optimizer is not None else None
+        optimizer = self.optimizer if self._optimizes else None
         loss = self._learning_loss()
         return {
             "model": self._model_state(),
@@ -742,6 +755,11 @@ class TorchReplica(BaseReplica):
             "step": self.step,
         }
 
+    @property
+    def _optimizes(self) -> bool:
+        """Whether its state has that of an optimizer."""
+        return self.spec.optimizer is not None
+
     def _model_state(self) -> dict[str, Any]:
         state: dict[str, Any] = self.model.state_dict() if self._fully is None else self._fully.model_state()
         return state
@@ -756,6 +774,14 @@ class TorchReplica(BaseReplica):
             state: dict[str, Any] = self._fully.state_dict()
             return state
         return self.optimizer.state_dict() if self._divided is None else self._divided.state_dict()
+
+    def expected_bytes(self) -> int:
+        """The size of `state` now, and of what the optimizer will add in its first step."""
+        held = self._held_optimizers() if self._optimizes else []
+        return len(self.state()) + sum(map(bytes_to_come, held))
+
+    def _held_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return [self.optimizer]
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`, or take only the model's weights from it."""

@@ -498,9 +498,12 @@ class StepReplica(TorchReplica):
         fields = super()._fields()
         schedules = self._schedules.state_dict() if self._schedules is not None else None
         # Gradients that the next step adds to are the same on all ranks.
-        held = self.parameters.held if self.spec.optimizer is not None else []
+        held = self.parameters.held if self._optimizes else []
         grads = {i: p.grad for i, p in enumerate(held) if p.grad is not None}
         return {**fields, "scheduler": schedules, "gradients": grads}
+
+    def _held_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return list(self.optimizers.named.values())
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         super().load_state(data, weights_only_model=weights_only_model)
