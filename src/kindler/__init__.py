@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kindler.collective import all_gather as all_gather
     from kindler.config import RunSettings as RunSettings
     from kindler.data.preparation import batched as batched
     from kindler.engine.here import WorkerInfo as WorkerInfo
@@ -79,6 +80,7 @@ _PUBLIC = {
     "TriggerOr": "kindler.train.triggers",
     "WorkerInfo": "kindler.engine.here",
     "XShards": "kindler.xshards",
+    "all_gather": "kindler.collective",
     "batched": "kindler.data.preparation",
     "errors": "kindler",
     "init": "kindler.spark.session",
@@ -122,6 +124,7 @@ __all__ = [
     "WorkerInfo",
     "XShards",
     "__version__",
+    "all_gather",
     "batched",
     "errors",
     "init",

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from kindler.collective import Array, Collective, Gradients, share_bytes
+from kindler.collective import Array, Collective, Gradients, gathering, share_bytes
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Batch, LossWatch, Scored
@@ -39,6 +39,7 @@ from kindler.frameworks.torch.device import (
 )
 from kindler.frameworks.torch.divided import DividedOptimizer, Slices, against_division, division_of
 from kindler.frameworks.torch.export import export, numbered
+from kindler.frameworks.torch.gather import Gather, refuse_to_gather, take_rows
 from kindler.frameworks.torch.graphs import (
     GraphedStep,
     facts_of,
@@ -98,6 +99,7 @@ from kindler.frameworks.torch.state import (
     to_array,
 )
 from kindler.frameworks.torch.step_guard import StepGuard
+from kindler.frameworks.torch.tried_loss import TriedLoss
 
 _MOST_BEGINS = 64
 _UNDER_WAY = 2  # batches that are scored while the outputs of one come back
@@ -187,6 +189,9 @@ class TorchReplica(BaseReplica):
         self._now: Batch
         self._begins: dict[tuple[float, torch.dtype], torch.Tensor] = {}
         self._trial: Trial | None = None
+        self._tried: TriedLoss | None = None
+        self._gather: Gather | None = None
+        self._gathers: bool | None = None
         self.mode: str | None = None
 
     @property
@@ -297,6 +302,9 @@ class TorchReplica(BaseReplica):
         elif self._loss is None:
             loss = self._built_loss(self.spec)
             self._loss = LossRule(loss, varying=self._label_shapes is not None)
+        if self._tried is None and self._loss.unknown:
+            accumulates = self.spec.accumulation_steps > 1
+            self._tried = TriedLoss(self._loss, self.device, accumulates=accumulates)
         return self._loss
 
     def _built_loss(self, spec: TorchSpec) -> Any:
@@ -353,7 +361,7 @@ class TorchReplica(BaseReplica):
         wanted = self.parameters.unexchanged()
         self._exchange = exchange.gradients(wanted)
         self.parameters.exchange(wanted)
-        self._share_divisors()
+        self._meet_in_steps()
 
     def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
         """Exchange gradients within `train_step`, and let the optimizer move only what this rank owns.
@@ -372,13 +380,15 @@ class TorchReplica(BaseReplica):
         self._exchange = sliced
         self._divided = DividedOptimizer(self.optimizer, sliced, self._collective)
         self.parameters.exchange(wanted)
-        self._share_divisors()
+        self._meet_in_steps()
 
-    def _share_divisors(self) -> None:
-        """Where ranks make steps together: let each of several losses know what all of them divide by."""
+    def _meet_in_steps(self) -> None:
+        """Ranks make steps together: losses may gather rows, and know what all of several divide by."""
+        collective = self._collective
+        assert collective is not None, "join comes first"
+        if collective.size > 1:
+            self._gather = Gather(collective)
         if self.spec.loss is not None and isinstance(rule := self.loss, LossList):
-            collective = self._collective
-            assert collective is not None, "join comes first"
             rule.total_of = lambda own: [float(x) for x in collective.sum([np.array(own, np.float64)])[0]]
 
     def shard_fully(self, mesh: Any, modules: Sequence[str]) -> None:
@@ -397,7 +407,7 @@ class TorchReplica(BaseReplica):
                 "sync='fsdp': accumulation_steps must be 1, since all workers gather parameters in every pass"
                 " and may have different numbers of rows.\nHint: sync='sharded' allows more."
             )
-        self._share_divisors()
+        self._meet_in_steps()
         self._fully = FullySharded(self.model, self.optimizer, mesh, self._collective, modules)
         self._parameters = None
 
@@ -446,8 +456,8 @@ class TorchReplica(BaseReplica):
         if (graphs := self._graphed()) is not None:
             self._replayed(graphs, batch)
             return
-        if not batch.rows and isinstance(self.loss, LossList):
-            self.loss.idle()
+        if not batch.rows:
+            self._gather_nothing(batch)
         if batch.rows:
             self._backward(batch, self._tensors(batch.features), self._tensors(batch.labels))
         elif self.spec.process_group:
@@ -465,6 +475,29 @@ class TorchReplica(BaseReplica):
             self._take_in(fresh)
         self._move()
         self._count_rows(batch)
+
+    def _gather_nothing(self, batch: Batch) -> None:
+        """Take part, without rows, in what the losses of other ranks do together."""
+        _ = self.loss
+        self._agree_on_gathers()
+        if self._gathers and self._gather is not None:
+            self._modes.evaluate()  # layers must neither draw random numbers nor learn from it
+            features, labels = (self._tensors(_one_row(part)) for part in (batch.features, batch.labels))
+            if self._row_weights is not None and self._row_weights.column:
+                labels = labels[:-1]
+            with self._precision(), self._gather.step(idle=True):
+                outputs = self._forward(features)
+                self.loss.take_part(*take_rows((outputs, labels), [], 1))
+            self._gather.backward(None)
+        if isinstance(self.loss, LossList):
+            self.loss.idle()
+
+    def _agree_on_gathers(self) -> None:
+        """In the first step of all: a rank without rows cannot know whether the loss gathers those of all."""
+        if self._gathers is None and self._gather is not None and self._tried is not None:
+            assert self._collective is not None, "who gathers has joined others"
+            [found] = self._collective.sum([np.array([self._tried.gathers], np.int64)])
+            self._gathers = bool(found[0])
 
     def _graphed(self) -> GraphedStep | None:
         """What runs steps as graphs, if that was asked for and can be."""
@@ -611,6 +644,8 @@ class TorchReplica(BaseReplica):
         self._modes.train()
         if self._guard is not None:
             self._guard.begin_step(self.tracked)
+        if self._gather is not None:
+            self._gather.begin()
         fresh = self._fresh_parameters()
         for parameter in self.parameters.held:
             parameter.grad = None
@@ -993,8 +1028,7 @@ class TorchReplica(BaseReplica):
         """
         if self._scaler is not None:
             scaled = self._scaler.scale(loss if share == 1.0 else loss * share)
-            with backward_on(self.device.type):
-                scaled.backward()  # type: ignore[no-untyped-call]
+            self._back_from(scaled, None)
             return
         key = (share, loss.dtype)
         begin = self._begins.get(key)
@@ -1002,15 +1036,20 @@ class TorchReplica(BaseReplica):
             begin = torch.full((), share, dtype=loss.dtype, device=loss.device)
             if len(self._begins) < _MOST_BEGINS:  # none is let go: a recorded step uses the one it has seen
                 self._begins[key] = begin
+        self._back_from(loss, begin)
+
+    def _back_from(self, loss: torch.Tensor, begin: torch.Tensor | None) -> None:
         with backward_on(self.device.type):
-            loss.backward(begin)  # type: ignore[no-untyped-call]
+            if self._gather is not None and self._gather.pending:
+                self._gather.backward(loss, begin)
+            else:
+                loss.backward(begin)  # type: ignore[no-untyped-call]
 
     def _pass_without_rows(self, batch: Batch) -> None:
         """Take part where all ranks gather parameters, on a row of zeros that teaches nothing."""
         self._modes.evaluate()  # layers must neither draw random numbers nor learn from it
-        zeros = tuple(np.zeros((1, *column.shape[1:]), column.dtype) for column in batch.features)
         with self._precision():
-            outputs = self._forward(self._tensors(zeros))
+            outputs = self._forward(self._tensors(_one_row(batch.features)))
         nothing = torch.stack([part.float().sum() for part in flat(outputs)]).sum() * 0.0
         nothing.backward()  # type: ignore[no-untyped-call]
         if self.loss.weighted:
@@ -1069,7 +1108,8 @@ class TorchReplica(BaseReplica):
                 outputs, labels = rule.for_metrics(outputs, labels, inputs)
             else:
                 outputs = self._forward(features)
-                judged = rule(outputs, labels, rows, source, weights)
+                with self._gathering(outputs, labels, rows, weights):
+                    judged = rule(outputs, labels, rows, source, weights)
         if (
             self._guard is None
             or not torch.is_grad_enabled()
@@ -1077,6 +1117,30 @@ class TorchReplica(BaseReplica):
         ):
             self.counter.add(judged, outputs, labels, rows)
         return judged
+
+    def _gathering(
+        self,
+        outputs: Any,
+        labels: tuple[torch.Tensor, ...],
+        rows: int,
+        weights: torch.Tensor | None,
+    ) -> AbstractContextManager[None]:
+        """Around a loss of the user's own, which is tried in the first training steps."""
+        if not self.loss.unknown or not torch.is_grad_enabled() or self._is_recorded():
+            return nullcontext()
+        accumulates = self.spec.accumulation_steps > 1
+        if self._tried is not None and (accumulates or self._others is not None):
+            if not self._tried.over and not self.spec.process_group:  # where it may meet others by itself
+                self._tried(outputs, labels, rows, weights)
+            self._agree_on_gathers()
+        if self._others is None:
+            return nullcontext()
+        if self._gather is None or accumulates:
+            return gathering(refuse_to_gather)
+        return self._gather.step()
+
+    def _is_recorded(self) -> bool:
+        return self.on_gpu and torch.cuda.is_current_stream_capturing()
 
     def _try_loss(
         self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
@@ -1135,6 +1199,10 @@ class TorchReplica(BaseReplica):
 
     def _tensors(self, columns: tuple[Array, ...]) -> tuple[torch.Tensor, ...]:
         return tensors(columns, self.device)
+
+
+def _one_row(columns: Sequence[Array]) -> tuple[Array, ...]:
+    return tuple(np.zeros((1, *column.shape[1:]), column.dtype) for column in columns)
 
 
 def _gradient(parameter: torch.nn.Parameter, scale: float) -> Array:
