@@ -19,7 +19,7 @@ import torch
 from kindler.collective import Collective, gathering
 from kindler.errors import ConfigError
 
-__all__ = ["Gather", "join", "refuse_to_gather", "take_rows"]
+__all__ = ["Gather", "join", "refuse_to_gather", "take_rows", "without_rows"]
 
 
 class Gather:
@@ -77,8 +77,8 @@ class Gather:
                 "all_gather needs a tensor with rows along its first dimension; received"
                 f" {'a single number' if isinstance(tensor, torch.Tensor) else type(tensor).__name__}."
             )
-        if self._idle:  # nothing flows back into what made-up rows have made
-            tensor = tensor.detach()[:0].requires_grad_(tensor.requires_grad)
+        if self._idle:
+            tensor = tensor[:0]
         counts = self._agree(tensor)
         if tensor.requires_grad and torch.is_grad_enabled():
             whole: torch.Tensor = _Rows.apply(tensor, self, counts)  # type: ignore[no-untyped-call]
@@ -172,6 +172,17 @@ def take_rows(tree: Any, rows: Sequence[int], of: int) -> Any:
     """
     leaves, kind = torch.utils._pytree.tree_flatten(tree)
     return torch.utils._pytree.tree_unflatten([_taken(leaf, rows, of) for leaf in leaves], kind)
+
+
+def without_rows(tree: Any) -> Any:
+    """The same without a row; nothing flows back to what made-up rows have made."""
+    return torch.utils._pytree.tree_map(_emptied, tree)
+
+
+def _emptied(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor) or not leaf.dim():
+        return leaf
+    return leaf.detach()[:0].requires_grad_(leaf.requires_grad)
 
 
 def _taken(leaf: Any, rows: Sequence[int], of: int) -> Any:

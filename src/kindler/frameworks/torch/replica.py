@@ -39,7 +39,7 @@ from kindler.frameworks.torch.device import (
 )
 from kindler.frameworks.torch.divided import DividedOptimizer, Slices, against_division, division_of
 from kindler.frameworks.torch.export import export, numbered
-from kindler.frameworks.torch.gather import Gather, refuse_to_gather, take_rows
+from kindler.frameworks.torch.gather import Gather, refuse_to_gather, without_rows
 from kindler.frameworks.torch.graphs import (
     GraphedStep,
     facts_of,
@@ -486,8 +486,7 @@ class TorchReplica(BaseReplica):
             if self._row_weights is not None and self._row_weights.column:
                 labels = labels[:-1]
             with self._precision(), self._gather.step(idle=True):
-                outputs = self._forward(features)
-                self.loss.take_part(*take_rows((outputs, labels), [], 1))
+                self.loss.take_part(*without_rows((self._forward(features), labels)))
             self._gather.backward(None)
         if isinstance(self.loss, LossList):
             self.loss.idle()
