@@ -24,6 +24,7 @@ from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Batch, LossWatch, Scored
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.rng import own_states, restore_own, seed_own
+from kindler.frameworks.row_gather import RowGather, refuse_to_gather
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
 from kindler.frameworks.torch.device import (
@@ -39,7 +40,7 @@ from kindler.frameworks.torch.device import (
 )
 from kindler.frameworks.torch.divided import DividedOptimizer, Slices, against_division, division_of
 from kindler.frameworks.torch.export import export, numbered
-from kindler.frameworks.torch.gather import Gather, refuse_to_gather, without_rows
+from kindler.frameworks.torch.gather import Gather, without_rows
 from kindler.frameworks.torch.graphs import (
     GraphedStep,
     facts_of,
@@ -387,7 +388,7 @@ class TorchReplica(BaseReplica):
         collective = self._collective
         assert collective is not None, "join comes first"
         if collective.size > 1:
-            self._gather = Gather(collective)
+            self._gather = Gather(RowGather(collective))
         if self.spec.loss is not None and isinstance(rule := self.loss, LossList):
             rule.total_of = lambda own: [float(x) for x in collective.sum([np.array(own, np.float64)])[0]]
 

@@ -23,6 +23,7 @@ from kindler.collective import Array, Collective, Gradients
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Batch
 from kindler.frameworks.labels import LabelSource
+from kindler.frameworks.row_gather import RowGather
 from kindler.frameworks.torch.device import backward_on
 from kindler.frameworks.torch.gather import Gather
 from kindler.frameworks.torch.metrics import named_metrics
@@ -164,7 +165,7 @@ class StepReplica(TorchReplica):
         self._shares = True
         self._watch_gradients()
         assert self._collective is not None, "join comes first"
-        self._gather = Gather(self._collective)
+        self._gather = Gather(RowGather(self._collective))
         if not self.spec.process_group:  # where the step may meet those of others by itself
             self._step_trial = TriedStep(self)
 
