@@ -55,7 +55,7 @@ from kindler.frameworks.keras.state import (
     value_of,
     variances,
 )
-from kindler.frameworks.keras.tried_loss import try_loss
+from kindler.frameworks.keras.tried_loss import is_own, try_loss
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer
 
@@ -441,6 +441,8 @@ class KerasReplica(BaseReplica):
         if self._tried or self._collective is None or self._collective.size == 1:
             return
         self._tried = True
+        if not is_own(self.model, self.keras):
+            return
         features, labels = feed.batch(0)
         if len(features[0]):
             self.keep_step()

@@ -23,7 +23,7 @@ from kindler.frameworks.keras.label_rules import kind_of
 from kindler.frameworks.loss_trial import LossTrial, refusal
 from kindler.frameworks.rng import Drawing
 
-__all__ = ["try_loss"]
+__all__ = ["is_own", "try_loss"]
 
 _MOST_ROWS, _MOST_STEP_ROWS = 64, 16
 _LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 2e-5, 1e-3
@@ -38,7 +38,7 @@ _HINT = (
 def try_loss(
     model: Any, keras: Any, backend: str, batch: Sequence[Any], *, undo: Callable[[], None], gathers: bool
 ) -> None:
-    """Try the loss that the model learns by, if it is one of the user's own.
+    """Try the loss that a model learns by, which `is_own`.
 
     Args:
         model: A built, compiled model.
@@ -52,10 +52,7 @@ def try_loss(
         ConfigError: It is not a mean over rows; or it gathers, where workers do not meet.
     """
     own_step = type(model).train_step is not keras.Model.train_step
-    unknown = [loss for loss in losses_of(getattr(model, "loss", None)) if _is_unknown(loss)]
-    own_loss = type(model).compute_loss is not keras.Model.compute_loss
-    if not (own_step or own_loss or unknown):
-        return
+    unknown = _unknown(model)
     rows = len(next(_leaves(batch)))
     most = _MOST_STEP_ROWS if own_step else _MOST_ROWS
     trial = LossTrial(most, _join(keras), strict=False)
@@ -78,6 +75,18 @@ def try_loss(
         if own_step:
             name = f"what {type(model).__name__}.train_step gives its optimizer (a sum of gradients)"
         raise refusal(found, name, why="several workers", hint=_HINT)
+
+
+def is_own(model: Any, keras: Any) -> bool:
+    """Whether the model learns by a loss of the user's own, of which nobody knows what it is a mean over."""
+    names = ("train_step", "compute_loss")
+    return bool(_unknown(model)) or any(
+        getattr(type(model), name) is not getattr(keras.Model, name) for name in names
+    )
+
+
+def _unknown(model: Any) -> list[Any]:
+    return [loss for loss in losses_of(getattr(model, "loss", None)) if _is_unknown(loss)]
 
 
 def _is_unknown(loss: Any) -> bool:
