@@ -278,7 +278,7 @@ def _is_plain(loss: Any, modules: tuple[type[nn.Module], ...]) -> bool:
 def _is_of_torch(loss: Any, function: Any) -> bool:
     """Whether it is one of torch's own losses, of which each is a mean over rows or over values."""
     made = function if function is not None else type(loss)
-    return getattr(made, "__module__", "").startswith("torch.nn.") or _is_plain(
+    return str(getattr(made, "__module__", "")).startswith("torch.nn.") or _is_plain(
         loss, (*_CLASS_MODULES, *_ELEMENT_MODULES)
     )
 

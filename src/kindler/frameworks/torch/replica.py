@@ -457,8 +457,6 @@ class TorchReplica(BaseReplica):
         if (graphs := self._graphed()) is not None:
             self._replayed(graphs, batch)
             return
-        if not batch.rows:
-            self._gather_nothing(batch)
         if batch.rows:
             self._backward(batch, self._tensors(batch.features), self._tensors(batch.labels))
         elif self.spec.process_group:
@@ -468,29 +466,12 @@ class TorchReplica(BaseReplica):
                 "Hint: a batch_size that leaves the last batch of an epoch at least as many rows as there are"
                 " workers."
             )
-        elif self._exchange is not None:
-            self._exchange.idle(weighted=self.loss.weighted)
-        elif self._fully is not None:
+        else:
             self._pass_without_rows(batch)
         if fresh:
             self._take_in(fresh)
         self._move()
         self._count_rows(batch)
-
-    def _gather_nothing(self, batch: Batch) -> None:
-        """Take part, without rows, in what the losses of other ranks do together."""
-        _ = self.loss
-        self._agree_on_gathers()
-        if self._gathers and self._gather is not None:
-            self._modes.evaluate()  # layers must neither draw random numbers nor learn from it
-            features, labels = (self._tensors(_one_row(part)) for part in (batch.features, batch.labels))
-            if self._row_weights is not None and self._row_weights.column:
-                labels = labels[:-1]
-            with self._precision(), self._gather.step(idle=True):
-                self.loss.take_part(*without_rows((self._forward(features), labels)))
-            self._gather.backward(None)
-        if isinstance(self.loss, LossList):
-            self.loss.idle()
 
     def _agree_on_gathers(self) -> None:
         """In the first step of all: a rank without rows cannot know whether the loss gathers those of all."""
@@ -1046,14 +1027,32 @@ class TorchReplica(BaseReplica):
                 loss.backward(begin)  # type: ignore[no-untyped-call]
 
     def _pass_without_rows(self, batch: Batch) -> None:
-        """Take part where all ranks gather parameters, on a row of zeros that teaches nothing."""
-        self._modes.evaluate()  # layers must neither draw random numbers nor learn from it
-        with self._precision():
-            outputs = self._forward(self._tensors(_one_row(batch.features)))
-        nothing = torch.stack([part.float().sum() for part in flat(outputs)]).sum() * 0.0
-        nothing.backward()  # type: ignore[no-untyped-call]
-        if self.loss.weighted:
-            self._divide(self._fully.total(0.0))
+        """Take part in what ranks do together in a step: a row of zeros, which teaches nothing, where needed."""
+        _ = self.loss
+        self._agree_on_gathers()
+        gather = self._gather if self._gathers else None
+        outputs: Any = ()
+        if gather is not None or self._fully is not None:
+            self._modes.evaluate()  # layers must neither draw random numbers nor learn from it
+            with self._precision():
+                outputs = self._forward(self._tensors(_one_row(batch.features)))
+        if gather is not None:
+            weighed = self._row_weights is not None and self._row_weights.column
+            labels = self._tensors(_one_row(batch.labels[:-1] if weighed else batch.labels))
+            with self._precision(), gather.step(idle=True):
+                self.loss.take_part(*without_rows((outputs, labels)))
+        if isinstance(self.loss, LossList):
+            self.loss.idle()
+        if gather is not None:
+            with backward_on(self.device.type):
+                gather.backward(None)
+        if self._exchange is not None:
+            self._exchange.idle(weighted=self.loss.weighted)
+        elif self._fully is not None:
+            nothing = torch.stack([part.float().sum() for part in flat(outputs)]).sum() * 0.0
+            nothing.backward()  # type: ignore[no-untyped-call]
+            if self.loss.weighted:
+                self._divide(self._fully.total(0.0))
 
     def _refuse_other_shapes(self, batch: Batch) -> None:
         """A mean that the loss took itself: over what, only rows of one shape leave no doubt."""
