@@ -1027,7 +1027,7 @@ class TorchReplica(BaseReplica):
                 loss.backward(begin)  # type: ignore[no-untyped-call]
 
     def _pass_without_rows(self, batch: Batch) -> None:
-        """Take part in what ranks do together in a step: a row of zeros, which teaches nothing, where needed."""
+        """Take part in what ranks do together in a step, with a row of zeros that teaches nothing."""
         _ = self.loss
         self._agree_on_gathers()
         gather = self._gather if self._gathers else None
