@@ -46,7 +46,7 @@ def estimator(kind: str, workers: int, **config: Any) -> Estimator:
 @pytest.mark.skipif(FLAVOUR == "jax", reason="refused there")
 def test_rows_of_all_workers_train_as_in_one_process(kind: str) -> None:
     est = estimator(kind, 3)  # of the last two rows one worker has none
-    history = est.fit(DATA, epochs=2, verbose=0, **FIT)
+    history = est.fit(DATA, epochs=2, **FIT)
 
     alone = problems.seeded(contrastive.model, {"kind": kind, "flavour": FLAVOUR})
     losses = alone.fit(DATA["x"], DATA["y"], epochs=2, batch_size=5, shuffle=False, verbose=0).history["loss"]
@@ -63,16 +63,16 @@ def test_rows_of_all_workers_train_as_in_one_process(kind: str) -> None:
 )
 def test_what_compares_rows_without_gathering_is_refused(kind: str, match: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s){match}.*not a mean over rows.*Hint.*all_gather"):
-        estimator(kind, 2, restless=True).fit(DATA, verbose=0, **FIT)
+        estimator(kind, 2, restless=True).fit(DATA, **FIT)
 
 
 @one_unless_whole
 @pytest.mark.parametrize("kind", ["row_by_row", "means_in_steps"])
 def test_means_are_trained_whatever_layers_draw_or_take_from_their_batch(kind: str) -> None:
-    assert estimator(kind, 2, restless=True).fit(DATA, verbose=0, **FIT)["num_samples"] == [32]
+    assert estimator(kind, 2, restless=True).fit(DATA, **FIT)["num_samples"] == [32]
 
 
 @pytest.mark.skipif(FLAVOUR != "jax", reason="of JAX alone")
 def test_jax_says_that_it_cannot_gather() -> None:
     with pytest.raises(ConfigError, match=r"(?s)Keras on JAX compiles a step.*keras_backend='torch'"):
-        estimator("gathers", 2).fit(DATA, verbose=0, **FIT)
+        estimator("gathers", 2).fit(DATA, **FIT)
