@@ -60,7 +60,8 @@ class RowGather:
         if not whole.size:
             return whole
         [summed] = self._collective.sum([whole.reshape(-1).view(np.uint8)])
-        return summed.view(own.dtype).reshape(whole.shape)
+        joined: Array = summed.view(own.dtype).reshape(whole.shape)
+        return joined
 
     def returned(self, gradient: Array, counts: Sequence[int], share: float) -> Array:
         """What flows back to this rank's rows.

@@ -116,7 +116,7 @@ class _Rows(torch.autograd.Function):
         return gather.exchanged(tensor, counts)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         return ctx.gather.returned(gradients[0], ctx.counts), None, None
 

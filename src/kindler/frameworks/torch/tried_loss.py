@@ -76,7 +76,7 @@ class TriedLoss:
             name = list(self._rule.unknown_parts())[found.place]
             raise refusal(found, name, why=self._why, hint=self._hint)
 
-    def _found(self, batch: tuple[Any, ...], rows: int, *, wide: bool) -> Difference | None:
+    def _found(self, batch: tuple[Any, Any, Any], rows: int, *, wide: bool) -> Difference | None:
         """What a trial finds; with `wide`, in single precision, as numbers of half precision say little."""
 
         def judge(chosen: list[int]) -> Sequence[tuple[float, float]]:
@@ -93,7 +93,8 @@ class TriedLoss:
             try:
                 take_rows(batch, [], rows)
             except TypeError:  # nothing can be compared
-                self._trial.listen(lambda: self._rule.tried(*batch[:2], rows, batch[2]))
+                outputs, targets, weights = batch
+                self._trial.listen(lambda: self._rule.tried(outputs, targets, rows, weights))
                 return None
             if wide:
                 stack.enter_context(torch.autocast(self._device.type, enabled=False))
