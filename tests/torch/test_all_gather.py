@@ -145,7 +145,7 @@ def test_every_kind_of_number_arrives_as_it_is_on_all_workers() -> None:
 
 def odd_one(worker: GangWorker) -> str:
     def gathers(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return kindler.all_gather(outputs[:, : 1 + kindler.worker().rank * 0 + worker.rank]).mean()
+        return kindler.all_gather(outputs[:, : 1 + worker.rank]).mean()
 
     replica = TorchReplica(TorchSpec(model=model, optimizer=adam, loss=gathers), rank=worker.rank)
     sync = attach(replica, worker)
@@ -165,14 +165,15 @@ def test_it_is_the_tensor_itself_where_nobody_else_is() -> None:
     assert kindler.all_gather(tensor) is tensor
 
 
-def fit(workers: int, **options: Any) -> tuple[list[float], Estimator]:
+def fit(workers: int, sync: str = "allreduce", **options: Any) -> tuple[list[float], Estimator]:
     trains = model()
     est = Estimator.from_torch(
         model=trains, optimizer=torch.optim.SGD(trains.parameters(), lr=0.1), workers=workers, **options
     )
     x = np.random.default_rng(9).normal(size=(61, 4)).astype(np.float32)
     rows = {"x": x, "y": np.abs(x[:, 0])}
-    history = est.fit(rows, epochs=2, batch_size=8, feature_cols="x", label_cols="y", verbose=0)
+    columns = {"feature_cols": "x", "label_cols": "y"}
+    history = est.fit(rows, epochs=2, batch_size=8, sync=sync, verbose=0, **columns)
     return history["loss"], est
 
 

@@ -51,7 +51,7 @@ class LossTrial:
     """Tries a loss on batches until one of them has told what it is.
 
     Attributes:
-        gathers: Whether the loss has called `all_gather`.
+        gathers: Whether the loss has called `all_gather`; None before it was called.
 
     Args:
         most_rows: How many rows of a batch are tried.
@@ -64,7 +64,7 @@ class LossTrial:
     ) -> None:
         self.most_rows, self._join, self._strict = most_rows, join, strict
         self._left = _ATTEMPTS
-        self.gathers = False
+        self.gathers: bool | None = None
 
     @property
     def over(self) -> bool:
@@ -123,8 +123,7 @@ class LossTrial:
         return None
 
     def listen(self, call: Callable[[], Any]) -> None:
-        """Only note whether this call gathers: its rows are not known."""
-        self._left = 0
+        """Only note whether this call gathers: what its rows are is not known."""
         self._alone(lambda _: call(), [])
 
     def _alone(self, judge: Judge, rows: list[int]) -> Sequence[tuple[float, float]]:
@@ -132,6 +131,7 @@ class LossTrial:
             self.gathers = True
             return tensor
 
+        self.gathers = bool(self.gathers)
         with gathering(gather):
             return judge(rows)
 

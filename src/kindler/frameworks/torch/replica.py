@@ -192,7 +192,6 @@ class TorchReplica(BaseReplica):
         self._trial: Trial | None = None
         self._tried: TriedLoss | None = None
         self._gather: Gather | None = None
-        self._gathers: bool | None = None
         self.mode: str | None = None
 
     @property
@@ -472,13 +471,6 @@ class TorchReplica(BaseReplica):
             self._take_in(fresh)
         self._move()
         self._count_rows(batch)
-
-    def _agree_on_gathers(self) -> None:
-        """In the first step of all: a rank without rows cannot know whether the loss gathers those of all."""
-        if self._gathers is None and self._gather is not None and self._tried is not None:
-            assert self._collective is not None, "who gathers has joined others"
-            [found] = self._collective.sum([np.array([self._tried.gathers], np.int64)])
-            self._gathers = bool(found[0])
 
     def _graphed(self) -> GraphedStep | None:
         """What runs steps as graphs, if that was asked for and can be."""
@@ -1028,9 +1020,8 @@ class TorchReplica(BaseReplica):
 
     def _pass_without_rows(self, batch: Batch) -> None:
         """Take part in what ranks do together in a step, with a row of zeros that teaches nothing."""
-        _ = self.loss
-        self._agree_on_gathers()
-        gather = self._gather if self._gathers else None
+        may = self.loss.unknown and self._tried is not None and self._tried.gathers is not False
+        gather = self._gather if may else None
         outputs: Any = ()
         if gather is not None or self._fully is not None:
             self._modes.evaluate()  # layers must neither draw random numbers nor learn from it
@@ -1039,8 +1030,12 @@ class TorchReplica(BaseReplica):
         if gather is not None:
             weighed = self._row_weights is not None and self._row_weights.column
             labels = self._tensors(_one_row(batch.labels[:-1] if weighed else batch.labels))
-            with self._precision(), gather.step(idle=True):
-                self.loss.take_part(*without_rows((outputs, labels)))
+            assert self._tried is not None, "an unknown loss is tried"
+            if not self._tried.listen(outputs, labels):
+                gather = None
+            else:
+                with self._precision(), gather.step(idle=True):
+                    self.loss.take_part(*without_rows((outputs, labels)))
         if isinstance(self.loss, LossList):
             self.loss.idle()
         if gather is not None:
@@ -1131,7 +1126,6 @@ class TorchReplica(BaseReplica):
         if self._tried is not None and (accumulates or self._others is not None):
             if not self._tried.over and not self.spec.process_group:  # where it may meet others by itself
                 self._tried(outputs, labels, rows, weights)
-            self._agree_on_gathers()
         if self._others is None:
             return nullcontext()
         if self._gather is None or accumulates:

@@ -7,7 +7,7 @@ or look at their batch have no part in it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -46,9 +46,16 @@ class TriedLoss:
         return self._trial.over
 
     @property
-    def gathers(self) -> bool:
-        """Whether a loss looks at the rows of all ranks, as far as that is known."""
+    def gathers(self) -> bool | None:
+        """Whether a loss looks at the rows of all ranks; None before it was called."""
         return self._trial.gathers
+
+    def listen(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> bool:
+        """Whether a loss looks at the rows of all ranks; a made-up row tells, where no others were seen."""
+        if self.gathers is None:
+            with undrawn(self._device), torch.no_grad(), suppress(Exception):
+                self._trial.listen(lambda: self._rule.tried(outputs, targets, 1, None))
+        return bool(self.gathers)
 
     def __call__(
         self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int, weights: torch.Tensor | None
