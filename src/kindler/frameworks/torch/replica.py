@@ -1123,9 +1123,9 @@ class TorchReplica(BaseReplica):
         if not self.loss.unknown or not torch.is_grad_enabled() or self._is_recorded():
             return nullcontext()
         accumulates = self.spec.accumulation_steps > 1
-        if self._tried is not None and (accumulates or self._others is not None):
-            if not self._tried.over and not self.spec.process_group:  # where it may meet others by itself
-                self._tried(outputs, labels, rows, weights)
+        is_cut = (accumulates or self._others is not None) and not self.spec.process_group
+        if is_cut and self._tried is not None and not self._tried.over:
+            self._tried(outputs, labels, rows, weights)
         if self._others is None:
             return nullcontext()
         if self._gather is None or accumulates:
