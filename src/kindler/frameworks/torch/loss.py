@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.creators import title
 from kindler.frameworks.labels import LabelSource, refuse_non_classes, refuse_non_probabilities
+from kindler.frameworks.torch.gather import without_rows
 from kindler.frameworks.torch.row_weights import refuse_reduced, unreduced
 
 __all__ = ["Judged", "LossRule", "as_classes"]
@@ -173,9 +174,9 @@ class LossRule:
         return [twin(outputs, targets, rows, weights=weights)]
 
     def take_part(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> None:
-        """Call a loss that gathers rows of all ranks, on a rank that has none in this step."""
+        """Call a loss that gathers rows of all ranks, without rows; what is given has one that is made up."""
         if self.unknown:
-            self._loss(*self._arguments(outputs, targets)[0])
+            self._loss(*without_rows(self._arguments(outputs, targets)[0]))
 
     @functools.cached_property
     def _by_row(self) -> Any:

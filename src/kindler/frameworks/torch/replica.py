@@ -40,7 +40,7 @@ from kindler.frameworks.torch.device import (
 )
 from kindler.frameworks.torch.divided import DividedOptimizer, Slices, against_division, division_of
 from kindler.frameworks.torch.export import export, numbered
-from kindler.frameworks.torch.gather import Gather, without_rows
+from kindler.frameworks.torch.gather import Gather
 from kindler.frameworks.torch.graphs import (
     GraphedStep,
     facts_of,
@@ -1035,7 +1035,7 @@ class TorchReplica(BaseReplica):
                 gather = None
             else:
                 with self._precision(), gather.step(idle=True):
-                    self.loss.take_part(*without_rows((outputs, labels)))
+                    self.loss.take_part(outputs, labels)
         if isinstance(self.loss, LossList):
             self.loss.idle()
         if gather is not None:
