@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kindler import testing as testing
     from kindler import tfrecord as tfrecord
     from kindler import tune as tune
+    from kindler.collective import all_gather as all_gather
     from kindler.config import RunSettings as RunSettings
     from kindler.data.preparation import batched as batched
     from kindler.engine.here import WorkerInfo as WorkerInfo
@@ -90,6 +91,7 @@ _PUBLIC = {
     "TriggerOr": "kindler.train.triggers",
     "WorkerInfo": "kindler.engine.here",
     "XShards": "kindler.xshards",
+    "all_gather": "kindler.collective",
     "batched": "kindler.data.preparation",
     "init": "kindler.spark.session",
     "om": "kindler.omega",
@@ -149,6 +151,7 @@ __all__ = [
     "WorkerInfo",
     "XShards",
     "__version__",
+    "all_gather",
     "batched",
     "errors",
     "init",

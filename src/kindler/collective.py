@@ -5,12 +5,14 @@ A replica (`frameworks/`) makes gradients, a sync (`sync/`) brings them together
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = ["Array", "Collective", "Gradients", "share_bytes"]
+__all__ = ["Array", "Collective", "Gradients", "all_gather", "gathering", "share_bytes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -74,3 +76,31 @@ def share_bytes(collective: Collective, data: bytes) -> bytes:
     mine = np.frombuffer(data, np.uint8) if collective.rank == 0 else np.empty(int(length[0]), np.uint8)
     [whole] = collective.broadcast([mine])
     return whole.tobytes()
+
+
+_gather: ContextVar[Callable[[Any], Any] | None] = ContextVar("gather", default=None)
+
+
+def all_gather(tensor: Any) -> Any:
+    """The rows of all workers of a training step, in the order of workers; gradients flow back to each.
+
+    For a loss that compares rows with one another, as contrastive losses do: a worker has only its part of a
+    step's rows. Workers may have different numbers of rows, or none. All of them must call it equally often
+    and in the same order, with tensors that differ in nothing but their rows. With one worker, in evaluation
+    and outside of Kindler's training it returns what it is given.
+
+    Args:
+        tensor: This worker's rows, along the first dimension; of the framework that is trained.
+    """
+    gather = _gather.get()
+    return tensor if gather is None else gather(tensor)
+
+
+@contextmanager
+def gathering(gather: Callable[[Any], Any] | None) -> Iterator[None]:
+    """Within it `all_gather` is this function; None stands for a worker that is alone."""
+    before = _gather.set(gather)
+    try:
+        yield
+    finally:
+        _gather.reset(before)

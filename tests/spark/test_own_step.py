@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import kindler
 from kindler import Estimator
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
@@ -59,3 +60,24 @@ def test_a_gan_is_trained_and_scored_on_a_frame(spark: Any) -> None:
         expected = est.get_model()(torch.from_numpy(X))
     np.testing.assert_allclose(np.stack(scored["made"].tolist()), expected["made"], atol=1e-5)
     np.testing.assert_allclose(scored["judged_score"], expected["judged"]["score"], atol=1e-5)
+
+
+def of_all(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Rows against one another, those of all workers."""
+    outputs = F.normalize(kindler.all_gather(outputs), dim=1)
+    return F.cross_entropy(outputs @ outputs.roll(1, 1).T, torch.arange(len(outputs)))
+
+
+def test_a_contrastive_loss_of_three_workers_is_that_of_one(spark: Any) -> None:
+    rows = [(x.tolist(), float(x.sum())) for x in np.concatenate([X, X + 1])]
+    frame = spark.createDataFrame(rows, "x array<float>, y float").repartition(3).cache()
+
+    def losses(workers: int) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        est = Estimator.from_torch(model=model, optimizer=optimizer, loss=of_all, workers=workers)
+        history = est.fit(frame, epochs=2, batch_size=7, feature_cols="x", label_cols="y", verbose=0)
+        return [*history["loss"], *model.weight.detach().flatten().tolist()]
+
+    np.testing.assert_allclose(losses(3), losses(1), rtol=2e-5, atol=1e-6)

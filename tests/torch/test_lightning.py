@@ -14,6 +14,7 @@ import torchmetrics
 from torch import nn
 from torch.nn import functional as F
 
+import kindler
 from kindler import Estimator
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.lightning_replica import LightningReplica, Trainer
@@ -176,6 +177,48 @@ def test_manual_optimization_of_two_workers_is_that_of_one() -> None:
     np.testing.assert_allclose(
         scored["made"], trained[0].get_model()(torch.from_numpy(DATA["x"][:, :2])).detach(), atol=1e-5
     )
+
+
+class Contrast(Classifier):
+    """Compares the rows of a batch with one another, in one of three ways."""
+
+    how = "rows"
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, _ = batch
+        outputs = self(x)
+        if self.how == "rows":
+            outputs = kindler.all_gather(outputs)
+        elif self.how == "lightning" and self.trainer.world_size > 1:
+            outputs = self.all_gather({"made": outputs}, sync_grads=True)["made"].flatten(0, 1)
+        self.log("train_spread", outputs.var())
+        return F.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
+
+
+class AsInLightning(Contrast):
+    how = "lightning"
+
+
+class Alone(Contrast):
+    how = "alone"
+
+
+def test_a_loss_that_compares_rows_is_that_of_one_worker_or_is_refused() -> None:
+    def trained(module: Any, workers: int, rows: int = ROWS) -> Any:
+        est = Estimator.from_lightning(module, workers=workers)
+        data = {name: values[:rows] for name, values in DATA.items()}
+        history = est.fit(data, batch_size=8, shuffle=False, verbose=0)
+        return history["loss"], weights(est.get_model())
+
+    losses, expected = trained(Contrast, 1)
+    found, its = trained(Contrast, 2)
+    assert found == pytest.approx(losses, rel=1e-5)
+    assert_close(its, expected)
+    assert_close(trained(AsInLightning, 2, 40)[1], trained(Contrast, 1, 40)[1])
+    with pytest.raises(ConfigError, match=r"(?s)beside one another.*\[\d, \d\] rows.*kindler.all_gather"):
+        trained(AsInLightning, 2, 45)
+    with pytest.raises(ConfigError, match=r"(?s)the loss of the step of .* not a mean over rows"):
+        trained(Alone, 2)
 
 
 class Plateau(Classifier):

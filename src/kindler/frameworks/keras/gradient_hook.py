@@ -7,12 +7,14 @@ installed here: the optimizer gets gradients that are already the mean over the 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from kindler.collective import Array, Collective
+from kindler.collective import Array, Collective, gathering
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.error_relay import HostCode
+from kindler.frameworks.row_gather import RowGather, refuse_to_gather
 
 __all__ = [
     "Exchange",
@@ -22,6 +24,8 @@ __all__ = [
     "count",
     "install",
     "install_remote",
+    "instead",
+    "losses_of",
     "optimizers",
     "refuse_own_step",
     "replaced",
@@ -55,7 +59,9 @@ class Exchange(HostCode):
             return self._means(arrays, weight)
 
 
-def install(model: Any, collective: Collective, backend: str, *, may_idle: bool) -> Exchange:
+def install(
+    model: Any, collective: Collective, backend: str, *, may_idle: bool, gathers: bool = True
+) -> Exchange:
     """Make every optimizer of the model apply the mean over the rows of all ranks.
 
     Args:
@@ -63,6 +69,7 @@ def install(model: Any, collective: Collective, backend: str, *, may_idle: bool)
         collective: Where the ranks meet.
         backend: What Keras computes with.
         may_idle: Whether this rank has steps without a row.
+        gathers: Whether losses may gather the rows of all ranks.
 
     Raises:
         ConfigError: The loss is a sum over rows, which has no mean over ranks, or a mean over something else.
@@ -70,8 +77,9 @@ def install(model: Any, collective: Collective, backend: str, *, may_idle: bool)
     _refuse_sums(model)
     _refuse_masks(model)
     on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
-    rows = _counted(model, on, may_idle=may_idle)
-    exchange = Exchange(collective.mean)
+    rows, exchange = Rows(), Exchange(collective.mean)
+    _let_gather(model, on.gather(RowGather(collective), rows, exchange) if gathers else refuse_to_gather)
+    _count_rows(model, on, rows, may_idle=may_idle)
     for optimizer in optimizers(model):
         on.share_gradients(optimizer, exchange, rows)
     return exchange
@@ -87,20 +95,32 @@ def install_remote(model: Any, learn: Means, backend: str, *, may_idle: bool) ->
         may_idle: Whether this rank has steps without a row.
     """
     on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
-    rows = _counted(model, on, may_idle=may_idle)
-    exchange = Exchange(learn)
+    rows, exchange = Rows(), Exchange(learn)
+    _let_gather(model, refuse_to_gather)
+    _count_rows(model, on, rows, may_idle=may_idle)
     on.send_gradients(model.optimizer, exchange, rows, model)
     return exchange
 
 
-def _counted(model: Any, on: Any, *, may_idle: bool) -> Rows:
+def _let_gather(model: Any, gather: Callable[[Any], Any]) -> None:
+    """Let `all_gather` be this function in the model's steps."""
+
+    def within(step: Any) -> Any:
+        def train_step(*args: Any) -> Any:
+            with gathering(gather):
+                return step(*args)
+
+        return train_step
+
+    replaced(model, "train_step", within)
+
+
+def _count_rows(model: Any, on: Any, rows: Rows, *, may_idle: bool) -> None:
     """Let the model's steps tell how many rows they have."""
-    rows = Rows()
     if may_idle:
         replaced(model, "train_step", lambda step: on.idle_step(step, rows, model))
     else:
         replaced(model, "train_step", lambda step: on.weigh(step, rows))
-    return rows
 
 
 def refuse_own_step(model: Any, keras: Any) -> None:
@@ -150,12 +170,25 @@ def replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
     object.__setattr__(owner, name, change(getattr(owner, name)))
 
 
+@contextmanager
+def instead(owners: Sequence[Any], name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Let a function take the place of a method of these objects meanwhile."""
+    before = [vars(owner).get(name) for owner in owners]
+    for owner in owners:
+        object.__setattr__(owner, name, function)
+    try:
+        yield
+    finally:
+        for owner, own in zip(owners, before, strict=True):
+            object.__delattr__(owner, name) if own is None else object.__setattr__(owner, name, own)
+
+
 def _is_optimizer(value: Any) -> bool:
     return hasattr(value, "learning_rate") and (hasattr(value, "apply") or hasattr(value, "apply_gradients"))
 
 
 def _refuse_sums(model: Any) -> None:
-    for loss in _losses(getattr(model, "loss", None)):
+    for loss in losses_of(getattr(model, "loss", None)):
         if getattr(loss, "reduction", None) in ("sum", "mean_with_sample_weight"):
             raise ConfigError(
                 f"the loss {getattr(loss, 'name', loss)!r} has reduction={loss.reduction!r}; several workers"
@@ -174,7 +207,7 @@ def _refuse_masks(model: Any) -> None:
                 f"output {number} of the model carries a mask, so its loss is a mean over the steps that are"
                 f" not masked; several workers take means over rows.\n{hint}"
             )
-    for loss in _losses(getattr(model, "loss", None)):
+    for loss in losses_of(getattr(model, "loss", None)):
         if getattr(loss, "ignore_class", None) is not None:
             raise ConfigError(
                 f"the loss {getattr(loss, 'name', loss)!r} has ignore_class={loss.ignore_class}, so it is a"
@@ -182,9 +215,10 @@ def _refuse_masks(model: Any) -> None:
             )
 
 
-def _losses(given: Any) -> list[Any]:
+def losses_of(given: Any) -> list[Any]:
+    """Each of the losses that a model was compiled with."""
     if isinstance(given, dict):
-        return [loss for part in given.values() for loss in _losses(part)]
+        return [loss for part in given.values() for loss in losses_of(part)]
     if isinstance(given, list | tuple):
-        return [loss for part in given for loss in _losses(part)]
+        return [loss for part in given for loss in losses_of(part)]
     return [given]

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from kindler.frameworks.labels import LabelSource, refuse_non_classes, refuse_non_probabilities
 
-__all__ = ["Rule", "label_rules"]
+__all__ = ["Rule", "kind_of", "label_rules"]
 
 Rule: TypeAlias = Callable[[LabelSource], Any]
 _OF_CLASSES = frozenset(("sparsecategoricalcrossentropy",))
@@ -34,7 +34,7 @@ def label_rules(model: Any, labels: Sequence[str], *, by_name: bool) -> list[Rul
         output = names.index(label) if by_name else place
         loss = _loss_of(getattr(model, "loss", None), output, names)
         width = widths[output] if output < len(widths) else None
-        kind = _kind(loss)
+        kind = kind_of(loss)
         if kind in _OF_CLASSES:
             found.append(partial(refuse_non_classes, place=place, classes=width, ignored=_ignored(loss)))
         elif kind in _OF_PROBABILITIES:
@@ -57,7 +57,7 @@ def _loss_of(loss: Any, output: int, names: Sequence[str]) -> Any:
     return loss
 
 
-def _kind(loss: Any) -> str:
+def kind_of(loss: Any) -> str:
     """The name of a loss of Keras's own, whether it is a string, a function or an object; "" for others."""
     if isinstance(loss, str):
         return loss.replace("_", "").lower()

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from kindler.collective import Array
+from kindler.errors import ConfigError
 from kindler.frameworks.devices import missing_gpu
-from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, instead, replaced
+from kindler.frameworks.row_gather import RowGather
 
 # Its own type hints are partial, which a strict checker takes amiss.
 jax: Any = importlib.import_module("jax")
@@ -23,8 +26,12 @@ jnp: Any = jax.numpy
 
 __all__ = [
     "apply",
+    "as_array",
+    "called",
+    "gather",
     "gradients",
     "idle_step",
+    "noting",
     "on_gpu",
     "send_gradients",
     "settle",
@@ -82,6 +89,32 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
     return [np.asarray(grad) for grad in grads]
 
 
+def called(model: Any, step: Any, data: Any) -> None:
+    """A train step outside of `fit`."""
+    parts = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+    step(tuple([variable.value for variable in part] for part in parts), data)
+
+
+def noting(optimizers: Sequence[Any], note: Callable[[Sequence[Any]], None]) -> AbstractContextManager[None]:
+    """Only note the gradients that optimizers are given meanwhile."""
+
+    def noted(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        note(list(grads))
+        return trainable_variables, optimizer_variables
+
+    return instead(optimizers, "stateless_apply", noted)
+
+
+def as_array(grad: Any) -> Any:
+    """A gradient as numpy has it."""
+    return np.asarray(grad)
+
+
 def apply(model: Any, gradients: Sequence[Array]) -> None:
     """One step of the optimizer."""
     pairs = [(g, v) for g, v in zip(gradients, model.trainable_variables, strict=True) if g is not None]
@@ -104,6 +137,19 @@ def send_gradients(optimizer: Any, learn: Means, rows: Rows, model: Any) -> None
         return values, counted
 
     replaced(optimizer, "stateless_apply", lambda _: stateless_apply)
+
+
+def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
+    """What `all_gather` is in a train step: nothing, as `jit` must know how many rows the others have."""
+
+    def refuse(tensor: Any) -> Any:
+        raise ConfigError(
+            "all_gather: Keras on JAX compiles a step for as many rows as it has, and how many the other"
+            " workers have differs from step to step.\nHint: keras_backend='torch' or 'tensorflow', or"
+            " workers=1."
+        )
+
+    return refuse
 
 
 def weigh(step: Any, rows: Rows) -> Any:

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from kindler.collective import Array
 from kindler.frameworks.devices import missing_gpu
-from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced, scaled_loss
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, instead, replaced, scaled_loss
 from kindler.frameworks.quiet import quiet_without_gpu
+from kindler.frameworks.row_gather import RowGather
 
 __all__ = [
     "DrawingOps",
     "apply",
+    "as_array",
+    "called",
+    "gather",
     "gradients",
     "idle_step",
     "judge_once",
+    "noting",
     "on_gpu",
     "seed",
     "send_gradients",
@@ -139,6 +145,23 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
     return [None if grad is None else tf.convert_to_tensor(grad).numpy() for grad in found]
 
 
+def called(model: Any, step: Any, data: Any) -> None:
+    """A train step outside of `fit`."""
+    step(tf.nest.map_structure(lambda part: None if part is None else tf.convert_to_tensor(part), data))
+
+
+def noting(optimizers: Sequence[Any], note: Callable[[Sequence[Any]], None]) -> AbstractContextManager[None]:
+    """Only note the gradients that optimizers are given meanwhile."""
+    if all(hasattr(optimizer, "apply") for optimizer in optimizers):
+        return instead(optimizers, "apply", lambda grads, *args: note(list(grads)))
+    return instead(optimizers, "apply_gradients", lambda pairs, *args, **options: note([g for g, _ in pairs]))
+
+
+def as_array(grad: Any) -> Any:
+    """A gradient as numpy has it."""
+    return tf.convert_to_tensor(grad).numpy()
+
+
 def apply(model: Any, gradients: Sequence[Array]) -> None:
     """One step of the optimizer."""
     optimizer = model.optimizer
@@ -189,6 +212,39 @@ def send_gradients(optimizer: Any, learn: Means, rows: Rows, model: Any) -> None
 
 def _dense(grad: Any, variable: Any) -> Any:
     return tf.zeros(variable.shape, variable.dtype) if grad is None else tf.convert_to_tensor(grad)
+
+
+def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
+    """What `all_gather` is in a train step: two stateful calls of host code, there and back."""
+
+    def there(own: Any, count: Any) -> Any:
+        with exchange.kept():
+            own = own if count else own[:0]  # of a row of zeros nothing is given
+            counts = ranks.agree(len(own), f"{own.dtype} {own.shape[1:]}")
+            return ranks.rows(own, counts), counts
+
+    def back(gradient: Any, counts: Any, count: Any, like: Any) -> Any:
+        with exchange.kept():
+            own = ranks.returned(gradient, [int(part) for part in counts], float(count))
+            return own if count else like * 0
+
+    def gathered(tensor: Any) -> Any:
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def of_all(own: Any) -> Any:
+            count = tf.cast(rows.now, tf.int64)
+            whole, counts = tf.numpy_function(there, [own, count], [own.dtype, tf.int64])
+            whole.set_shape([None, *own.shape[1:]])
+
+            def upstream(gradient: Any) -> Any:
+                returned = tf.numpy_function(back, [gradient, counts, count, own], gradient.dtype)
+                returned.set_shape(own.shape)
+                return returned
+
+            return whole, upstream
+
+        return of_all(tf.convert_to_tensor(tensor))
+
+    return gathered
 
 
 def weigh(step: Any, rows: Rows) -> Any:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 
 from kindler.frameworks.keras.backends import DEVICE_VARIABLE
-from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced, scaled_loss
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, instead, replaced, scaled_loss
+from kindler.frameworks.row_gather import RowGather
 from kindler.frameworks.torch.device import resolve_device, taken_bytes
+from kindler.frameworks.torch.gather import Gather
 
 __all__ = [
     "apply",
+    "as_array",
+    "called",
+    "gather",
     "gradients",
     "idle_step",
+    "noting",
     "on_gpu",
     "randomness",
     "reseed",
@@ -94,7 +101,19 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
     with torch.no_grad():
         count(model, loss.detach(), _count(inputs), inputs, targets, outputs, weights)
     found = [variable.value.grad for variable in model.trainable_variables]
-    return [None if grad is None else _array(grad) for grad in found]
+    return [None if grad is None else as_array(grad) for grad in found]
+
+
+def called(model: Any, step: Any, data: Any) -> None:
+    """A train step outside of `fit`."""
+    model.zero_grad()
+    step(torch.utils._pytree.tree_map(_there, data))
+    model.zero_grad()
+
+
+def noting(optimizers: Sequence[Any], note: Callable[[Sequence[Any]], None]) -> AbstractContextManager[None]:
+    """Only note the gradients that optimizers are given meanwhile."""
+    return instead(optimizers, "apply", lambda grads, *args: note(list(grads)))
 
 
 def apply(model: Any, gradients: Sequence[Array]) -> None:
@@ -123,6 +142,18 @@ def send_gradients(optimizer: Any, learn: Means, rows: Rows, model: Any) -> None
         optimizer.iterations.assign(optimizer.iterations + 1)
 
     replaced(optimizer, "apply", lambda _: apply)
+
+
+def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
+    """What `all_gather` is in a train step."""
+    joined = Gather(ranks)
+
+    def gathered(tensor: Any) -> Any:
+        joined.share, joined.idle = float(rows.now), not rows.now
+        joined.pending.clear()
+        return joined(tensor)
+
+    return gathered
 
 
 def weigh(step: Any, rows: Rows) -> Any:
@@ -161,16 +192,22 @@ def _apply(apply: Any, means: Means, rows: Rows) -> Any:
 
 def _exchanged(grads: list[Any], means: Means, weight: int) -> list[Any]:
     present = [i for i, grad in enumerate(grads) if grad is not None]
-    shared = means([_array(grads[i]) for i in present], float(weight))
+    shared = means([as_array(grads[i]) for i in present], float(weight))
     whole = list(grads)
     for i, mean in zip(present, shared, strict=True):
         whole[i] = torch.from_numpy(mean).to(grads[i])
     return whole
 
 
-def _array(grad: Any) -> Any:
+def as_array(grad: Any) -> Any:
+    """A gradient as numpy has it."""
     whole = grad.detach().to_dense().cpu()
     return (whole.float() if whole.dtype is torch.bfloat16 else whole).numpy()  # numpy has no bfloat16
+
+
+def _there(part: Any) -> Any:
+    core: Any = importlib.import_module("keras.src.backend.torch.core")
+    return core.convert_to_tensor(part) if isinstance(part, np.ndarray) else part
 
 
 def _one_row(part: Any) -> Any:

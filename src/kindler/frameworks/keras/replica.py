@@ -55,6 +55,7 @@ from kindler.frameworks.keras.state import (
     value_of,
     variances,
 )
+from kindler.frameworks.keras.tried_loss import is_own, try_loss
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.scoring_model import ScoringModel
 from kindler.frameworks.state_format import Buffer
@@ -113,6 +114,7 @@ class KerasReplica(BaseReplica):
         self.may_idle = False
         self._collective: Collective | None = None
         self._exchange: Exchange | None = None
+        self._meets = self._tried = False
         self._signature: list[tuple[str, tuple[int, ...]]] = []
         self._tallies: Tallies | None = None
         self._drawn: list[Array] = []
@@ -284,7 +286,10 @@ class KerasReplica(BaseReplica):
             return
         if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
             self.model.jit_compile = False  # XLA cannot leave the graph for the exchange
-        self._exchange = install(self.model, collective, self.spec.backend, may_idle=self.may_idle)
+        self._meets = collective is self._collective
+        self._exchange = install(
+            self.model, collective, self.spec.backend, may_idle=self.may_idle, gathers=self._meets
+        )
 
     def send_steps(self, learn: Callable[[Sequence[Array], float], list[Array]]) -> None:
         """Let `learn` move the parameters in the place of the optimizer, in `fit` too."""
@@ -445,6 +450,7 @@ class KerasReplica(BaseReplica):
             class_weight: Weights of labels.
             ends: False where training goes on after this, so that nothing is made final.
         """
+        self._try_loss(feed)
         exchange = nullcontext() if self._exchange is None else self._exchange.unwrapped()
         told = Remembering(feed)
         ending = nullcontext() if ends else _unfinished(self.model.optimizer)
@@ -458,6 +464,20 @@ class KerasReplica(BaseReplica):
                 verbose=0,
                 shuffle=False,
             )
+
+    def _try_loss(self, feed: Feed) -> None:
+        """Whether a loss of the user's own can be put together from those of several workers' rows."""
+        if self._tried or self._collective is None or self._collective.size == 1:
+            return
+        self._tried = True
+        if not is_own(self.model, self.keras):
+            return
+        features, labels = feed.batch(0)
+        if len(features[0]):
+            self.keep_step()
+            batch = self._arranged.batch(features, labels)
+            options = {"undo": self.undo_step, "gathers": self._meets}
+            try_loss(self.model, self.keras, self.spec.backend, batch, **options)
 
     def evaluate(self, feed: Feed, hooks: Any = None) -> None:
         """Judge the rows of `feed`; the figures stay in the metrics, for `tallies`."""

@@ -166,7 +166,7 @@ class LightningReplica(StepReplica):
         batch, number = self._formed(features, labels), self.counter.batches
         if self._call("on_train_batch_start", batch, number) == -1:
             raise ConfigError("on_train_batch_start returned -1, which would skip the epoch: not supported.")
-        with self._precision():
+        with self._gathers_in_step(rows), self._precision():
             returned = self._called_step("training_step", batch, number)
         values = logged(_loss_of(returned), "training_step")
         self._look_at_losses(values)
@@ -179,6 +179,12 @@ class LightningReplica(StepReplica):
         if self._automatic and isinstance(self._schedules, LightningSchedules):
             self._schedules.after_batch(number + 1)
         self._call("on_train_batch_end", returned, batch, number)
+
+    def losses_of(
+        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
+    ) -> Any:
+        with self._precision():
+            return self._called_step("training_step", self._formed(features, labels), self.counter.batches)
 
     def _automatic_step(self, loss: torch.Tensor) -> None:
         named = self.optimizers.named
@@ -313,6 +319,8 @@ class LightningReplica(StepReplica):
         self, name: str, value: Any, *, forked: bool, reduce_fx: Any = "mean", batch_size: int | None = None
     ) -> None:
         """`self.log` of the module; `forked`: of the step and of the epoch, as names of their own too."""
+        if self._step_trial is not None and self._step_trial.running:
+            return
         if self._judging:
             name = name.removeprefix("val_").removeprefix("val/")
         if is_metric(value):
@@ -333,6 +341,14 @@ class LightningReplica(StepReplica):
                 [shown] = values.values()
                 self.counter.note({f"{name}_epoch": shown}, rows, batch_size)
                 self.counter.note({f"{name}_step": shown}, rows, batch_size, newest=True)
+
+    def gather_even(self, tensor: Any, *, gradients: bool) -> Any:
+        """`self.all_gather` of the module, for one tensor."""
+        if self._gather is None or self._judging or not isinstance(tensor, torch.Tensor):
+            return tensor
+        if self._step_trial is not None and self._step_trial.running:
+            raise TypeError("parts of a batch that are tried have different numbers of rows")
+        return self._gather.even(tensor, gradients=gradients)
 
     def _path_of(self, metric: Any, name: str) -> str:
         for path, part in self.model.named_modules():
@@ -512,12 +528,9 @@ class Trainer:
         if self._toggled:
             self._replica.untoggle(self._toggled.pop())
 
-    def all_gather(self, *args: Any, **options: Any) -> Any:
-        """Not there: workers exchange gradients and figures alone."""
-        raise ConfigError(
-            "self.all_gather is not supported: workers exchange gradients and logged figures.\n"
-            "Hint: log a metric of torchmetrics, whose states of all workers are merged."
-        )
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """The tensors of all workers, in a new first dimension; as they are where there is one worker."""
+        return torch.utils._pytree.tree_map(partial(self._replica.gather_even, gradients=sync_grads), data)
 
     def print(self, *args: Any, **options: Any) -> None:
         """Print on the first worker."""

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.creators import title
 from kindler.frameworks.labels import LabelSource, refuse_non_classes, refuse_non_probabilities
+from kindler.frameworks.torch.gather import without_rows
 from kindler.frameworks.torch.row_weights import refuse_reduced, unreduced
 
 __all__ = ["Judged", "LossRule", "as_classes"]
@@ -76,6 +77,7 @@ class LossRule:
         ignored: The class number that stands for none.
         all_count: Whether every label of the batch that was last looked at is known to be a class, and none
             to be ignored.
+        unknown: It is a loss of the user's own that does not say what it is a mean over.
 
     Args:
         loss: A module or function of (outputs, targets).
@@ -104,6 +106,7 @@ class LossRule:
         self._by_elements = self.elementwise and means
         # A loss may say itself what its mean divides by.
         self._own_divisor = None if self.sums else getattr(loss, "loss_divisor", None)
+        self.unknown = self._own_divisor is None and not _is_of_torch(loss, function)
         # The sum is exact where the mean is 0/0: a rank all of whose targets are ignored.
         self._loss = _summing(loss) if self._by_targets else loss
 
@@ -124,13 +127,7 @@ class LossRule:
             source: The labels as they were, to look at their values.
             weights: What the loss of each row is multiplied by.
         """
-        if isinstance(outputs, tuple | list):
-            targets = self._fitted_all(outputs, targets)
-            arguments = (*outputs, *targets)
-        else:
-            if len(targets) == 1 and isinstance(outputs, torch.Tensor):
-                targets = (self._fitted(outputs, targets[0]),)
-            arguments = (outputs, *targets)
+        arguments, targets = self._arguments(outputs, targets)
         self.all_count = False
         if source is not None and len(targets) == 1 and isinstance(arguments[0], torch.Tensor):
             self._look_at(arguments[0], targets[0], source)
@@ -149,6 +146,37 @@ class LossRule:
             divisor = self._own_divisor(*arguments)
             return Judged(loss, divisor, divisor)
         return self._averaged(loss, targets, rows)
+
+    def _arguments(
+        self, outputs: Any, targets: tuple[torch.Tensor, ...]
+    ) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:
+        """What the loss is called with, and the targets among it."""
+        if isinstance(outputs, tuple | list):
+            targets = self._fitted_all(outputs, targets)
+            return (*outputs, *targets), targets
+        if len(targets) == 1 and isinstance(outputs, torch.Tensor):
+            targets = (self._fitted(outputs, targets[0]),)
+        return (outputs, *targets), targets
+
+    def unknown_parts(self) -> dict[str, LossRule]:
+        """The losses in it that are unknown, each by what it is called in a message."""
+        return {f"the loss {title(self.function)}": self} if self.unknown else {}
+
+    def tried(
+        self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int, weights: torch.Tensor | None
+    ) -> list[Judged]:
+        """How each of `unknown_parts` judges these rows; it is a copy that is called, and may change."""
+        if not self.unknown:
+            return []
+        twin = copy.copy(self)
+        twin.__dict__.pop("_by_row", None)
+        twin.function = twin._loss = _copied(self.function)
+        return [twin(outputs, targets, rows, weights=weights)]
+
+    def take_part(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> None:
+        """Call a loss that gathers rows of all ranks, without rows; what is given has one that is made up."""
+        if self.unknown:
+            self._loss(*without_rows(self._arguments(outputs, targets)[0]))
 
     @functools.cached_property
     def _by_row(self) -> Any:
@@ -252,6 +280,23 @@ def _unwrapped(loss: Any) -> tuple[Any, dict[str, Any]]:
 def _is_plain(loss: Any, modules: tuple[type[nn.Module], ...]) -> bool:
     """Whether it is one of these modules and computes as they do: subclasses may divide as they like."""
     return any(isinstance(loss, module) and type(loss).forward is module.forward for module in modules)
+
+
+def _is_of_torch(loss: Any, function: Any) -> bool:
+    """Whether it is one of torch's own losses, of which each is a mean over rows or over values."""
+    made = function if function is not None else type(loss)
+    return str(getattr(made, "__module__", "")).startswith("torch.nn.") or _is_plain(
+        loss, (*_CLASS_MODULES, *_ELEMENT_MODULES)
+    )
+
+
+def _copied(loss: Any) -> Any:
+    """A copy that may change; what is frozen in it, such as a teacher's weights, is not copied."""
+    frozen = [p for p in loss.parameters() if not p.requires_grad] if isinstance(loss, nn.Module) else []
+    try:
+        return copy.deepcopy(loss, {id(parameter): parameter for parameter in frozen})
+    except Exception:  # noqa: BLE001 - an object of the user's that cannot be copied
+        return loss
 
 
 def _summing(loss: Any) -> Any:

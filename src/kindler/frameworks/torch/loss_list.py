@@ -78,6 +78,24 @@ class LossList(LossRule):
         self._rules = {name: LossRule(loss, varying=varying) for name, loss in losses.items()}
         self._weights, self._named, self._labels = dict(weights), named, tuple(labels)
         self._last: dict[str, Sums] = {}
+        self.unknown = any(rule.unknown for rule in self._rules.values())
+
+    def unknown_parts(self) -> dict[str, LossRule]:
+        return {f"loss[{name!r}]": rule for name, rule in self._rules.items() if rule.unknown}
+
+    def tried(
+        self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int, weights: torch.Tensor | None
+    ) -> list[Judged]:
+        parts = self._parted(outputs, len(targets)).items()
+        return [
+            one
+            for name, (output, place) in parts
+            for one in self._rules[name].tried(output, (targets[place],), rows, weights)
+        ]
+
+    def take_part(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> None:
+        for name, (output, place) in self._parted(outputs, len(targets)).items():
+            self._rules[name].take_part(output, (targets[place],))
 
     def metrics(self) -> dict[str, PartLoss]:
         """Each loss by its name in the history."""

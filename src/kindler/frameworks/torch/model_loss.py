@@ -54,6 +54,7 @@ class ModelLoss(LossRule):
     def __init__(self, model: torch.nn.Module, labels: Sequence[str] = ()) -> None:
         self.function = "model"
         self.sums = self.by_class = self.elementwise = self.binary = self.logits = self.all_count = False
+        self.unknown = False  # it has a trial of its own
         self.weighted = True
         self.ignored = _IGNORED
         self._check = None

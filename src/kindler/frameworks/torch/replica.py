@@ -19,12 +19,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from kindler.collective import Array, Collective, Gradients, share_bytes
+from kindler.collective import Array, Collective, Gradients, gathering, share_bytes
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Batch, LossWatch, Scored
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.rng import own_states, restore_own, seed_own
+from kindler.frameworks.row_gather import RowGather, refuse_to_gather
 from kindler.frameworks.scoring_model import ScoringModel
 from kindler.frameworks.state_format import Buffer
 from kindler.frameworks.torch.buffers import Tracked
@@ -41,6 +42,7 @@ from kindler.frameworks.torch.device import (
 )
 from kindler.frameworks.torch.divided import DividedOptimizer, Slices, against_division, division_of
 from kindler.frameworks.torch.export import export, numbered
+from kindler.frameworks.torch.gather import Gather
 from kindler.frameworks.torch.graphs import (
     GraphedStep,
     facts_of,
@@ -103,6 +105,7 @@ from kindler.frameworks.torch.state import (
     to_array,
 )
 from kindler.frameworks.torch.step_guard import StepGuard
+from kindler.frameworks.torch.tried_loss import TriedLoss
 
 _MOST_BEGINS = 64
 _UNDER_WAY = 2  # batches that are scored while the outputs of one come back
@@ -192,6 +195,8 @@ class TorchReplica(BaseReplica):
         self._now: Batch
         self._begins: dict[tuple[float, torch.dtype], torch.Tensor] = {}
         self._trial: Trial | None = None
+        self._tried: TriedLoss | None = None
+        self._gather: Gather | None = None
         self.mode: str | None = None
 
     @property
@@ -314,6 +319,9 @@ class TorchReplica(BaseReplica):
         elif self._loss is None:
             loss = self._built_loss(self.spec)
             self._loss = LossRule(loss, varying=self._label_shapes is not None)
+        if self._tried is None and self._loss.unknown:
+            accumulates = self.spec.accumulation_steps > 1
+            self._tried = TriedLoss(self._loss, self.device, accumulates=accumulates)
         return self._loss
 
     def _built_loss(self, spec: TorchSpec) -> Any:
@@ -370,7 +378,7 @@ class TorchReplica(BaseReplica):
         wanted = self.parameters.unexchanged()
         self._exchange = exchange.gradients(wanted)
         self.parameters.exchange(wanted)
-        self._share_divisors()
+        self._meet_in_steps()
 
     def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
         """Exchange gradients within `train_step`, and let the optimizer move only what this rank owns.
@@ -389,13 +397,15 @@ class TorchReplica(BaseReplica):
         self._exchange = sliced
         self._divided = DividedOptimizer(self.optimizer, sliced, self._collective)
         self.parameters.exchange(wanted)
-        self._share_divisors()
+        self._meet_in_steps()
 
-    def _share_divisors(self) -> None:
-        """Where ranks make steps together: let each of several losses know what all of them divide by."""
+    def _meet_in_steps(self) -> None:
+        """Ranks make steps together: losses may gather rows, and know what all of several divide by."""
+        collective = self._collective
+        assert collective is not None, "join comes first"
+        if collective.size > 1:
+            self._gather = Gather(RowGather(collective))
         if self.spec.loss is not None and isinstance(rule := self.loss, LossList):
-            collective = self._collective
-            assert collective is not None, "join comes first"
             rule.total_of = lambda own: [float(x) for x in collective.sum([np.array(own, np.float64)])[0]]
 
     def shard_fully(self, mesh: Any, modules: Sequence[str]) -> None:
@@ -414,7 +424,7 @@ class TorchReplica(BaseReplica):
                 "sync='fsdp': accumulation_steps must be 1, since all workers gather parameters in every pass"
                 " and may have different numbers of rows.\nHint: sync='sharded' allows more."
             )
-        self._share_divisors()
+        self._meet_in_steps()
         self._fully = FullySharded(self.model, self.optimizer, mesh, self._collective, modules)
         self._parameters = None
 
@@ -463,8 +473,6 @@ class TorchReplica(BaseReplica):
         if (graphs := self._graphed()) is not None:
             self._replayed(graphs, batch)
             return
-        if not batch.rows and isinstance(self.loss, LossList):
-            self.loss.idle()
         if batch.rows:
             self._backward(batch, self._tensors(batch.features), self._tensors(batch.labels))
         elif self.spec.process_group:
@@ -474,9 +482,7 @@ class TorchReplica(BaseReplica):
                 "Hint: a batch_size that leaves the last batch of an epoch at least as many rows as there are"
                 " workers."
             )
-        elif self._exchange is not None:
-            self._exchange.idle(weighted=self.loss.weighted)
-        elif self._fully is not None:
+        else:
             self._pass_without_rows(batch)
         if fresh:
             self._take_in(fresh)
@@ -640,6 +646,8 @@ class TorchReplica(BaseReplica):
         self._modes.train()
         if self._guard is not None:
             self._guard.begin_step(self.tracked)
+        if self._gather is not None:
+            self._gather.begin()
         fresh = self._fresh_parameters()
         for parameter in self.parameters.held:
             parameter.grad = None
@@ -1034,8 +1042,7 @@ class TorchReplica(BaseReplica):
         """
         if self._scaler is not None:
             scaled = self._scaler.scale(loss if share == 1.0 else loss * share)
-            with backward_on(self.device.type):
-                scaled.backward()  # type: ignore[no-untyped-call]
+            self._back_from(scaled, None)
             return
         key = (share, loss.dtype)
         begin = self._begins.get(key)
@@ -1043,19 +1050,45 @@ class TorchReplica(BaseReplica):
             begin = torch.full((), share, dtype=loss.dtype, device=loss.device)
             if len(self._begins) < _MOST_BEGINS:  # none is let go: a recorded step uses the one it has seen
                 self._begins[key] = begin
+        self._back_from(loss, begin)
+
+    def _back_from(self, loss: torch.Tensor, begin: torch.Tensor | None) -> None:
         with backward_on(self.device.type):
-            loss.backward(begin)  # type: ignore[no-untyped-call]
+            if self._gather is not None and self._gather.pending:
+                self._gather.backward(loss, begin)
+            else:
+                loss.backward(begin)  # type: ignore[no-untyped-call]
 
     def _pass_without_rows(self, batch: Batch) -> None:
-        """Take part where all ranks gather parameters, on a row of zeros that teaches nothing."""
-        self._modes.evaluate()  # layers must neither draw random numbers nor learn from it
-        zeros = tuple(np.zeros((1, *column.shape[1:]), column.dtype) for column in batch.features)
-        with self._precision():
-            outputs = self._forward(self._tensors(zeros))
-        nothing = torch.stack([part.float().sum() for part in flat(outputs)]).sum() * 0.0
-        nothing.backward()  # type: ignore[no-untyped-call]
-        if self.loss.weighted:
-            self._divide(self._fully.total(0.0))
+        """Take part in what ranks do together in a step, with a row of zeros that teaches nothing."""
+        may = self.loss.unknown and self._tried is not None and self._tried.gathers is not False
+        gather = self._gather if may else None
+        outputs: Any = ()
+        if gather is not None or self._fully is not None:
+            self._modes.evaluate()  # layers must neither draw random numbers nor learn from it
+            with self._precision():
+                outputs = self._forward(self._tensors(_one_row(batch.features)))
+        if gather is not None:
+            weighed = self._row_weights is not None and self._row_weights.column
+            labels = self._tensors(_one_row(batch.labels[:-1] if weighed else batch.labels))
+            assert self._tried is not None, "an unknown loss is tried"
+            if not self._tried.listen(outputs, labels):
+                gather = None
+            else:
+                with self._precision(), gather.step(idle=True):
+                    self.loss.take_part(outputs, labels)
+        if isinstance(self.loss, LossList):
+            self.loss.idle()
+        if gather is not None:
+            with backward_on(self.device.type):
+                gather.backward(None)
+        if self._exchange is not None:
+            self._exchange.idle(weighted=self.loss.weighted)
+        elif self._fully is not None:
+            nothing = torch.stack([part.float().sum() for part in flat(outputs)]).sum() * 0.0
+            nothing.backward()  # type: ignore[no-untyped-call]
+            if self.loss.weighted:
+                self._divide(self._fully.total(0.0))
 
     def _refuse_other_shapes(self, batch: Batch) -> None:
         """A mean that the loss took itself: over what, only rows of one shape leave no doubt."""
@@ -1110,7 +1143,8 @@ class TorchReplica(BaseReplica):
                 outputs, labels = rule.for_metrics(outputs, labels, inputs)
             else:
                 outputs = self._forward(features)
-                judged = rule(outputs, labels, rows, source, weights)
+                with self._gathering(outputs, labels, rows, weights):
+                    judged = rule(outputs, labels, rows, source, weights)
         if (
             self._guard is None
             or not torch.is_grad_enabled()
@@ -1118,6 +1152,29 @@ class TorchReplica(BaseReplica):
         ):
             self.counter.add(judged, outputs, labels, rows)
         return judged
+
+    def _gathering(
+        self,
+        outputs: Any,
+        labels: tuple[torch.Tensor, ...],
+        rows: int,
+        weights: torch.Tensor | None,
+    ) -> AbstractContextManager[None]:
+        """Around a loss of the user's own, which is tried in the first training steps."""
+        if not self.loss.unknown or not torch.is_grad_enabled() or self._is_recorded():
+            return nullcontext()
+        accumulates = self.spec.accumulation_steps > 1
+        is_cut = (accumulates or self._others is not None) and not self.spec.process_group
+        if is_cut and self._tried is not None and not self._tried.over:
+            self._tried(outputs, labels, rows, weights)
+        if self._others is None:
+            return nullcontext()
+        if self._gather is None or accumulates:
+            return gathering(refuse_to_gather)
+        return self._gather.step()
+
+    def _is_recorded(self) -> bool:
+        return self.on_gpu and torch.cuda.is_current_stream_capturing()
 
     def _try_loss(
         self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
@@ -1185,6 +1242,10 @@ class TorchReplica(BaseReplica):
 
     def _tensors(self, columns: tuple[Array, ...]) -> tuple[torch.Tensor, ...]:
         return tensors(columns, self.device)
+
+
+def _one_row(columns: Sequence[Array]) -> tuple[Array, ...]:
+    return tuple(np.zeros((1, *column.shape[1:]), column.dtype) for column in columns)
 
 
 def _gradient(parameter: torch.nn.Parameter, scale: float) -> Array:

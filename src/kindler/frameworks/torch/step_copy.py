@@ -17,7 +17,7 @@ from kindler.frameworks.torch.metrics import is_metric
 from kindler.frameworks.torch.optimizers import Optimizers, Schedules
 from kindler.frameworks.torch.state import snapshot
 
-__all__ = ["Undo", "undo_of"]
+__all__ = ["Undo", "attributes_of", "undo_of"]
 
 Undo = Callable[[], None]
 
@@ -48,6 +48,27 @@ def undo_of(
         with torch.no_grad():
             for each in undo:
                 each()
+
+    return put_back
+
+
+def attributes_of(modules: Iterable[torch.nn.Module]) -> Undo:
+    """Copy what modules keep in attributes of their own, lists, dicts and sets as they are now."""
+    before = [(module, dict(module.__dict__)) for module in modules]
+    within = [
+        (value, copy.copy(value))
+        for _, attributes in before
+        for value in attributes.values()
+        if type(value) in (list, dict, set)
+    ]
+
+    def put_back() -> None:
+        for value, kept in within:
+            value.clear()
+            value.extend(kept) if isinstance(value, list) else value.update(kept)
+        for module, attributes in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
 
     return put_back
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,9 @@ from kindler.collective import Array, Collective, Gradients
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Batch
 from kindler.frameworks.labels import LabelSource
+from kindler.frameworks.row_gather import RowGather
 from kindler.frameworks.torch.device import backward_on
+from kindler.frameworks.torch.gather import Gather
 from kindler.frameworks.torch.metrics import named_metrics
 from kindler.frameworks.torch.optim import refuse_several, step_optimizer
 from kindler.frameworks.torch.optimizers import Optimizers, Schedules, build_optimizers, build_schedules
@@ -35,6 +37,7 @@ from kindler.frameworks.torch.step_copy import Undo, undo_of
 from kindler.frameworks.torch.step_counter import StepCounter
 from kindler.frameworks.torch.step_run import StepRun, logged
 from kindler.frameworks.torch.step_spec import StepSpec, check_step, missing_in_step
+from kindler.frameworks.torch.tried_step import TriedStep
 
 __all__ = ["StepReplica"]
 
@@ -61,6 +64,7 @@ class StepReplica(TorchReplica):
         self._made: dict[int, Any] = {}
         self._hooks: list[Any] = []
         self._shown: tuple[tuple[torch.Tensor, ...], LabelSource, int] | None = None
+        self._step_trial: TriedStep | None = None
 
     @classmethod
     def make_spec(cls, **options: Any) -> StepSpec:
@@ -160,6 +164,10 @@ class StepReplica(TorchReplica):
         """Exchange gradients in each `run.backward`, through what `join` was given."""
         self._shares = True
         self._watch_gradients()
+        assert self._collective is not None, "join comes first"
+        self._gather = Gather(RowGather(self._collective))
+        if not self.spec.process_group:  # where the step may meet those of others by itself
+            self._step_trial = TriedStep(self)
 
     def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
         raise ConfigError(self.against_server(self.spec)[0])
@@ -191,6 +199,9 @@ class StepReplica(TorchReplica):
         self._begin(batch)
         if batch.rows:
             features, labels = self._tensors(batch.features), self._tensors(batch.labels)
+            if self._step_trial is not None:
+                self._step_trial(features, labels, batch.rows)
+                self._begin(batch)
             self._shown = features, self._label_source(batch), batch.rows
             self._step_on(features, labels, batch.rows)
         else:
@@ -216,6 +227,10 @@ class StepReplica(TorchReplica):
         self._guard.begin_own_step()
         if not self._guard.skips:
             return None
+        return self.undo()
+
+    def undo(self) -> Undo:
+        """What undoes all that is done from now on to the model, its optimizers and the tallies."""
         everything = [p for module in self._modules().values() for p in module.parameters()]
         undo = undo_of([*everything, *self.parameters.held], self.tracked, self.optimizers, self._schedules)
         forget = self.counter.mark()
@@ -268,14 +283,26 @@ class StepReplica(TorchReplica):
         self.run.rows, self.run.global_rows, self.run.loss_sum = batch.rows, batch.global_rows, None
         self._exchanges, self._used = 0, False
         self._weight = (float(batch.rows), float(batch.global_rows))
+        if self._gather is not None:
+            self._gather.begin()
+
+    def losses_of(
+        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
+    ) -> Any:
+        """What the user's function returns for these rows, where a `TriedStep` notes what it minimizes."""
+        labels = self._without_weights(labels, trains=True, made_up=not rows)
+        with self._precision():
+            return self.spec.train_step(self.run, self._by_name(features, labels))
+
+    def _gathers_in_step(self, rows: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._gather is None else self._gather.step(idle=not rows)
 
     def _step_on(
         self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
     ) -> None:
         """Let the user's function make the step, and count what it tells."""
-        labels = self._without_weights(labels, trains=True, made_up=not rows)
-        with self._precision():
-            returned = self.spec.train_step(self.run, self._by_name(features, labels))
+        with self._gathers_in_step(rows):
+            returned = self.losses_of(features, labels, rows)
         self._refuse_unread_weights()
         values = logged(returned, "train_step")
         self._look_at_losses(values)
@@ -362,19 +389,28 @@ class StepReplica(TorchReplica):
     ) -> None:
         """Add gradients of the mean over the rows of all ranks; see `StepRun.backward`."""
         self._used = True
+        if self._step_trial is not None and self._step_trial.notes(loss, weight):
+            return
         named = self.optimizers.named
         only = name is None or len(named) == 1
         parameters = [p for p in self._parameters_of(None if only else name) if p.requires_grad]
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
-        with self._own(), torch.autocast(self.device.type, enabled=False), backward_on(self.device.type):
-            torch.autograd.backward(loss, retain_graph=retain_graph, inputs=None if only else parameters)
-        grads = [parameter.grad for parameter in parameters]
+        share = 1.0
         if self._shares:
             places = [None, *named]
             code = places.index(name) * 2 + (weight is not None)
-            grads = self._exchanged(grads, parameters, code, weight)
+            share = self._share(code, weight)
+        if self._gather is not None:
+            self._gather.share = share
+        with self._own(), torch.autocast(self.device.type, enabled=False), backward_on(self.device.type):
+            torch.autograd.backward(loss, retain_graph=retain_graph, inputs=None if only else parameters)
+        grads = [parameter.grad for parameter in parameters]
+        if self._gather is not None:
+            self._gather.pending.clear()
+        if self._shares:
+            grads = self._exchanged(grads, parameters, share)
         if self._guard is not None:
             self._guard.look_at_gradients(grads)
         with torch.no_grad():
@@ -383,20 +419,19 @@ class StepReplica(TorchReplica):
                 if parameter.grad is not None:
                     self._made[id(parameter)] = weakref.ref(parameter.grad)
 
-    def _exchanged(
-        self,
-        grads: Sequence[torch.Tensor | None],
-        parameters: Sequence[torch.Tensor],
-        code: int,
-        weight: float | torch.Tensor | None,
-    ) -> list[torch.Tensor | None]:
-        """The sum over ranks, each rank's gradients by its share of what the mean is over."""
-        assert self._collective is not None, "join comes first"
+    def _share(self, code: int, weight: float | torch.Tensor | None) -> float:
+        """What this rank's loss counts for; all ranks are at the same place of the step."""
         mine, total = self._weight
         given = mine if weight is None else float(weight) if mine else 0.0
         told = self._agree(code + 1, given)
         total = total if weight is None else told
-        share = given / total if total else 0.0
+        return given / total if total else 0.0
+
+    def _exchanged(
+        self, grads: Sequence[torch.Tensor | None], parameters: Sequence[torch.Tensor], share: float
+    ) -> list[torch.Tensor | None]:
+        """The sum over ranks, each rank's gradients by its share of what the mean is over."""
+        assert self._collective is not None, "join comes first"
         arrays: list[Array] = []
         for grad, parameter in zip(grads, parameters, strict=True):
             if grad is None or not share:
@@ -430,6 +465,8 @@ class StepReplica(TorchReplica):
 
     def update(self, name: str) -> None:
         """Clip, move the parameters of one optimizer, and clear their gradients."""
+        if self._step_trial is not None and self._step_trial.running:
+            return
         optimizer = self.optimizers[name]
         moved = self._parameters_of(name)
         self._clip_these(moved)

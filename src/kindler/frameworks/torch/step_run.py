@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kindler.collective import all_gather
 from kindler.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,6 +92,11 @@ class StepRun:
         device: torch.device = self._replica.device
         return device
 
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows of all workers, with gradients that flow back to each of them: `kindler.all_gather`."""
+        gathered: torch.Tensor = all_gather(tensor)
+        return gathered
+
     def backward(
         self,
         loss: torch.Tensor,
@@ -104,7 +110,8 @@ class StepRun:
         Args:
             loss: A mean over the rows of the batch; or over something else, which `weight` says.
             optimizer: Compute only the gradients of this optimizer's parameters. None computes all.
-            weight: What the mean was divided by on this worker, if not by its rows: tokens, for example.
+            weight: What the mean was divided by on this worker, if not by its rows: tokens, for example. Only
+                a loss without it is tried on the first rows.
             retain_graph: Whether another loss of the same outputs will be given to `backward`.
         """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

@@ -1,0 +1,212 @@
+"""Losses of the user's own on the first rows: whether parts of a step make up the step; see `loss_trial.py`.
+
+A loss that the model was compiled with is tried on what the model predicts for some rows. Of a train step of
+the user's own only the gradients are known that it gives to its optimizers: it is called on the rows, with
+nothing that it does left behind, and layers that look at their batch or draw random numbers at rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from kindler.collective import Array
+from kindler.errors import ConfigError
+from kindler.frameworks.creators import title
+from kindler.frameworks.keras.gradient_hook import alone, losses_of, optimizers
+from kindler.frameworks.keras.label_rules import kind_of
+from kindler.frameworks.loss_trial import LossTrial, refusal
+from kindler.frameworks.rng import Drawing
+
+__all__ = ["is_own", "try_loss"]
+
+_MOST_ROWS, _MOST_STEP_ROWS = 64, 16
+_LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 2e-5, 1e-3
+_OVER_THE_BATCH = ("circle", "dice", "tversky")  # of Keras's own, and no means over rows
+_HINT = (
+    "look at the rows of all workers with kindler.all_gather(tensor), as docs/guides/contrastive.md shows"
+    " (Keras on PyTorch and TensorFlow); or let the loss return one number for each row; or train with"
+    " workers=1."
+)
+
+
+def try_loss(
+    model: Any, keras: Any, backend: str, batch: Sequence[Any], *, undo: Callable[[], None], gathers: bool
+) -> None:
+    """Try the loss that a model learns by, which `is_own`.
+
+    Args:
+        model: A built, compiled model.
+        keras: The Keras that it is of.
+        backend: What it computes with.
+        batch: Inputs, targets and weights of some rows, as far as there are any.
+        undo: Leaves the model as it was before this call.
+        gathers: Whether workers meet in every step, so that `all_gather` can be called.
+
+    Raises:
+        ConfigError: It is not a mean over rows; or it gathers, where workers do not meet.
+    """
+    own_step = type(model).train_step is not keras.Model.train_step
+    unknown = _unknown(model)
+    rows = len(next(_leaves(batch)))
+    most = _MOST_STEP_ROWS if own_step else _MOST_ROWS
+    trial = LossTrial(most, _join(keras), strict=False)
+    judge = _gradients(model, backend, batch) if own_step else _losses(model, keras, batch, most)
+    found = None
+    try:
+        with Drawing(0), _resting(model) if own_step else ExitStack():
+            tolerance = _GRADIENT_TOLERANCE if own_step else _LOSS_TOLERANCE
+            found = trial(_undone(judge, undo), rows, tolerance)
+    except ConfigError:
+        raise
+    except Exception:  # noqa: BLE001 - the step itself shows what is wrong with the loss
+        pass
+    if trial.gathers and not gathers:
+        raise ConfigError(
+            "all_gather needs workers that meet in every step.\nHint: sync='allreduce', or workers=1."
+        )
+    if found is not None:
+        name = f"the loss {title(unknown[0])}" if len(unknown) == 1 else "the loss of the model"
+        if own_step:
+            name = f"what {type(model).__name__}.train_step gives its optimizer (a sum of gradients)"
+        raise refusal(found, name, why="several workers", hint=_HINT)
+
+
+def is_own(model: Any, keras: Any) -> bool:
+    """Whether the model learns by a loss of the user's own, of which nobody knows what it is a mean over."""
+    names = ("train_step", "compute_loss")
+    return bool(_unknown(model)) or any(
+        getattr(type(model), name) is not getattr(keras.Model, name) for name in names
+    )
+
+
+def _unknown(model: Any) -> list[Any]:
+    return [loss for loss in losses_of(getattr(model, "loss", None)) if _is_unknown(loss)]
+
+
+def _is_unknown(loss: Any) -> bool:
+    if loss is None or isinstance(loss, str):
+        return str(loss).replace("_", "").lower() in _OVER_THE_BATCH
+    wrapped = getattr(loss, "fn", None)
+    kind = kind_of(loss)
+    return not kind or kind in _OVER_THE_BATCH or (wrapped is not None and not kind_of(wrapped))
+
+
+def _undone(judge: Callable[[list[int]], Any], undo: Callable[[], None]) -> Callable[[list[int]], Any]:
+    def judged(chosen: list[int]) -> Any:
+        try:
+            return judge(chosen)
+        finally:
+            undo()
+
+    return judged
+
+
+def _losses(model: Any, keras: Any, batch: Sequence[Any], most: int) -> Callable[[list[int]], Any]:
+    """The loss of rows for which the model is called once."""
+    inputs = _mapped(batch[0], lambda array: array[:most])
+    outputs = _mapped(model(inputs, training=False), lambda tensor: _wide(_array(keras, tensor)))
+
+    def judge(chosen: list[int]) -> list[tuple[float, float]]:
+        if len(chosen) > most:
+            raise ValueError("the model was not called for so many rows")
+        x, y, weights = (*(_taken(part, chosen) for part in batch), None, None)[:3]
+        y, y_pred = (_mapped(part, lambda a: _tensor(keras, a)) for part in (y, _taken(outputs, chosen)))
+        loss = float(_array(keras, model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights)))
+        return [(loss * len(chosen), float(len(chosen)))]
+
+    return judge
+
+
+def _gradients(model: Any, backend: str, batch: Sequence[Any]) -> Callable[[list[int]], Any]:
+    """What the optimizers are given for some rows: of each call one number, which is linear in gradients."""
+    on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
+
+    def judge(chosen: list[int]) -> list[tuple[float, float]]:
+        noted: list[float] = []
+
+        def note(gradients: Sequence[Any]) -> None:
+            draws = np.random.default_rng(0)
+            arrays = [np.asarray(on.as_array(part), np.float64) for part in gradients if part is not None]
+            noted.append(sum(float(np.vdot(draws.normal(size=array.shape), array)) for array in arrays))
+
+        step = alone(lambda *args: type(model).train_step(model, *args))
+        with on.noting(optimizers(model), note):
+            on.called(model, step, tuple(_taken(part, chosen) for part in batch))
+        return [(number * len(chosen), float(len(chosen))) for number in noted]
+
+    return judge
+
+
+@contextmanager
+def _resting(model: Any) -> Iterator[None]:
+    """Keras's own layers as in evaluation, whatever a step asks for."""
+    changed = []
+    for layer in model._flatten_layers(include_self=False):
+        of_keras = type(layer).__module__.partition(".")[0] in ("keras", "tf_keras")
+        if of_keras and "training" in inspect.signature(layer.call).parameters:
+            changed.append(layer)
+            object.__setattr__(layer, "call", _in_evaluation(layer.call))
+    try:
+        yield
+    finally:
+        for layer in changed:
+            object.__delattr__(layer, "call")
+
+
+def _in_evaluation(call: Any) -> Any:
+    def rested(*args: Any, training: Any = None, **options: Any) -> Any:
+        return call(*args, training=False, **options)
+
+    return rested
+
+
+def _join(keras: Any) -> Callable[[list[Any]], Any]:
+    def join(tensors: list[Any]) -> Any:
+        if hasattr(keras, "ops"):
+            return keras.ops.concatenate(tensors, axis=0)
+        return importlib.import_module("tensorflow").concat(tensors, axis=0)
+
+    return join
+
+
+def _tensor(keras: Any, array: Any) -> Any:
+    if hasattr(keras, "ops"):
+        return keras.ops.convert_to_tensor(array)
+    return importlib.import_module("tensorflow").convert_to_tensor(array)
+
+
+def _array(keras: Any, tensor: Any) -> Array:
+    return np.asarray(keras.ops.convert_to_numpy(tensor) if hasattr(keras, "ops") else tensor)
+
+
+def _wide(array: Array) -> Array:
+    """Numbers of half precision say little."""
+    return array.astype(np.float32) if array.dtype.itemsize == 2 and array.dtype.kind in "fV" else array
+
+
+def _taken(tree: Any, rows: list[int]) -> Any:
+    return _mapped(tree, lambda array: array[rows])
+
+
+def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _mapped(part, change) for name, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_mapped(part, change) for part in tree)
+    return None if tree is None else change(tree)
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
+        for part in tree:
+            yield from _leaves(part)
+    elif tree is not None:
+        yield tree

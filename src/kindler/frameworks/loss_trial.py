@@ -1,0 +1,224 @@
+"""Whether the losses of parts of a batch make up the loss of the whole: tried once, on the first rows.
+
+Workers, and the passes of `accumulation_steps`, each see a part of a step's rows. What they compute can be
+put together only if a loss is a mean, or a sum, over what each part has of its own; a loss that compares rows
+with one another is none. Here two uneven parts of some rows play the workers. What one of them gathers with
+`all_gather` are the tensors of both, so that a loss which looks at the rows of all workers is tried, too.
+
+How a loss is called, and what must be put back afterwards, is the business of each framework.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from kindler.collective import gathering
+from kindler.errors import ConfigError
+
+__all__ = ["Difference", "Judge", "LossTrial", "refusal"]
+
+# For these rows: of each loss its sum, and what the sum is divided by to give the mean.
+Judge: TypeAlias = Callable[[list[int]], Sequence[tuple[float, float]]]
+
+_ATTEMPTS = 4  # batches that are looked at until one of them tells something
+_DRAWS = 8  # of a loss that draws random numbers
+_DEVIATIONS = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A loss whose parts do not make up the whole.
+
+    Attributes:
+        place: Which of the losses.
+        rows: How many rows were tried, and how many of them each part had.
+        whole: The loss of all of them.
+        parts: The mean of the losses of the parts, each by what it counts for.
+        problem: Why there are no such numbers: what was raised for a part of the rows.
+    """
+
+    place: int
+    rows: tuple[int, ...]
+    whole: float = math.nan
+    parts: float = math.nan
+    problem: str = ""
+
+
+class LossTrial:
+    """Tries a loss on batches until one of them has told what it is.
+
+    Attributes:
+        gathers: Whether the loss has called `all_gather`; None before it was called.
+
+    Args:
+        most_rows: How many rows of a batch are tried.
+        join: Joins tensors by their rows; None where parts cannot gather, as passes of one step.
+        strict: Whether a loss that fails for a part of the rows only is at fault.
+    """
+
+    def __init__(
+        self, most_rows: int, join: Callable[[list[Any]], Any] | None, *, strict: bool = True
+    ) -> None:
+        self.most_rows, self._join, self._strict = most_rows, join, strict
+        self._left = _ATTEMPTS
+        self.gathers: bool | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to try."""
+        return self._left <= 0
+
+    def __call__(self, judge: Judge, rows: int, tolerance: float) -> Difference | None:
+        """Try a batch of so many rows; what is wrong with the loss, if something is.
+
+        Args:
+            judge: Computes the losses of some rows, and learns nothing from it. Whatever it raises for all of
+                them is raised here.
+            rows: How many the batch has.
+            tolerance: How much numbers may differ, as a part of themselves.
+        """
+        self._left -= 1
+        chosen = list(range(min(rows, self.most_rows)))
+        try:
+            whole = self._alone(judge, chosen)
+        except Exception:
+            if len(chosen) == rows:
+                raise
+            chosen = list(range(rows))
+            whole = self._alone(judge, chosen)
+        parts = [chosen[::3], [row for row in chosen if row % 3]]
+        counts = (len(chosen), *map(len, parts))
+        again = self._alone(judge, chosen)
+        if not all(parts) or not _told(whole) or len(whole) != len(again):
+            return None
+        try:
+            several = [self._together(judge, parts)]
+            random = whole != again
+            if random:
+                several += [self._together(judge, parts) for _ in range(_DRAWS - 1)]
+        except Exception as exc:  # noqa: BLE001 - the user's loss: whatever it does not do for fewer rows
+            if not self._strict or min(counts) < 2:
+                return None
+            return Difference(0, counts, problem=f"{type(exc).__name__}: {exc}".partition("\n")[0])
+        wholes = [whole, again]
+        if random:
+            wholes += [self._alone(judge, chosen) for _ in range(_DRAWS - 2)]
+        if any(len(found) != len(whole) for found in (*wholes, *(part for one in several for part in one))):
+            return None  # it does other things for other rows
+        telling = False
+        for place in range(len(whole)):
+            mean = [_mean([found[place]]) for found in wholes]
+            joined = [_mean([part[place] for part in found]) for found in several]
+            sizes = [*mean, *(_mean([part[place]]) for found in several for part in found)]
+            largest = max((abs(size) for size in sizes if math.isfinite(size)), default=0.0)
+            off = abs(_average(joined) - _average(mean))
+            if not off <= tolerance * largest + 1e-7 + _noise(mean) + _noise(joined):
+                return Difference(place, counts, _average(mean), _average(joined))
+            telling = telling or largest > 0
+        if telling:
+            self._left = 0
+        return None
+
+    def listen(self, call: Callable[[], Any]) -> None:
+        """Only note whether this call gathers: what its rows are is not known."""
+        self._alone(lambda _: call(), [])
+
+    def _alone(self, judge: Judge, rows: list[int]) -> Sequence[tuple[float, float]]:
+        def gather(tensor: Any) -> Any:
+            self.gathers = True
+            return tensor
+
+        self.gathers = bool(self.gathers)
+        with gathering(gather):
+            return judge(rows)
+
+    def _together(self, judge: Judge, parts: list[list[int]]) -> list[Sequence[tuple[float, float]]]:
+        """What each part gets, where `all_gather` gives it the tensors of all parts."""
+        if self._join is None:
+            return [self._alone(judge, part) for part in parts]
+        gathered: list[Any] = []
+        while True:
+            found, met = [], []
+            for part in parts:
+                try:
+                    with gathering(_Stage(gathered)):
+                        found.append(judge(part))
+                except _Met as exc:
+                    met.append(exc.tensor)
+            if len(found) == len(parts):
+                return found
+            if found:
+                raise ConfigError("some workers call all_gather more often than others.")
+            gathered.append(self._join(met))
+
+
+class _Met(BaseException):
+    """Ends a call where it gathers what the other parts have not come to yet."""
+
+    def __init__(self, tensor: Any) -> None:
+        super().__init__()
+        self.tensor = tensor
+
+
+class _Stage:
+    """Gives what was gathered so far."""
+
+    def __init__(self, gathered: Sequence[Any]) -> None:
+        self._gathered = list(gathered)
+
+    def __call__(self, tensor: Any) -> Any:
+        if not self._gathered:
+            raise _Met(tensor)
+        return self._gathered.pop(0)
+
+
+def refusal(difference: Difference, loss: str, *, why: str, hint: str) -> ConfigError:
+    """The complaint about a loss.
+
+    Args:
+        difference: What was found.
+        loss: How the loss is called.
+        why: Who sees parts of a step's rows only.
+        hint: What would work.
+    """
+    rows, first, second = difference.rows
+    if difference.problem:
+        told = (
+            f"{loss} can be computed of {rows} rows, but not of {first} or {second} of them"
+            f" ({difference.problem})"
+        )
+    else:
+        told = (
+            f"{loss} of {rows} rows together is {difference.whole:.6g}, and that of {first} and of {second}"
+            f" of them, taken together by what each counts for, is {difference.parts:.6g}"
+        )
+    return ConfigError(
+        f"{told}: it is not a mean over rows, so {why}, which see a part of a step's rows each, would train"
+        f" something else than one worker does.\nHint: {hint}"
+    )
+
+
+def _told(losses: Sequence[tuple[float, float]]) -> bool:
+    """Whether there are numbers that can be compared."""
+    return bool(losses) and all(weight and math.isfinite(total / weight) for total, weight in losses)
+
+
+def _mean(parts: Sequence[tuple[float, float]]) -> float:
+    counted = [(total, weight) for total, weight in parts if weight]
+    return sum(total for total, _ in counted) / sum(weight for _, weight in counted) if counted else math.nan
+
+
+def _average(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def _noise(numbers: Sequence[float]) -> float:
+    """How far the average of draws may be from what it is the average of."""
+    if len(numbers) <= 2:
+        return 0.0
+    mean = _average(numbers)
+    spread = math.sqrt(sum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1))
+    return _DEVIATIONS * spread / math.sqrt(len(numbers))

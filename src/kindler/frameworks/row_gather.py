@@ -1,0 +1,92 @@
+"""`all_gather` with numpy arrays: the rows of all ranks, and gradients that go back to each.
+
+Every rank's loss counts for its share of a step. So what flows back to the rows of a rank is the sum over all
+ranks of what they made of them, each by its share; whatever a loss does with rows of others, the step is that
+of the mean of all ranks' losses. Backward passes meet in the reverse order of the forward passes, which is
+why ranks must gather alike. Each framework brings its own tensors.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kindler.collective import Array, Collective
+from kindler.errors import ConfigError
+
+__all__ = ["RowGather", "refuse_to_gather"]
+
+
+class RowGather:
+    """One rank's end.
+
+    Args:
+        collective: Where all ranks meet in every step.
+    """
+
+    def __init__(self, collective: Collective) -> None:
+        self._collective = collective
+        self._calls = 0
+
+    def begin(self) -> None:
+        """Before the first call of a step."""
+        self._calls = 0
+
+    def agree(self, rows: int, what: str) -> list[int]:
+        """How many rows each rank has; `what` says all else that must be the same on all ranks.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        self._calls += 1
+        mine = np.zeros((self._collective.size, 2), np.int64)
+        mine[self._collective.rank] = rows, zlib.crc32(f"{self._calls} {what}".encode())
+        [told] = self._collective.sum([mine])
+        if len(set(told[:, 1].tolist())) > 1:
+            raise ConfigError(
+                f"workers called all_gather with different tensors: call {self._calls} of this step is {what}"
+                " here, and another worker has another dtype, other dimensions after the first, or no"
+                " gradient.\nHint: let nothing that only one worker knows decide what is gathered."
+            )
+        return [int(count) for count in told[:, 0]]
+
+    def rows(self, own: Array, counts: Sequence[int]) -> Array:
+        """The rows of all ranks, bit by bit."""
+        whole = np.zeros((sum(counts), *own.shape[1:]), own.dtype)
+        whole[self._place(counts)] = own
+        if not whole.size:
+            return whole
+        [summed] = self._collective.sum([whole.reshape(-1).view(np.uint8)])
+        joined: Array = summed.view(own.dtype).reshape(whole.shape)
+        return joined
+
+    def returned(self, gradient: Array, counts: Sequence[int], share: float) -> Array:
+        """What flows back to this rank's rows.
+
+        Args:
+            gradient: What this rank has made of all rows.
+            counts: The rows of each rank.
+            share: What a gradient that begins on this rank counts for, where that is applied to those of
+                parameters afterwards; 1 where backward begins with it.
+        """
+        if not gradient.size:
+            return gradient[self._place(counts)]
+        # Not a product where it counts for nothing: NaN times 0 is NaN.
+        weighed = gradient * gradient.dtype.type(share) if share else np.zeros_like(gradient)
+        own = self._collective.sum([weighed])[0][self._place(counts)]
+        return own / own.dtype.type(share) if share else own
+
+    def _place(self, counts: Sequence[int]) -> slice:
+        start = sum(counts[: self._collective.rank])
+        return slice(start, start + counts[self._collective.rank])
+
+
+def refuse_to_gather(tensor: Any) -> Any:
+    """What `all_gather` is where workers do not all compute the same part of a step at the same time."""
+    raise ConfigError(
+        "all_gather needs workers that meet in every step and compute it in one pass.\n"
+        "Hint: sync='allreduce' (or 'sharded', 'fsdp') with accumulation_steps=1, or workers=1."
+    )

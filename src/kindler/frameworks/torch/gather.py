@@ -1,0 +1,156 @@
+"""`all_gather` of a training step in torch; see `row_gather.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from kindler.collective import gathering
+from kindler.errors import ConfigError
+from kindler.frameworks.row_gather import RowGather
+
+__all__ = ["Gather", "join", "take_rows", "without_rows"]
+
+
+class Gather:
+    """What `all_gather` is in the training steps of one rank.
+
+    Attributes:
+        share: What a gradient that begins on this rank counts for, where that is applied to the gradients of
+            parameters afterwards; 1 where backward begins with it.
+        pending: What was gathered since the last backward, as far as gradients flow through it.
+
+        idle: Whether this rank computes on made-up rows, of which it gives none.
+
+    Args:
+        ranks: Where all ranks meet in every step.
+    """
+
+    def __init__(self, ranks: RowGather) -> None:
+        self._ranks = ranks
+        self.share = 1.0
+        self.pending: list[torch.Tensor] = []
+        self.idle = False
+
+    @contextmanager
+    def step(self, *, idle: bool = False) -> Iterator[None]:
+        """Around what may gather."""
+        self.idle = idle
+        try:
+            with gathering(self):
+                yield
+        finally:
+            self.idle = False
+
+    def begin(self) -> None:
+        """Before the first forward pass of a step."""
+        self._ranks.begin()
+        self.share, self.pending = 1.0, []
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows of all ranks."""
+        return self._gathered(tensor)[0]
+
+    def even(self, tensor: torch.Tensor, *, gradients: bool) -> torch.Tensor:
+        """The tensors of all ranks in a new first dimension; a single number may be one of them."""
+        rows = tensor if tensor.dim() else tensor.reshape(1)
+        whole, counts = self._gathered(rows if gradients else rows.detach())
+        if len(set(counts)) > 1:
+            raise ConfigError(
+                f"self.all_gather puts the tensors of all workers beside one another, and they have {counts}"
+                " rows in this step.\nHint: kindler.all_gather(tensor) joins their rows, however many each"
+                " has; or choose a batch_size that gives all workers the same number in every step."
+            )
+        return whole.reshape(len(counts), *tensor.shape)
+
+    def _gathered(self, tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        if not isinstance(tensor, torch.Tensor) or not tensor.dim():
+            raise ConfigError(
+                "all_gather needs a tensor with rows along its first dimension; received"
+                f" {'a single number' if isinstance(tensor, torch.Tensor) else type(tensor).__name__}."
+            )
+        if self.idle:
+            tensor = tensor[:0]
+        flows = tensor.requires_grad and torch.is_grad_enabled()
+        what = f"{tensor.dtype} {tuple(tensor.shape[1:])} {'with' if flows else 'without'} gradient"
+        counts = self._ranks.agree(len(tensor), what)
+        if flows:
+            whole: torch.Tensor = _Rows.apply(tensor, self, counts)  # type: ignore[no-untyped-call]
+            self.pending.append(whole)
+            return whole, counts
+        return self.exchanged(tensor, counts), counts
+
+    def exchanged(self, tensor: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """The rows of all ranks."""
+        own = tensor.detach().cpu().contiguous()
+        bits = own.view(torch.int16) if own.dtype is torch.bfloat16 else own  # which numpy does not know
+        whole = torch.from_numpy(self._ranks.rows(bits.numpy(), counts))
+        return whole.view(own.dtype).to(tensor.device)
+
+    def returned(self, gradient: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """What flows back to this rank's rows."""
+        small = gradient.dtype in (torch.float16, torch.bfloat16)
+        carried = gradient.detach().to("cpu", torch.float32 if small else gradient.dtype).resolve_conj()
+        own = self._ranks.returned(carried.contiguous().numpy(), counts, self.share)
+        return torch.from_numpy(own).to(gradient.device, gradient.dtype)
+
+    def backward(self, loss: torch.Tensor | None, begin: torch.Tensor | None = None, **options: Any) -> None:
+        """Backward from a loss, or from none, and through all that was gathered for it.
+
+        Also where this rank's loss has made nothing of it: the others wait for this rank.
+        """
+        pending, self.pending = self.pending, []
+        ends = [*([] if loss is None else [loss]), *pending]
+        begins = [*([] if loss is None else [begin]), *(torch.zeros_like(whole) for whole in pending)]
+        if ends:
+            torch.autograd.backward(ends, begins, **options)
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, gather: Gather, counts: list[int]) -> torch.Tensor:
+        ctx.gather, ctx.counts = gather, counts
+        return gather.exchanged(tensor, counts)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.gather.returned(gradients[0], ctx.counts), None, None
+
+
+def join(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The rows of all of them."""
+    return torch.cat(tensors)
+
+
+def take_rows(tree: Any, rows: Sequence[int], of: int) -> Any:
+    """Copies of some of `of` rows of whatever has so many, in dicts, tuples and the like; the rest as it is.
+
+    Raises:
+        TypeError: There is something in it of which nobody knows what its rows are.
+    """
+    leaves, kind = torch.utils._pytree.tree_flatten(tree)
+    return torch.utils._pytree.tree_unflatten([_taken(leaf, rows, of) for leaf in leaves], kind)
+
+
+def without_rows(tree: Any) -> Any:
+    """The same without a row; nothing flows back to what made-up rows have made."""
+    return torch.utils._pytree.tree_map(_emptied, tree)
+
+
+def _emptied(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor) or not leaf.dim():
+        return leaf
+    return leaf.detach()[:0].requires_grad_(leaf.requires_grad)
+
+
+def _taken(leaf: Any, rows: Sequence[int], of: int) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        leaf = leaf.detach()
+        return leaf[list(rows)] if leaf.dim() and len(leaf) == of else leaf.clone()
+    if leaf is None or isinstance(leaf, int | float | str):
+        return leaf
+    raise TypeError(f"a {type(leaf).__name__} has no rows that are known")
