@@ -120,3 +120,5 @@ def test_arguments_of_tensorflowonspark_that_are_not_needed_are_accepted(spark: 
     returned = [value for value in cluster.cluster.return_values if value is not None]
     assert ("worker", 20) in [value[:2] for value in returned]
     assert os.getpid() not in [value[2] for value in returned]
+    with pytest.raises(ConfigError, match=r"(?s)workers=3 but .* can run 2 tasks.*1 are parameter servers"):
+        TFCluster.run(sc, role, {}, 3, num_ps=1, input_mode=mode, driver_ps_nodes=True)
