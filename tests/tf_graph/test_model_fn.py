@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,33 @@ def test_an_optimizer_of_the_estimator_and_values_in_memory_and_a_warm_start(tmp
     np.testing.assert_allclose(
         warm.predict(input_fn, "logits", verbose=0)["logits"], DATA["x"] @ w, atol=1e-4
     )
+
+
+def layered_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    logits = tf.layers.dense(features, CLASSES, kernel_initializer=tf.zeros_initializer())
+    if mode == ModeKeys.PREDICT:
+        return EstimatorSpec(mode, predictions={"logits": logits})
+    return EstimatorSpec(mode, logits, tf.losses.sparse_softmax_cross_entropy(labels, logits))
+
+
+def test_layers_of_tensorflow_1_are_there_though_keras_3_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kindler.compat.zoo import tfpark
+
+    est = Estimator.from_model_fn(layered_fn, tf.train.GradientDescentOptimizer(0.3), workers=1)
+    est.train(input_fn, 2, shuffle=False, verbose=0)
+    scored = est.predict(input_fn, "logits", verbose=0)["logits"]
+    # With a bias, which is a weight of a column of ones.
+    ones = {**DATA, "x": np.column_stack([DATA["x"], np.ones(len(DATA["x"]))])}
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "DATA", ones)
+        w = _trained(np.zeros((WIDTH + 1, CLASSES)), 0.3, 2)
+    np.testing.assert_allclose(scored, ones["x"] @ w, atol=1e-4)
+
+    monkeypatch.setattr(tf, "layers", ModuleType("what Keras 3 has for it"))
+    assert tfpark.TFDataset is not None  # programs of TFPark use layers before anything of Kindler runs
+    assert tf.layers.dense is not None
 
 
 def test_what_a_model_function_lacks_is_said() -> None:
