@@ -41,7 +41,7 @@ HOMES = {
     "transformers": ("models",),
     "lightning": (),
     "keras": ("frameworks.keras", "models", "compat.zoo"),
-    "tf_keras": ("frameworks.keras", "models", "compat"),
+    "tf_keras": ("frameworks.keras", "frameworks.tf_graph", "models", "compat"),
     "tensorflow": (
         "frameworks.keras",
         "frameworks.tf_graph",
