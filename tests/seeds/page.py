@@ -19,10 +19,10 @@ _HEAD = """\
 
 These are all code blocks of five pages of the systems that Kindler replaces. Each is quoted in
 `tests/seeds/blocks/` and run by a test. Import lines change; every other change is in the column "other
-changes", word for word, with its reason; `<...>` is a path or an address of the test's own. The column "given"
-has all that the test puts into the program because the page leaves it to its reader. A program that is changed
-or given anything else does not run. Import lines in parentheses are not in the block, which uses their names.
-No block is left out.
+changes", word for word, with its reason; `<...>` is a path or an address of the test's own. The column
+"given" has all that the test puts into the program because the page leaves it to its reader. A program that
+is changed or given anything else does not run. Import lines in parentheses are not in the block, which uses
+their names. No block is left out.
 
 The tests run with few rows. `make test-seeds-whole` runs them with MNIST, CIFAR-10 and a Spark cluster.
 
