@@ -109,6 +109,7 @@ def layered_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     return EstimatorSpec(mode, logits, tf.losses.sparse_softmax_cross_entropy(labels, logits))
 
 
+@pytest.mark.filterwarnings("ignore:.*tf.layers.dense.*:UserWarning")
 def test_layers_of_tensorflow_1_are_there_though_keras_3_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -140,3 +141,38 @@ def test_what_a_model_function_lacks_is_said() -> None:
     rows_only = tf.data.Dataset.from_tensor_slices((DATA["x"], DATA["y"]))
     with pytest.raises(ConfigError, match=r"its elements are rows, not batches"):
         est.train(lambda: rows_only)
+
+
+def test_tf_estimator_is_there_again_and_trains_a_model_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorflow
+
+    import kindler.compat.tensorflow_estimator  # noqa: F401
+
+    estimator = tensorflow.estimator
+    config = estimator.RunConfig(model_dir=str(tmp_path / "m"), save_checkpoints_steps=2)
+    est = estimator.Estimator(model_fn, config=config, params={"lr": 0.3, "own": True})
+    batches = tf.data.Dataset.from_tensor_slices((DATA["x"], DATA["y"])).batch(12)
+    train = estimator.TrainSpec(lambda: batches, max_steps=4)
+    for _ in range(2):  # the second time, four steps are made already
+        metrics, exports = estimator.train_and_evaluate(est, train, estimator.EvalSpec(lambda: batches))
+
+    first = np.random.default_rng(0).normal(size=(WIDTH, CLASSES)).astype(np.float32)
+    w = _trained(first, 0.3, 4)
+    right = (DATA["x"] @ w).argmax(1)
+    assert metrics["streamed"] == pytest.approx((right == DATA["y"]).mean())
+    assert (metrics["global_step"], exports) == (4, [])
+    rows_of_x = tf.data.Dataset.from_tensor_slices(DATA["x"]).batch(12)
+    assert [row["class"] for row in est.predict(lambda: rows_of_x, ["class"])] == right.tolist()
+
+    assert issubclass(estimator.LoggingTensorHook, estimator.SessionRunHook)
+    with pytest.raises(ConfigError, match="hooks are not called here"):
+        est.train(input_fn, hooks=[estimator.StopAtStepHook(1)])
+    with pytest.raises(AttributeError, match="tf.estimator has no DNNClassifier here"):
+        estimator.DNNClassifier  # noqa: B018
+    with pytest.raises(ConfigError, match="strategies of tf.distribute"):
+        estimator.RunConfig(train_distribute=object())
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}')
+    with pytest.raises(ConfigError, match="each of its 2 nodes would train a model of its own"):
+        estimator.Estimator(model_fn)
