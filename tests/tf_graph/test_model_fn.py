@@ -154,9 +154,10 @@ def test_tf_estimator_is_there_again_and_trains_a_model_function(
     config = estimator.RunConfig(model_dir=str(tmp_path / "m"), save_checkpoints_steps=2)
     est = estimator.Estimator(model_fn, config=config, params={"lr": 0.3, "own": True})
     batches = tf.data.Dataset.from_tensor_slices((DATA["x"], DATA["y"])).batch(12)
-    train = estimator.TrainSpec(lambda: batches, max_steps=4)
+    train = estimator.TrainSpec(lambda: batches.repeat(), max_steps=4)
+    judge = estimator.EvalSpec(lambda: batches.repeat(), steps=4)
     for _ in range(2):  # the second time, four steps are made already
-        metrics, exports = estimator.train_and_evaluate(est, train, estimator.EvalSpec(lambda: batches))
+        metrics, exports = estimator.train_and_evaluate(est, train, judge)
 
     first = np.random.default_rng(0).normal(size=(WIDTH, CLASSES)).astype(np.float32)
     w = _trained(first, 0.3, 4)
@@ -167,6 +168,9 @@ def test_tf_estimator_is_there_again_and_trains_a_model_function(
     assert [row["class"] for row in est.predict(lambda: rows_of_x, ["class"])] == right.tolist()
 
     assert issubclass(estimator.LoggingTensorHook, estimator.SessionRunHook)
+    assert est.train(lambda: batches, steps=6)._core.global_step == 8  # its data has an end
+    with pytest.raises(ConfigError, match=r"steps=1 counts batches of a tf.data.Dataset.*'InputData'"):
+        est.train(lambda: input_fn("train"), steps=1)
     with pytest.raises(ConfigError, match="hooks are not called here"):
         est.train(input_fn, hooks=[estimator.StopAtStepHook(1)])
     with pytest.raises(AttributeError, match="tf.estimator has no DNNClassifier here"):

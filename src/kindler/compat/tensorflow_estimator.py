@@ -1,12 +1,13 @@
 """`tf.estimator`, which TensorFlow took out in 2.16: importing this module puts it back into `tensorflow`.
 
-Hooks are those of `tf.compat.v1.train`. An `Estimator` trains in Kindler's workers (`Estimator.from_model_fn`),
-so it is for a driver or a program of its own; within a cluster of several nodes, each of which runs the whole
-program, it is refused. What is not here is refused by its name.
+Hooks are those of `tf.compat.v1.train`. An `Estimator` trains in workers of Kindler's, as
+`kindler.Estimator.from_model_fn` does, so it is for a driver or a program of its own; within a cluster of
+several nodes, each of which runs the whole program, it is refused. What is not here is refused by its name.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -23,17 +24,26 @@ from kindler.errors import ConfigError
 
 __all__ = ["EstimatorSpec", "EvalSpec", "ModeKeys", "RunConfig", "TrainSpec", "train_and_evaluate"]
 
-_HOOKS = (
-    *("CheckpointSaverHook", "CheckpointSaverListener", "FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook"),
-    *(
+_HOOKS = frozenset(
+    [
+        "CheckpointSaverHook",
+        "CheckpointSaverListener",
+        "FeedFnHook",
+        "FinalOpsHook",
+        "GlobalStepWaiterHook",
         "LoggingTensorHook",
         "NanLossDuringTrainingError",
         "NanTensorHook",
         "ProfilerHook",
         "SecondOrStepTimer",
-    ),
-    *("SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues", "StepCounterHook"),
-    *("StopAtStepHook", "SummarySaverHook"),
+        "SessionRunArgs",
+        "SessionRunContext",
+        "SessionRunHook",
+        "SessionRunValues",
+        "StepCounterHook",
+        "StopAtStepHook",
+        "SummarySaverHook",
+    ]
 )
 _SINGLE = ("chief", "master", "worker")
 
@@ -73,7 +83,7 @@ class TrainSpec:
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """What to judge with. All of it is used, once, whatever `steps` says."""
+    """What to judge with: so many batches of it, or all for None."""
 
     input_fn: Callable[..., Any]
     steps: int | None = 100
@@ -128,14 +138,14 @@ class Estimator:
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
     ) -> Estimator:
-        """Train `steps` steps, or until the global step is `max_steps`; without either, one pass."""
+        """Train `steps` steps, or until the global step is `max_steps`, or until a data set is at its end."""
         _refuse(hooks=hooks, saving_listeners=saving_listeners)
         if steps is not None and max_steps is not None:
             raise ConfigError("train: steps and max_steps are both given; give one of them.")
         if max_steps is not None:
             steps = max_steps - self._core.global_step
         if steps is None or steps > 0:
-            self._core.train(input_fn, steps, verbose=0)
+            self._core.train(_first(input_fn, steps), verbose=0)
         return self
 
     def evaluate(
@@ -146,9 +156,9 @@ class Estimator:
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """The loss and the metrics over all rows; `steps` bounds nothing."""
+        """The loss and the metrics over so many batches, or over all for None."""
         _refuse(hooks=hooks)
-        return self._core.evaluate(input_fn, checkpoint_path=checkpoint_path, verbose=0)
+        return self._core.evaluate(_first(input_fn, steps), checkpoint_path=checkpoint_path, verbose=0)
 
     def predict(
         self,
@@ -184,6 +194,24 @@ def train_and_evaluate(
     return estimator.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.hooks), []
 
 
+def _first(input_fn: Callable[..., Any], steps: int | None) -> Callable[..., Any]:
+    """The input function with so many batches of its data set, which may have no end."""
+
+    @functools.wraps(input_fn)
+    def made(*args: Any, **names: Any) -> Any:
+        data = input_fn(*args, **names)
+        if steps is None:
+            return data
+        if not isinstance(data, tf.data.Dataset):
+            raise ConfigError(
+                f"steps={steps} counts batches of a tf.data.Dataset; the input function returned"
+                f" {type(data).__name__!r}."
+            )
+        return data.take(steps)
+
+    return made
+
+
 def _check_alone() -> None:
     cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
     nodes = sum(len(cluster.get(role, ())) for role in _SINGLE)
@@ -209,8 +237,8 @@ def __getattr__(name: str) -> Any:
         return getattr(tf.compat.v1.train, name)
     raise AttributeError(
         f"tf.estimator has no {name} here.\n"
-        "Hint: there are Estimator, RunConfig, TrainSpec, EvalSpec, train_and_evaluate, EstimatorSpec, ModeKeys"
-        " and hooks; models such as DNNClassifier are a few lines of Keras, in kindler.Estimator.from_keras."
+        "Hint: there are Estimator, RunConfig, TrainSpec, EvalSpec, train_and_evaluate, EstimatorSpec,"
+        " ModeKeys and hooks; models such as DNNClassifier are a few lines of Keras, in kindler.Estimator.from_keras."
     )
 
 
