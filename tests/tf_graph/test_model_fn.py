@@ -154,8 +154,8 @@ def test_tf_estimator_is_there_again_and_trains_a_model_function(
     config = estimator.RunConfig(model_dir=str(tmp_path / "m"), save_checkpoints_steps=2)
     est = estimator.Estimator(model_fn, config=config, params={"lr": 0.3, "own": True})
     batches = tf.data.Dataset.from_tensor_slices((DATA["x"], DATA["y"])).batch(12)
-    train = estimator.TrainSpec(lambda: batches.repeat(), max_steps=4)
-    judge = estimator.EvalSpec(lambda: batches.repeat(), steps=4)
+    endless = batches.repeat()
+    train, judge = estimator.TrainSpec(lambda: endless, 4), estimator.EvalSpec(lambda: endless, 4)
     for _ in range(2):  # the second time, four steps are made already
         metrics, exports = estimator.train_and_evaluate(est, train, judge)
 

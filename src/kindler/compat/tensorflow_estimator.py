@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,27 +25,7 @@ from kindler.errors import ConfigError
 
 __all__ = ["EstimatorSpec", "EvalSpec", "ModeKeys", "RunConfig", "TrainSpec", "train_and_evaluate"]
 
-_HOOKS = frozenset(
-    [
-        "CheckpointSaverHook",
-        "CheckpointSaverListener",
-        "FeedFnHook",
-        "FinalOpsHook",
-        "GlobalStepWaiterHook",
-        "LoggingTensorHook",
-        "NanLossDuringTrainingError",
-        "NanTensorHook",
-        "ProfilerHook",
-        "SecondOrStepTimer",
-        "SessionRunArgs",
-        "SessionRunContext",
-        "SessionRunHook",
-        "SessionRunValues",
-        "StepCounterHook",
-        "StopAtStepHook",
-        "SummarySaverHook",
-    ]
-)
+_HOOK = re.compile(r"SessionRun(Args|Context|Values)|SecondOrStepTimer|\w+(Hook|Listener)|NanLoss\w+Error")
 _SINGLE = ("chief", "master", "worker")
 
 
@@ -233,12 +214,13 @@ def _refuse(**given: Any) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOOKS:
+    if _HOOK.fullmatch(name) and hasattr(tf.compat.v1.train, name):
         return getattr(tf.compat.v1.train, name)
     raise AttributeError(
         f"tf.estimator has no {name} here.\n"
         "Hint: there are Estimator, RunConfig, TrainSpec, EvalSpec, train_and_evaluate, EstimatorSpec,"
-        " ModeKeys and hooks; models such as DNNClassifier are a few lines of Keras, in kindler.Estimator.from_keras."
+        " ModeKeys and hooks; models such as DNNClassifier are a few lines of Keras, for"
+        " kindler.Estimator.from_keras."
     )
 
 
