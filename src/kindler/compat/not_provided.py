@@ -74,7 +74,8 @@ class _Finder(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> None:
         name = fullname.removeprefix(f"{__package__}.")
-        known = [start for start in _INSTEAD if name == start or name.startswith(f"{start}.")]
+        known = [start for start in _INSTEAD if f"{name}.".startswith(f"{start}.")]
+        known = known or [start for start in _INSTEAD if start.startswith(f"{name}.")]  # a package of them
         if name != fullname and known:
             raise NotProvidedError(
                 f"{name} is not among the modules that kindler.compat has of"
