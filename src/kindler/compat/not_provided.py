@@ -60,7 +60,7 @@ _INSTEAD = {
     "zoo.ray": "kindler.cluster.run starts your own program on every executor, without Ray",
     "zoo.serving": _SERVING,
     "zoo.tfpark.text": "a Keras model of yours in zoo.tfpark.KerasModel",
-    "zoo.util.tf": "TFNet.from_session(sess, inputs, outputs) of zoo.tfpark takes what export_tf wrote",
+    "zoo.util.tf": "TFNet.from_session(sess, inputs, outputs) of zoo.tfpark, which needs no export",
     "zoo.zouwu": _SERIES,
 }
 
