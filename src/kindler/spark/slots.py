@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -28,6 +31,7 @@ __all__ = [
 
 _LOOK_AGAIN_S = 0.25
 _WORKERS_COME_S = 5.0  # for machines to join a standalone cluster that has just been started
+_PAGE_S = 3.0
 _NO_LIMIT = 2**31 - 1
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
 _NOT_HELD = (
@@ -72,27 +76,26 @@ def _slots_of(spark: SparkSession, cores: int) -> int:
 def _slots_of_workers(spark: Any) -> int | None:
     """The tasks that all workers of a standalone cluster could run at the same time; None where nobody says.
 
-    A driver is told what it gets, and not what there is: this asks the master, as Spark's own tools do.
+    A driver is told what it gets, and not what there is. The worker of an executor has a page that names its
+    master, and the master one that names all workers.
     """
-    master = _conf(spark, "spark.master") or ""
-    if not master.startswith("spark://") or is_connect(spark):
+    if is_connect(spark) or not (_conf(spark, "spark.master") or "").startswith("spark://"):
         return None
-    context = spark.sparkContext
-    jvm, questions = context._jvm, "DeployMessages$RequestMasterState$"
+    listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+    logs = [listed.apply(number).executorLogs().get("stdout") for number in range(listed.size())]
+    pages = [urlsplit(str(log.get())) for log in logs if log.isDefined()]
     try:
-        question = getattr(getattr(jvm.org.apache.spark.deploy, questions), "MODULE$")
-        any_class = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("java.lang.Object"))
-        for place in master.removeprefix("spark://").split(","):
-            host, _, port = place.rpartition(":")
-            address = jvm.org.apache.spark.rpc.RpcAddress(host, int(port))
-            asked = context._jsc.sc().env().rpcEnv().setupEndpointRef(address, "Master")
-            told = asked.askSync(question, any_class)
-            if str(told.status()) == "ALIVE":
-                cores = [int(worker.cores()) for worker in told.workers() if worker.isAlive()]
-                return sum(_slots_of(spark, each) for each in cores)
-    except Exception:  # noqa: BLE001 - not a master that can be asked: whoever waits for slots finds out
+        worker = _page(f"{pages[0].scheme}://{pages[0].netloc}/json/")
+        workers = _page(f"{worker['masterwebuiurl'].rstrip('/')}/json/")["workers"]
+        return sum(_slots_of(spark, int(each["cores"])) for each in workers if each["state"] == "ALIVE")
+    except (OSError, ValueError, LookupError, TypeError):  # no pages, or nobody may read them
         return None
-    return None
+
+
+def _page(url: str) -> Any:
+    opener = build_opener(ProxyHandler({}))  # a machine of the cluster's
+    with opener.open(url, timeout=_PAGE_S) as page:
+        return json.load(page)
 
 
 def resolve_workers(

@@ -103,7 +103,7 @@ class _Labels(nn.Module):
         self.model = model
 
     def forward(self, rows: Any) -> torch.Tensor:
-        outputs = self.model(rows)
+        outputs: torch.Tensor = self.model(rows)
         if outputs.shape[-1] == 1:
             return (outputs > 0.5).double()
         return (outputs.argmax(-1, keepdim=True) + 1).double()
