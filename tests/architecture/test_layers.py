@@ -26,7 +26,7 @@ FLOOR = {part: len(LAYERS) - number for number, layer in enumerate(LAYERS) for p
 
 # The only parts that may load a framework, by whatever means.
 HOMES = {
-    "pyspark": ("spark", "ml", "tune", "compat.sparkflow", "compat.tensorflowonspark"),
+    "pyspark": ("spark", "ml", "tune", "compat.sparkflow", "compat.tensorflowonspark", "compat.zoo.pipeline"),
     "py4j": ("spark",),
     "torch": (
         "frameworks.torch",

@@ -50,7 +50,7 @@ class _NNParams(HasFeaturesCol, HasLabelCol, HasPredictionCol):
         return int(self.getOrDefault("batchSize"))
 
 
-class NNModel(Model, _NNParams, SavedStage):  # type: ignore[misc]
+class NNModel(Model, _NNParams, SavedStage):
     """Adds the model's outputs, as arrays of floats.
 
     Args:
