@@ -16,7 +16,7 @@ _KERAS = (
     " zoo.orca.learn; layers of BigDL are in bigdl.nn.layer"
 )
 _SERIES = "make windows of the series with Spark or pandas, and search for a model with kindler.tune.search"
-_SERVING = "store the model with kindler.Store and serve it with `kindler serve`"
+_SERVING = "store the model with kindler.om and serve it with `kindler serve`"
 _IMAGES = "kindler.readers reads pictures, and zoo.feature.image has transformers"
 
 # By the beginning of a name; the longest one counts.
@@ -52,7 +52,7 @@ _INSTEAD = {
     "zoo.pipeline.api.autograd": _KERAS,
     "zoo.pipeline.api.keras": _KERAS,
     "zoo.pipeline.api.keras2": _KERAS,
-    "zoo.pipeline.api.onnx": "kindler.Store keeps ONNX models and predicts with them",
+    "zoo.pipeline.api.onnx": "kindler.om keeps ONNX models and predicts with them",
     "zoo.pipeline.api.torch": "zoo.orca.learn.pytorch.Estimator takes torch models as they are",
     "zoo.pipeline.estimator": "zoo.orca.learn.bigdl.Estimator, or zoo.pipeline.nnframes.NNEstimator",
     "zoo.pipeline.inference": _SERVING,
