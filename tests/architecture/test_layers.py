@@ -26,7 +26,7 @@ FLOOR = {part: len(LAYERS) - number for number, layer in enumerate(LAYERS) for p
 
 # The only parts that may load a framework, by whatever means.
 HOMES = {
-    "pyspark": ("spark", "ml", "tune", "compat.sparkflow", "compat.tensorflowonspark"),
+    "pyspark": ("spark", "ml", "tune", "compat.sparkflow", "compat.tensorflowonspark", "compat.zoo.pipeline"),
     "py4j": ("spark",),
     "torch": (
         "frameworks.torch",
@@ -41,7 +41,7 @@ HOMES = {
     "transformers": ("models",),
     "lightning": (),
     "keras": ("frameworks.keras", "models", "compat.zoo"),
-    "tf_keras": ("frameworks.keras", "models", "compat"),
+    "tf_keras": ("frameworks.keras", "frameworks.tf_graph", "models", "compat"),
     "tensorflow": (
         "frameworks.keras",
         "frameworks.tf_graph",

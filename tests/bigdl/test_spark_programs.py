@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import orca_program as program
 import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.feature import VectorAssembler
 from torch import nn
 
 from kindler.compat.bigdl.nn.criterion import *
@@ -20,6 +22,8 @@ from kindler.compat.zoo.orca.data import XShards
 from kindler.compat.zoo.orca.learn import pytorch
 from kindler.compat.zoo.orca.learn.bigdl import Estimator
 from kindler.compat.zoo.orca.learn.metrics import Accuracy
+from kindler.compat.zoo.pipeline.nnframes import NNClassifier, NNClassifierModel, NNEstimator, NNModel
+from kindler.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -179,3 +183,52 @@ def test_columns_of_labels_become_one_vector(spark: Any) -> None:
     labels = np.array([[*row[2], row[3]] for row in rows])
     errors = model.predict(np.array([row[:2] for row in rows])) - labels
     assert est.evaluate(df, **columns)["MAE"] == pytest.approx(np.abs(errors).mean(), rel=1e-4)
+
+
+def test_a_stage_of_nnframes_trains_its_model_scores_and_is_saved(spark: Any, tmp_path: Path) -> None:
+    rows = [([float(i % 3), float(i % 5)], 2.0 * (i % 3) - (i % 5) + 1.0) for i in range(15)]
+    frame = spark.createDataFrame(rows, "x array<double>, y double")
+    first = [np.zeros((1, 2), "float32"), np.zeros(1, "float32")]
+    linear = Linear(2, 1, init_weight=first[0], init_bias=first[1])
+    stage = NNEstimator(linear, MSECriterion(), [2], [1]).setOptimMethod(SGD(0.5)).setLearningRate(0.05)
+    stage = stage.setFeaturesCol("x").setLabelCol("y").setPredictionCol("z").setBatchSize(15).setMaxEpoch(3)
+
+    other = stage.copy({stage.maxEpoch: 1})
+    other.fit(frame)
+    np.testing.assert_array_equal(linear.get_weights()[0], first[0])
+    model = stage.fit(frame)
+
+    x, y = np.array([[*row[0], 1.0] for row in rows]), np.array([row[1] for row in rows])
+    w = np.zeros(3)
+    for _ in range(3):
+        w -= 0.05 * 2 * x.T @ (x @ w - y) / len(x)
+    np.testing.assert_allclose(np.concatenate([part.ravel() for part in linear.get_weights()]), w, rtol=1e-4)
+    model.write().overwrite().save(str(tmp_path / "nn"))
+    for scoring in (model, NNModel.load(str(tmp_path / "nn"))):
+        scored = scoring.transform(frame).collect()
+        np.testing.assert_allclose([row.z[0] for row in scored], x @ w, rtol=1e-4)
+        assert [row.y for row in scored] == y.tolist()
+    with pytest.raises(ConfigError, match=r"setEndWhen takes MaxEpoch\(n\)"):
+        stage.setEndWhen(MaxIteration(3))
+
+
+def test_a_classifier_of_nnframes_counts_labels_from_1_within_a_pipeline(spark: Any, tmp_path: Path) -> None:
+    frame = spark.createDataFrame(
+        [(float(i % 2), float(i % 3), 1.0 + i % 2) for i in range(12)], "a double, b double, label double"
+    )
+    network = Sequential().add(Linear(2, 2)).add(LogSoftMax())
+    stage = (
+        NNClassifier(network, ClassNLLCriterion()).setOptimMethod(Adam(0.3)).setBatchSize(12).setMaxEpoch(30)
+    )
+    model = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="features"), stage]).fit(frame)
+    model.write().overwrite().save(str(tmp_path / "pipeline"))
+
+    for scoring in (model, PipelineModel.load(str(tmp_path / "pipeline"))):
+        scored = scoring.transform(frame)
+        assert scored.schema["prediction"].dataType.simpleString() == "double"
+        assert [row.prediction for row in scored.collect()] == [row.label for row in frame.collect()]
+
+    one = Sequential().add(Linear(2, 1, init_weight=np.ones((1, 2)), init_bias=np.zeros(1)))
+    assembled = model.stages[0].transform(frame)
+    labels = [row.prediction for row in NNClassifierModel(one).setBatchSize(4).transform(assembled).collect()]
+    assert labels == [float(row.a + row.b > 0.5) for row in frame.collect()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -158,3 +159,14 @@ def talk(args: int, ctx: Any) -> None:
     """Prints many lines."""
     for number in range(args):
         sys.stdout.write(f"line {number} of {ctx.role}\n")
+
+
+def fail_when_told(args: str, ctx: Any) -> None:
+    """Takes no rows; fails, or returns, when the file `args` is there."""
+    place = Path(args)
+    (place / f"pid-{ctx.rank}").write_text(str(os.getpid()))
+    while not (place / "go").exists():
+        pass
+    how = (place / "go").read_text()
+    if how != "return":
+        _fail(how)

@@ -66,6 +66,43 @@ def collect_within(running: cluster.Cluster, rows: Any) -> None:
         rows.collect()
 
 
+class RowsOfTheDead:
+    """Rows that come when node 0 is gone: it failed, or returned, before anybody could connect to it."""
+
+    def __init__(self, place: Path, how: str) -> None:
+        self.place, self.how = place, how
+
+    def __call__(self, rows: Any) -> Any:
+        process = Path("/proc") / (self.place / "pid-0").read_text()
+        (self.place / "told").write_text(self.how)
+        (self.place / "told").rename(self.place / "go")
+        while process.exists():
+            pass
+        yield from rows
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("on purpose", "LookupError: I fail: on purpose"),
+        ("kill", "ended by SIGKILL"),
+        ("return", "the program of node 0 has returned"),
+    ],
+)
+def test_a_task_that_finds_its_node_gone_fails_with_the_reason_for_that(
+    spark: Any, tmp_path: Path, how: str, told: str
+) -> None:
+    running = start(spark, programs.fail_when_told, str(tmp_path), nodes=1)
+    rows = spark.sparkContext.parallelize(range(9), 1).mapPartitions(RowsOfTheDead(tmp_path, how))
+    with pytest.raises(Exception, match=told):
+        running.inference(rows).collect()
+    if how == "return":
+        running.shutdown()
+    else:
+        with pytest.raises((LookupError, WorkerLost), match=told.removeprefix("LookupError: ")):
+            running.shutdown()
+
+
 def test_terminate_stops_the_job_that_feeds(spark: Any) -> None:
     with start(spark, programs.stop_after_100) as running:
         running.train(spark.range(0, 1_000_000, 1, 200), epochs=100)

@@ -18,9 +18,11 @@ _HEAD = """\
 # Programs of the old systems, block by block
 
 These are all code blocks of five pages of the systems that Kindler replaces. Each is quoted in
-`tests/seeds/blocks/` and run by a test, in programs that add only what the page leaves to its reader: data,
-models, settings. Import lines change; where anything else does, the column "besides" says what and why.
-Import lines in parentheses are not in the block, which uses their names. No block is left out.
+`tests/seeds/blocks/` and run by a test. Import lines change; every other change is in the column "other
+changes", word for word, with its reason; `<...>` is a path or an address of the test's own. The column
+"given" has all that the test puts into the program because the page leaves it to its reader. A program that
+is changed or given anything else does not run. Import lines in parentheses are not in the block, which uses
+their names. No block is left out.
 
 The tests run with few rows. `make test-seeds-whole` runs them with MNIST, CIFAR-10 and a Spark cluster.
 
@@ -80,7 +82,8 @@ def _section(page: str, title: str) -> str:
     rows = "\n".join(_line(ROWS[block]) for block in quoted(page))
     return (
         f"## {title}\n\nWhat else is different: [the guide](../guides/{_GUIDES[page]}).\n\n"
-        f"| block | import lines | become | besides | run by |\n|---|---|---|---|---|\n{rows}\n"
+        f"| block | import lines | become | other changes | given | run by |\n"
+        f"|---|---|---|---|---|---|\n{rows}\n"
     )
 
 
@@ -89,13 +92,17 @@ def _line(row: Row) -> str:
     shown = quoted(page)[row.block].splitlines()
     olds = "<br>".join(_code(old) if old in shown else f"({_code(old)})" for old, _ in row.imports)
     news = "<br>".join(_code(new) for _, new in row.imports)
-    besides = "<br>".join(f"{change.kind}: {change.why}" for change in row.changes)
-    cells = (name, olds or "none", news, besides, _test(row.test))
+    changes = "<br>".join(
+        f"{_code(change.was)} becomes {_code(change.now)} ({change.kind}: {change.why})"
+        for change in row.changes
+    )
+    given = "<br>".join(f"{_code(name)}: {row.what(name)}" for name in row.given_names)
+    cells = (name, olds or "none", news, changes, given, _test(row.test))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _code(line: str) -> str:
-    return f"`{line}`"
+def _code(text: str) -> str:
+    return f"`{text.replace(chr(10), ' ↵ ')}`"
 
 
 if __name__ == "__main__":

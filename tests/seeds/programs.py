@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
 from functools import cache
@@ -68,13 +69,30 @@ class Program:
         self._folder = folder
         self._places = places or {}
         self.names: dict[str, Any] = {"__name__": "__main__", **names}  # functions travel by value
+        self._made: dict[str, Any] = {}  # what blocks have bound, and to what
 
     def run(self, *blocks: str) -> dict[str, Any]:
         """Run blocks; gives the names that there are afterwards."""
         for block in blocks:
             text = runnable(ROWS[block], self._folder, **self._places)
+            given = sorted(name for name in _used(text) if name in self.names and not self._is_made(name))
+            assert given == sorted(ROWS[block].given_names), f"{block} is given {given}"
+            before = dict(self.names)
             exec(compile(text, f"<{block}>", "exec"), self.names)
+            self._made.update(
+                {name: value for name, value in self.names.items() if before.get(name, self) is not value}
+            )
         return self.names
+
+    def _is_made(self, name: str) -> bool:
+        """Whether the name is bound to what a block has bound it to, and not to something of the test's."""
+        return self._made.get(name, self) is self.names[name]
+
+
+def _used(text: str) -> set[str]:
+    """The names that a program reads."""
+    nodes = ast.walk(ast.parse(text))
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def _trimmed(block: str) -> str:

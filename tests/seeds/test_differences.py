@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import importlib
 import os
 from pathlib import Path
@@ -17,7 +18,7 @@ from kindler.compat.bigdl.nn.layer import BatchNormalization, Linear, Model, Seq
 from kindler.compat.bigdl.optim.optimizer import SGD, EveryEpoch
 from kindler.compat.zoo.orca.data import XShards
 from kindler.compat.zoo.orca.learn.bigdl import Estimator
-from kindler.errors import ConfigError, NotFoundError
+from kindler.errors import ConfigError, DataError, NotFoundError
 from tests.seeds.differences import DIFFERENCES, GUIDES, rows_of
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +100,59 @@ def test_names_that_are_not_there_are_import_errors(module: str, name: str) -> N
     assert not hasattr(importlib.import_module(f"kindler.compat.{module}"), name)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("zoo.orca.data.tf", "fit takes XShards as they are"),
+        ("zoo.orca.data.tf.data", "fit takes XShards as they are"),
+        ("bigdl.orca.data.tf.data", "fit takes XShards as they are"),
+        ("zoo.util.tf", "TFNet.from_session"),
+        ("zoo.pipeline.api.keras.layers", "from_keras or from_torch"),
+        ("zoo.pipeline.api.keras2.layers", "from_keras or from_torch"),
+        ("bigdl.dllib.keras.models", "from_keras or from_torch"),
+        ("zoo.pipeline.nnframes.nn_image_reader", "NNEstimator, NNModel, NNClassifier"),
+        ("bigdl.dataset.news20", "bigdl.dataset.mnist is here"),
+    ],
+)
+def test_modules_that_are_not_there_are_refused_by_their_name_with_what_there_is(
+    name: str, hint: str
+) -> None:
+    module, _, last = f"kindler.compat.{name}".rpartition(".")
+    for line in (f"import {module}.{last}", f"from {module} import {last}"):
+        with pytest.raises(ImportError, match=rf"(?s)is not among the modules .*Hint: .*{hint}"):
+            exec(line)
+
+
+def test_a_module_that_never_was_is_not_found_as_any_other() -> None:
+    with pytest.raises(ModuleNotFoundError, match="never_was"):
+        importlib.import_module("kindler.compat.zoo.never_was")
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_mnist_is_read_from_its_files_and_nothing_is_downloaded(tmp_path: Path, packed: bool) -> None:
+    from kindler.compat.bigdl.dataset import mnist
+    from kindler.compat.bigdl.dataset.transformer import normalizer
+
+    images, labels = np.arange(3 * 28 * 28).astype(np.uint8).reshape(3, 28, 28), np.array([5, 0, 9], np.uint8)
+    for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+        head = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+        data = head + array.tobytes()
+        path = tmp_path / f"t10k-{name}-ubyte{'.gz' if packed else ''}"
+        path.write_bytes(gzip.compress(data) if packed else data)
+
+    found, its_labels = mnist.read_data_sets(str(tmp_path), "test")
+    assert found.shape == (3, 28, 28, 1)
+    np.testing.assert_array_equal(found[..., 0], images)
+    np.testing.assert_array_equal(its_labels, labels)
+    scaled = normalizer(found, mnist.TEST_MEAN, mnist.TEST_STD)
+    np.testing.assert_allclose(scaled[0, 0, 1, 0], (1 - mnist.TEST_MEAN) / mnist.TEST_STD)
+    with pytest.raises(ConfigError, match=r"(?s)neither train-images-idx3-ubyte nor .*nothing is downloaded"):
+        mnist.load_data(str(tmp_path))
+    path.write_bytes(gzip.compress(data[:-1]) if packed else data[:-1])
+    with pytest.raises(DataError, match="is not one of MNIST's files"):
+        mnist.read_data_sets(str(tmp_path), "test")
+
+
 def role(args: Any, ctx: Any) -> tuple[str, int, int]:
     rows = 0
     feed = None if ctx.job_name == "ps" else ctx.get_data_feed()
@@ -120,3 +174,5 @@ def test_arguments_of_tensorflowonspark_that_are_not_needed_are_accepted(spark: 
     returned = [value for value in cluster.cluster.return_values if value is not None]
     assert ("worker", 20) in [value[:2] for value in returned]
     assert os.getpid() not in [value[2] for value in returned]
+    with pytest.raises(ConfigError, match=r"(?s)workers=3 but .* can run 2 tasks.*1 are parameter servers"):
+        TFCluster.run(sc, role, {}, 3, num_ps=1, input_mode=mode, driver_ps_nodes=True)

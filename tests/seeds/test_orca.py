@@ -99,7 +99,6 @@ def test_a_block_of_mxnet_learns_digits(spark: Any, folder: Path) -> None:
         data_ndarray=images[:, None].astype("float32") / 255, label_ndarray=labels.astype("float32"),
     )  # fmt: skip
     names = program.run("orca/mxnet-from-mxnet")
-    names["config"]["batch_size"] = 16
     program.run("orca/mxnet-fit")
 
     images, labels = digits("test")

@@ -11,8 +11,8 @@ import pytest
 
 from tests.conftest import SHARED
 from tests.seeds.page import pages
-from tests.seeds.programs import blocks_of_a_page, quoted, runnable
-from tests.seeds.table import PAGES, ROWS, Row
+from tests.seeds.programs import Program, blocks_of_a_page, quoted, runnable
+from tests.seeds.table import GIVEN, PAGES, ROWS, Row
 
 ROOT = Path(__file__).parents[2]
 ORIGINALS = SHARED.parent / "seeds"
@@ -53,6 +53,29 @@ def test_only_import_lines_and_listed_pieces_of_a_block_change(row: Row) -> None
     assert altered == Counter(line for line in lines if line in dict(row.imports))
     if not row.shell and row.block != "sparkflow/parameters":
         ast.parse(runnable(row, alpha="1"))
+
+
+@EVERY_ROW
+def test_what_a_block_is_given_is_explained_and_used(row: Row) -> None:
+    block = quoted(row.block.partition("/")[0])[row.block]
+    assert all(row.what(name) for name in row.given_names)
+    assert all(re.search(rf"\b{re.escape(name)}\b", block) for name in row.given_names)
+    if row.shell:
+        used, set_there = re.findall(r"\$\{?(\w+)", block), re.findall(r"export (\w+)=", block)
+        first = [name for name in used if name not in set_there or name == "PYTHONPATH"]
+        assert {name for name in row.given_names if "." not in name} == set(first)
+        assert {name for name in row.given_names if "." in name} == set(re.findall(r"\w+\.py\b", block))
+
+
+def test_nothing_is_explained_that_is_not_given() -> None:
+    assert {name.rpartition(":")[2] for name in GIVEN} == {
+        n for row in ROWS.values() for n in row.given_names
+    }
+
+
+def test_a_program_does_not_run_with_anything_that_its_row_does_not_list(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"sparkflow/build-graph is given \['small_model'\]"):
+        Program(tmp_path, small_model=None).run("sparkflow/build-graph")
 
 
 @EVERY_ROW

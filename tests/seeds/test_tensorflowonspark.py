@@ -1,17 +1,17 @@
 """The commands of TensorFlowOnSpark's ResNet example, with the program of `examples/resnet_cifar`.
 
-The page starts Spark's own cluster with scripts that pip's Spark does not have. Here they do
-nothing, and Spark runs already: `local[2]`, or with `KINDLER_TEST_WHOLE=1` a master and two workers.
+The page starts Spark's own cluster with scripts that pip's Spark does not have. They are short, and start a
+master and two workers with what pip's Spark has.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ import pytest
 from kindler.spark.java import find_java
 from tests.cluster.test_resnet_cifar import cifar as few_records
 from tests.cluster.test_resnet_cifar import free_places, losses
-from tests.conftest import SHARED
+from tests.conftest import SHARED, eventually_none
+from tests.java_options import JAVA_OPTIONS
 from tests.seeds.programs import runnable
 from tests.seeds.table import ROWS
-from tests.spark_programs.cluster import standalone
 from tests.whole import WHOLE
 
 ROOT = Path(__file__).parents[2]
@@ -40,30 +40,46 @@ def cifar(few_records: Path) -> Path:
     return SHARED / "cifar10-mini" if WHOLE else few_records
 
 
+MASTER, WORKER = (f"org.apache.spark.deploy.{name}" for name in ("master.Master", "worker.Worker"))
+DAEMON = """#!/bin/bash
+for number in $(seq %s); do "$SPARK_HOME/sbin/spark-daemon.sh" %s $number %s; done
+"""
+EVERY_WORKER = "${SPARK_WORKER_INSTANCES:-1}"
+SCRIPTS = {
+    "start-master.sh": ("1", f"start {MASTER}", "--host 127.0.0.1 --port $MASTER_PORT --webui-port 0"),
+    "start-slave.sh": (EVERY_WORKER, f"start {WORKER}", '--host 127.0.0.1 --webui-port 0 "$@"'),
+    "stop-slave.sh": (EVERY_WORKER, f"stop {WORKER}", ""),
+    "stop-master.sh": ("1", f"stop {MASTER}", ""),
+}
+
+
 class Shell:
     """Starts commands of the page."""
 
     def __init__(self, folder: Path, cifar: Path) -> None:
         self.folder = folder
-        first, second = free_places()
+        first, second, master = (*free_places(), free_places()[0].replace("localhost", "127.0.0.1"))
         self.places = {
             "cifar": str(cifar), "models": str(EXAMPLE), "tfos": str(folder / "tfos"),
-            "first": first, "second": second, "master": "local[2]",
+            "first": first, "second": second, "master": master,
         }  # fmt: skip
+        self._given = {
+            "CIFAR_DATA": str(cifar),
+            "PYTHONPATH": str(ROOT / "src"),
+            "SPARK_HOME": str(folder / "spark"),
+            "TENSORFLOW_MODELS": str(EXAMPLE),
+        }
 
-    def start(self, text: str) -> subprocess.Popen[str]:
+    def start(self, name: str, part: slice = slice(None)) -> subprocess.Popen[str]:
+        """Run a block, or some of the windows that it has commands for."""
+        row = ROWS[name]
+        windows = runnable(row, self.folder, **self.places).split("# in another shell/window")
         return subprocess.Popen(
-            ["bash", "-eu", "-c", text],
+            ["bash", "-eu", "-c", "\n".join(windows[part])],
             env={
-                **os.environ,
-                "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-                "PYTHONPATH": str(ROOT / "src"),
-                "PYSPARK_PYTHON": sys.executable,
-                "JAVA_HOME": str(find_java().home),
-                "SPARK_HOME": str(self.folder / "spark"),
-                "TENSORFLOW_MODELS": str(EXAMPLE),
-                "CIFAR_DATA": self.places["cifar"],
-                "TF_CPP_MIN_LOG_LEVEL": "2",
+                **{variable: value for variable, value in os.environ.items() if variable not in self._given},
+                **{variable: self._given[variable] for variable in row.given_names if "." not in variable},
+                **self._of_this_machine(),
             },
             cwd=EXAMPLE,
             stdout=subprocess.PIPE,
@@ -71,8 +87,25 @@ class Shell:
             text=True,
         )
 
-    def block(self, name: str) -> str:
-        return runnable(ROWS[name], self.folder, **self.places)
+    def _of_this_machine(self) -> dict[str, str]:
+        """Where Python and Java are, and what Spark's daemons of this test have for themselves."""
+        return {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYSPARK_PYTHON": sys.executable,
+            "JAVA_HOME": str(find_java().home),
+            "JAVA_TOOL_OPTIONS": JAVA_OPTIONS,
+            "MASTER_PORT": self.places["master"].rpartition(":")[2],
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_PID_DIR": str(self.folder / "pids"),
+            "SPARK_LOG_DIR": str(self.folder / "logs"),
+            "SPARK_WORKER_DIR": str(self.folder / "work"),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+
+    def daemons(self) -> list[int]:
+        """The processes of Spark's cluster that run."""
+        numbers = [int(file.read_text()) for file in (self.folder / "pids").glob("*.pid")]
+        return [number for number in numbers if Path(f"/proc/{number}").exists()]
 
 
 @pytest.fixture
@@ -82,16 +115,17 @@ def shell(cifar: Path, tmp_path: Path) -> Iterator[Shell]:
     for part in Path(pyspark.__file__).parent.iterdir():
         if part.name != "sbin":
             (spark / part.name).symlink_to(part)
-    for script in ("start-master.sh", "start-slave.sh", "stop-slave.sh", "stop-master.sh"):
-        (spark / "sbin" / script).write_text("#!/bin/sh\n")
+    for part in (Path(pyspark.__file__).parent / "sbin").iterdir():
+        (spark / "sbin" / part.name).symlink_to(part)
+    for script, words in SCRIPTS.items():
+        (spark / "sbin" / script).write_text(DAEMON % words)
         (spark / "sbin" / script).chmod(0o755)
     (tmp_path / "tfos" / "examples").mkdir(parents=True)
     (tmp_path / "tfos" / "examples" / "resnet").symlink_to(EXAMPLE)
     shell = Shell(tmp_path, cifar)
-    with standalone(tmp_path) if WHOLE else nullcontext() as cluster:
-        if cluster is not None:
-            shell.places["master"] = cluster.address
-        yield shell
+    yield shell
+    for number in shell.daemons():  # of commands that failed before the last of them
+        os.kill(number, signal.SIGTERM)
 
 
 def output_of(process: subprocess.Popen[str]) -> str:
@@ -106,17 +140,16 @@ def judged(output: str) -> list[Any]:
 
 
 def test_one_process_trains(shell: Shell) -> None:
-    output = output_of(shell.start(shell.block("tensorflowonspark-resnet/single-node")))
+    output = output_of(shell.start("tensorflowonspark-resnet/single-node"))
 
     assert sum(map(len, losses(output).values())) > 0
     assert len(judged(output)) == 1
 
 
 def test_two_processes_find_each_other_and_train_in_step(shell: Shell) -> None:
-    both = shell.block("tensorflowonspark-resnet/two-processes")
-    windows = both.split("# in another shell/window")
+    name = "tensorflowonspark-resnet/two-processes"
 
-    first, second = map(output_of, [shell.start(window) for window in windows])
+    first, second = map(output_of, [shell.start(name, slice(0, 1)), shell.start(name, slice(1, 2))])
 
     assert losses(first) == losses(second)
     assert len(losses(first)[""]) > 0
@@ -124,10 +157,13 @@ def test_two_processes_find_each_other_and_train_in_step(shell: Shell) -> None:
 
 
 def test_two_executors_of_spark_train_in_step(shell: Shell) -> None:
-    output = output_of(shell.start(shell.block("tensorflowonspark-resnet/spark")))
+    output = output_of(shell.start("tensorflowonspark-resnet/spark"))
 
     first, second = losses(output).values()
     assert first == second
     assert len(first) > 0
     assert len(judged(output)) == 2
     assert len(set(judged(output))) == 1
+    logs = [path.read_text() for path in (shell.folder / "logs").iterdir()]
+    assert sum("Successfully registered with master" in log for log in logs) == 2
+    assert not eventually_none(shell.daemons)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,7 +51,7 @@ def test_a_keras_model_learns_digits_and_its_weights_are_read_again(
         given.get_data_rdd("validation", sc), labels=(tf.int32, []), batch_per_thread=80, **IMAGE
     )
     names["pred_dataset"] = TFDataset.from_rdd(given.get_data_rdd("test", sc), batch_per_thread=80, **IMAGE)
-    plain, names["model"] = names["model"], names["keras_model"]  # the page calls both of them model
+    plain, names["model"] = names["model"], names["keras_model"]
     program.run("tfpark/keras-predict")
 
     scores = np.array(names["predictions"].collect())
@@ -76,12 +75,10 @@ def test_lenet_of_slim_learns_digits_and_its_checkpoint_is_read_again(
 ) -> None:
     pytest.importorskip("tf_slim")
     names = program.names
-    names["lenet"] = SimpleNamespace(**runpy.run_path(str(LENET)))  # the page has it of slim's model zoo
+    names["lenet"] = SimpleNamespace(**runpy.run_path(str(LENET)))
     (tmp_path / "lenet").mkdir()
     program.run("tfpark/train-data", "tfpark/train-lenet", "tfpark/optimize-loss", "tfpark/save-checkpoint")
     assert list((tmp_path / "az_lenet").rglob("*tfevents*"))
-    for file in (tmp_path / "lenet").iterdir():  # saved as "lenet/", read as "lenet" by the page
-        shutil.copy(file, tmp_path / f"lenet{file.name}")
 
     names["file_list"] = given.file_list("test")
     with tf.Graph().as_default():
@@ -95,7 +92,6 @@ def test_a_keras_model_learns_digits_below_the_estimators(program: Program, tmp_
     names = program.run(
         "tfpark/train-data", "tfpark/train-keras", "tfpark/optimize-keras", "tfpark/save-weights"
     )
-    shutil.copy(tmp_path / "keras.h5", tmp_path / "mnist_keras.h5")  # the page saves one and reads the other
 
     names["file_list"] = given.file_list("test")
     program.run("tfpark/predict-data", "tfpark/predict-keras", "tfpark/predictor-keras")

@@ -152,6 +152,35 @@ def test_with_dynamic_allocation_the_number_of_workers_must_be_known_and_tasks_m
 
 
 @pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"spark.master": "spark://somewhere:7077", "spark.cores.max": "5"}, 5),
+        (
+            {
+                "spark.master": "spark://somewhere:7077", "spark.cores.max": "7",
+                "spark.executor.cores": "3", "spark.task.cpus": "2",
+            },
+            2,
+        ),
+        ({"spark.master": "yarn", "spark.executor.instances": "3", "spark.executor.cores": "2"}, 6),
+        ({"spark.master": "k8s://https://somewhere"}, 2),
+        ({"spark.master": "local-cluster[2, 3, 1024]"}, 6),
+        ({}, 4),
+    ],
+)  # fmt: skip
+def test_more_workers_than_an_application_can_ever_run_are_refused_at_once(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], most: int
+) -> None:
+    from kindler.spark import slots
+
+    asked = slots._conf
+    monkeypatch.setattr(slots, "_conf", lambda session, key: settings.get(key) or asked(session, key))
+
+    with pytest.raises(ConfigError, match=rf"workers=9 but .* can run {most} tasks side by side"):
+        slots.resolve_workers(spark, 9, RunSettings(start_timeout_s=86400))
+
+
+@pytest.mark.parametrize(
     ("bad", "problem"),
     [
         # Without Spark, tests/unit/data/test_columns.py has all of them.

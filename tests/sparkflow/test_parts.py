@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import tensorflow
 import tensorflow.compat.v1 as tf
 import v1_graphs
+import v1_helpers
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import Row
 from v1_graphs import clouds, returned
@@ -37,6 +40,64 @@ def test_a_graph_is_text_whose_loss_is_that_of_tf_losses_or_the_one_returned() -
         build_graph(lambda: None)
     with pytest.raises(ConfigError, match="not the text that build_graph returns"):
         OpenGraph.of("{'x'")
+
+
+class Network:
+    """A graph as an object that is called, with a helper of another module and an import of its own."""
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+
+    def __call__(self) -> Any:
+        import tensorflow as tf
+        from tensorflow import placeholder
+
+        x = placeholder(tf.float32, shape=[None, 2], name="x")
+        y = tf.compat.v1.placeholder(tf.float32, shape=[None, 1], name="y")
+        hidden = v1_helpers.perceptron(x, self.units)
+        return tf.losses.mean_squared_error(y, tf.layers.dense(hidden, 1))
+
+    def built(self, units: int) -> Any:
+        self.units = units
+        return self()
+
+
+@pytest.mark.parametrize(
+    "function", [Network(3), Network(3).__call__, functools.partial(Network(0).built, 3)]
+)
+def test_tensorflow_is_tensorflow_1_in_helpers_imports_and_whatever_can_be_called(function: Any) -> None:
+    variable, keras = tensorflow.Variable, tensorflow.keras
+    opened = OpenGraph.of(build_graph(function))
+
+    assert [v.shape.as_list() for v in opened.trained] == [[2, 3], [3], [3, 1], [1]]
+    assert tensorflow.Variable is variable
+    assert tensorflow.keras is keras
+    assert not hasattr(tensorflow, "placeholder")
+
+
+def test_tensorflow_is_as_before_after_functions_that_fail_or_run_side_by_side() -> None:
+    first_is_in, second_is_out = threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        first_is_in.set()
+        assert second_is_out.wait(60)
+        return Network(1)()
+
+    def fails() -> None:
+        v1_graphs.tf.placeholder("float32")
+        raise LookupError("no such layer")
+
+    made: list[str] = []
+    thread = threading.Thread(target=lambda: made.append(build_graph(slow)))
+    thread.start()
+    assert first_is_in.wait(60)
+    with pytest.raises(LookupError, match="no such layer"):
+        build_graph(fails)
+    second_is_out.set()
+    thread.join()
+
+    assert made
+    assert not hasattr(tensorflow, "placeholder")
 
 
 def test_of_several_losses_the_returned_one_is_taken() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,34 @@ def test_an_optimizer_of_the_estimator_and_values_in_memory_and_a_warm_start(tmp
     )
 
 
+def layered_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    logits = tf.layers.dense(features, CLASSES, kernel_initializer=tf.zeros_initializer())
+    if mode == ModeKeys.PREDICT:
+        return EstimatorSpec(mode, predictions={"logits": logits})
+    return EstimatorSpec(mode, logits, tf.losses.sparse_softmax_cross_entropy(labels, logits))
+
+
+@pytest.mark.filterwarnings("ignore:.*tf.layers.dense.*:UserWarning")
+def test_layers_of_tensorflow_1_are_there_though_keras_3_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kindler.compat.zoo import tfpark
+
+    est = Estimator.from_model_fn(layered_fn, tf.train.GradientDescentOptimizer(0.3), workers=1)
+    est.train(input_fn, 2, shuffle=False, verbose=0)
+    scored = est.predict(input_fn, "logits", verbose=0)["logits"]
+    # With a bias, which is a weight of a column of ones.
+    ones = {**DATA, "x": np.column_stack([DATA["x"], np.ones(len(DATA["x"]))])}
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "DATA", ones)
+        w = _trained(np.zeros((WIDTH + 1, CLASSES)), 0.3, 2)
+    np.testing.assert_allclose(scored, ones["x"] @ w, atol=1e-4)
+
+    monkeypatch.setattr(tf, "layers", ModuleType("what Keras 3 has for it"))
+    assert tfpark.TFDataset is not None  # programs of TFPark use layers before anything of Kindler runs
+    assert tf.layers.dense is not None
+
+
 def test_what_a_model_function_lacks_is_said() -> None:
     est = Estimator.from_model_fn(model_fn, params={"lr": 0.1, "own": False})
     with pytest.raises(ConfigError, match="there is no optimizer"):
@@ -112,3 +141,42 @@ def test_what_a_model_function_lacks_is_said() -> None:
     rows_only = tf.data.Dataset.from_tensor_slices((DATA["x"], DATA["y"]))
     with pytest.raises(ConfigError, match=r"its elements are rows, not batches"):
         est.train(lambda: rows_only)
+
+
+def test_tf_estimator_is_there_again_and_trains_a_model_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorflow
+
+    import kindler.compat.tensorflow_estimator  # noqa: F401
+
+    estimator = tensorflow.estimator
+    config = estimator.RunConfig(model_dir=str(tmp_path / "m"), save_checkpoints_steps=2)
+    est = estimator.Estimator(model_fn, config=config, params={"lr": 0.3, "own": True})
+    batches = tf.data.Dataset.from_tensor_slices((DATA["x"], DATA["y"])).batch(12)
+    endless = batches.repeat()
+    train, judge = estimator.TrainSpec(lambda: endless, 4), estimator.EvalSpec(lambda: endless, 4)
+    for _ in range(2):  # the second time, four steps are made already
+        metrics, exports = estimator.train_and_evaluate(est, train, judge)
+
+    first = np.random.default_rng(0).normal(size=(WIDTH, CLASSES)).astype(np.float32)
+    w = _trained(first, 0.3, 4)
+    right = (DATA["x"] @ w).argmax(1)
+    assert metrics["streamed"] == pytest.approx((right == DATA["y"]).mean())
+    assert (metrics["global_step"], exports) == (4, [])
+    rows_of_x = tf.data.Dataset.from_tensor_slices(DATA["x"]).batch(12)
+    assert [row["class"] for row in est.predict(lambda: rows_of_x, ["class"])] == right.tolist()
+
+    assert issubclass(estimator.LoggingTensorHook, estimator.SessionRunHook)
+    assert est.train(lambda: batches, steps=6)._core.global_step == 8  # its data has an end
+    with pytest.raises(ConfigError, match=r"steps=1 counts batches of a tf.data.Dataset.*'InputData'"):
+        est.train(lambda: input_fn("train"), steps=1)
+    with pytest.raises(ConfigError, match="hooks are not called here"):
+        est.train(input_fn, hooks=[estimator.StopAtStepHook(1)])
+    with pytest.raises(AttributeError, match="tf.estimator has no DNNClassifier here"):
+        estimator.DNNClassifier  # noqa: B018
+    with pytest.raises(ConfigError, match="strategies of tf.distribute"):
+        estimator.RunConfig(train_distribute=object())
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}')
+    with pytest.raises(ConfigError, match="each of its 2 nodes would train a model of its own"):
+        estimator.Estimator(model_fn)

@@ -11,6 +11,7 @@ import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -20,9 +21,10 @@ import cloudpickle
 import pyarrow as pa
 
 from kindler.cluster.environment import FRAMEWORKS
+from kindler.cluster.failure_server import Failures, FailureServer
 from kindler.cluster.feed import VALIDATION
 from kindler.cluster.feed_server import CONTROL
-from kindler.cluster.feeder import Feeder, NodeAddress
+from kindler.cluster.feeder import Feeder, NodeAddress, NodeGoneError
 from kindler.cluster.inbox import INFER, SPOOL, TRAIN
 from kindler.cluster.jobs import FeedingJob, LocalJob, answers_of
 from kindler.cluster.results import DEFAULT_NAME
@@ -34,6 +36,7 @@ from kindler.engine import local
 from kindler.engine.gang import Gang
 from kindler.engine.job import Job, new_run_id
 from kindler.engine.members import GangMember
+from kindler.engine.outcome import Outcome
 from kindler.engine.output import print_line
 from kindler.errors import (
     ConfigError,
@@ -53,7 +56,6 @@ __all__ = ["Cluster", "run"]
 InputMode = Literal["program", "spark"]
 _MODES = ("program", "spark")
 _LOOK_S = 0.2
-_CAUSE_S = 10.0  # for the failure of a node to be known, after a task has noticed that it is gone
 _PROBE_ROWS = 1
 
 
@@ -166,6 +168,8 @@ class Cluster:
         self._closed: dict[str, set[int]] = {}
         self._committed: dict[tuple[str, int], set[int]] = {}
         self._validates = False
+        self._failures = Failures(gang)
+        self._failure_server = self._tell_failures(spark) if fed and spark is not None else None
         self._feeding = threading.Lock()
         self._printer = threading.Thread(target=self._follow, name="kindler-cluster-events", daemon=True)
         self._printer.start()
@@ -314,10 +318,10 @@ class Cluster:
             from kindler.spark import feeding
 
             if feeding.is_rdd(data):
-                return feeding.answered_items(data, feeder)
+                return feeding.answered_items(data, self._for_tasks(feeder))
             if is_spark_frame(data):
                 fields = self._result_fields(data, schema, feeder)
-                return feeding.answered(data, replace(feeder, fields=fields), fields)
+                return feeding.answered(data, self._for_tasks(replace(feeder, fields=fields)), fields)
         if schema is not None and not isinstance(schema, pa.Schema):
             raise ConfigError(f"schema={schema!r}: for data of the driver's own it is a pyarrow.Schema.")
         with self._naming_the_cause():
@@ -331,7 +335,7 @@ class Cluster:
             KindlerError: A node failed. No process is left then.
             TimeoutError: They still run.
         """
-        self._gang.wait(timeout_s)
+        self._ended(timeout_s)
         self._printer.join()
         return self.return_values
 
@@ -358,7 +362,7 @@ class Cluster:
         """End all nodes now, whatever they do. It raises nothing."""
         self._gang.abort("the cluster was stopped")
         with contextlib.suppress(Exception):
-            self._gang.wait()
+            self._ended()
 
     @property
     def return_values(self) -> list[Any]:
@@ -370,7 +374,7 @@ class Cluster:
         if self._gang.is_running:
             raise ConfigError("the cluster still runs.\nHint: wait() or shutdown() first.")
         values: list[Any] = [None] * self.size
-        for outcome in self._gang.wait():
+        for outcome in self._ended():
             if outcome.kind == "result":
                 values[outcome.rank] = cloudpickle.loads(outcome.buffers[0])
         return values
@@ -394,7 +398,7 @@ class Cluster:
         missing = [self._name(rank) for rank in sorted(self._training - self._ready)]
         if not self._gang.is_running:
             if not self._ready:
-                self._gang.wait()  # no program has begun: this is why
+                self._ended()  # no program has begun: this is why
         elif missing:
             self.stop()
             raise StartTimeoutError(
@@ -409,6 +413,9 @@ class Cluster:
                 print_line(f"[{self._name(event.rank)}] {event.fields['line']}")
             elif event.kind == "report":
                 self._reported(event.rank, event.fields)
+            elif event.kind == "done":
+                self._failures.returned(event.rank)
+        self._failures.ended()
         with self._changed:
             self._changed.notify_all()
 
@@ -437,7 +444,7 @@ class Cluster:
                 'Hint: run(..., input_mode="spark").'
             )
         if not self._gang.is_running:
-            self._gang.wait()  # its failure, if it failed
+            self._ended()  # its failure, if it failed
             raise ConfigError(f"{what}: all programs of this cluster have returned.")
 
     def _feeder(
@@ -503,7 +510,9 @@ class Cluster:
             self._raise_failure()
             return False
         if job.error is not None:
-            self._raise_failure(wait_s=_CAUSE_S if FeedError.__name__ in str(job.error) else _LOOK_S)
+            if isinstance(job.error, NodeGoneError):
+                self._failures.wait(job.error.rank)
+            self._raise_failure()
             if not self._gang.is_running:
                 return False  # all programs have returned
             raise job.error
@@ -520,7 +529,7 @@ class Cluster:
 
             if is_spark_frame(data) or feeding.is_rdd(data):
                 tag = f"kindler-feed-{feeder.job}"
-                return feeding.FeedJob(self._spark, data, feeder, tag=tag, done=done)
+                return feeding.FeedJob(self._spark, data, self._for_tasks(feeder), tag=tag, done=done)
         if table_of(data) is None and not hasattr(data, "__iter__"):
             raise ConfigError(
                 f"cannot feed {type(data).__name__!r} objects to this cluster.\n"
@@ -546,22 +555,28 @@ class Cluster:
             " is started the next time.\nHint: feed.commit() after each of feed.micro_batches()."
         )
 
-    def _raise_failure(self, wait_s: float = 0.0) -> None:
-        """Raise what a node failed with, if one did: that is the cause of what went wrong with its feed."""
+    def _ended(self, timeout_s: float | None = None) -> list[Outcome]:
+        """How the nodes ended; once the driver knows it, no task has to ask any more.
+
+        Raises:
+            KindlerError: A node failed.
+            TimeoutError: They still run.
+        """
         try:
-            self._gang.wait(wait_s)
-        except TimeoutError:
-            if not self._gang.is_running:
-                raise
+            return self._gang.wait(timeout_s)
+        finally:
+            if self._failure_server is not None and not self._gang.is_running:
+                self._failure_server.close()
+
+    def _raise_failure(self) -> None:
+        """Raise what a node failed with, if one did: that is the cause of what went wrong with its feed."""
+        if not self._gang.is_running:
+            self._ended()
 
     def _raise_cause(self, exc: Exception) -> None:
         """Raise what a node failed with instead of what that led to in the driver's program."""
-        follows = FeedError.__name__ in type(exc).__name__ or f"{FeedError.__name__}: " in str(exc)
         try:
-            self._gang.wait(_CAUSE_S if follows else 0.0)
-        except TimeoutError:
-            if not self._gang.is_running:
-                raise
+            self._raise_failure()
         except KindlerError as cause:
             if cause is not exc:
                 raise cause from exc
@@ -570,9 +585,27 @@ class Cluster:
     def _naming_the_cause(self) -> Iterator[None]:
         try:
             yield
-        except FeedError:
-            self._raise_failure(_CAUSE_S)
+        except NodeGoneError as exc:
+            self._failures.wait(exc.rank)
+            self._raise_failure()
             raise
+
+    def _tell_failures(self, spark: SparkSession) -> FailureServer:
+        from kindler.spark.engine import driver_hosts
+
+        job = self._gang.job
+        server = FailureServer(
+            driver_hosts(spark), job.secret, self._failures.cause, ports=job.settings.port_range
+        )
+        weakref.finalize(self, server.close)
+        return server
+
+    def _for_tasks(self, feeder: Feeder) -> Feeder:
+        """A feeder that asks the driver why a node is gone: for those who are not in its process."""
+        assert self._failure_server is not None
+        return replace(
+            feeder, failures=self._failure_server.address, failure_timeout_s=2 * self._failures.limit_s
+        )
 
     def _tell(self, order: Mapping[str, Any]) -> None:
         words = json.dumps(order).encode()

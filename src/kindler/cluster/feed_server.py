@@ -54,7 +54,7 @@ class FeedServer:
         self._changed = threading.Condition()
         self._inboxes: dict[str, Inbox] = {}
         self._ended = False
-        self._over: str | None = None
+        self._over: tuple[str, bool] | None = None
         address = worker.members[worker.rank].outside_address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, port), family=family, backlog=_EXPECTED)
@@ -97,13 +97,13 @@ class FeedServer:
         """Whether every node says yes; all nodes ask in the same order."""
         return self._worker.total([int(rows)])[0] == self._worker.size
 
-    def close(self, reason: str) -> None:
-        """The program has ended: nobody reads any more."""
+    def close(self, reason: str, *, failed: bool = False) -> None:
+        """The program has ended, well or badly: nobody reads any more."""
         with self._changed:
-            self._over = reason
+            self._over = (reason, failed)
             inboxes = list(self._inboxes.values())
         for inbox in inboxes:
-            inbox.close(reason)
+            inbox.close(reason, failed=failed)
 
     def _listen(self) -> None:
         while True:
@@ -137,7 +137,7 @@ class FeedServer:
         inbound = Inbound(channel, opened, self._changed)
         with self._changed:
             if self._over is not None:
-                inbound.close(self._over)
+                inbound.close(self._over[0], failed=self._over[1])
             else:
                 inbox.add(inbound)
         try:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +28,15 @@ from kindler.cluster.blocks import (
     numbered,
     row_count,
 )
+from kindler.cluster.failure_server import why
 from kindler.cluster.results import DEFAULT_NAME, columns_of
 from kindler.engine.address import address_towards
-from kindler.engine.channel import ChannelClosed, connect
+from kindler.engine.channel import Address, Channel, ChannelClosed, connect
 from kindler.engine.feeds import Feeds, is_feed
 from kindler.engine.frames import Piece
 from kindler.errors import FeedError
 
-__all__ = ["Feeder", "NodeAddress", "nearest"]
+__all__ = ["Feeder", "NodeAddress", "NodeGoneError", "nearest"]
 
 WINDOW_BYTES = 8 << 20  # of unread rows, for each task and node
 _CONNECT_S = 60.0
@@ -53,6 +54,17 @@ class NodeAddress:
     address: str
     port: int
 
+    def __str__(self) -> str:
+        return f"node {self.rank} on {self.host}"
+
+
+class NodeGoneError(FeedError):
+    """A node cannot be reached, went away, or has failed. Why is for the driver to say."""
+
+    def __init__(self, message: str, *, rank: int = 0) -> None:
+        super().__init__(message)
+        self.rank = rank
+
 
 @dataclass(frozen=True, kw_only=True)
 class Feeder:
@@ -69,6 +81,8 @@ class Feeder:
         flat: Whether each row has a list of results.
         columns: The columns that are sent to nodes; None is all.
         copies: Whether every node gets all rows, rather than its part.
+        failures: Where tasks ask why a node is gone; None on the driver, which knows by itself.
+        failure_timeout_s: How long that may take.
     """
 
     nodes: tuple[NodeAddress, ...]
@@ -81,6 +95,8 @@ class Feeder:
     flat: bool = False
     columns: tuple[str, ...] | None = None
     copies: bool = False
+    failures: Address | None = None
+    failure_timeout_s: float = 0.0
 
     def push(self, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int = 0) -> int:
         """Push record batches; returns how many rows, fewer when all nodes want no more.
@@ -113,8 +129,8 @@ class Feeder:
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
-        order = nearest(self.nodes, partition)
-        with _Link(self, order[0][0], self._chosen(first).schema, partition, attempt) as link:
+        node, schema = nearest(self.nodes, partition)[0][0], self._chosen(first).schema
+        with self._naming_the_cause(), _Link(self, node, schema, partition, attempt) as link:
             rejoin = _Rejoin(self.fields, self.flat)
             for batch in _then(first, batches):
                 if not batch.num_rows:
@@ -137,7 +153,7 @@ class Feeder:
             return
         node = nearest(self.nodes, partition)[0][0]
         waiting = 0
-        with _Link(self, node, None, partition, attempt) as link:
+        with self._naming_the_cause(), _Link(self, node, None, partition, attempt) as link:
             for block in _then(first, blocks):
                 while not link.has_room(block):
                     for results in link.pickled_results(wait=True):
@@ -155,19 +171,40 @@ class Feeder:
         """The blocks of this partition that earlier attempts of the task have brought to nodes."""
         numbers: set[int] = set()
         for node in self.nodes:
-            channel = connect((node.address, node.port), self.secret, timeout_s=_CONNECT_S)
+            channel = _connected(node, self.secret)
             try:
                 channel.send("resume", feed=self.feed, job=self.job, partition=partition, attempt=attempt)
                 numbers.update(channel.receive(_CONNECT_S).fields["numbers"])
+            except (ChannelClosed, TimeoutError) as exc:
+                raise NodeGoneError(f"{node} went away ({exc}).", rank=node.rank) from exc
             finally:
                 channel.close()
         return numbers
 
+    @contextmanager
+    def _naming_the_cause(self) -> Iterator[None]:
+        """Whatever a task sees of a node's end, it is the cause of that which it fails with."""
+        try:
+            yield
+        except NodeGoneError as exc:
+            if self.failures is None:
+                raise
+            cause = why(self.failures, self.secret, exc.rank, timeout_s=self.failure_timeout_s)
+            if cause is None:
+                raise
+            raise FeedError(cause) from None
+
     def _push(
         self, blocks: Iterator[tuple[Piece, Piece]], schema: pa.Schema | None, partition: int, attempt: int
     ) -> int:
-        if self.copies:
-            return self._push_copies(blocks, schema, partition, attempt)
+        with self._naming_the_cause():
+            if self.copies:
+                return self._push_copies(blocks, schema, partition, attempt)
+            return self._push_shares(blocks, schema, partition, attempt)
+
+    def _push_shares(
+        self, blocks: Iterator[tuple[Piece, Piece]], schema: pa.Schema | None, partition: int, attempt: int
+    ) -> int:
         before = self.blocks_before(partition, attempt) if attempt else ()
         pushed = 0
         with _Links(self, schema, partition, attempt) as links:
@@ -235,6 +272,13 @@ def _distance(address: str) -> int:
     return (int(theirs) ^ int(mine)).bit_length()
 
 
+def _connected(node: NodeAddress, secret: bytes) -> Channel:
+    try:
+        return connect((node.address, node.port), secret, timeout_s=_CONNECT_S)
+    except ChannelClosed as exc:
+        raise NodeGoneError(f"{node} cannot be reached: {exc}.", rank=node.rank) from exc
+
+
 def _then(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield first
     yield from rest
@@ -259,29 +303,31 @@ class _Link:
     ) -> None:
         self.node = node
         self.stopped: str | None = None
+        self._failed = False
         self._lost: str | None = None
         self._received = False
         self.rows = 0
-        try:
-            self._channel = connect((node.address, node.port), feeder.secret, timeout_s=_CONNECT_S)
-        except ChannelClosed as exc:
-            raise FeedError(f"node {node.rank} on {node.host} cannot be reached: {exc}.") from exc
+        self._channel = _connected(node, feeder.secret)
         self._feeds = Feeds(f"node {node.rank}", self._channel.send, changed=changed)
         self.changed = self._feeds.changed
-        self._channel.send(
-            "open",
-            b"" if schema is None else memoryview(schema.serialize()),
-            b"" if feeder.fields is None else memoryview(feeder.fields.serialize()),
-            feed=feeder.feed,
-            job=feeder.job,
-            work=feeder.kind,
-            partition=partition,
-            attempt=attempt,
-            flat=feeder.flat,
-            format=PICKLE if schema is None else ARROW,
-            **{"pass": feeder.pass_number},
-        )
-        self._writer = self._feeds.writer("rows", WINDOW_BYTES)
+        try:
+            self._channel.send(
+                "open",
+                b"" if schema is None else memoryview(schema.serialize()),
+                b"" if feeder.fields is None else memoryview(feeder.fields.serialize()),
+                feed=feeder.feed,
+                job=feeder.job,
+                work=feeder.kind,
+                partition=partition,
+                attempt=attempt,
+                flat=feeder.flat,
+                format=PICKLE if schema is None else ARROW,
+                **{"pass": feeder.pass_number},
+            )
+            self._writer = self._feeds.writer("rows", WINDOW_BYTES)
+        except ChannelClosed as exc:
+            self._channel.close()
+            raise NodeGoneError(f"{node} went away ({exc}).", rank=node.rank) from exc
         self._results = self._feeds.reader("results")
         self._thread = threading.Thread(target=self._listen, name="kindler-feeding", daemon=True)
         self._thread.start()
@@ -313,7 +359,7 @@ class _Link:
         except (FeedError, ChannelClosed) as exc:
             self._thread.join(_LOOK_S)  # it may be reading the node's last words
             self.check()
-            raise FeedError(str(exc)) from exc
+            raise NodeGoneError(str(exc), rank=self.node.rank) from exc
         self.rows += row_count(block)
 
     def end(self) -> None:
@@ -360,11 +406,13 @@ class _Link:
     def check(self) -> None:
         """Raise when the node went away or wants no more."""
         if self.stopped is not None:
-            raise FeedError(f"node {self.node.rank} on {self.node.host} takes no more rows: {self.stopped}")
+            told = f"{self.node} takes no more rows: {self.stopped}"
+            raise NodeGoneError(told, rank=self.node.rank) if self._failed else FeedError(told)
         if self._lost is not None:
-            raise FeedError(
-                f"node {self.node.rank} on {self.node.host} went away ({self._lost}).\n"
-                "Hint: it failed, or was stopped because another one did; the cluster's shutdown() says why."
+            raise NodeGoneError(
+                f"{self.node} went away ({self._lost}).\n"
+                "Hint: it failed, or was stopped because another one did; the cluster's shutdown() says why.",
+                rank=self.node.rank,
             )
 
     def close(self) -> None:
@@ -386,6 +434,7 @@ class _Link:
                     if frame.kind == "received":
                         self._received = True
                     elif frame.kind == "stopped":
+                        self._failed = bool(frame.fields["failed"])
                         self.stopped = str(frame.fields["reason"])
                         self._feeds.close(self.stopped)
                     self.changed.notify_all()
@@ -462,7 +511,9 @@ class _Links:
             if self._links:
                 return False
             if time.monotonic() > self._deadline:
-                raise FeedError(f"no node can be reached: {self._unreached}")
+                raise NodeGoneError(
+                    f"no node can be reached: {self._unreached}", rank=self._tried[-1][-1].rank
+                )
             time.sleep(_RETRY_S)  # programs that have all returned: the driver is about to stop this job
             self._groups.extend(self._tried)
             self._tried.clear()

@@ -98,9 +98,9 @@ class Inbound:
         with suppress(FeedError):  # the task went away: Spark runs it again
             self._feeds.writer("results").put(data)
 
-    def close(self, reason: str) -> None:
-        """Take no more; the task is told why."""
-        self._send("stopped", reason=reason)
+    def close(self, reason: str, *, failed: bool = False) -> None:
+        """Take no more; the task is told why, and whether it is because the program failed."""
+        self._send("stopped", reason=reason, failed=failed)
         self.reader.close(reason)
 
     def gone(self) -> None:
@@ -220,14 +220,14 @@ class Inbox:
         self.changed.wait(_LOOK_S)
         self._tick()
 
-    def close(self, reason: str) -> bool:
+    def close(self, reason: str, *, failed: bool = False) -> bool:
         """Take no more, from anybody; whether it was open."""
         with self.changed:
             if self.closed:
                 return False
             self.closed = True
             for inbound in self._connections:
-                inbound.close(reason)
+                inbound.close(reason, failed=failed)
             self._connections.clear()
             self.changed.notify_all()
             return True

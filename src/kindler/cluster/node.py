@@ -46,7 +46,7 @@ def run_node(worker: Worker, settings: bytes, program: bytes) -> list[bytes]:
         ctx.check_answered()
     except BaseException as exc:
         if server is not None:
-            server.close(f"{ctx.role} {ctx.task_index} failed:\n{_told(exc)}")
+            server.close(f"{ctx.role} {ctx.task_index} failed:\n{_told(exc)}", failed=True)
         raise
     if server is not None:
         server.close("the program has returned")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -19,6 +22,7 @@ __all__ = [
     "cores_per_host",
     "is_dynamic",
     "least_cores",
+    "most_slots",
     "never_retries",
     "remaining_workers",
     "resolve_workers",
@@ -27,8 +31,11 @@ __all__ = [
 ]
 
 _LOOK_AGAIN_S = 0.25
+_WORKERS_COME_S = 5.0  # for machines to join a standalone cluster that has just been started
+_PAGE_S = 3.0
 _NO_LIMIT = 2**31 - 1
 _RANGE = 1 << 16  # rows: more than there are cores
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
 _NOT_HELD = (
     "this Spark application has spark.dynamicAllocation.enabled=true; nodes that Spark jobs feed live beside"
     " Spark's tasks, and Spark may end the executors they are on.\n"
@@ -50,13 +57,67 @@ def slots_without_a_job(spark: SparkSession) -> int | None:
     return _connect_slots(spark) if is_connect(spark) else _classic_slots(spark)
 
 
+def most_slots(spark: SparkSession) -> int | None:
+    """The tasks that the application's settings let run at the same time; None where there is no limit."""
+    if is_dynamic(spark):
+        executors = _number(spark, "spark.dynamicAllocation.maxExecutors", _NO_LIMIT)
+        return None if executors == _NO_LIMIT else executors * max(1, _slots_of_executor(spark))
+    master = _conf(spark, "spark.master") or ""
+    if found := _LOCAL_CLUSTER.match(master):
+        return int(found[1]) * _slots_of(spark, int(found[2]))
+    if master.startswith("local"):
+        return slots(spark)
+    if master.startswith("spark://"):
+        limit = _conf(spark, "spark.cores.max")
+        return None if limit is None else _slots_of(spark, int(limit))
+    if master.startswith(("yarn", "k8s://")):
+        return _number(spark, "spark.executor.instances", 2) * _slots_of_executor(spark)
+    return None
+
+
+def _slots_of_executor(spark: SparkSession, cores: int = 1) -> int:
+    return _number(spark, "spark.executor.cores", cores) // _number(spark, "spark.task.cpus", 1)
+
+
+def _slots_of(spark: SparkSession, cores: int) -> int:
+    """The tasks that run at the same time on executors that have so many cores together."""
+    return cores // _number(spark, "spark.executor.cores", cores) * _slots_of_executor(spark, cores)
+
+
+def _slots_of_workers(spark: Any) -> int | None:
+    """The tasks that all workers of a standalone cluster could run at the same time; None where nobody says.
+
+    A driver is told what it gets, and not what there is. The worker of an executor has a page that names its
+    master, and the master one that names all workers.
+    """
+    if is_connect(spark) or not (_conf(spark, "spark.master") or "").startswith("spark://"):
+        return None
+    listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+    logs = [listed.apply(number).executorLogs().get("stdout") for number in range(listed.size())]
+    pages = [urlsplit(str(log.get())) for log in logs if log.isDefined()]
+    try:
+        worker = _page(f"{pages[0].scheme}://{pages[0].netloc}/json/")
+        workers = _page(f"{worker['masterwebuiurl'].rstrip('/')}/json/")["workers"]
+        return sum(_slots_of(spark, int(each["cores"])) for each in workers if each["state"] == "ALIVE")
+    except (OSError, ValueError, LookupError, TypeError):  # no pages, or nobody may read them
+        return None
+
+
+def _page(url: str) -> Any:
+    opener = build_opener(ProxyHandler({}))  # a machine of the cluster's
+    with opener.open(url, timeout=_PAGE_S) as page:
+        return json.load(page)
+
+
 def resolve_workers(
     spark: SparkSession, workers: int | None, settings: RunSettings, *, detached: bool = False
 ) -> int:
     """The number of workers to start: as asked, or as many as there are slots.
 
-    Executors may still be starting, so this waits for them. Where Spark allocates executors dynamically, the
-    workers' own tasks make it start them, and hold them until the run has ended.
+    Executors may still be starting, so this waits for them, unless there cannot be enough: that is known at
+    once where the application's settings say so, and after a few seconds, in which machines may still join,
+    where the master of a standalone cluster does. Where Spark allocates executors dynamically, the workers'
+    own tasks make it start them, and hold them until the run has ended.
 
     Args:
         spark: The session.
@@ -71,25 +132,31 @@ def resolve_workers(
         if detached:
             raise ConfigError(_NOT_HELD)
         return _elastic_workers(spark, workers)
-    deadline = time.monotonic() + settings.start_timeout_s
-    pause = _LOOK_AGAIN_S
-    while (free := slots(spark)) < (workers or 1):
-        if time.monotonic() > deadline or _is_local(spark):
+    wanted = workers or 1
+    began = time.monotonic()
+    while (free := slots(spark)) < wanted:
+        waited = time.monotonic() - began
+        most = most_slots(spark)
+        if most is None and waited > _WORKERS_COME_S:
+            most = _slots_of_workers(spark)
+        if waited > settings.start_timeout_s:
+            most = free
+        if most is not None and most < wanted:
             raise ConfigError(
-                f"workers={workers or 1} but this Spark application can run {free} tasks side by side.\n"
-                f"Hint: ask for at most {free} workers, or start Spark with more cores"
+                f"workers={wanted} but this Spark application can run {most} tasks side by side.\n"
+                f"Hint: ask for at most {most} workers, or start Spark with more cores"
                 " (kindler.init(cores=...), spark.cores.max, more executors)."
             )
-        time.sleep(pause)  # executors register when they are up; Spark offers nothing to wait on
+        time.sleep(_LOOK_AGAIN_S)  # executors register when they are up; Spark offers nothing to wait on
     return workers or free
 
 
 def _elastic_workers(spark: SparkSession, workers: int | None) -> int:
     """The number of workers where Spark starts executors for tasks that wait, up to a limit."""
-    executors = int(_conf(spark, "spark.dynamicAllocation.maxExecutors") or _NO_LIMIT)
-    cores = int(_conf(spark, "spark.executor.cores") or 1)
-    most = executors * max(1, cores // int(_conf(spark, "spark.task.cpus") or 1))
-    if workers is None and executors == _NO_LIMIT:
+    most = most_slots(spark)
+    if most is None:
+        if workers is not None:
+            return workers
         raise ConfigError(
             "this Spark application has spark.dynamicAllocation.enabled=true and no limit of executors, so"
             " the number of workers cannot be taken from it.\n"
@@ -186,6 +253,10 @@ def is_dynamic(spark: SparkSession) -> bool:
 
 def _is_local(spark: SparkSession) -> bool:
     return (_conf(spark, "spark.master") or "").startswith("local")
+
+
+def _number(spark: SparkSession, key: str, default: int) -> int:
+    return int(_conf(spark, key) or default)
 
 
 def _conf(spark: SparkSession, key: str) -> str | None:

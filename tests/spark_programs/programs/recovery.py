@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import kindler
+from kindler.compat.tensorflowonspark import TFCluster, TFParallel
 from kindler.engine.job import TASK_GPUS
 from kindler.spark.slots import slots
 from tests.spark_programs.cluster import ONE_GPU_A_TASK, worker
@@ -177,6 +178,26 @@ def bring_back(spark: Any, master: str, folder: Path, stack: ExitStack) -> None:
     (folder / "back").touch()
 
 
+def too_many(spark: Any) -> list[str]:
+    """What programs of TensorFlowOnSpark are told that want three nodes, though they would wait for a day."""
+
+    def program(args: Any, ctx: Any) -> None:
+        raise AssertionError("it was started")
+
+    sc, mode = spark.sparkContext, TFCluster.InputMode.SPARK
+    servers: dict[str, Any] = {"num_ps": 1, "driver_ps_nodes": True, "reservation_timeout": 86400}
+    told = []
+    for run in (
+        lambda: TFCluster.run(sc, program, {}, 3, input_mode=mode, **servers),
+        lambda: TFParallel.run(sc, program, {}, 3),
+    ):
+        try:
+            run()
+        except kindler.errors.ConfigError as exc:
+            told.append(str(exc))
+    return told
+
+
 def main(master: str, work: str) -> None:
     spark = kindler.init(master, conf=ONE_GPU_A_TASK)
     port = spark.conf.get("spark.driver.port")
@@ -197,6 +218,7 @@ def main(master: str, work: str) -> None:
         watching.start()
         told["grown"] = train(spark, grown, Kill(grown, port, worker_too=True), Await(grown), wait_s=2.0)
         watching.join()
+        told["too many"] = too_many(spark)
         print(json.dumps(told))  # noqa: T201
 
 

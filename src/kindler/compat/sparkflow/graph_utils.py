@@ -25,11 +25,14 @@ __all__ = [
 def build_graph(func: Callable[[], Any]) -> str:
     """Run a function that builds a graph of TensorFlow 1, and return the graph as text.
 
+    While it runs, the module `tensorflow` is TensorFlow 1 for the whole process: for the function, for what
+    it calls in other modules, and for what it imports.
+
     The loss is the one that a function of `tf.losses` made; where there is none, or several, it is the tensor
     that the function returned.
 
     Args:
-        func: Takes no arguments, and makes placeholders, variables and a loss.
+        func: Anything that is called without arguments, and makes placeholders, variables and a loss.
 
     Returns:
         A `MetaGraphDef` as protobuf's JSON.
@@ -37,7 +40,7 @@ def build_graph(func: Callable[[], Any]) -> str:
     Raises:
         ConfigError: The function made no loss and returned none.
     """
-    with tf.Graph().as_default() as graph, speaking_v1(func):
+    with tf.Graph().as_default() as graph, speaking_v1():
         _settle_loss(graph, func())
         meta_graph = tf.train.export_meta_graph(graph=graph, clear_devices=True)
     return str(json_format().MessageToJson(meta_graph))

@@ -6,17 +6,22 @@ TensorFlow 2 has most of it as `tensorflow.compat.v1`. What moved to Keras 2 is 
 from __future__ import annotations
 
 import importlib
-import sys
+import importlib.util
+import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from kindler.errors import MissingExtraError
+from kindler.frameworks.tf_graph.legacy_keras import LegacyModule, restore_legacy_keras
 
 __all__ = ["V1", "json_format", "speaking_v1", "tf"]
 
-_IN_KERAS_2 = {"layers": "tf_keras.api._v1.keras.__internal__.legacy.layers", "keras": "tf_keras"}
+_IN_KERAS_2 = {
+    "layers": LegacyModule("tf.layers", "tf_keras.api._v1.keras.__internal__.legacy.layers"),
+    "keras": LegacyModule("tf.keras", "tf_keras"),
+}
 
 
 class V1(types.ModuleType):
@@ -26,51 +31,59 @@ class V1(types.ModuleType):
         super().__init__("tensorflow.compat.v1")
 
     def __getattr__(self, name: str) -> Any:
-        if name in _IN_KERAS_2:
-            try:
-                return importlib.import_module(_IN_KERAS_2[name])
-            except ModuleNotFoundError as exc:
-                if exc.name != "tf_keras":
-                    raise
-                raise MissingExtraError(what=f"tf.{name}", package="tf_keras", extra="tf-keras") from exc
-        return getattr(_compat(), name)
+        return _IN_KERAS_2[name] if name in _IN_KERAS_2 else getattr(_compat(), name)
 
 
 tf = V1()
 
+_lock = threading.Lock()
+_speaking = 0
+_before: dict[str, Any] = {}
+
 
 @contextmanager
-def speaking_v1(function: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, whatever a function and its module call TensorFlow is TensorFlow 1.
+def speaking_v1() -> Iterator[None]:
+    """Within the block the module `tensorflow` is TensorFlow 1, wherever it is or was imported.
 
-    So `import tensorflow as tf` at the top of a program written for TensorFlow 1 can stay.
+    So `import tensorflow as tf` can stay in a program written for TensorFlow 1, at its top, in a function,
+    and in other modules.
     """
-    inner = getattr(function, "__func__", getattr(function, "func", function))
-    names = getattr(inner, "__globals__", {})
-    found = {name: value for name, value in names.items() if _is_tensorflow(value)}
-    cells = [cell for cell in getattr(inner, "__closure__", None) or () if _is_tensorflow(_content(cell))]
-    contents = [cell.cell_contents for cell in cells]
+    global _speaking
+    module = importlib.import_module("tensorflow")
+    with _lock:
+        if not _speaking:
+            _put_v1_in_place(module)
+        _speaking += 1
     try:
-        names.update(dict.fromkeys(found, tf))
-        for cell in cells:
-            cell.cell_contents = tf
         yield
     finally:
-        names.update(found)
-        for cell, content in zip(cells, contents, strict=True):
-            cell.cell_contents = content
+        with _lock:
+            _speaking -= 1
+            if not _speaking:
+                _put_v2_back(module)
 
 
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # an empty cell
-        return None
+def _put_v1_in_place(module: types.ModuleType) -> None:
+    restore_legacy_keras()
+    if importlib.util.find_spec("tf_keras") is not None:
+        importlib.import_module("tf_keras")  # which must not find TensorFlow 1 there when it is first used
+    for name in _names():
+        if name in vars(module):
+            _before[name] = vars(module)[name]
+        setattr(module, name, getattr(tf, name))
 
 
-def _is_tensorflow(value: Any) -> bool:
-    loaded = [sys.modules.get(name) for name in ("tensorflow", "tensorflow.compat.v1")]
-    return isinstance(value, types.ModuleType) and any(value is module for module in loaded)
+def _put_v2_back(module: types.ModuleType) -> None:
+    for name in _names():
+        if name in _before:
+            setattr(module, name, _before[name])
+        else:
+            delattr(module, name)
+    _before.clear()
+
+
+def _names() -> set[str]:
+    return {name for name in dir(_compat()) if not name.startswith("_")} - {"compat"}
 
 
 def _compat() -> Any:

@@ -11,9 +11,11 @@ from kindler.cluster import cluster as clusters
 from kindler.cluster.context import Context
 from kindler.compat.tensorflowonspark.TFNodeContext import TFNodeContext
 from kindler.compat.tensorflowonspark.TFSparkNode import requested_gpus
+from kindler.config import RunSettings
 from kindler.data.arrays import is_spark_frame
 from kindler.errors import ConfigError
 from kindler.spark.feeding import session_of
+from kindler.spark.slots import resolve_workers
 
 __all__ = ["InputMode", "TFCluster", "run"]
 
@@ -133,6 +135,9 @@ def run(
     """Start `map_fun(tf_args, ctx)` on `num_executors` nodes, parameter servers and evaluator included.
 
     Parameter servers run on executors also with `driver_ps_nodes`. TF_CONFIG is always set.
+
+    Raises:
+        ConfigError: An argument is invalid, or Spark has fewer slots than nodes. Nothing was started.
     """
     if master_node not in (None, "chief", "master"):
         raise ConfigError(f"master_node={master_node!r}: it is 'chief', 'master', or None for workers alone.")
@@ -143,15 +148,26 @@ def run(
         raise ConfigError(
             f"num_executors={num_executors} with num_ps={num_ps} and eval_node={eval_node} leaves no worker."
         )
+    spark, fed = session_of(sc), input_mode == InputMode.SPARK
+    settings = RunSettings(start_timeout_s=reservation_timeout)
+    try:
+        resolve_workers(spark, num_executors, settings, detached=fed)
+    except ConfigError as exc:
+        if num_ps and driver_ps_nodes:
+            raise ConfigError(
+                f"{exc}\nOf num_executors={num_executors} nodes {num_ps} are parameter servers: they run on"
+                " executors also with driver_ps_nodes=True, and need a slot each."
+            ) from exc
+        raise
     cluster = clusters.run(
         _Main(map_fun, release_port, master_node or "chief"),
         tf_args,
         workers,
-        spark=session_of(sc),
+        spark=spark,
         ps=num_ps,
         chief=master_node is not None,
         evaluator=eval_node,
-        input_mode="spark" if input_mode == InputMode.SPARK else "program",
+        input_mode="spark" if fed else "program",
         gpus=requested_gpus(tf_args),
         tensorboard=tensorboard,
         log_dir=log_dir or (f"tensorboard_{sc.applicationId}" if tensorboard else None),

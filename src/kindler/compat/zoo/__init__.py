@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from kindler.compat.not_provided import refuse_the_rest
 from kindler.compat.zoo.common.nncontext import (
     getOrCreateSparkContext,
     init_nncontext,
@@ -13,3 +14,5 @@ from kindler.compat.zoo.common.nncontext import (
 )
 
 __all__ = ["getOrCreateSparkContext", "init_nncontext", "init_spark_conf", "init_spark_on_local"]
+
+refuse_the_rest()

@@ -17,6 +17,7 @@ import numpy as np
 from kindler.collective import Array
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import title
+from kindler.frameworks.tf_graph.legacy_keras import restore_legacy_keras
 
 __all__ = [
     "Built",
@@ -119,6 +120,7 @@ def build(
     """
     import tensorflow.compat.v1 as tf
 
+    restore_legacy_keras()
     graph = tf.Graph()
     with graph.as_default():
         tf.train.get_or_create_global_step()

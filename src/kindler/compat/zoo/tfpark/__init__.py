@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kindler.frameworks.tf_graph.legacy_keras import restore_legacy_keras
+
 if TYPE_CHECKING:
     from kindler.compat.zoo.tfpark.estimator import TFEstimator as TFEstimator
     from kindler.compat.zoo.tfpark.estimator import TFEstimatorSpec as TFEstimatorSpec
@@ -47,4 +49,6 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    restore_legacy_keras()
+    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kindler.frameworks.tf_graph.legacy_keras import restore_legacy_keras
+
 if TYPE_CHECKING:
     from kindler.compat.zoo.orca.learn.tf.estimator import Estimator as Estimator
 
@@ -15,4 +17,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from kindler.compat.zoo.orca.learn.tf import estimator  # imports TensorFlow
 
+    restore_legacy_keras()
     return estimator.Estimator

@@ -1,0 +1,1 @@
+"""`bigdl.dataset`: readers of known data sets."""
