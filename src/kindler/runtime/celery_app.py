@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import celery
 import kombu
+import kombu.exceptions
 from kombu.serialization import register
 
 from kindler.engine.channel import Frame
@@ -17,7 +18,17 @@ from kindler.errors import ConfigError
 from kindler.runtime import value_codec
 from kindler.runtime.messages import pack, unpack
 
-__all__ = ["CANCEL", "CONTENT_TYPE", "LOAD", "TASK", "lease_of", "make_app", "queue_of", "reply_queue"]
+__all__ = [
+    "CANCEL",
+    "CONTENT_TYPE",
+    "LOAD",
+    "TASK",
+    "errors_of",
+    "lease_of",
+    "make_app",
+    "queue_of",
+    "reply_queue",
+]
 
 CONTENT_TYPE = "application/x-kindler-frame"
 TASK = "kindler.run"
@@ -57,7 +68,16 @@ def make_app(url: str) -> Any:
         broker_heartbeat=0,  # pooled connections could not answer
         broker_transport_options=_transport_options(bare, lease_s),
     )
+    if bare.startswith("redis"):
+        app.conf.broker_transport = "kindler.runtime.redis_transport:Transport"
     return app
+
+
+def errors_of(app: Any) -> tuple[type[BaseException], ...]:
+    """What is raised when the broker cannot be reached."""
+    errors = app.connection_for_write().connection_errors
+    # kombu's Redis counts a KeyError among them.
+    return (kombu.exceptions.OperationalError, OSError, *(one for one in errors if one is not KeyError))
 
 
 def lease_of(url: str) -> tuple[str, float]:
