@@ -65,6 +65,8 @@ def from_csv(body: bytes) -> dict[str, Array]:
     _check_columns(body.count(b",", 0, body.find(b"\n")) + 1)
     try:
         return table_columns(pyarrow.csv.read_csv(io.BytesIO(body)))
+    except MemoryError:
+        raise
     except (pa.ArrowException, ValueError) as exc:
         raise Problem(400, f"the body is not CSV: {first_line(exc)}.") from exc
 
