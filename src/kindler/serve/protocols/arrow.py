@@ -75,12 +75,19 @@ def read_parquet(body: bytes, *, share_texts: bool = False) -> pa.Table:
                 f" or more; at most {limit} bytes are read from one of its size.",
             )
         texts = [field.name for field in schema if is_text(field.type)] if share_texts else None
-        with pq.ParquetFile(pa.BufferReader(body), read_dictionary=texts) as file:
-            return file.read(use_threads=False)  # whose stacks would count as memory of the file
+        try:
+            return _read(body, texts)
+        except pa.ArrowNotImplementedError:  # some encodings of texts cannot be shared
+            return _read(body, None)
     except MemoryError:  # Arrow's own among them: it is a Parquet file, and too much
         raise
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise Problem(400, f"the body is not a Parquet file: {first_line(exc)}.") from exc
+
+
+def _read(body: bytes, texts: list[str] | None) -> pa.Table:
+    with pq.ParquetFile(pa.BufferReader(body), read_dictionary=texts) as file:
+        return file.read(use_threads=False)  # whose stacks would count as memory of the file
 
 
 def _check_type(kind: pa.DataType, name: str) -> None:
