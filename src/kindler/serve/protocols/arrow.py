@@ -77,7 +77,7 @@ def read_parquet(body: bytes, *, share_texts: bool = False) -> pa.Table:
         texts = [field.name for field in schema if is_text(field.type)] if share_texts else None
         try:
             return _read(body, texts)
-        except pa.ArrowNotImplementedError:  # some encodings of texts cannot be shared
+        except (pa.ArrowNotImplementedError, OSError):  # some encodings of texts cannot be shared
             return _read(body, None)
     except MemoryError:  # Arrow's own among them: it is a Parquet file, and too much
         raise
