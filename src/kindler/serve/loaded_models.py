@@ -198,6 +198,12 @@ class Residents:
             executor or self._looks, lambda: self._omega[bucket].models.metadata(text, version=version)
         )
 
+    async def numbers(self, version: Version) -> list[int]:
+        """The numbers of all versions of a model, oldest first, by the store."""
+        history = partial(self._omega.store.history, version.address)
+        found = await asyncio.get_running_loop().run_in_executor(self._looks, history)
+        return [number for number, _ in found]
+
     async def moved(self, bucket: str, name: str) -> None:
         """An alias of a name was moved here: returns when what it means now serves."""
         for key in [key for key in self._failed if key[:2] == (bucket, name)]:
