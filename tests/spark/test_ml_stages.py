@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -242,17 +243,7 @@ def test_a_stage_that_was_not_fitted_is_fitted_after_loading(
     assembled: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def saved(name: str, **options: Any) -> tuple[KindlerEstimator, str]:
-        torch.manual_seed(0)
-        made = Estimator.from_torch(
-            **{
-                "model": linear(2),
-                "loss": torch.nn.MSELoss(),
-                "metrics": ["mae"],
-                "workers": 1,
-                "seed": 3,
-                **options,
-            }
-        )
+        made = estimator(metrics=["mae"], seed=3, **options)
         stage = made.as_stage(inputCol="features", shapes={"label": (1,)}, epochs=2, batchSize=30)
         stage.save(str(tmp_path / name))
         return stage, str(tmp_path / name)
