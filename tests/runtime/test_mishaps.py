@@ -19,6 +19,7 @@ from runtime_servers import Broker, Meeting
 
 from kindler import Omega
 from kindler.errors import BrokerError, WorkerError
+from kindler.runtime.celery_app import make_app
 from kindler.runtime.local import LocalEngine
 from kindler.runtime.runtime import Runtime
 from kindler.runtime.settings import TaskSettings
@@ -127,6 +128,14 @@ def test_a_result_that_cannot_be_sent_is_an_error_and_the_task_is_not_run_again(
     refused.join()
     assert runs.read_text() == "run\n"
     assert runtime.script("echo").run(1).get(WAIT_S) == [[1], {}]
+
+
+def test_replies_that_nobody_reads_expire(broker: Broker, redis: Any) -> None:
+    app = make_app(broker.url)
+    with app.amqp.producer_pool.acquire(block=True) as producer:
+        producer.publish(b"{}", exchange="", routing_key="kindler.reply.gone", serializer=None)
+    assert 0 < redis.ttl("kindler.reply.gone") <= 3600
+    app.close()
 
 
 def test_a_task_that_a_stopped_worker_took_goes_to_another(store: str, broker: Broker, redis: Any) -> None:

@@ -28,6 +28,7 @@ from kindler.runtime.celery_app import (
 from kindler.runtime.engine import Listener, Load
 from kindler.runtime.large_messages import LargeMessages, whose
 from kindler.runtime.messages import Report, Task, described
+from kindler.runtime.reply_queues import REPLIES
 
 __all__ = ["BrokerEngine"]
 
@@ -80,7 +81,7 @@ class BrokerEngine:
         self._app.control.mailbox.producer_pool = None
         self._away = errors_of(self._app)
         self._messages = LargeMessages(store)
-        self._replies = reply_queue(f"kindler.reply.{uuid.uuid4().hex}")
+        self._replies = reply_queue(REPLIES + uuid.uuid4().hex)
         self._awaited: dict[str, _PendingTask] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

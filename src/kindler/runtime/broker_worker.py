@@ -49,6 +49,7 @@ _MOST_UNSENT = 100  # reports that are kept while the broker is away
 _MOST_FAILURES = 3  # times that sending one of them is tried; each has the retries of _PUBLISHING
 _PAUSES_S = (0.0, 1.0, 3.0, 9.0)  # before each attempt to send the error instead of the result
 _AWAKE_S = 0.5
+_TIDY_S = 3600.0
 _RECONNECTING = {"interval_start": 0.5, "interval_step": 0.5, "interval_max": 5.0}
 _PUBLISHING = {"max_retries": 10, "interval_start": 0.1, "interval_step": 0.5, "interval_max": 3.0}
 
@@ -82,7 +83,7 @@ def run_worker(
     app = make_app(broker)
     engine = LocalEngine(store, workers=workers, trusted=trusted, labels=tuple(labels))
     runner = _TaskRunner(app, engine, LargeMessages(store))
-    runner.messages.tidy()
+    runner.tidy()
 
     def run(message: Any) -> None:
         runner.run(message)
@@ -97,7 +98,7 @@ def run_worker(
     app.task(name=TASK, shared=False)(run)
     inspect_command(name=LOAD)(load)
     control_command(name=CANCEL, args=[("task_id", str)])(cancel)
-    app.steps["consumer"].add(_step(lease_of(broker)[1]))
+    app.steps["consumer"].add(_step(lease_of(broker)[1], runner.tidy))
 
     def ready(**_: Any) -> None:
         say(f"ready: {engine.workers} tasks at a time, labels {', '.join(labels)}")
@@ -188,6 +189,16 @@ class _TaskRunner:
             time.sleep(pause_s)
             if self._notify(task.reply_to, task.id, failed):
                 return
+
+    def tidy(self) -> None:
+        """Delete large messages that nobody has read for a day, beside everything else."""
+        threading.Thread(target=self._tidy, name="kindler-tidy", daemon=True).start()
+
+    def _tidy(self) -> None:
+        try:
+            self.messages.tidy()
+        except Exception as exc:  # noqa: BLE001 - of the store, which may be away; there is a next time
+            _log.warning("could not delete large messages that nobody has read: %s", exc)
 
     def cancel(self, task_id: str) -> None:
         """Celery's control command."""
@@ -320,8 +331,8 @@ def _harmless(answer: Callable[..., None]) -> Callable[..., None]:
     return answered
 
 
-def _step(lease_s: float) -> type[Any]:
-    """A step of Celery's consumer that wakes it, and renews leases where the broker is Redis."""
+def _step(lease_s: float, tidy: Callable[[], None]) -> type[Any]:
+    """A step of Celery's consumer that wakes it, tidies, and renews leases where the broker is Redis."""
 
     class Step(bootsteps.StartStopStep):  # type: ignore[misc]
         requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -332,7 +343,7 @@ def _step(lease_s: float) -> type[Any]:
 
         def start(self, consumer: Any) -> None:
             every = consumer.hub.call_repeatedly
-            self._timers = [every(_AWAKE_S, _look_up)]
+            self._timers = [every(_AWAKE_S, _look_up), every(_TIDY_S, tidy)]
             if consumer.connection.transport.driver_type == "redis":
                 self._timers.append(every(lease_s / 3, _renew, consumer))
 

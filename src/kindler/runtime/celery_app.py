@@ -17,6 +17,7 @@ from kindler.engine.channel import Frame
 from kindler.errors import ConfigError
 from kindler.runtime import value_codec
 from kindler.runtime.messages import pack, unpack
+from kindler.runtime.reply_queues import REPLIES_KEPT_S
 
 __all__ = [
     "CANCEL",
@@ -37,7 +38,6 @@ LOAD = "kindler_load"
 
 _SERIALIZER = "kindler"
 _LEASE_S = 30.0
-_REPLIES_KEPT_S = 3600.0
 _CONNECT_S = 5.0
 _ANSWER_S = 30.0
 
@@ -105,7 +105,7 @@ def queue_of(label: str) -> str:
 def reply_queue(name: str) -> Any:
     """A client's own queue; it expires after an hour without use."""
     return kombu.Queue(
-        name, exchange=kombu.Exchange(""), routing_key=name, durable=True, expires=_REPLIES_KEPT_S
+        name, exchange=kombu.Exchange(""), routing_key=name, durable=True, expires=REPLIES_KEPT_S
     )
 
 

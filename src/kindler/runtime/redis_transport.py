@@ -14,6 +14,8 @@ from typing import Any
 from kombu.transport import redis, virtual
 from redis.exceptions import DataError, RedisError
 
+from kindler.runtime.reply_queues import REPLIES, REPLIES_KEPT_S
+
 __all__ = ["Transport"]
 
 _log = logging.getLogger("kindler.runtime")
@@ -47,6 +49,13 @@ class _Channel(redis.Channel):  # type: ignore[misc]
 
     def _receive_one(self, c: Any) -> Any:
         return _delivered(super()._receive_one, c)
+
+    def _put(self, queue: str, message: Any, **options: Any) -> None:
+        """See kombu. A client that is gone does not read its replies; only it could let them expire."""
+        super()._put(queue, message, **options)
+        if queue.startswith(REPLIES):
+            with self.conn_or_acquire() as client:
+                client.expire(queue, round(REPLIES_KEPT_S))
 
 
 class Transport(redis.Transport):  # type: ignore[misc]
