@@ -217,7 +217,26 @@ def _check_same(model: Any, base: torch.nn.Module, told: Mapping[str, Any], stat
 def _without_adapters(model: Any) -> torch.nn.Module:
     """The base model, of the same tensors; the model itself is not changed."""
     tensors = [*model.parameters(), *model.buffers()]
-    base: torch.nn.Module = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).unload()
+    # Not by unload(), which takes the modules that were trained beside the adapters for those of the base.
+    base: torch.nn.Module = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).get_base_model()
+    layers = imported("peft.tuners.tuners_utils", what="a model", package="peft", extra="peft")
+    others = imported("peft.utils.other", what="a model", package="peft", extra="peft")
+    wrappers = (layers.BaseTunerLayer, others.AuxiliaryTrainingWrapper)
+    while found := next(((name, m) for name, m in base.named_modules() if isinstance(m, wrappers)), None):
+        name, wrapper = found
+        held = getattr(wrapper, "token_adapter", wrapper)  # of single tokens, which are trained alone
+        inner = held.get_base_layer() if hasattr(held, "get_base_layer") else held.original_module
+        if not name:
+            return _alone(inner)
+        holder, _, leaf = name.rpartition(".")
+        setattr(base.get_submodule(holder), leaf, inner)
+    return _alone(base)
+
+
+def _alone(base: torch.nn.Module) -> torch.nn.Module:
+    """The base without what peft has left on it, which would say that it still has adapters."""
+    for name in ("peft_config", "_hf_peft_config_loaded"):
+        vars(base).pop(name, None)
     return base
 
 
