@@ -179,7 +179,7 @@ class _TaskRunner:
                 while len(self._unsent) > _MOST_UNSENT:
                     self._unsent.popitem(last=False)
                 raise Reject(str(exc), requeue=True) from exc
-            problem: Exception = exc
+            problem: BaseException = exc
         except Exception as exc:  # noqa: BLE001 - the store's errors and each transport's own
             problem = exc
         _log.error("could not send the result of %s: %s", task, problem)

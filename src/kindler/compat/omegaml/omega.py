@@ -261,8 +261,7 @@ class Datasets(_Trusting, datasets.Datasets):
         """
         asked = parse_expression(name)
         latest = self._latest(self._address(asked.name))
-        is_function = latest is not None and latest.kind == "function"
-        if is_function and not replace and not callable(obj):
+        if latest is not None and latest.kind == "function" and not replace and not callable(obj):
             return self._handed(obj, latest, {**asked.arguments, **options})
         if asked.arguments:
             raise ConfigError(f"{name!r}: only a stored function takes {{k=v}}.")
@@ -288,7 +287,7 @@ class Datasets(_Trusting, datasets.Datasets):
             before = None if latest is None else super().get(str(latest))
             frame = changed(before, obj, delete=delete)
             number = 0 if latest is None else latest.number
-            told = {"attributes": attributes, "trusted": trusted, "replaces": number}
+            told: dict[str, Any] = {"attributes": attributes, "trusted": trusted, "replaces": number}
             try:
                 return self._put(frame, name, mode="replace", **told, **options)
             except OvertakenError:
