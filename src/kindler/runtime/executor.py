@@ -71,7 +71,10 @@ class Executor:
         shelf = Scripts(self._open(), task.bucket)
         script = self._kept(shelf.metadata(task.name), trusted=task.trusted)
         assert isinstance(script, LoadedModel)
-        return script.model(*args, **options)
+        result = script.model(*args, **options)
+        if isinstance(result, Exception):  # omega|ml's way to fail
+            raise result
+        return result
 
     def _model(self, task: Task, args: list[Any], options: dict[str, Any]) -> Any:
         models = Models(self._open(), task.bucket)
