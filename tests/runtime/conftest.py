@@ -26,7 +26,7 @@ def filled(folder: str) -> str:
     om.datasets.put(X, "x")
     om.datasets.put(Y, "y")
     om.datasets.put(runtime_jobs.rows, "made")
-    for name in ("echo", "fail", "talk", "die", "die_once", "hold", "remember"):
+    for name in ("echo", "fail", "talk", "die", "die_once", "hold", "count_and_hold", "remember"):
         om.scripts.put(getattr(runtime_jobs, name), name)
     om.close()
     return folder

@@ -80,9 +80,18 @@ def test_options_that_say_how_to_compute_pass(om: Omega) -> None:
     assert str(version) == "net@2"
 
 
-def test_a_worker_that_was_started_trusted_takes_them(store: str) -> None:
+def test_they_need_the_trust_of_the_worker_and_of_the_task(store: str) -> None:
     with pytest.raises(TypeError, match="model_dir"):  # scikit-learn's own word on it
-        Executor(store, trusted=True).run(task(model_dir="/tmp/x", trusted=False))
+        Executor(store, trusted=True).run(task(model_dir="/tmp/x", trusted=True))
+    for worker, asked in ((True, False), (False, True)):
+        with pytest.raises(UntrustedError, match=r"model_dir=.*runtime.options\(trusted=True\)"):
+            Executor(store, trusted=worker).run(task(model_dir="/tmp/x", trusted=asked))
+
+
+def test_the_runtime_of_this_machine_takes_no_settings_of_spark_without_trust(om: Omega) -> None:
+    harmful = {"conf": {"spark.driver.extraJavaOptions": "-XX:OnOutOfMemoryError=id"}}
+    with pytest.raises(UntrustedError, match="spark="):
+        om.runtime.model("net").fit(X, Y, engine="spark", spark=harmful).get(120)
 
 
 def test_text_in_a_dataset_is_not_taken_for_a_path(om: Omega) -> None:

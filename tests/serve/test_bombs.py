@@ -152,7 +152,10 @@ def test_a_parquet_file_takes_no_more_memory_than_its_bytes_are_worth(
         else:
             reply = client.put("/api/v1/dataset/bomb?mode=replace", content=body, headers=headers)
     assert reply.status_code in (400, 413), reply.text
-    assert reply.json()["message"].endswith(".")
+    told = reply.json()["message"]
+    assert told.endswith(".")
+    assert "bytes" in told
+    assert "not a Parquet file" not in told  # it is one, and too much
     assert watch.growth < GROWTH
 
 

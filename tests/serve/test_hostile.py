@@ -365,5 +365,5 @@ def test_a_parquet_file_that_stands_for_more_than_its_bytes(server: Served, clie
     before = peak_of(server)
     headers = {"content-type": "application/vnd.apache.parquet"}
     reply = client.post("/invocations", content=a_constant_in_parquet(), headers=headers)
-    assert (reply.status_code, "claims" in sentence(reply)) == (400, True)
+    assert (reply.status_code, "at most" in sentence(reply)) == (413, True)
     assert peak_of(server) - before < 100_000  # kB

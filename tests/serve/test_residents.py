@@ -112,6 +112,31 @@ def test_a_dropped_version_is_not_found_any_more(om: Omega) -> None:
     play(om, scenario, refresh_s=0)
 
 
+def test_a_model_that_is_unloaded_while_it_is_loaded_answers_nobody_until_it_is_loaded_again(
+    om: Omega, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    om.models.put(constant(1), "net")
+    go_on = threading.Event()
+
+    async def scenario(residents: Residents) -> None:
+        read = residents._read
+        monkeypatch.setattr(residents, "_read", lambda version: (go_on.wait(), read(version))[1])
+        asking = [asyncio.create_task(residents.find(name(text))) for text in ("net", "net@1")]
+        while not residents._loading:
+            await asyncio.sleep(0)
+        await residents.unload("default", "net")
+        go_on.set()
+        for one in asking:
+            with pytest.raises(Problem, match="was unloaded"):
+                await one
+        assert residents.shown() == []
+        with pytest.raises(Problem, match="was unloaded"):
+            await residents.find(name("net"))
+        assert await value_of(await residents.load("default", "net")) == 1
+
+    assert play(om, scenario) == {"loaded": 1}
+
+
 def test_the_model_that_was_used_least_lately_leaves_when_memory_is_short(om: Omega) -> None:
     sizes = [om.models.put(constant(i), f"net{i}").size for i in range(3)]
 

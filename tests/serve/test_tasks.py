@@ -17,6 +17,7 @@ from kindler import Omega
 from kindler.engine import fork_server
 from kindler.errors import NotFoundError
 from kindler.serve.http_errors import Problem
+from kindler.serve.settings import ServeSettings
 from kindler.serve.tasks import Begun, Tasks
 from tests.conftest import eventually_none
 from tests.serve.served import NAMES, X, command, expected, linear, serving
@@ -55,6 +56,18 @@ def knock(port):  # type: ignore[no-untyped-def]
         connection.recv(1)
 
 
+def filler(size):  # type: ignore[no-untyped-def]
+    return b"x" * size
+
+
+def picky(data, method=None):  # type: ignore[no-untyped-def]
+    """A model that answers with a status of its own."""
+    error = Exception("not here", 404)
+    if data[0][0] < 0:
+        return error
+    raise error
+
+
 def die(nothing):  # type: ignore[no-untyped-def]
     import os
 
@@ -66,6 +79,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks") / "store"
     om = Omega(folder)
     om.models.put(linear(), "net")
+    om.models.put(picky, "picky")
     om.datasets.put(X, "x")
     om.datasets.put(X @ [3.0, 2.0, 1.0], "y")
     for function in (shout, odd, knock, die):
@@ -124,6 +138,17 @@ def test_a_prediction_that_nobody_waits_for_is_fetched_later(asked: httpx.Client
     assert ended(asked, stored) == "SUCCESS"
     found = asked.get(f"/api/v1/task/{stored}/result").json()["response"]["result"]
     np.testing.assert_allclose(found, expected(X))
+
+
+def test_a_model_gives_its_exception_a_status(asked: httpx.Client) -> None:
+    for rows in (ROWS, [[-1.0, 0.0, 0.0]]):
+        reply = asked.put("/api/v1/model/picky/predict", json={"data": rows})
+        assert (reply.status_code, "not here" in reply.json()["message"]) == (404, True)
+        inputs = [{"name": "x", "shape": [len(rows), 3], "datatype": "FP64", "data": rows}]
+        assert asked.post("/v2/models/picky/infer", json={"inputs": inputs}).status_code == 404
+        task = begun(asked.put("/api/v1/model/picky/predict", json={"data": rows}, headers=LATER))
+        assert ended(asked, task) == "FAILURE"
+        assert asked.get(f"/api/v1/task/{task}/result").status_code == 404
 
 
 def test_training_and_scoring_use_stored_datasets_and_serve_the_new_version(asked: httpx.Client) -> None:
@@ -225,7 +250,7 @@ def test_tasks_need_the_scope_of_what_they_do_and_code_a_server_that_trusts(fill
 def test_no_more_tasks_are_begun_than_can_be_remembered(tmp_path: Path, meeting: Any) -> None:
     om = Omega(tmp_path / "store", broker="local://?workers=1")
     om.scripts.put(knock, "knock")
-    tasks = Tasks(om, trusted=True, timeout_s=60, keep=1)
+    tasks = Tasks(om, ServeSettings(trusted=True, task_results=1))
 
     def begin() -> Begun:
         port = meeting.getsockname()[1]
@@ -246,7 +271,7 @@ def test_no_more_tasks_are_begun_than_can_be_remembered(tmp_path: Path, meeting:
 def test_the_bytes_of_tasks_that_have_not_ended_are_bounded(tmp_path: Path, meeting: Any) -> None:
     om = Omega(tmp_path / "store", broker="local://?workers=1")
     om.scripts.put(knock, "knock")
-    tasks = Tasks(om, trusted=True, timeout_s=60, most_bytes=100)
+    tasks = Tasks(om, ServeSettings(trusted=True, queue_bytes=100))
     port = meeting.getsockname()[1]
 
     def begin(size: int) -> Begun:
@@ -261,6 +286,44 @@ def test_the_bytes_of_tasks_that_have_not_ended_are_bounded(tmp_path: Path, meet
     for task in (first, second):
         assert task.handle.cancel()
     assert not eventually_none(lambda: tasks.held_bytes)
+    om.close()
+    fork_server.close()
+
+
+def test_results_of_finished_tasks_are_kept_within_a_number_of_bytes_and_for_a_while(tmp_path: Path) -> None:
+    om = Omega(tmp_path / "store", broker="local://?workers=1")
+    om.scripts.put(filler, "filler")
+
+    def done(tasks: Tasks, size: int) -> Begun:
+        call = {"script": "filler"}
+        task = tasks.begin("default", call, lambda runtime: runtime.script("filler").run(size))
+        assert len(task.handle.get(60)) == size
+        return task
+
+    tasks = Tasks(om, ServeSettings(trusted=True, task_result_bytes=2500))
+    finished = [done(tasks, size) for size in (1000, 1000, 1000)]
+    assert tasks.find(finished[2].handle.id) is finished[2]
+    assert tasks.find(finished[1].handle.id) is finished[1]
+    with pytest.raises(NotFoundError, match=finished[0].handle.id):
+        tasks.find(finished[0].handle.id)
+    large = done(tasks, 5000)
+    assert tasks.find(large.handle.id) is large  # the newest is kept, whatever its size
+    with pytest.raises(NotFoundError, match=finished[2].handle.id):
+        tasks.find(finished[2].handle.id)
+    assert len(tasks.answer(large)["result"]) == 5000  # whoever waited for it has no id to ask with
+    with pytest.raises(NotFoundError, match=large.handle.id):
+        tasks.find(large.handle.id)
+
+    brief = Tasks(om, ServeSettings(trusted=True, task_result_s=0))
+    task = done(brief, 1)
+
+    def is_kept() -> bool:
+        try:
+            return brief.find(task.handle.id) is task
+        except NotFoundError:
+            return False
+
+    assert not eventually_none(is_kept)
     om.close()
     fork_server.close()
 

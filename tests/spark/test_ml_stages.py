@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -232,6 +233,36 @@ def test_a_class_of_ones_own_is_read_only_where_it_is_trusted(
     assert [row.prediction for row in again.transform(assembled).collect()] == expected
     with pytest.raises(ConfigError, match="not a 'kindler.ml.KindlerEstimator'"):
         KindlerEstimator.load(path)
+
+
+def squared(outputs: Any, targets: Any) -> Any:
+    return ((outputs - targets) ** 2).mean()
+
+
+def test_a_stage_that_was_not_fitted_is_fitted_after_loading(
+    assembled: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def saved(name: str, **options: Any) -> tuple[KindlerEstimator, str]:
+        made = estimator(metrics=["mae"], seed=3, **options)
+        stage = made.as_stage(inputCol="features", shapes={"label": (1,)}, epochs=2, batchSize=30)
+        stage.save(str(tmp_path / name))
+        return stage, str(tmp_path / name)
+
+    def predicted(stage: KindlerEstimator) -> list[float]:
+        return [row.prediction for row in stage.fit(assembled).transform(assembled).collect()]
+
+    stage, path = saved("plain", optimizer=functools.partial(torch.optim.Adam, lr=0.01))
+    again = KindlerEstimator.load(path)
+    assert predicted(again) == predicted(stage)
+    assert again.fit(assembled).history.keys() == stage.fit(assembled).history.keys()
+
+    stage, path = saved("code", optimizer=torch.optim.SGD, loss=squared)
+    with pytest.raises(ConfigError, match=r"loss.*\n?.*trusting"):
+        KindlerEstimator.load(path).fit(assembled)
+    with trusting():
+        again = KindlerEstimator.load(path)
+    assert predicted(again) == predicted(stage)
+    assert "cannot be fitted" not in caplog.text
 
 
 def test_names_in_saved_files_cannot_leave_their_folder(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 import pytest
 from sklearn.linear_model import LinearRegression
 
@@ -115,6 +119,81 @@ def test_revisions_change_rows_by_index_and_each_can_be_read_again(om: Omega) ->
     assert now("rev") == {30: 8, 40: 4}
 
 
+def test_writers_of_revisions_at_the_same_time_lose_no_rows(om: Omega) -> None:
+    writers, rounds = 4, 5
+    go = threading.Barrier(writers)
+
+    def write(writer: int) -> None:
+        go.wait()
+        for i in range(rounds):
+            frame = pd.DataFrame({"x": [writer]}, index=[f"{writer}-{i}"])
+            om.datasets.put(frame, "shared", revisions=True)
+
+    with ThreadPoolExecutor(writers) as pool:
+        list(pool.map(write, range(writers)))
+    rows = om.datasets.get("shared")["x"].to_dict()
+    assert rows == {f"{writer}-{i}": writer for writer in range(writers) for i in range(rounds)}
+    assert len(om.datasets.revisions("shared")) == writers * rounds
+
+
+def test_changes_may_have_new_columns_and_keep_the_types_of_others(om: Omega) -> None:
+    first = pd.DataFrame({"x": [1, 2, 3]})
+    second = pd.DataFrame({"x": [4, 5, 6], "y": [7, 8, 9]})
+    om.datasets.put(first, "wider", revisions=True, tag="a")
+    om.datasets.put(second, "wider", tag="b")
+    om.datasets.put(pd.DataFrame({"y": [0]}, index=[1]), "wider")
+    pd.testing.assert_frame_equal(om.datasets.get("wider@a"), first)
+    pd.testing.assert_frame_equal(om.datasets.get("wider@b"), second)
+    pd.testing.assert_frame_equal(om.datasets.get("wider"), second.assign(y=[7, 0, 9]))
+    for changes, told in ((pd.DataFrame({"x": [1, 2]}, index=[5, 5]), "5 twice"), ([1], "received a list")):
+        with pytest.raises(ConfigError, match=told):
+            om.datasets.put(changes, "wider")
+
+
+def test_a_date_is_the_last_version_that_was_made_until_then(om: Omega) -> None:
+    for month in (1, 2):
+        frame = pd.DataFrame({"x": [month]}, index=["a"])
+        om.datasets.put(frame, "dated", revisions=True, revision_dt=datetime(2024, month, 1))
+    for when in (
+        datetime(2024, 1, 15),
+        date(2024, 1, 15),
+        pd.Timestamp("2024-01-15"),
+        np.datetime64("2024-01-15"),
+    ):
+        for options in ({"version": when}, {"revision": when}):
+            assert om.datasets.get("dated", **options)["x"].tolist() == [1]
+    for shelf, name in ((om.datasets, "df"), (om.models, "model at a time")):
+        if name not in shelf.list():
+            shelf.put(LinearRegression(), name)
+        assert shelf.get(name, version=datetime.now()) is not None
+        with pytest.raises(NotFoundError, match="2001"):
+            shelf.get(name, version=datetime(2001, 1, 1))
+    with pytest.raises(ConfigError, match=r"is a float; a version is a number or a tag"):
+        om.datasets.get("df", version=1.5)
+
+
+def test_a_condition_that_the_column_cannot_have_is_said_to_be_that(om: Omega) -> None:
+    for condition, told in (
+        ({"a": {"$gt": 3}}, "the column 'a' is int64, and cannot be compared"),
+        ({"a__gt": "x"}, "the column 'a' is int64, and cannot be compared"),
+        ({"a__in": 3}, "cannot be compared"),
+        ({"a__in": "12"}, "in needs a list"),
+        ({"a__between": 3}, "between needs two values"),
+        ({"a": 1 << 70}, "cannot be compared"),
+        ({"c__startswith": 3}, "cannot be compared"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            om.datasets.get("df", filter=condition)
+        with pytest.raises(ConfigError, match=told):
+            om.datasets.get("df", **condition)
+    with pytest.raises(ConfigError, match="cannot be compared"):
+        om.datasets.get("df", filter=pc.field("a") == "x")
+    holes = pd.DataFrame({"x": [1.0, None], "c": [None, "b"]})
+    om.datasets.put(holes, "holes", append=False)
+    assert om.datasets.get("holes", filter={"x": None})["c"].tolist() == ["b"]
+    assert om.datasets.get("holes", c__ne=None)["c"].tolist() == ["b"]
+
+
 def test_promote_takes_a_version_to_another_bucket_or_store(om: Omega, tmp_path: Path) -> None:
     om.models.put(LinearRegression().fit([[0.0], [1.0]], [0.0, 2.0]), "line", tag="best")
     promoted = om.models.promote("line", om["prod"].models)
@@ -128,7 +207,9 @@ def test_promote_takes_a_version_to_another_bucket_or_store(om: Omega, tmp_path:
     with pytest.raises(ConfigError, match="one of the models"):
         om.models.promote("line", om.datasets)
     assert om.models.promote("line", bucket="third").bucket == "third"
-    assert om.models.revisions("line") == ["line@best", "line@1"]
+    assert om.models.revisions("line") == ["line@latest", "line@best", "line@1"]
+    assert [version.number for version in om.models.revisions("line", raw=True)] == [1, 1, 1]
+    assert om.models.get("line@latest").coef_.tolist() == pytest.approx([2.0])
     other.close()
 
 
@@ -143,6 +224,42 @@ def test_a_decorated_function_is_stored_by_its_source_and_called_as_omegaml_does
         om.datasets.get("rows{n=3}")
     assert om.datasets.get("rows{n=3}", trusted=True) == ["get", None, "rows@1", "3", ["store"]]
     assert om.datasets.get("rows", trusted=True, n=5) == ["get", None, "rows@1", 5, ["store"]]
+
+
+def test_what_is_put_onto_a_virtual_dataset_is_handed_to_its_function(tmp_path: Path) -> None:
+    @virtualobj
+    def box(data=None, method=None, meta=None, store=None, prefix="", **kwargs):  # type: ignore[no-untyped-def]
+        name = f"{prefix}{meta.name}-data"
+        if method == "put":
+            return store.put(data, name)
+        if method == "drop":
+            store.drop(name, force=True)
+            return not prefix
+        return store.get(name) if store.exists(name) else "nothing yet"
+
+    om = Omega(tmp_path / "store", trusted=True)
+    stored = om.datasets.put(box, "box")
+    assert om.datasets.get("box") == "nothing yet"
+    assert om.datasets.put(["foo"], "box").name == "box-data"
+    assert om.datasets.put(FRAME, "box{prefix=other-}").name == "other-box-data"
+    assert om.datasets.get("box") == ["foo"]
+    assert om.datasets.get("box", prefix="other-").equals(FRAME)
+    assert om.datasets.metadata("box") == stored  # it is what it was
+
+    suspicious = Omega(tmp_path / "store")
+    with pytest.raises(UntrustedError):
+        suspicious.datasets.put(["foo"], "box")
+    assert om.datasets.put(box, "box").number == 2  # a function is a new version of it
+    om.datasets.drop("box")
+    assert om.datasets.list() == ["other-box-data"]
+
+    om.datasets.put(box, "box")
+    assert om.datasets.put([1], "box", replace=True).kind == "json"
+    om.datasets.put(lambda: 1, "plain", trusted=True)
+    with pytest.raises(ConfigError, match="is a function, which takes no data"):
+        om.datasets.put([1], "plain")
+    om.close()
+    suspicious.close()
 
 
 def test_the_module_itself_has_the_shelves_and_the_runtime(tmp_path: Path) -> None:

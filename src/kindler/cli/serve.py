@@ -95,6 +95,9 @@ _LIMITS = (
     ("device-memory-bytes", int, "memory of each GPU for all loaded models together"),
     ("load-s", float, "seconds that loading a model may take"),
     ("refresh-s", float, "seconds between checks for moved aliases"),
+    ("task-results", int, "maximum number of tasks to remember"),
+    ("task-result-bytes", int, "memory for the results of finished tasks together"),
+    ("task-result-s", float, "seconds that the result of a finished task is kept"),
     ("drain-s", float, "seconds that running requests get when the server stops"),
 )
 

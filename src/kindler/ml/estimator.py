@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from kindler.errors import ConfigError, NotFittedError
 from kindler.estimator.estimator import Estimator
+from kindler.ml import training
 from kindler.ml.model import KindlerModel
 from kindler.ml.params import FitParams
 from kindler.ml.persistence import SavedStage
@@ -79,6 +80,12 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
 
     def _trained_on_a_copy(self, dataset: DataFrame) -> Estimator:
         base = self.estimator
+        lacking = base._model.lacking("optimizer", "loss")
+        if lacking:
+            raise ConfigError(
+                f"{self.uid} cannot be fitted: {' '.join(lacking)}\nHint: a stage that was saved with code of"
+                " yours is loaded whole within kindler.ml.trusting()."
+            )
         folder = None if base.model_dir is None else f"{base.model_dir}/{self.uid}-{uuid.uuid4().hex[:8]}"
         entries = {name: self._value(name) for name in self._config_names if self.isSet(name)}
         estimator = base.copy(
@@ -108,15 +115,12 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
     def _write_files(self, folder: Path) -> dict[str, Any]:
         kind = MODEL_KINDS.model_kind(_KIND)
         meta = kind.write(self.estimator, folder, trusted=False, **(self._value("storeOptions") or {}))
-        if meta["model_kind"] == "torch":
-            _log.warning(
-                "optimizer, loss and metrics of a PyTorch model are code and are not saved with %s: loaded"
-                " again, it cannot be fitted. Fitted models are saved whole.",
-                self.uid,
-            )
+        told = training.described(self.estimator)
+        if not training.write_recipe(self.estimator, folder) and told is None:
+            _log.warning("what trains %s cannot be pickled: loaded again, it cannot be fitted.", self.uid)
         if self._callbacks:
             _log.warning("the callbacks of %s are not saved with it.", self.uid)
-        return {"meta": meta, "config": self._json_config()}
+        return {"meta": meta, "config": self._json_config(), "training": told}
 
     def _json_config(self) -> dict[str, Any]:
         """The entries of the config that JSON can have; the others come from the estimator's own code."""
@@ -131,5 +135,9 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
     @classmethod
     def _from_files(cls, folder: Path, facts: dict[str, Any]) -> KindlerEstimator:
         kind = MODEL_KINDS.model_kind(_KIND)
-        config = facts.get("config") or {}
-        return cls(kind.read(folder, facts["meta"], trusted=is_trusted(), config=config))
+        whole = training.read_recipe(folder) if is_trusted() else None
+        if whole is not None:
+            return cls(whole)
+        told = facts.get("training")
+        options = {"config": facts.get("config") or {}, **(training.options_of(told) if told else {})}
+        return cls(kind.read(folder, facts["meta"], trusted=is_trusted(), **options))

@@ -1,7 +1,7 @@
 """Saving and loading stages: JSON metadata as Spark writes it, and the model's files beside it.
 
-Nothing in either is a pickle. What a model's files may do when they are read is decided by its kind, see
-`kindler.models`; code runs only within `trusting()`.
+What a model's files may do when they are read is decided by its kind, see `kindler.models`; code runs, and a
+pickle is read, only within `trusting()`.
 """
 
 from __future__ import annotations

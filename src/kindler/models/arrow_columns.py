@@ -47,7 +47,7 @@ def columns_of(table: pa.Table) -> Arrays:
         raise DataError("the table has duplicate column names.")
     try:
         return {name: _values(table.column(name).combine_chunks(), name) for name in table.column_names}
-    except DataError:
+    except (DataError, MemoryError):  # Arrow's own too little memory is one of its exceptions
         raise
     except (pa.ArrowException, ValueError) as exc:
         raise DataError(f"the table cannot be read: {first_line(exc)}.") from exc

@@ -89,7 +89,10 @@ class FunctionKind(ModelKind):
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
         """The function gets the data, the verb, and labels by name."""
         x, *labels = data
-        return plain(loaded.model(x, verb, **({"labels": labels[0]} if labels else {}), **options))
+        result = loaded.model(x, verb, **({"labels": labels[0]} if labels else {}), **options)
+        if isinstance(result, Exception):  # omega|ml's way to fail
+            raise result
+        return plain(result)
 
 
 def _undecorated(source: str) -> str:

@@ -56,6 +56,11 @@ class HuggingFaceKind(TorchKind):
                 f"the class of this model, {cls.__qualname__}, cannot be imported by others.\n"
                 "Hint: define it in a module; or kind='pickle' with trusted=True stores any model."
             )
+        if getattr(obj, "_hf_peft_config_loaded", False):
+            raise ConfigError(
+                "this model has adapters that add_adapter() made; they would be stored without the model.\n"
+                "Hint: peft.get_peft_model(model, config) makes a model that is stored with its adapters."
+            )
         with _without_bars():
             obj.save_pretrained(folder)
         if not list(folder.glob("*.safetensors")):

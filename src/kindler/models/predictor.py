@@ -97,4 +97,7 @@ class CallablePredictor(Predictor):
         self.signature = Signature((TensorSpec("x"),))
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
-        return named(getattr(self._model, method, self._model)(inputs["x"]))
+        result = getattr(self._model, method, self._model)(inputs["x"])
+        if isinstance(result, Exception):  # omega|ml's way to fail
+            raise result
+        return named(result)

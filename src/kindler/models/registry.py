@@ -205,6 +205,15 @@ MODEL_KINDS = Kinds(
             gpus=True,
         ),
         Row(
+            "peft",
+            "models.peft:PeftKind",
+            loaded=("peft",),
+            package="peft",
+            extra="peft",
+            preload=("kindler.models.peft", "peft"),
+            threads=True,
+        ),
+        Row(
             "huggingface",
             "models.huggingface:HuggingFaceKind",
             loaded=("transformers.modeling_utils",),

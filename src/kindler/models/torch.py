@@ -36,7 +36,7 @@ from kindler.models.torch_state import difference, kept, noted, put_back
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
 
-__all__ = ["TorchKind", "class_of"]
+__all__ = ["TorchKind", "class_of", "load_weights", "save_weights"]
 
 _WEIGHTS, _PROGRAM, _BY_VALUE = "weights.safetensors", "program.pt2", "model.pickle"
 _HINT = (
@@ -86,10 +86,7 @@ class TorchKind(FrameworkKind):
             return {"form": "value", "class": _path(type(obj))}
         told = _how_to_make(obj, init) | _noted(obj)
         _check_same(obj, told)
-        try:
-            _safetensors().save_file(kept(obj, told), folder / _WEIGHTS)
-        except (ValueError, KeyError, RuntimeError) as exc:  # kinds of tensors that the format has not
-            raise ConfigError(f"the model's weights cannot be stored: {exc}.\n{_HINT}") from exc
+        save_weights(kept(obj, told), folder / _WEIGHTS)
         return told
 
     def read(
@@ -114,7 +111,7 @@ class TorchKind(FrameworkKind):
             )
             return cloudpickle.loads(confined(folder, _BY_VALUE).read_bytes())
         cls = None if meta["form"] == "layers" else class_of(str(meta["class"]), classes, trusted=trusted)
-        weights = {name: value.clone() for name, value in _loaded(folder / _WEIGHTS).items()}
+        weights = {name: value.clone() for name, value in load_weights(folder / _WEIGHTS).items()}
         try:
             return put_back(_made(meta, cls), weights, meta)
         except Exception as exc:  # of PyTorch, or of the user's class: they say why
@@ -299,7 +296,20 @@ def _named(key: str, name: Any, module: types.ModuleType, base: type) -> Any:
     return found
 
 
-def _loaded(path: Path) -> dict[str, torch.Tensor]:
+def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
+    """Write tensors as safetensors.
+
+    Raises:
+        ConfigError: Some are of a kind that the format has not.
+    """
+    try:
+        _safetensors().save_file(weights, path)
+    except (ValueError, KeyError, RuntimeError) as exc:
+        raise ConfigError(f"the model's weights cannot be stored: {exc}.\n{_HINT}") from exc
+
+
+def load_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Read what `save_weights` wrote."""
     safetensors = _safetensors()
     try:
         found: dict[str, torch.Tensor] = safetensors.load_file(path)

@@ -23,9 +23,12 @@ class TorchPredictor(Predictor):
     Args:
         model: The model, which is moved.
         device: Where it is to compute.
+        inputs_of: The module whose `forward` says what the inputs are, if that is another one.
     """
 
-    def __init__(self, model: torch.nn.Module, device: str = "cpu") -> None:
+    def __init__(
+        self, model: torch.nn.Module, device: str = "cpu", *, inputs_of: torch.nn.Module | None = None
+    ) -> None:
         self._device = torch.device(device)
         self._model = model = model if device == "cpu" else model.to(self._device)
         try:
@@ -40,7 +43,9 @@ class TorchPredictor(Predictor):
         self._looks_up = any(
             isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag) for m in model.modules()
         )
-        self.signature = Signature(_inputs(model, None if self._looks_up else _name(self._float)))
+        self.signature = Signature(
+            _inputs(inputs_of or model, None if self._looks_up else _name(self._float))
+        )
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
         with torch.inference_mode():
@@ -107,6 +112,7 @@ def _width(model: torch.nn.Module) -> tuple[int | None, ...] | None:
     first: Any = model
     while isinstance(first, torch.nn.Sequential) and len(first):
         first = first[0]
+    first = getattr(first, "base_layer", first)  # of an adapter of peft's
     return (None, first.in_features) if isinstance(first, torch.nn.Linear) else None
 
 

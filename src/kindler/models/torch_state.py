@@ -14,7 +14,7 @@ from torch import nn
 
 from kindler.errors import ConfigError
 
-__all__ = ["difference", "kept", "noted", "put_back"]
+__all__ = ["difference", "kept", "noted", "put_back", "put_back_flags"]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -86,13 +86,18 @@ def put_back(model: nn.Module, state: Mapping[str, torch.Tensor], told: Mapping[
         for name in others:
             holder, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(holder), leaf, tensor)
+    put_back_flags(model, told)
+    return model
+
+
+def put_back_flags(model: nn.Module, told: Mapping[str, Any]) -> None:
+    """The modes of its parts, and which weights are frozen, as `noted` told them."""
     model.train(bool(told["training"]))
     for name in told.get("modes", ()):
         model.get_submodule(name).training = not told["training"]
     frozen = set(told.get("frozen", ()))
     for name, weight in _parameters(model).items():
         weight.requires_grad_(name not in frozen)
-    return model
 
 
 def difference(model: nn.Module, again: nn.Module) -> list[str]:

@@ -13,13 +13,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import kombu.exceptions
-
 from kindler.errors import BrokerError, FrameError, KindlerError, StoreError, TaskCancelledError
-from kindler.runtime.celery_app import CANCEL, CONTENT_TYPE, LOAD, TASK, make_app, queue_of, reply_queue
+from kindler.runtime.celery_app import (
+    CANCEL,
+    CONTENT_TYPE,
+    LOAD,
+    TASK,
+    errors_of,
+    lease_of,
+    make_app,
+    queue_of,
+    reply_queue,
+)
 from kindler.runtime.engine import Listener, Load
-from kindler.runtime.large_messages import LargeMessages
+from kindler.runtime.large_messages import LargeMessages, whose
 from kindler.runtime.messages import Report, Task, described
+from kindler.runtime.reply_queues import REPLIES
 
 __all__ = ["BrokerEngine"]
 
@@ -33,11 +42,22 @@ _PUBLISHING = {"max_retries": 3, "interval_start": 0.1, "interval_step": 0.3, "i
 
 @dataclass(slots=True)
 class _PendingTask:
-    """A submitted task, and the deadline of its next report."""
+    """A submitted task, and the deadline of its next report.
+
+    Attributes:
+        message: The task as it was sent.
+        taken: Whether a worker has reported on it.
+        sends: How often it was sent.
+        missing_since: Since when it is in no queue and no worker has reported on it.
+    """
 
     task: Task
     listen: Listener
+    message: bytes
     deadline: float = 0.0
+    taken: bool = False
+    sends: int = 0
+    missing_since: float | None = None
 
     def extend_deadline(self) -> None:
         # A worker that dies reports nothing, and the task may wait, and run, once more.
@@ -55,12 +75,13 @@ class BrokerEngine:
     def __init__(self, store: str, broker: str) -> None:
         self._kind = broker.partition(":")[0]
         self._app = make_app(broker)
+        self._lease_s = lease_of(broker)[1]
+        self._looked = 0.0
         # Celery would ask workers over a connection that may have broken, and try for ever.
         self._app.control.mailbox.producer_pool = None
-        errors = self._app.connection_for_write().connection_errors
-        self._away = (kombu.exceptions.OperationalError, OSError, *errors)
+        self._away = errors_of(self._app)
         self._messages = LargeMessages(store)
-        self._replies = reply_queue(f"kindler.reply.{uuid.uuid4().hex}")
+        self._replies = reply_queue(REPLIES + uuid.uuid4().hex)
         self._awaited: dict[str, _PendingTask] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -79,22 +100,13 @@ class BrokerEngine:
             raise TaskCancelledError("the runtime is closed.")
         task = task.replying_to(self._replies.name)
         message = self._messages.pack(task.frame(), task.id)
-        awaited = _PendingTask(task, listen)
+        awaited = _PendingTask(task, listen, message)
         awaited.extend_deadline()
         with self._lock:
             self._awaited[task.id] = awaited
         try:
             self._declare()
-            self._app.send_task(
-                TASK,
-                args=[message],
-                task_id=task.id,
-                queue=queue_of(task.label),
-                argsrepr=f"({task},)",
-                ignore_result=True,
-                retry=True,
-                retry_policy=_PUBLISHING,
-            )
+            self._send(awaited)
         except self._away as exc:
             with self._lock:
                 self._awaited.pop(task.id, None)
@@ -104,6 +116,20 @@ class BrokerEngine:
             if self._awaited and self._thread is None:
                 self._thread = threading.Thread(target=self._listen, name="kindler-replies", daemon=True)
                 self._thread.start()
+
+    def _send(self, awaited: _PendingTask) -> None:
+        task = awaited.task
+        awaited.sends += 1
+        self._app.send_task(
+            TASK,
+            args=[awaited.message],
+            task_id=task.id,
+            queue=queue_of(task.label),
+            argsrepr=f"({task},)",
+            ignore_result=True,
+            retry=True,
+            retry_policy=_PUBLISHING,
+        )
 
     def cancel(self, task_id: str) -> None:
         """See `Engine`. Asks the workers to cancel the task, and ignores what they still report of it."""
@@ -198,9 +224,10 @@ class BrokerEngine:
                     return
             self._give_up()
             try:
-                self._connected().drain_events(timeout=_LOOK_S)
-            except TimeoutError:
-                continue
+                try:
+                    self._connected().drain_events(timeout=_LOOK_S)
+                except TimeoutError:
+                    self._look_for_missing()
             except Exception as exc:  # noqa: BLE001 - each transport has its own errors, and tasks must not be lost
                 _log.warning("lost the connection to the broker, reconnecting: %s", exc)
                 self._disconnect()
@@ -215,6 +242,45 @@ class BrokerEngine:
         for awaited in overdue:
             silence = awaited.task.wait_s + awaited.task.timeout_s
             self._abandon(awaited, "failed", _overdue(awaited.task, silence))
+
+    def _look_for_missing(self) -> None:
+        """Send tasks again that a worker of Redis took from the queue without a report.
+
+        It was stopped, or lost, before it could note that it has them; only the client can miss them then.
+        RabbitMQ itself notices a worker that gives no sign of life.
+        """
+        now = time.monotonic()
+        if not self._kind.startswith("redis") or now - self._looked < self._lease_s / 3:
+            return
+        self._looked = now
+        with self._lock:
+            silent = [awaited for awaited in self._awaited.values() if not awaited.taken]
+        sizes = {label: self._waiting({label}) for label in {awaited.task.label for awaited in silent}}
+        for awaited in silent:
+            if sizes[awaited.task.label]:
+                awaited.missing_since = None  # it may be among those that wait
+            elif awaited.missing_since is None:
+                awaited.missing_since = now
+            elif now - awaited.missing_since > self._lease_s:
+                self._send_again(awaited)
+
+    def _send_again(self, awaited: _PendingTask) -> None:
+        task, awaited.missing_since = awaited.task, None
+        if awaited.sends <= task.max_retries:
+            _log.warning("%s was taken by a worker that gives no sign of life; sending it again", task)
+            self._send(awaited)
+            return
+        with self._lock:
+            if self._awaited.pop(task.id, None) is None:
+                return
+        self._abandon(
+            awaited,
+            "failed",
+            BrokerError(
+                f"{task} was sent {awaited.sends} times, and no worker that took it gave a sign of life.\n"
+                "Hint: a worker may be stopped, or hang; more attempts: runtime.options(max_retries=...)."
+            ),
+        )
 
     def _connected(self) -> Any:
         if self._connection is None:
@@ -240,17 +306,19 @@ class BrokerEngine:
                 _log.info("could not close a broken connection to the broker: %s", exc)
 
     def _receive(self, message: Any) -> None:
+        content = b""
         try:
             content = _content(message)
             task_id, report = Report.read(self._messages.unpack(content))
             self._messages.drop(content)
-        except (FrameError, StoreError) as exc:
+        except (FrameError, StoreError, OSError) as exc:
             _log.warning("rejected a reply: %s", exc)
-            return
+            task_id, report = whose(content)[0], Report("failed", error=described(_unreadable(exc)))
         with self._lock:
             awaited = self._awaited.get(task_id)
             if awaited is None:
                 return
+            awaited.taken = True
             awaited.extend_deadline()
             if report.state != "running":
                 del self._awaited[task_id]
@@ -267,6 +335,10 @@ def _unreachable(exc: BaseException) -> BrokerError:
     return BrokerError(
         f"cannot reach the broker: {exc}.\nHint: its URL is set by KINDLER_BROKER or Omega(broker=...)."
     )
+
+
+def _unreadable(exc: BaseException) -> BrokerError:
+    return BrokerError(f"the task has ended, and its result, in the store, cannot be read here: {exc}")
 
 
 def _overdue(task: Task, silence_s: float) -> BrokerError:

@@ -23,9 +23,18 @@ from celery.worker.control import control_command, inspect_command
 from celery.worker.state import maybe_shutdown
 
 from kindler import jail
-from kindler.errors import FrameError, NotFoundError
-from kindler.runtime.celery_app import CANCEL, CONTENT_TYPE, LOAD, TASK, lease_of, make_app, queue_of
-from kindler.runtime.large_messages import LargeMessages
+from kindler.errors import BrokerError, FrameError, StoreError
+from kindler.runtime.celery_app import (
+    CANCEL,
+    CONTENT_TYPE,
+    LOAD,
+    TASK,
+    errors_of,
+    lease_of,
+    make_app,
+    queue_of,
+)
+from kindler.runtime.large_messages import LARGEST_BYTES, LargeMessages, reply_name, whose
 from kindler.runtime.local import LocalEngine
 from kindler.runtime.messages import Report, Task, described
 
@@ -36,7 +45,11 @@ Receive: TypeAlias = Callable[[Any], None]
 _log = logging.getLogger("kindler.runtime")
 _HEARTBEAT_S = 30.0
 _REMEMBERED = 10_000
+_MOST_UNSENT = 100  # reports that are kept while the broker is away
+_MOST_FAILURES = 3  # times that sending one of them is tried; each has the retries of _PUBLISHING
+_PAUSES_S = (0.0, 1.0, 3.0, 9.0)  # before each attempt to send the error instead of the result
 _AWAKE_S = 0.5
+_TIDY_S = 3600.0
 _RECONNECTING = {"interval_start": 0.5, "interval_step": 0.5, "interval_max": 5.0}
 _PUBLISHING = {"max_retries": 10, "interval_start": 0.1, "interval_step": 0.5, "interval_max": 3.0}
 
@@ -70,7 +83,7 @@ def run_worker(
     app = make_app(broker)
     engine = LocalEngine(store, workers=workers, trusted=trusted, labels=tuple(labels))
     runner = _TaskRunner(app, engine, LargeMessages(store))
-    runner.messages.tidy()
+    runner.tidy()
 
     def run(message: Any) -> None:
         runner.run(message)
@@ -85,7 +98,7 @@ def run_worker(
     app.task(name=TASK, shared=False)(run)
     inspect_command(name=LOAD)(load)
     control_command(name=CANCEL, args=[("task_id", str)])(cancel)
-    app.steps["consumer"].add(_step(lease_of(broker)[1]))
+    app.steps["consumer"].add(_step(lease_of(broker)[1], runner.tidy))
 
     def ready(**_: Any) -> None:
         say(f"ready: {engine.workers} tasks at a time, labels {', '.join(labels)}")
@@ -125,28 +138,67 @@ class _TaskRunner:
         self._lock = threading.Lock()
         self._running: dict[str, threading.Event] = {}
         self._over: OrderedDict[str, None] = OrderedDict()
+        self._unsent: OrderedDict[str, tuple[Report, int]] = OrderedDict()
+        self._away = errors_of(app)
 
     def run(self, message: Any) -> None:
-        """Celery's task; returns after the result was sent."""
+        """Celery's task; returns after the result was sent, or could not be."""
         try:
             task = Task.read(self.messages.unpack(message))
-        except (FrameError, NotFoundError) as exc:
+        except (FrameError, StoreError, OSError) as exc:
             _log.error("rejected a task: %s", exc)
+            task_id, queue = whose(message) if isinstance(message, bytes) else ("", "")
+            unread = BrokerError(f"a worker cannot read the task, which is in the store: {exc}")
+            self._notify(queue, task_id, Report("failed", error=described(unread)))
             return
         sent = threading.Event()
         while (earlier := self._running.setdefault(task.id, sent)) is not sent:
             earlier.wait()
         try:
             if task.id not in self._over:
-                self._reply(task, self._ended(task))
+                report, failures = self._unsent.pop(task.id, (None, 0))
+                self._deliver(task, report or self._ended(task), failures)
                 self._remember(task.id)
                 self.messages.drop(message)
-        except Exception as exc:
-            # Not acknowledged, so it is delivered again, to this worker or another.
-            raise Reject(str(exc), requeue=True) from exc
         finally:
             del self._running[task.id]
             sent.set()
+
+    def _deliver(self, task: Task, report: Report, failures: int) -> None:
+        """Send the last report of a task, or the error that it cannot be sent. The task is not run again.
+
+        Raises:
+            Reject: The broker is away; the task is delivered again, and its report is then sent.
+        """
+        try:
+            self._reply(task.reply_to, task.id, report)
+            return
+        except self._away as exc:
+            if failures < _MOST_FAILURES:
+                self._unsent[task.id] = (report, failures + 1)
+                while len(self._unsent) > _MOST_UNSENT:
+                    self._unsent.popitem(last=False)
+                raise Reject(str(exc), requeue=True) from exc
+            problem: BaseException = exc
+        except Exception as exc:  # noqa: BLE001 - the store's errors and each transport's own
+            problem = exc
+        _log.error("could not send the result of %s: %s", task, problem)
+        error = BrokerError(f"{task} has ended ({report.state}), and its result could not be sent: {problem}")
+        failed = Report("failed", error=described(error), log=report.log)
+        for pause_s in _PAUSES_S:
+            time.sleep(pause_s)
+            if self._notify(task.reply_to, task.id, failed):
+                return
+
+    def tidy(self) -> None:
+        """Delete large messages that nobody has read for a day, beside everything else."""
+        threading.Thread(target=self._tidy, name="kindler-tidy", daemon=True).start()
+
+    def _tidy(self) -> None:
+        try:
+            self.messages.tidy()
+        except Exception as exc:  # noqa: BLE001 - of the store, which may be away; there is a next time
+            _log.warning("could not delete large messages that nobody has read: %s", exc)
 
     def cancel(self, task_id: str) -> None:
         """Celery's control command."""
@@ -157,10 +209,16 @@ class _TaskRunner:
         """Run a task to its end; returns the last report and sends the others."""
         ended = threading.Event()
         last: list[Report] = []
+        starts = 0
+        # At once, before a process has started: a client sends a task again that nobody seems to have.
+        self._notify(task.reply_to, task.id, Report("running"))
 
         def listen(report: Report) -> None:
+            nonlocal starts
             if report.state == "running":
-                self._notify(task, report)
+                starts += 1
+                if starts > 1:  # on another process: the client waits for that one
+                    self._notify(task.reply_to, task.id, report)
                 return
             last.append(report)
             ended.set()
@@ -178,22 +236,27 @@ class _TaskRunner:
             while len(self._over) > _REMEMBERED:
                 self._over.popitem(last=False)
 
-    def _notify(self, task: Task, report: Report) -> None:
-        """Send a report that may get lost: the task runs on without it."""
+    def _notify(self, queue: str, task_id: str, report: Report) -> bool:
+        """Send a report that may get lost; returns whether it was sent."""
         try:
-            self._reply(task, report)
+            self._reply(queue, task_id, report)
         except Exception as exc:  # noqa: BLE001 - each transport has its own errors
-            _log.warning("could not tell %s that its task is running: %s", task.reply_to, exc)
+            _log.warning("could not tell %s that its task is %s: %s", queue, report.state, exc)
+            return False
+        return True
 
-    def _reply(self, task: Task, report: Report) -> None:
-        if not task.reply_to:
+    def _reply(self, queue: str, task_id: str, report: Report) -> None:
+        if not queue:
             return
-        message = self.messages.pack(report.frame(task.id), f"{task.id}-reply")
+        try:
+            message = self.messages.pack(report.frame(task_id), reply_name(task_id))
+        except OSError as exc:  # a disk that is full, which is no broker that is away
+            raise StoreError(f"a message cannot be stored: {exc}") from exc
         with self._app.amqp.producer_pool.acquire(block=True) as producer:
             producer.publish(
                 message,
                 exchange="",
-                routing_key=task.reply_to,
+                routing_key=queue,
                 serializer=None,
                 content_type=CONTENT_TYPE,
                 content_encoding="binary",
@@ -229,9 +292,7 @@ class _Consumer(Consumer):  # type: ignore[misc]
 
         def received(message: Any) -> None:
             try:
-                if message.content_type != CONTENT_TYPE:
-                    raise FrameError(f"unexpected content type {str(message.content_type)[:60]!r}")
-                message.payload  # noqa: B018 - read now, while nothing depends on it
+                _check(message)
                 message.ack_log_error = _harmless(message.ack_log_error)
                 message.reject_log_error = _harmless(message.reject_log_error)
                 receive(message)
@@ -246,6 +307,18 @@ class _Consumer(Consumer):  # type: ignore[misc]
         return received
 
 
+def _check(message: Any) -> None:
+    """Raise for a message that no client of ours sends; Celery would believe what its headers say."""
+    if message.content_type != CONTENT_TYPE:
+        raise FrameError(f"unexpected content type {str(message.content_type)[:60]!r}")
+    if not isinstance(message.body, bytes | memoryview) or len(message.body) > 2 * LARGEST_BYTES:
+        raise FrameError(f"unexpected body, or one of more than {2 * LARGEST_BYTES} bytes")
+    headers = message.headers
+    if headers.get("task") != TASK or not isinstance(headers.get("id"), str) or headers.get("eta"):
+        raise FrameError(f"unexpected headers {str(headers)[:200]}")
+    message.payload  # noqa: B018 - read now, while nothing depends on it
+
+
 def _harmless(answer: Callable[..., None]) -> Callable[..., None]:
     """Ignore errors of an answer to the broker: without it the message is delivered again."""
 
@@ -258,8 +331,8 @@ def _harmless(answer: Callable[..., None]) -> Callable[..., None]:
     return answered
 
 
-def _step(lease_s: float) -> type[Any]:
-    """A step of Celery's consumer that wakes it, and renews leases where the broker is Redis."""
+def _step(lease_s: float, tidy: Callable[[], None]) -> type[Any]:
+    """A step of Celery's consumer that wakes it, tidies, and renews leases where the broker is Redis."""
 
     class Step(bootsteps.StartStopStep):  # type: ignore[misc]
         requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -270,7 +343,7 @@ def _step(lease_s: float) -> type[Any]:
 
         def start(self, consumer: Any) -> None:
             every = consumer.hub.call_repeatedly
-            self._timers = [every(_AWAKE_S, _look_up)]
+            self._timers = [every(_AWAKE_S, _look_up), every(_TIDY_S, tidy)]
             if consumer.connection.transport.driver_type == "redis":
                 self._timers.append(every(lease_s / 3, _renew, consumer))
 

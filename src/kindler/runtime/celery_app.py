@@ -10,14 +10,26 @@ from urllib.parse import parse_qsl, urlencode
 
 import celery
 import kombu
+import kombu.exceptions
 from kombu.serialization import register
 
 from kindler.engine.channel import Frame
 from kindler.errors import ConfigError
 from kindler.runtime import value_codec
 from kindler.runtime.messages import pack, unpack
+from kindler.runtime.reply_queues import REPLIES_KEPT_S
 
-__all__ = ["CANCEL", "CONTENT_TYPE", "LOAD", "TASK", "lease_of", "make_app", "queue_of", "reply_queue"]
+__all__ = [
+    "CANCEL",
+    "CONTENT_TYPE",
+    "LOAD",
+    "TASK",
+    "errors_of",
+    "lease_of",
+    "make_app",
+    "queue_of",
+    "reply_queue",
+]
 
 CONTENT_TYPE = "application/x-kindler-frame"
 TASK = "kindler.run"
@@ -26,7 +38,6 @@ LOAD = "kindler_load"
 
 _SERIALIZER = "kindler"
 _LEASE_S = 30.0
-_REPLIES_KEPT_S = 3600.0
 _CONNECT_S = 5.0
 _ANSWER_S = 30.0
 
@@ -57,7 +68,16 @@ def make_app(url: str) -> Any:
         broker_heartbeat=0,  # pooled connections could not answer
         broker_transport_options=_transport_options(bare, lease_s),
     )
+    if bare.startswith("redis"):
+        app.conf.broker_transport = "kindler.runtime.redis_transport:Transport"
     return app
+
+
+def errors_of(app: Any) -> tuple[type[BaseException], ...]:
+    """What is raised when the broker cannot be reached."""
+    errors = app.connection_for_write().connection_errors
+    # kombu's Redis counts a KeyError among them.
+    return (kombu.exceptions.OperationalError, OSError, *(one for one in errors if one is not KeyError))
 
 
 def lease_of(url: str) -> tuple[str, float]:
@@ -85,7 +105,7 @@ def queue_of(label: str) -> str:
 def reply_queue(name: str) -> Any:
     """A client's own queue; it expires after an hour without use."""
     return kombu.Queue(
-        name, exchange=kombu.Exchange(""), routing_key=name, durable=True, expires=_REPLIES_KEPT_S
+        name, exchange=kombu.Exchange(""), routing_key=name, durable=True, expires=REPLIES_KEPT_S
     )
 
 

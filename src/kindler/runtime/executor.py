@@ -29,8 +29,8 @@ class Executor:
     Args:
         url: The store.
         capacity: How many models stay in memory; the one that was not used for longest goes first.
-        trusted: Whether tasks that ask for it may run code and pickles of the store, and all tasks may have
-            options that name files and settings.
+        trusted: Whether tasks that ask for it may run code and pickles of the store, and have options that
+            name files and settings.
     """
 
     def __init__(self, url: str, *, capacity: int = 4, trusted: bool = True) -> None:
@@ -45,14 +45,14 @@ class Executor:
         """The task's result, of any kind; whatever goes wrong is raised.
 
         Raises:
-            UntrustedError: It needs code of the store, and the task or this worker does not allow that; or
-                it has options that this worker takes only from those it trusts.
+            UntrustedError: It needs code of the store, or has options that name files or settings, and the
+                task or this worker does not allow that.
         """
         refused = task.trusted and not self._trusted
         if refused:
             task = replace(task, trusted=False)
         args, given = self._arguments(task)
-        if not self._trusted and task.shelf == "models":
+        if not task.trusted and task.shelf == "models":
             options.check(str(task), given)
         try:
             result = (self._script if task.shelf == "scripts" else self._model)(task, args, given)
@@ -71,7 +71,10 @@ class Executor:
         shelf = Scripts(self._open(), task.bucket)
         script = self._kept(shelf.metadata(task.name), trusted=task.trusted)
         assert isinstance(script, LoadedModel)
-        return script.model(*args, **options)
+        result = script.model(*args, **options)
+        if isinstance(result, Exception):  # omega|ml's way to fail
+            raise result
+        return result
 
     def _model(self, task: Task, args: list[Any], options: dict[str, Any]) -> Any:
         models = Models(self._open(), task.bucket)

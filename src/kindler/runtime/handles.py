@@ -55,6 +55,11 @@ class TaskHandle:
         """The exception that `get` raises, or None."""
         return self._error
 
+    @property
+    def size(self) -> int:
+        """The bytes of the result and the log; 0 until the task has ended."""
+        return 0 if self._report is None else sum(map(len, self._report.buffers)) + len(self.log)
+
     def ready(self) -> bool:
         """Whether the task has ended, in whatever way."""
         return self._ended.is_set()

@@ -16,11 +16,28 @@ from kindler.runtime.messages import pack, unpack
 from kindler.shelves.datasets.shelf import Datasets
 from kindler.store import Address, Store
 
-__all__ = ["LargeMessages"]
+__all__ = ["LARGEST_BYTES", "LargeMessages", "reply_name", "whose"]
 
+LARGEST_BYTES = 1 << 20  # of a message that goes through the broker
 _FOLDER = ".runtime"
-_LARGEST_BYTES = 1 << 20
+_REPLY = "-reply"
 _KEPT = timedelta(days=1)
+
+
+def reply_name(task_id: str) -> str:
+    """What a reply to a task is called in the store."""
+    return task_id + _REPLY
+
+
+def whose(content: bytes) -> tuple[str, str]:
+    """The task's id, and the queue of its client, of a message that is in the store; else empty texts."""
+    try:
+        frame = unpack(content)
+        if frame.kind == "parcel":
+            return LargeMessages._name(frame).removesuffix(_REPLY), str(frame.fields.get("reply_to", ""))
+    except FrameError:
+        pass
+    return "", ""
 
 
 class LargeMessages:
@@ -38,10 +55,10 @@ class LargeMessages:
     def pack(self, frame: Frame, name: str) -> bytes:
         """A frame as a message; `name` identifies it in the store."""
         content = pack(frame)
-        if len(content) <= _LARGEST_BYTES:
+        if len(content) <= LARGEST_BYTES:
             return content
         self._shelf().put(np.frombuffer(content, np.uint8), f"{_FOLDER}/{name}", mode="replace")
-        return pack(Frame("parcel", {"name": name}))
+        return pack(Frame("parcel", {"name": name, "reply_to": frame.fields.get("reply_to", "")}))
 
     def unpack(self, content: bytes) -> Frame:
         """The frame of a message.

@@ -41,6 +41,7 @@ class LocalEngine:
         store: The store's URL.
         workers: The largest number of processes; None is one per core, at most four.
         idle_s: Seconds without a task after which a process ends.
+        answer_s: Seconds in which a process must confirm a task, and after which a stopped one is replaced.
         capacity: The number of models that a process keeps in memory.
         trusted: Whether tasks that request it may run code of the store.
         labels: The labels of tasks that may run here.
@@ -52,6 +53,7 @@ class LocalEngine:
         *,
         workers: int | None = None,
         idle_s: float = 300.0,
+        answer_s: float = 15.0,
         capacity: int = 4,
         trusted: bool = True,
         labels: tuple[str, ...] = _LABELS,
@@ -59,6 +61,7 @@ class LocalEngine:
         self.workers = workers or min(_MOST_WORKERS, slots())
         self._store = store
         self._idle_s = idle_s
+        self._answer_s = answer_s
         self._capacity = capacity
         self._trusted = trusted
         self._labels = labels
@@ -184,31 +187,49 @@ class LocalEngine:
                 loss = process.loss()
                 if job.running or fresh:
                     return loss
-                # It had ended for idleness before the task was sent.
+                # It had ended, or was stopped, before the task was sent.
 
     def _answer(self, job: _Job, process: Process) -> Report:
         task, job.running = job.task, False
         process.send(task)
-        deadline = time.monotonic() + task.timeout_s
-        while True:
+        report = self._confirmed(process)
+        if report.state == "running":
+            job.running = True
+            process.family = task.family or process.family or "any"
+            process.models.add(f"{task.bucket}/{task.name}")
+            job.listen(report)
             try:
-                _, report = Report.read(process.channel.receive(max(0.0, deadline - time.monotonic())))
+                report = self._ending(process, time.monotonic() + task.timeout_s)
             except TimeoutError:
                 with self._lock:
                     job.process = None
                 process.end()
                 late = TaskTimeoutError(task=str(task), waited_s=task.timeout_s, goes_on=False)
                 return Report("failed", error=described(late))
-            except FrameError as exc:
-                raise ChannelClosed(str(exc)) from exc
-            if report.state == "running":
-                job.running = True
-                process.family = task.family or process.family or "any"
-                process.models.add(f"{task.bucket}/{task.name}")
-                job.listen(report)
-                continue
-            self._release(job, process)
-            return report
+        self._release(job, process)
+        return report
+
+    def _confirmed(self, process: Process) -> Report:
+        """The first report. A process that is stopped gives none, and would keep its task for ever."""
+        try:
+            return _report(process, self._answer_s)
+        except TimeoutError:
+            process.kill(f"did not confirm its task in {self._answer_s:g} s")
+            raise ChannelClosed("no answer") from None
+
+    def _ending(self, process: Process, deadline: float) -> Report:
+        """The last report; raises TimeoutError after the deadline, and ChannelClosed if it is stopped."""
+        was_stopped = False
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                return _report(process, min(left, self._answer_s))
+            except TimeoutError:
+                is_stopped = process.is_stopped
+                if is_stopped and was_stopped:
+                    process.kill(f"was stopped for {self._answer_s:g} s")
+                    raise ChannelClosed("stopped") from None
+                was_stopped = is_stopped
+        raise TimeoutError
 
     def _acquire(self, task: Task) -> Process:
         """An idle process of the task's family, or a new one in place of an idle one of another family."""
@@ -233,6 +254,13 @@ class LocalEngine:
                 self._idle.append(process)
                 return
         process.end()
+
+
+def _report(process: Process, timeout_s: float) -> Report:
+    try:
+        return Report.read(process.channel.receive(timeout_s))[1]
+    except FrameError as exc:
+        raise ChannelClosed(str(exc)) from exc
 
 
 def _cancelled(task: Task) -> Report:

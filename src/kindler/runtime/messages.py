@@ -26,6 +26,8 @@ MODEL_VERBS = (*READS, *WRITES, REDUCE)
 _HEAD = struct.Struct("!4sI")
 _MAGIC = b"KRT1"
 _MAX_HEADER_BYTES = 64 << 20
+_LONGEST_TEXT = 100_000  # characters of each text of an error
+_MOST_ITEMS = 100
 
 
 def pack(frame: Frame) -> bytes:
@@ -209,7 +211,20 @@ def _texts(fields: Any) -> dict[str, str]:
 
 
 def described(exc: BaseException) -> dict[str, Any]:
-    """An exception as the JSON of a report: `engine.worker.describe` and the host."""
+    """An exception as the JSON of a report: `engine.worker.describe` and the host. Long texts are cut."""
     error = describe(exc) | {"host": socket.gethostname()}
-    plain: dict[str, Any] = json.loads(json.dumps(error, default=str))
+    plain: dict[str, Any] = _cut(json.loads(json.dumps(error, default=str)))
     return plain
+
+
+def _cut(value: Any) -> Any:
+    """A frame whose header is too long cannot be read, and the caller would never hear of the error."""
+    if isinstance(value, dict):
+        return {key[:_LONGEST_TEXT]: _cut(inside) for key, inside in list(value.items())[:_MOST_ITEMS]}
+    if isinstance(value, list):
+        return [_cut(inside) for inside in value[:_MOST_ITEMS]]
+    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        return (
+            f"{value[: _LONGEST_TEXT // 2]} ... ({len(value)} characters) ... {value[-_LONGEST_TEXT // 2 :]}"
+        )
+    return value

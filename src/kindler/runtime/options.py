@@ -19,12 +19,14 @@ _NUMBERS = frozenset(
     {
         "accumulation_steps",
         "batch_size",
+        "check_input",
         "class_weight",
         "clip_norm",
         "clip_value",
         "coef_init",
         "copy",
         "epochs",
+        "initial_epoch",
         "intercept_init",
         "lr",
         "max_steps",
@@ -37,8 +39,11 @@ _NUMBERS = frozenset(
         "stack_features",
         "steps",
         "steps_per_epoch",
+        "validation_batch_size",
         "validation_data",
         "validation_freq",
+        "validation_split",
+        "validation_steps",
         "verbose",
         "workers",
     }
@@ -79,7 +84,8 @@ def check(call: str, options: Mapping[str, Any]) -> None:
         shown = ", ".join(f"{name}=..." for name in refused)
         raise UntrustedError(
             what=f"the task {call}",
-            reason=f"{shown} could name files or settings, which is allowed only on workers started with"
+            reason=f"{shown} could name files or settings, which is allowed only with"
+            " runtime.options(trusted=True), on this machine or on workers started with"
             " `kindler worker --trusted`",
         )
 

@@ -12,6 +12,7 @@ import signal
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from kindler.config import RunSettings
 from kindler.engine import fork_server
@@ -69,6 +70,7 @@ class Process:
         self.channel = channel
         self._child = child
         self._folder = folder
+        self._why = ""
 
     def send(self, task: Task) -> None:
         """Hand over a task.
@@ -79,8 +81,18 @@ class Process:
         frame = task.frame()
         self.channel.send(frame.kind, *frame.buffers, **frame.fields)
 
-    def kill(self) -> None:
-        """End it now, with every process it started."""
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped by a signal, as far as this system tells; such a process does not end."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    def kill(self, why: str = "") -> None:
+        """End it now, with every process it started; `why` is the reason that `loss` gives."""
+        self._why = why
         self._child.kill()
 
     def loss(self) -> Loss:
@@ -92,7 +104,9 @@ class Process:
         said = Log(self._folder.path).tail()
         self.end()
         why = (
-            f"its process was ended by {signal.Signals(-code).name}"
+            f"its process {self._why}"
+            if self._why
+            else f"its process was ended by {signal.Signals(-code).name}"
             if code < 0
             else f"its process ended with exit code {code} before it had a result"
         )

@@ -78,7 +78,8 @@ def _answered(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list
     except Problem as exc:
         return {"status": exc.status, "message": exc.message}, []
     except MemoryError:
-        return {"status": 413, "message": f"reading the body takes more than {most} bytes of memory."}, []
+        limit = f"takes more than the {most} bytes of memory that one of its size gets"
+        return {"status": 413, "message": f"reading the body of {len(body)} bytes {limit}."}, []
     except Exception as exc:  # noqa: BLE001 - what was sent did it; the server goes on
         return {"status": 400, "message": f"the body cannot be read: {type(exc).__name__}."}, []
 

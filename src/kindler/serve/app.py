@@ -105,9 +105,7 @@ def create_app(
         lifespan=lifespan,
         responses=_FAULTS,
     )
-    tasks = Tasks(
-        omega, trusted=settings.trusted, timeout_s=settings.timeout_s, most_bytes=settings.queue_bytes
-    )
+    tasks = Tasks(omega, settings)
     parts = Parts(omega, residents, gate, settings, stats, tasks, readers, looks)
     # Triton's paths fit those of a model's metadata too, and come first.
     routers = [page_routes(), health_routes(parts), triton_routes(parts), protocol_routes(parts)]

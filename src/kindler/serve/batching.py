@@ -27,7 +27,7 @@ import numpy as np
 from kindler.errors import DataError
 from kindler.models.row_independence import tried
 from kindler.models.signature import Array, Arrays
-from kindler.serve.http_errors import Problem
+from kindler.serve.http_errors import Problem, own_status
 from kindler.serve.model_messages import ModelFailure
 from kindler.serve.model_pool import problem_of
 from kindler.serve.model_process import Answered, Done, ProcessLost
@@ -623,6 +623,7 @@ def _as_problem(error: BaseException) -> Problem:
         return Problem(503, "there is not enough memory for this request.", {"retry-after": "5"})
     if isinstance(error, RuntimeError) and "cannot schedule new futures" in str(error):
         return Problem(503, "the server is stopping.", {"retry-after": "1"})
-    first = next(iter(str(error).splitlines()), "")
+    status, told = own_status(error, str(error))
+    first = next(iter(told.splitlines()), "")
     name = error.name if isinstance(error, ModelFailure) else type(error).__name__
-    return Problem(400, f"the model failed on these inputs: {name}: {first[:500]}")
+    return Problem(status or 400, f"the model failed on these inputs: {name}: {first[:500]}")

@@ -140,7 +140,8 @@ class Readers:
             self._own.process = None
             if late.finished.is_set():
                 raise Problem(413, f"reading the body took longer than {self._timeout_s:g} s.") from exc
-            raise Problem(413, f"reading the body needs more than {most} bytes of memory.") from exc
+            limit = f"takes more than the {most} bytes of memory that one of its size gets"
+            raise Problem(413, f"reading the body of {len(body)} bytes {limit}.") from exc
         finally:
             late.cancel()
         if "status" in head:

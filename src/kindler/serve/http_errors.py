@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 from kindler.errors import (
     AlreadyExistsError,
@@ -16,7 +19,7 @@ from kindler.errors import (
     UntrustedError,
 )
 
-__all__ = ["Problem", "as_problem", "require_post"]
+__all__ = ["Problem", "as_problem", "own_status", "require_post"]
 
 _STATUS: tuple[tuple[type[KindlerError], int], ...] = (
     (NotFoundError, 404),
@@ -28,6 +31,9 @@ _STATUS: tuple[tuple[type[KindlerError], int], ...] = (
     (StoreError, 503),
     (BrokerError, 503),
 )
+
+
+_PAIR = re.compile(r"\(.{0,10000}, \d{3}\)", re.DOTALL)
 
 
 class Problem(Exception):
@@ -67,3 +73,21 @@ def as_problem(error: BaseException) -> Problem | None:
         if isinstance(error, kind):
             return Problem(status, str(error), {"retry-after": "1"} if status == 503 else None)
     return None
+
+
+def own_status(error: BaseException, told: str) -> tuple[int | None, str]:
+    """The HTTP status that code of the store gave its exception, and its text without it.
+
+    It is the second argument, as in `raise Exception("not here", 404)`, or an attribute `http_status`.
+
+    Args:
+        error: The exception.
+        told: Its text: of one from another process, all that is left of its arguments.
+    """
+    status = getattr(error, "http_status", None)
+    if _PAIR.fullmatch(told):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            pair = ast.literal_eval(told)
+            if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str):
+                told, status = pair
+    return (status if type(status) is int and 400 <= status < 600 else None), told

@@ -168,8 +168,7 @@ class Residents:
         found = self.at_hand(name)
         if found is not None:
             return found
-        if self._unloaded and self.is_unloaded(name[0], name[1]):
-            raise Problem(503, f"the model {name[1][:200]!r} was unloaded from this server.")
+        self._check_unloaded(name[0], name[1])
         known = self._known.get(name)
         if known is not None:
             await asyncio.shield(self._look_again(name, known))
@@ -199,6 +198,12 @@ class Residents:
             executor or self._looks, lambda: self._omega[bucket].models.metadata(text, version=version)
         )
 
+    async def numbers(self, version: Version) -> list[int]:
+        """The numbers of all versions of a model, oldest first, by the store."""
+        history = partial(self._omega.store.history, version.address)
+        found = await asyncio.get_running_loop().run_in_executor(self._looks, history)
+        return [number for number, _ in found]
+
     async def moved(self, bucket: str, name: str) -> None:
         """An alias of a name was moved here: returns when what it means now serves."""
         for key in [key for key in self._failed if key[:2] == (bucket, name)]:
@@ -226,6 +231,10 @@ class Residents:
         for key in [key for key in self._loaded if key[:2] == (bucket, found.name)]:
             self._evict(self._loaded[key])
         self._count()
+
+    def _check_unloaded(self, bucket: str, name: str) -> None:
+        if self._unloaded and self.is_unloaded(bucket, name):
+            raise Problem(503, f"the model {name[:200]!r} was unloaded from this server.")
 
     def is_unloaded(self, bucket: str, name: str) -> bool:
         """Whether a model was unloaded, and not loaded again."""
@@ -285,9 +294,11 @@ class Residents:
             task.add_done_callback(lambda done: self._load_ended(key, done))
         # A client that goes away must not stop what others wait for.
         try:
-            return await asyncio.wait_for(asyncio.shield(task), self._settings.timeout_s)
+            resident = await asyncio.wait_for(asyncio.shield(task), self._settings.timeout_s)
         except asyncio.TimeoutError:
             raise Problem(504, f"{version} is still being loaded.", {"retry-after": "5"}) from None
+        self._check_unloaded(version.bucket, version.name)  # since the load has ended
+        return resident
 
     def _load_ended(self, key: Key, done: asyncio.Task[Resident]) -> None:
         self._loading.pop(key, None)
@@ -309,6 +320,7 @@ class Residents:
             _remember(self._failed, key, _Failed(problem, wait_s, time.monotonic() + wait_s))
             raise problem from exc
         self._failed.pop(key, None)
+        self._check_unloaded(version.bucket, version.name)  # while it was being loaded
         self._stats.loads.labels("loaded").inc()
         self._loaded[key] = resident
         self._make_room(resident)

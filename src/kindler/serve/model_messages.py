@@ -15,6 +15,7 @@ from typing import Any
 from kindler.errors import ConfigError, DataError, KindlerError, MissingExtraError, UntrustedError
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Arrays, Signature
+from kindler.serve.http_errors import own_status
 from kindler.serve.request_codec import signature_from, signature_told
 
 __all__ = [
@@ -53,10 +54,12 @@ class ModelFailure(Exception):
 
     Attributes:
         name: The name of its class.
+        http_status: The status that it is to be answered with, if it says one.
     """
 
-    def __init__(self, name: str, message: str) -> None:
+    def __init__(self, name: str, message: str, http_status: Any = None) -> None:
         self.name = name
+        self.http_status = http_status
         super().__init__(message)
 
 
@@ -134,7 +137,8 @@ def described(told: dict[str, Any]) -> DescribedModel:
 
 def told_error(error: BaseException) -> dict[str, Any]:
     """An exception, for the server."""
-    told: dict[str, Any] = {"type": type(error).__name__, "message": str(error)[:_MOST_MESSAGE]}
+    status, text = own_status(error, str(error))
+    told: dict[str, Any] = {"type": type(error).__name__, "message": text[:_MOST_MESSAGE], "status": status}
     if isinstance(error, UntrustedError):
         told["fields"] = {"what": error.what, "reason": error.reason}
     elif isinstance(error, MissingExtraError):
@@ -159,7 +163,7 @@ def raised(told: Any) -> Exception:
     except (TypeError, KeyError):
         pass  # not what it says it is
     found = _PLAIN.get(name)
-    return ModelFailure(name[:100], message) if found is None else found(message)
+    return ModelFailure(name[:100], message, told.get("status")) if found is None else found(message)
 
 
 def read_word(sock: socket.socket) -> tuple[bytes, int, int, int]:

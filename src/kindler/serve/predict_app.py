@@ -426,7 +426,10 @@ async def _silence() -> MutableMapping[str, Any]:
 
 
 def _fitted(signature: Signature, request: InferRequest) -> Arrays:
-    given = from_columns(signature, request.inputs) if request.columns else request.inputs
+    columns = request.columns or (
+        len(request.inputs) > 1 and request.inputs.keys() == set(signature.columns or ())
+    )
+    given = from_columns(signature, request.inputs) if columns else request.inputs
     return fit(signature, given)
 
 

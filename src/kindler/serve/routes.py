@@ -216,7 +216,8 @@ def protocol_routes(parts: Parts) -> APIRouter:
     @needs("predict", "read", on="models")
     async def metadata(name: str, bucket: Bucket, version: str | None = None) -> dict[str, Any]:
         """Inputs and outputs of a model; loads it if needed."""
-        return metadata_of(await parts.residents.find((bucket, name, version)))
+        resident = await parts.residents.find((bucket, name, version))
+        return metadata_of(resident, await parts.residents.numbers(resident.version))
 
     @routes.get("/v1/models", **v1)
     @needs("read", filtered=True)

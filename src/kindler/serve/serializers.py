@@ -62,14 +62,23 @@ def server_metadata() -> dict[str, Any]:
     return {"name": "kindler", "version": kindler.__version__, "extensions": list(_EXTENSIONS)}
 
 
-def metadata_of(resident: Resident) -> dict[str, Any]:
-    """A loaded model, as the Open Inference Protocol has it."""
+def metadata_of(resident: Resident, versions: Sequence[int] = ()) -> dict[str, Any]:
+    """A loaded model, as the Open Inference Protocol has it.
+
+    Args:
+        resident: The model.
+        versions: The versions that can be asked for.
+    """
     signature = resident.servable.signature
+    inputs = signature.inputs
+    if resident.version.kind == "estimator" and signature.columns:
+        # It was trained on columns, and stacks them itself; one matrix of all of them is taken too.
+        inputs = tuple(TensorSpec(name, inputs[0].dtype, (None,)) for name in signature.columns)
     return {
         "name": resident.version.name,
-        "versions": [str(resident.version.number)],
+        "versions": [str(number) for number in versions or [resident.version.number]],
         "platform": f"kindler_{resident.version.kind}",
-        "inputs": [described(spec) for spec in signature.inputs],
+        "inputs": [described(spec) for spec in inputs],
         "outputs": [described(spec) for spec in signature.outputs],
     }
 

@@ -14,7 +14,7 @@ __all__ = ["ServeSettings"]
 
 
 _LEVELS = ("debug", "info", "warning", "error")
-_LEAST = {"refresh_s": 0, "drain_s": 0, "timeout_s": 1e-3, "load_s": 1e-3}
+_LEAST = {"refresh_s": 0, "task_result_s": 0, "drain_s": 0, "timeout_s": 1e-3, "load_s": 1e-3}
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 
@@ -55,6 +55,10 @@ class ServeSettings:
         timeout_s: Seconds until a request is answered with 504, or with 408 if it has not arrived by then.
         memory_bytes: What loaded models may take together; half of the machine's memory if not given.
         refresh_s: Seconds for which an alias, and the newest version, are taken to be what they were.
+        task_results: Most tasks that are remembered; the oldest that has finished is forgotten first. While
+            none has finished, no more are started: 429.
+        task_result_bytes: What the results of finished tasks may take together, in the same way.
+        task_result_s: Seconds for which the result of a finished task is kept.
         drain_s: Seconds that running requests get when the server is stopped.
         access_log: File for a JSON line about each request; "-" is standard error, None no log.
         audit_log: The same for changes, and for requests that were refused for their key.
@@ -83,6 +87,9 @@ class ServeSettings:
     timeout_s: float = 60.0
     memory_bytes: int = 0
     refresh_s: float = 0.5
+    task_results: int = 1000
+    task_result_bytes: int = 256 << 20
+    task_result_s: float = 3600.0
     drain_s: float = 30.0
     access_log: str | None = None
     audit_log: str | None = None

@@ -6,10 +6,9 @@ and where tasks run is up to the runtime.
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -30,12 +29,13 @@ from kindler.runtime.runtime import Runtime
 from kindler.serve.auth import check_datasets, needs, needs_by_action
 from kindler.serve.body_readers import Readers, where_read
 from kindler.serve.deadlines import within
-from kindler.serve.http_errors import Problem, as_problem
+from kindler.serve.http_errors import Problem, as_problem, own_status
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.values import loads, plain
 from kindler.serve.requests import METHODS, Target
 from kindler.serve.routes import Bucket, Json
+from kindler.serve.settings import ServeSettings
 from kindler.store.keys import Key
 
 __all__ = ["WAITS", "Tasks", "task_routes", "wants_later"]
@@ -51,14 +51,13 @@ _WORDS = {
 }
 _SCOPES = {verb: "write" if verb in ("fit", "partial_fit") else "predict" for verb in _VERBS}
 WAITS = 16
-_PAIR = re.compile(r"\(.{0,10000}, \d{3}\)", re.DOTALL)
 _YES = ("1", "true", "yes", "on")
 _TOLD = ("async", "bucket", "datax", "datay")
 _ANY_JSON = {"required": True, "content": {"application/json": {"schema": {}}}}
 _MAYBE_JSON = {**_ANY_JSON, "required": False}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Begun:
     """A started task.
 
@@ -67,12 +66,14 @@ class Begun:
         head: The first fields of its response: the model, or the script.
         started: When it was sent.
         owner: The id of the key that sent it; None without keys.
+        ended: When it had finished, by the monotonic clock.
     """
 
     handle: TaskHandle
     head: Mapping[str, Any]
     started: datetime
     owner: str | None = None
+    ended: float | None = None
 
 
 class Tasks:
@@ -80,27 +81,13 @@ class Tasks:
 
     Args:
         omega: The store, whose runtime runs them.
-        trusted: Whether they may run code of the store.
-        timeout_s: Seconds that a synchronous client waits.
-        keep: How many tasks are remembered. The oldest finished one goes first; while none has finished, no
-            more are started.
-        most_bytes: Limit on the request bytes of all unfinished tasks together.
+        settings: How many tasks and bytes, and for how long. `queue_bytes` is also the limit on the request
+            bytes of all unfinished tasks together.
     """
 
-    def __init__(
-        self,
-        omega: Omega,
-        *,
-        trusted: bool,
-        timeout_s: float,
-        keep: int = 1000,
-        most_bytes: int = 256 << 20,
-    ) -> None:
+    def __init__(self, omega: Omega, settings: ServeSettings) -> None:
         self._omega = omega
-        self._trusted = trusted
-        self._timeout_s = timeout_s
-        self._keep = keep
-        self._most_bytes = most_bytes
+        self._settings = settings
         self.held_bytes = 0
         self._begun: OrderedDict[str, Begun] = OrderedDict()
         self._lock = threading.Lock()
@@ -126,34 +113,52 @@ class Tasks:
             Problem: 429 if too many tasks, or too many bytes, are unfinished.
         """
         with self._lock:
-            if self.held_bytes and self.held_bytes + size > self._most_bytes:
+            self._forget_old(room=1)
+            if self.held_bytes and self.held_bytes + size > self._settings.queue_bytes:
                 raise Problem(
                     429,
                     f"unfinished tasks already hold {self.held_bytes} bytes of requests.",
                     {"retry-after": "5"},
                 )
-            if len(self._begun) >= self._keep:
-                ended = (name for name, begun in self._begun.items() if begun.handle.ready())
-                oldest = next(ended, None)
-                if oldest is None:
-                    raise Problem(429, f"{self._keep} tasks are unfinished.", {"retry-after": "5"})
-                del self._begun[oldest]
+            if len(self._begun) >= self._settings.task_results:
+                raise Problem(429, f"{len(self._begun)} tasks are unfinished.", {"retry-after": "5"})
             self.held_bytes += size
         try:
-            runtime = self._omega[bucket].runtime.options(trusted=self._trusted)
+            runtime = self._omega[bucket].runtime.options(trusted=self._settings.trusted)
             owner = None if key is None else key.id
             begun = Begun(call(runtime), head, datetime.now(timezone.utc), owner)
         except BaseException:
             self._let_go(size)
             raise
-        begun.handle.when_ended(lambda _: self._let_go(size))
         with self._lock:
             self._begun[begun.handle.id] = begun
+        begun.handle.when_ended(lambda _: self._ended(begun, size))
         return begun
 
     def _let_go(self, size: int) -> None:
         with self._lock:
             self.held_bytes -= size
+
+    def _ended(self, begun: Begun, size: int) -> None:
+        begun.ended = time.monotonic()
+        with self._lock:
+            self.held_bytes -= size
+            self._forget_old()
+
+    def _forget_old(self, room: int = 0) -> None:
+        """Forget the oldest finished tasks, as the settings say, and to have room for more; under the lock.
+
+        The newest result stays: whoever asked for it has had no time to read it.
+        """
+        settings, now = self._settings, time.monotonic()
+        finished = [(name, begun) for name, begun in self._begun.items() if begun.handle.ready()]
+        held = sum(begun.handle.size for _, begun in finished)
+        for i, (name, begun) in enumerate(finished, 1):
+            late = now - (begun.ended or now) > settings.task_result_s
+            heavy = held > settings.task_result_bytes and i < len(finished)
+            if late or heavy or len(self._begun) + room > settings.task_results:
+                held -= begun.handle.size
+                del self._begun[name]
 
     def find(self, task: str, key: Key | None = None) -> Begun:
         """A task by its id.
@@ -166,6 +171,7 @@ class Tasks:
             NotFoundError: There is none, or it was forgotten.
         """
         with self._lock:
+            self._forget_old()
             begun = self._begun.get(task)
         others = key is not None and begun is not None and begun.owner != key.id
         if begun is None or (key is not None and others and (key.is_limited or not key.allows("admin"))):
@@ -182,15 +188,17 @@ class Tasks:
                 loop.call_soon_threadsafe(over.set)
 
         begun.handle.when_ended(tell)
-        with suppress(TimeoutError), within(self._timeout_s):
+        with suppress(TimeoutError), within(self._settings.timeout_s):
             await over.wait()
 
     def answer(self, begun: Begun) -> dict[str, Any]:
-        """The response for a client that waited for its task.
+        """The response for a client that waited for its task, and has no id to ask for it again.
 
         Raises:
             Problem: 504 if it took too long and was stopped; others if it failed.
         """
+        with self._lock:
+            self._begun.pop(begun.handle.id, None)
         try:
             response = _response(begun, begun.handle.get(0))
         except TaskTimeoutError as exc:
@@ -199,7 +207,7 @@ class Tasks:
             begun.handle.cancel()
             hint = "Hint: send the header 'async: true' and poll the task."
             raise Problem(
-                504, f"{begun.handle.call} took longer than {self._timeout_s:g} s. {hint}"
+                504, f"{begun.handle.call} took longer than {self._settings.timeout_s:g} s. {hint}"
             ) from None
         except KindlerError as exc:
             raise as_problem(exc) or _failure(exc) from exc
@@ -393,20 +401,8 @@ def _failure(error: KindlerError) -> Problem:
     """Why there is no result. Tracebacks and output are not shown to clients."""
     end = "\n\nraised as " if isinstance(error, WorkerError) else "\n"
     said = str(error).partition(end)[0]
-    status, said = _own_status(error, said)
-    return Problem(status, f"the task failed: {type(error).__name__}: {said[:500]}")
-
-
-def _own_status(error: KindlerError, said: str) -> tuple[int, str]:
-    """The HTTP status that code of the store gave its exception: `raise Exception("not here", 404)`."""
-    status = getattr(error, "http_status", None)
-    if isinstance(error, WorkerError) and _PAIR.fullmatch(said):
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            told = ast.literal_eval(said)
-            if isinstance(told, tuple) and len(told) == 2 and isinstance(told[0], str):
-                said, status = told
-    fits = isinstance(status, int) and not isinstance(status, bool) and 400 <= status < 600
-    return (status if fits else 400), said  # type: ignore[return-value]
+    status, said = own_status(error, said)
+    return Problem(status or 400, f"the task failed: {type(error).__name__}: {said[:500]}")
 
 
 def _plain(value: Any) -> Any:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, first_line
 
 __all__ = ["expression"]
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "eq": lambda field, value: field == value,
-    "ne": lambda field, value: field != value,
+    "eq": lambda field, value: field == value if value is not None else field.is_null(nan_is_null=True),
+    "ne": lambda field, value: field != value if value is not None else ~field.is_null(nan_is_null=True),
     "lt": lambda field, value: field < value,
     "lte": lambda field, value: field <= value,
     "gt": lambda field, value: field > value,
@@ -37,13 +37,13 @@ def expression(schema: pa.Schema, given: Any, named: Mapping[str, Any]) -> pc.Ex
         named: Conditions that were given as keywords.
 
     Raises:
-        ConfigError: A column or an operator that there is not.
+        ConfigError: A column or an operator that there is not, or a value that the column cannot have.
     """
     conditions = [_condition(schema, key, value) for key, value in named.items()]
     if isinstance(given, Mapping):
         conditions += [_condition(schema, str(key), value) for key, value in given.items()]
     elif isinstance(given, pc.Expression):
-        conditions.append(given)
+        conditions.append(_tried(schema, lambda: given, f"filter={given}"))
     elif given is not None:
         raise ConfigError(
             f"filter={given!r} is a {type(given).__name__}.\nHint: a pyarrow expression, or a dict such as"
@@ -65,6 +65,22 @@ def _condition(schema: pa.Schema, key: str, value: Any) -> pc.Expression:
         )
     if operator not in _OPERATORS:
         raise ConfigError(f"{key!r}: there is no operator {operator!r}; there are {', '.join(_OPERATORS)}.")
-    if operator == "between" and len(value) != 2:
-        raise ConfigError(f"{key}={value!r}: between needs two values, the least and the greatest.")
-    return _OPERATORS[operator](pc.field(column), value)
+    shown = f"{key}={value!r}: the column {column!r} is {schema.field(column).type}"
+    if operator == "between" and not (isinstance(value, Sequence) and len(value) == 2):
+        raise ConfigError(f"{shown}; between needs two values, the least and the greatest.")
+    if operator == "in" and isinstance(value, str | bytes):
+        raise ConfigError(f"{shown}; in needs a list of values.")
+    return _tried(schema, lambda: _OPERATORS[operator](pc.field(column), value), shown)
+
+
+def _tried(schema: pa.Schema, make: Callable[[], pc.Expression], shown: str) -> pc.Expression:
+    """A condition that such a table can be asked for: tried on none of its rows."""
+    try:
+        condition = make()
+        schema.empty_table().filter(condition)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+        raise ConfigError(
+            f"{shown}, and cannot be compared so: {first_line(exc)}.\nHint: a condition is a column, an"
+            " operator and a value of the column's type, such as {'x__gt': 3} or {'name__in': ['a', 'b']}."
+        ) from exc
+    return condition

@@ -61,7 +61,11 @@ def parse(text: object, version: int | str | None = None) -> Selector:
     if version is not None:
         if ref is not None:
             raise ConfigError(f"{text!r} and version={version!r} both name a version.")
-        ref = _ref(str(version)) if isinstance(version, int | str) else check_tag(version)
+        if not isinstance(version, int | str) or isinstance(version, bool):
+            raise ConfigError(
+                f"version={version!r} is a {type(version).__name__}; a version is a number or a tag."
+            )
+        ref = _ref(str(version))
     return Selector(name, ref, len(match["back"]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import inspect
 import io
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 from kindler import omega
 from kindler.compat.omegaml.labels import Runtime
-from kindler.compat.omegaml.revisions import MARK, changed, marked, picked
+from kindler.compat.omegaml.revisions import MARK, changed, is_date, marked, picked
 from kindler.errors import ConfigError
 from kindler.models.function import PLAIN
 from kindler.models.registry import MODEL_KINDS
@@ -24,10 +25,12 @@ from kindler.shelves.datasets import shelf as datasets
 from kindler.shelves.datasets.expressions import parse_expression
 from kindler.shelves.shelf import Shelf
 from kindler.store import Store, Version
+from kindler.store.catalog import OvertakenError
 from kindler.store.selectors import parse
 
 __all__ = ["Datasets", "Models", "Omega", "SavedModel", "Scripts", "virtualobj"]
 
+_TRIES = 1000
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -118,12 +121,18 @@ class _Trusting(Shelf):
         """Store something; see the shelf of the same name in `kindler.shelves`."""
         return super().put(obj, name, trusted=trusted or self._trusted, **options)
 
-    def get(
-        self, name: str, *, version: int | str | None = None, trusted: bool = False, **options: Any
-    ) -> Any:
+    def get(self, name: str, *, version: Any = None, trusted: bool = False, **options: Any) -> Any:
         """What has that name; see the shelf of the same name in `kindler.shelves`."""
-        name, version = _version(name, version)
+        name, version = self._which(name, version)
         return super().get(name, version=version, trusted=trusted or self._trusted, **options)
+
+    def _which(self, name: str, version: Any) -> tuple[str, int | str | None]:
+        """The store's version for one of omega|ml's: -1 is the newest, a date the last one until then."""
+        if isinstance(version, int) and version < 0:
+            return name + "^" * (-version - 1), None
+        if is_date(version):
+            return name, picked(self.versions(name), version, name).number
+        return name, version
 
     def promote(
         self,
@@ -158,11 +167,10 @@ class _Trusting(Shelf):
             return shelf.import_(self.export(name, Path(folder) / "version.zip"), there, tag=tag)
 
     def revisions(self, name: str, *, raw: bool = False) -> list[Any]:
-        """The versions of a name, those with tags first by their tags; as versions if `raw`."""
-        found = self.versions(name)
-        if raw:
-            return list(found)
-        return [f"{name}@{tag}" for tag in sorted(self.tags(name))] + [str(version) for version in found]
+        """The versions of a name: `@latest`, then those with tags, then all; as versions if `raw`."""
+        tags = ["latest", *sorted(self.tags(name))]
+        found = [f"{name}@{tag}" for tag in tags] + [str(version) for version in self.versions(name)]
+        return [self.metadata(one) for one in found] if raw else found
 
 
 class Models(_Trusting, models.Models):
@@ -187,10 +195,10 @@ class Models(_Trusting, models.Models):
                 obj.export(str(path))
             return super().put(path, name, **options)
 
-    def get(self, name: str, *, version: int | str | None = None, **options: Any) -> Any:
+    def get(self, name: str, *, version: Any = None, **options: Any) -> Any:
         """What has that name; a SavedModel has `predict`."""
         found = super().get(name, version=version, **options)
-        bare, number = _version(name, version)
+        bare, number = self._which(name, version)
         if "local" not in options and self.metadata(bare, version=number).kind == "savedmodel":
             return SavedModel(found)
         return found
@@ -230,54 +238,97 @@ class Datasets(_Trusting, datasets.Datasets):
         revisions: bool = False,
         revision_dt: Any = None,
         delete: bool = False,
+        replace: bool = False,
         **options: Any,
-    ) -> Version:
-        """Store a dataset.
+    ) -> Any:
+        """Store a dataset, or hand it to the virtual dataset that has this name.
 
         Args:
             obj: The data, or a function that makes it.
-            name: The name.
+            name: The name. `name{k=v}` is a virtual dataset, which is called with these arguments.
             append: Whether its rows follow those that are there; None does so for tables of pandas and
                 replaces everything else.
             revisions: Keep revisions: from now on `put` changes rows by their index, and each state can be
                 read again, see `revisions`. Not for a dataset that is there already.
             revision_dt: When the revision was made; now if not given.
             delete: Take the rows with the index of `obj` away. Only with revisions.
-            **options: Those of `kindler.shelves.datasets.shelf.Datasets.put`.
+            replace: Put it in the place of a virtual dataset, instead of calling that.
+            **options: Those of `kindler.shelves.datasets.shelf.Datasets.put`; of a virtual dataset the
+                arguments of its function.
+
+        Returns:
+            The version; of a virtual dataset what its function returns for `method="put"`.
         """
-        latest = self._latest(self._address(name))
+        asked = parse_expression(name)
+        latest = self._latest(self._address(asked.name))
+        if latest is not None and latest.kind == "function" and not replace and not callable(obj):
+            return self._handed(obj, latest, {**asked.arguments, **options})
+        if asked.arguments:
+            raise ConfigError(f"{name!r}: only a stored function takes {{k=v}}.")
         has = latest is not None and MARK in latest.attributes
         if revisions and latest is not None and not has:
             raise ConfigError(f"{name!r} is there without revisions.\nHint: drop it first.")
         if (delete or revision_dt is not None) and not (revisions or has):
             raise ConfigError(f"{name!r} has no revisions.\nHint: put(..., revisions=True) begins them.")
-        if (revisions or has) and append is not False:
-            if has:
-                obj = changed(super().get(name), obj, delete=delete)
-            options["attributes"] = marked(options.get("attributes"), revision_dt)
-            return super().put(obj, name, mode="replace", **options)
+        if (revisions or has) and append is not False and not replace:
+            return self._revised(obj, name, delete, revision_dt, options)
         if append is None:
             pandas: Any = sys.modules.get("pandas")
             append = pandas is not None and isinstance(obj, pandas.DataFrame | pandas.Series)
-        mode = options.pop("mode", "append" if append else "replace")
+        mode = options.pop("mode", "append" if append and not replace else "replace")
         return super().put(obj, name, mode=mode, **options)
 
-    def get(
-        self, name: str, *, version: int | str | None = None, revision: Any = None, **options: Any
-    ) -> Any:
+    def _revised(self, obj: Any, name: str, delete: bool, when: Any, options: dict[str, Any]) -> Version:
+        """A revision more: of what is there, also if others change it at the same time."""
+        attributes = marked(options.pop("attributes", None), when)
+        trusted = options.pop("trusted", False) or self._trusted
+        for _ in range(_TRIES):
+            latest = self._latest(self._address(name))
+            before = None if latest is None else super().get(str(latest))
+            frame = changed(before, obj, delete=delete)
+            number = 0 if latest is None else latest.number
+            told: dict[str, Any] = {"attributes": attributes, "trusted": trusted, "replaces": number}
+            try:
+                return self._put(frame, name, mode="replace", **told, **options)
+            except OvertakenError:
+                continue  # another one was quicker, and this one changes what that one made
+        raise ConfigError(f"{name!r} is being written to by too many at once.")
+
+    def _handed(self, obj: Any, version: Version, arguments: dict[str, Any]) -> Any:
+        if not version.meta.get("virtual"):
+            raise ConfigError(
+                f"{version.name!r} is a function, which takes no data.\nHint: @virtualobj makes one that"
+                " does; replace=True puts the data in its place."
+            )
+        return self._called(version, arguments, data=obj, method="put")
+
+    def drop(self, name: str, *, version: int | str | None = None, force: bool = False) -> builtins.list[int]:
+        """Take a dataset away; a virtual one is called before, with `method="drop"`, if it is trusted.
+
+        It stays if its function returns False. See `kindler.shelves.shelf.Shelf.drop`.
+        """
+        found = self._latest(self._address(name)) if version is None and "@" not in name else None
+        if found is not None and found.meta.get("virtual") and self._trusted:
+            with contextlib.suppress(Exception) if force else contextlib.nullcontext():
+                if self._called(found, {"force": force}, method="drop") is False:
+                    return []
+        return super().drop(name, version=version, force=force)
+
+    def get(self, name: str, *, version: Any = None, revision: Any = None, **options: Any) -> Any:
         """Read a dataset, or a part of it.
 
         Args:
             name: The name, which may say which version or revision. `name[a,b]`, `name[a:c]` (both included)
                 and `name[^a]` are columns, `name#rows:start=2,end=4` rows, `name#iterchunks:chunksize=10` an
                 iterator over pieces, `name{k=v}` calls a stored function with these arguments.
-            version: A number or a tag; -1 is the newest, -2 the one before.
+            version: A number or a tag; -1 is the newest, -2 the one before. A date is the last one that was
+                made until then.
             revision: A revision: its number from 0, -1 for the newest, a date, or a tag.
             **options: Those of `kindler.shelves.datasets.shelf.Datasets.get`.
         """
         asked = parse_expression(name)
         where, version = self._revision(asked.name, version, revision)
-        bare, version = _version(where, version)
+        bare, version = self._which(where, version)
         found = self.metadata(bare, version=version)
         if found.kind == "function" and "local" not in options and not options.get("lazy"):
             return self._called(found, {**asked.arguments, **options})
@@ -303,24 +354,30 @@ class Datasets(_Trusting, datasets.Datasets):
         versions = [found for found in self.versions(name) if MARK in found.attributes]
         return versions if raw else [f"{name}@{i}" for i in range(len(versions))]
 
-    def _revision(self, name: str, version: int | str | None, revision: Any) -> tuple[str, int | str | None]:
+    def _revision(self, name: str, version: Any, revision: Any) -> tuple[str, Any]:
         """The version of the store that a revision is."""
         bare, _, said = name.partition("@")
+        if is_date(version):
+            revision, version = version, None
         wanted = said if revision is None and said and not said.endswith("^") else revision
         if wanted is None or wanted == "latest":
             return (bare, version) if wanted == "latest" else (name, version)
         found = self.revisions(bare, raw=True) if self.exists(bare) else []
-        if not found or wanted in self.tags(bare):
+        if not found or (isinstance(wanted, str) and wanted in self.tags(bare)):
             return bare, wanted  # not one of revisions, or a tag
         return bare, picked(found, wanted, bare).number
 
-    def _called(self, version: Version, arguments: dict[str, Any]) -> Any:
+    def _called(
+        self, version: Version, arguments: dict[str, Any], *, data: Any = None, method: str = "get"
+    ) -> Any:
         function = self._function(version, arguments.pop("trusted", False))
-        protocol = {"data": None, "method": "get", "meta": version, "store": self}
+        protocol = {"data": data, "method": method, "meta": version, "store": self}
         taken = inspect.signature(function).parameters.values()
         open_ended = version.meta.get("virtual") and any(p.kind is p.VAR_KEYWORD for p in taken)
         names = {p.name for p in taken if p.kind is not p.VAR_KEYWORD}
         told = {key: value for key, value in protocol.items() if key in names or open_ended}
+        if method == "drop" and not open_ended:
+            arguments = {key: value for key, value in arguments.items() if key in names}
         return function(**{**told, **arguments})
 
     def _function(self, version: Version, trusted: bool) -> Any:
@@ -331,10 +388,3 @@ class Datasets(_Trusting, datasets.Datasets):
 
 class Scripts(_Trusting, scripts.Scripts):
     """Functions."""
-
-
-def _version(name: str, version: int | str | None) -> tuple[str, int | str | None]:
-    """-1 is the newest, and each below it one version before."""
-    if isinstance(version, int) and version < 0:
-        return name + "^" * (-version - 1), None
-    return name, version

@@ -7,13 +7,15 @@ is the newest, and a date means the last one that was made until then.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from typing import Any
+
+import numpy as np
 
 from kindler.errors import ConfigError, NotFoundError
 from kindler.store import Version
 
-__all__ = ["MARK", "changed", "marked", "moment", "picked"]
+__all__ = ["MARK", "changed", "is_date", "marked", "moment", "picked"]
 
 MARK = "revisions"
 _WHEN = "revision_dt"
@@ -28,30 +30,38 @@ def marked(attributes: Any, when: Any = None) -> dict[str, Any]:
 def changed(before: Any, changes: Any, *, delete: bool) -> Any:
     """The rows of a frame after changes by index: rows that are there are replaced, others are added.
 
+    Columns that the changes do not have stay as they are, and new ones are empty in rows that do not change.
+
     Args:
-        before: The frame.
+        before: The frame; None for no rows yet.
         changes: A frame of the changes. Rows whose column `_delete_` is true are taken away.
         delete: Take all of these rows away.
+
+    Raises:
+        ConfigError: The changes are not a frame, or an index has a value twice.
     """
     import pandas as pd
 
-    gone = changes.index
-    if not delete:
-        marks = changes["_delete_"].fillna(False).astype(bool) if "_delete_" in changes.columns else None
-        gone = changes.index[:0] if marks is None else changes.index[marks]
-        changes = changes.drop(columns="_delete_", errors="ignore")
-        changes = changes if marks is None else changes[~marks]
+    if not isinstance(changes, pd.DataFrame):
+        raise ConfigError(f"revisions are of pandas DataFrames; received a {type(changes).__name__}.")
+    twice = changes.index[changes.index.duplicated()]
+    if len(twice):
+        raise ConfigError(f"rows are changed by their index, which has {twice[0]} twice.")
+    gone = changes.index if delete else changes.index[:0]
+    if not delete and "_delete_" in changes.columns:
+        marks = changes["_delete_"].fillna(False).astype(bool)
+        gone, changes = changes.index[marks], changes[~marks].drop(columns="_delete_")
+    if before is None:
+        return changes[:0] if delete else changes
     rest = before[~before.index.isin(gone)]
-    if delete:
+    if delete or not len(changes):
         return rest
-    unknown = [name for name in changes.columns if name not in before.columns]
-    if unknown:
-        raise ConfigError(f"the changes have the columns {unknown}, which the dataset does not have.")
-    updated = rest.copy()
-    there = changes.index[changes.index.isin(updated.index)]
-    if len(there):
-        updated.loc[there, list(changes.columns)] = changes.loc[there]
-    return pd.concat([updated, changes[~changes.index.isin(updated.index)]])
+    there = rest.index[rest.index.isin(changes.index)]
+    # Column by column, so that each keeps its type where it can.
+    updated = rest.loc[there].assign(**{str(name): changes.loc[there, name] for name in changes.columns})
+    added = changes[~changes.index.isin(rest.index)]
+    parts = [part for part in (rest[~rest.index.isin(there)], updated, added) if len(part)]
+    return pd.concat(parts).loc[[*rest.index, *added.index]]
 
 
 def picked(versions: Sequence[Version], wanted: Any, name: str) -> Version:
@@ -85,11 +95,20 @@ def moment(value: Any) -> datetime:
     Raises:
         ConfigError: It is neither.
     """
+    import pandas as pd
+
     try:
-        found = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
-    except ValueError as exc:
+        found: datetime = pd.Timestamp(value).to_pydatetime()
+        if pd.isna(found) or isinstance(value, int | float):
+            raise ValueError("no date")
+    except (ValueError, TypeError) as exc:
         raise ConfigError(f"{value!r} is not a date, such as 2024-01-31 or 2024-01-31T12:00.") from exc
     return found.replace(tzinfo=timezone.utc) if found.tzinfo is None else found
+
+
+def is_date(value: Any) -> bool:
+    """Whether it is a date or a time, rather than the name or the number of a version."""
+    return isinstance(value, date | np.datetime64)
 
 
 def _made(version: Version) -> datetime:

@@ -58,7 +58,8 @@ def read_parquet(body: bytes, *, share_texts: bool = False) -> pa.Table:
         share_texts: Texts that are there many times are kept once, as a dictionary.
 
     Raises:
-        Problem: 400: it is none, or claims more than it can be worth.
+        Problem: 400: it is none; 413: it claims more than its bytes can be worth.
+        MemoryError: It becomes more than there is room for.
     """
     try:
         with pq.ParquetFile(pa.BufferReader(body)) as file:
@@ -66,13 +67,27 @@ def read_parquet(body: bytes, *, share_texts: bool = False) -> pa.Table:
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         rows = max(metadata.num_rows, sum(group.num_rows for group in groups))
         claimed = max(sum(group.total_byte_size for group in groups), 8 * rows * metadata.num_columns)
-        if claimed > _GROWTH * len(body) + _SPARE_BYTES:
-            raise ValueError(f"it claims {claimed} bytes in {len(body)}")
+        limit = _GROWTH * len(body) + _SPARE_BYTES
+        if claimed > limit:
+            raise Problem(
+                413,
+                f"the Parquet file of {len(body)} bytes holds {rows} rows, which take {claimed} bytes"
+                f" or more; at most {limit} bytes are read from one of its size.",
+            )
         texts = [field.name for field in schema if is_text(field.type)] if share_texts else None
-        with pq.ParquetFile(pa.BufferReader(body), read_dictionary=texts) as file:
-            return file.read(use_threads=False)  # whose stacks would count as memory of the file
+        try:
+            return _read(body, texts)
+        except (pa.ArrowNotImplementedError, OSError):  # some encodings of texts cannot be shared
+            return _read(body, None)
+    except MemoryError:  # Arrow's own among them: it is a Parquet file, and too much
+        raise
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise Problem(400, f"the body is not a Parquet file: {first_line(exc)}.") from exc
+
+
+def _read(body: bytes, texts: list[str] | None) -> pa.Table:
+    with pq.ParquetFile(pa.BufferReader(body), read_dictionary=texts) as file:
+        return file.read(use_threads=False)  # whose stacks would count as memory of the file
 
 
 def _check_type(kind: pa.DataType, name: str) -> None:

@@ -65,6 +65,8 @@ def from_csv(body: bytes) -> dict[str, Array]:
     _check_columns(body.count(b",", 0, body.find(b"\n")) + 1)
     try:
         return table_columns(pyarrow.csv.read_csv(io.BytesIO(body)))
+    except MemoryError:
+        raise
     except (pa.ArrowException, ValueError) as exc:
         raise Problem(400, f"the body is not CSV: {first_line(exc)}.") from exc
 
@@ -122,6 +124,8 @@ def _from_json(data: Any, dtypes: Any) -> pa.Table:
                 raise Problem(400, f"'dtypes' names {name!r}, which is not a column.")
             columns[name] = columns[name].cast(pa.from_numpy_dtype(np.dtype(str(dtype))))
         return pa.table(columns)
+    except MemoryError:
+        raise
     except (pa.ArrowException, TypeError, ValueError) as exc:
         raise Problem(400, f"the data is not a table: {exc}") from exc
 

@@ -62,6 +62,24 @@ class Datasets(Shelf):
             AlreadyExistsError: The name is there, and `mode` is "fail".
             DataError: A value that cannot be stored, or rows that do not fit those that are there.
         """
+        return self._put(
+            obj, name, mode=mode, attributes=attributes, tag=tag, kind=kind, trusted=trusted, **options
+        )
+
+    def _put(
+        self,
+        obj: Any,
+        name: str,
+        *,
+        mode: Mode = "fail",
+        attributes: Mapping[str, Any] | None = None,
+        tag: str | Sequence[str] | None = None,
+        kind: str | None = None,
+        trusted: bool = False,
+        replaces: int | None = None,
+        **options: Any,
+    ) -> Version:
+        """See `put`; with `replaces`, raises OvertakenError unless that is the newest version (0: none)."""
         if mode not in _MODES:
             raise ConfigError(f"mode={mode!r}: there are {', '.join(_MODES)}.")
         address = self._address(name)
@@ -76,7 +94,15 @@ class Datasets(Shelf):
             elsewhere = handler.write_blobs(obj, self.store)
             files, meta = elsewhere or ((), handler.write(obj, folder, trusted=trusted, **options))
             return self._published(
-                address, folder, handler, files, meta, mode, attributes=attributes, tags=listed(tag)
+                address,
+                folder,
+                handler,
+                files,
+                meta,
+                mode,
+                replaces=replaces,
+                attributes=attributes,
+                tags=listed(tag),
             )
 
     def get(
@@ -139,6 +165,8 @@ class Datasets(Shelf):
         files: Sequence[File],
         meta: Mapping[str, Any],
         mode: Mode,
+        *,
+        replaces: int | None,
         **told: Any,
     ) -> Version:
         from kindler.store.catalog import OvertakenError
@@ -153,13 +181,15 @@ class Datasets(Shelf):
                 told["meta"] = parts.joined(latest.meta, meta)
                 renumber(folder, len(latest.files))
                 shared = [*latest.files, *_renumbered(files, len(latest.files))]
-            after = None if mode == "replace" else (0 if latest is None else latest.number)
+            after = replaces if mode == "replace" else (0 if latest is None else latest.number)
             grows = latest if mode == "append" else None
             try:
                 return self.store.publish(
                     address, folder, kind=handler.kind, shared=shared, after=after, grows=grows, **told
                 )
             except OvertakenError:
+                if mode == "replace":
+                    raise
                 continue  # another one was quicker; its rows come before ours
         raise ConfigError(f"{address.name!r} is being written to by too many at once.")
 
