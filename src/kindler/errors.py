@@ -38,9 +38,10 @@ import builtins
 import errno
 import os
 import sys
+import types
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 __all__ = [
     "AlreadyExistsError",
@@ -70,12 +71,16 @@ __all__ = [
     "WorkerError",
     "WorkerLost",
     "first_line",
+    "fresh",
     "naming_full_disk",
     "plain_fields",
     "rank_name",
     "revive",
     "worker_error",
 ]
+
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class KindlerError(Exception):
@@ -87,8 +92,8 @@ class KindlerError(Exception):
 
 
 def _blank(cls: type[KindlerError]) -> KindlerError:
-    """An instance whose constructor was not called; OSError has fields of its own and needs"
-    " its own `__new__`."""
+    """An instance whose constructor was not called; OSError has fields of its own and needs its own
+    `__new__`."""
     make = OSError if issubclass(cls, OSError) else Exception
     error: KindlerError = make.__new__(cls)
     return error
@@ -413,6 +418,40 @@ class SyncTimeoutError(SyncError, TimeoutError):
         )
 
 
+def fresh(error: _Error, *, traces: bool = False) -> _Error:
+    """A copy of an exception that is kept, to be raised: type, message, attributes and cause are the same.
+
+    An exception remembers every frame that it was raised through, and a frame all that it has in hand. One
+    that is kept and raised again and again keeps the data of everybody whom it was raised to.
+
+    Args:
+        error: The exception, which stays as it is.
+        traces: Whether the copy remembers where the exception was first raised. Without, neither it nor its
+            causes do: for one that is kept for longer than whoever it was first raised to.
+    """
+    cls = type(error)
+    try:
+        copy: _Error = cls.__new__(cls, *error.args)
+    except TypeError:  # a class with a `__new__` of its own
+        return error if traces else error.with_traceback(None)
+    copy.args = error.args
+    for name in _native_fields(cls):
+        with suppress(AttributeError, TypeError):  # not set, or not to be set
+            setattr(copy, name, getattr(error, name))
+    copy.__dict__.update(error.__dict__)
+    cause = error.__cause__
+    copy.__cause__ = cause if cause is None or traces else fresh(cause)
+    copy.__suppress_context__ = error.__suppress_context__
+    return copy.with_traceback(error.__traceback__ if traces else None)
+
+
+def _native_fields(cls: type[BaseException]) -> Iterator[str]:
+    """Attributes of a class that are not in `__dict__`, such as `errno` of OSError."""
+    fields = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    for base in cls.__mro__[:-1]:
+        yield from (n for n, v in vars(base).items() if isinstance(v, fields) and not n.startswith("__"))
+
+
 @contextmanager
 def naming_full_disk(path: str | os.PathLike[str], needed_bytes: int | None = None) -> Iterator[None]:
     """Turn a full disk into an error that names the path and the free space.
@@ -485,8 +524,8 @@ def worker_error(
     for attribute, value in (fields or {}).items():
         try:
             setattr(error, attribute, ast.literal_eval(value))
-        except (AttributeError, TypeError, ValueError, SyntaxError):
-            continue  # a property of the user's class without a setter
+        except (AttributeError, TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
+            continue  # a property of the user's class without a setter, or no text of `plain_fields`
     error.rank, error.host, error.remote_traceback, error.shard = rank, host, traceback, shard
     error.role = role
     error.__dict__["_origin"] = (

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 import pyarrow as pa
 
 from kindler import jail
+from kindler.data import received
 from kindler.engine.cores import usable_cores
 from kindler.models.signature import Signature
 from kindler.serve.http_errors import Problem
@@ -26,7 +27,7 @@ from kindler.serve.protocols import Codec, Sent
 from kindler.serve.protocols.omega import RAW
 from kindler.serve.protocols.tables import ARROW, PARQUET, read_table
 from kindler.serve.protocols.v2 import LENGTH
-from kindler.serve.request_codec import Frame, read_frame, signature_told, unpacked_request, write_frame
+from kindler.serve.request_codec import read_frame, signature_told, unpacked_request, write_frame
 from kindler.serve.requests import InferRequest, Target
 
 __all__ = ["READERS", "Readers", "where_read"]
@@ -87,28 +88,32 @@ class Readers:
             "target": asdict(target),
             "most_rows": self._most_rows,
         }
-        return await self._in_thread(lambda: unpacked_request(*self._asked(header, sent.body)))
+        return await self._in_thread(lambda: self._request(header, sent.body))
 
     async def decompressed(self, body: bytes, coding: str, limit: int) -> bytes:
         """What `request_body.decompressed` gives."""
         header = {"what": "content", "coding": coding, "limit": limit}
         # Twice: zlib puts its pieces together at the end.
         most = 2 * limit + _SPARE_BYTES
-        _, (content,) = await self._in_thread(lambda: self._asked(header, body, most))
-        return content
+        return await self._in_thread(lambda: self._asked(header, body, _only_buffer, most))
 
     async def message(self, content: bytes) -> InferRequest:
         """The request of a message of gRPC."""
         header = {"what": "message", "most_rows": self._most_rows}
-        return await self._in_thread(lambda: unpacked_request(*self._asked(header, content)))
+        return await self._in_thread(lambda: self._request(header, content))
+
+    def _request(self, header: Mapping[str, Any], body: bytes) -> InferRequest:
+        # Two bytes of a body are a value at most.
+        return self._asked(header, body, lambda head, buffers: unpacked_request(head, buffers, len(body)))
 
     async def table(self, body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
         """What `read_table` gives."""
 
         def read() -> tuple[pa.Table, str | None]:
-            head, (content,) = self._asked({"what": "table", "content_type": content_type}, body)
-            with pa.ipc.open_stream(content) as stream:
-                return stream.read_all(), head["mode"]
+            header = {"what": "table", "content_type": content_type}
+            return self._asked(
+                header, body, lambda head, buffers: (received.arrow_table(*buffers), head["mode"])
+            )
 
         where = where_read(Sent(body, {"content-type": content_type}, {}))
         return await self._in_thread(read if where == "process" else lambda: read_table(body, content_type))
@@ -125,7 +130,14 @@ class Readers:
             exc.costly = True
             raise
 
-    def _asked(self, header: Mapping[str, Any], body: bytes, most: int | None = None) -> Frame:
+    def _asked(
+        self,
+        header: Mapping[str, Any],
+        body: bytes,
+        read: Callable[[dict[str, Any], list[bytes]], _Read],
+        most: int | None = None,
+    ) -> _Read:
+        """What `read` makes of the answer, which is not believed: the process has read a stranger's body."""
         process = self._process()
         late = threading.Timer(self._timeout_s, process.kill)
         late.daemon = True
@@ -134,7 +146,14 @@ class Readers:
         try:
             with _at_most(process.pid, len(body) + most):
                 write_frame(_pipe(process.stdin), {**header, "most_bytes": most}, [body])
-                head, buffers = read_frame(_pipe(process.stdout))
+                head, buffers = read_frame(_pipe(process.stdout), most)
+            return read(head, buffers) if "status" not in head else _raise(head)
+        except Problem:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, MemoryError) as exc:
+            self._ended(process)
+            self._own.process = None
+            raise Problem(400, "the body cannot be read.") from exc
         except (OSError, EOFError) as exc:
             self._ended(process)
             self._own.process = None
@@ -143,9 +162,6 @@ class Readers:
             raise Problem(413, f"reading the body needs more than {most} bytes of memory.") from exc
         finally:
             late.cancel()
-        if "status" in head:
-            raise Problem(head["status"], head["message"])
-        return head, buffers
 
     def _process(self) -> subprocess.Popen[bytes]:
         """This thread's process."""
@@ -214,6 +230,15 @@ def _at_most(pid: int, most: int) -> Iterator[None]:
     finally:
         with suppress(OSError):  # it has ended
             resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
+
+
+def _only_buffer(head: dict[str, Any], buffers: list[bytes]) -> bytes:
+    (content,) = buffers
+    return content
+
+
+def _raise(head: dict[str, Any]) -> Any:
+    raise Problem(int(head["status"]), str(head["message"]))
 
 
 def _pipe(pipe: Any) -> BinaryIO:

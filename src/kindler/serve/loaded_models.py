@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
-from kindler.errors import KindlerError, MissingExtraError, NotFoundError, UntrustedError
+from kindler.errors import KindlerError, MissingExtraError, NotFoundError, UntrustedError, fresh
 from kindler.models.loaded import load
 from kindler.models.predictor import Predictor
 from kindler.omega import Omega
@@ -184,11 +184,11 @@ class Residents:
         """The version that a name means which nobody asked for lately."""
         until, error = self._missing.get(name, (0.0, None))
         if error is not None and time.monotonic() < until:
-            raise error
+            raise fresh(error)
         try:
             return await self.version(name, self._asks)
         except NotFoundError as exc:
-            _remember(self._missing, name, (time.monotonic() + self._settings.refresh_s, exc))
+            _remember(self._missing, name, (time.monotonic() + self._settings.refresh_s, fresh(exc)))
             raise
 
     async def version(self, name: Name, executor: Executor | None = None) -> Version:
@@ -278,7 +278,7 @@ class Residents:
         task = self._loading.get(key)
         failed = self._failed.get(key)
         if task is None and failed is not None and time.monotonic() < failed.until:
-            raise failed.problem
+            raise fresh(failed.problem)
         if task is None:
             task = asyncio.create_task(self._loaded_now(version))
             self._loading[key] = task
@@ -306,7 +306,7 @@ class Residents:
             problem = _not_loaded(version, exc)
             before = self._failed.get(key)
             wait_s = _FIRST_WAIT_S if before is None else min(2 * before.wait_s, _LONGEST_WAIT_S)
-            _remember(self._failed, key, _Failed(problem, wait_s, time.monotonic() + wait_s))
+            _remember(self._failed, key, _Failed(fresh(problem), wait_s, time.monotonic() + wait_s))
             raise problem from exc
         self._failed.pop(key, None)
         self._stats.loads.labels("loaded").inc()

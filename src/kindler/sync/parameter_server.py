@@ -109,7 +109,7 @@ class ParameterServer:
     def check(self) -> None:
         """Raise what went wrong on any connection's thread: an update that failed fails the run."""
         if self._failure is not None:
-            raise self._failure
+            raise fresh(self._failure, traces=True)
 
     def serve(self, rank: int, sock: socket.socket) -> None:
         """Answer one worker until it hangs up."""
