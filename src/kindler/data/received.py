@@ -1,7 +1,7 @@
 """What came from a process that nobody trusts, looked at before it is used.
 
-Its bytes may say anything: a shape of a hundred thousand dimensions, JSON of empty objects that becomes thirty
-times as large, offsets of an Arrow column that lead out of its buffers. Everything here either returns what
+Its bytes may say anything: a shape of a hundred thousand dimensions, JSON of empty objects that becomes
+thirty times as large, offsets of an Arrow column that lead out of its buffers. Everything here either returns what
 is safe to use and about as large as its bytes, or raises ValueError.
 """
 
@@ -53,9 +53,9 @@ def shape(sizes: Any) -> tuple[int, ...]:
         ValueError: It is none.
     """
     if not isinstance(sizes, list | tuple) or len(sizes) > _MOST_DIMENSIONS:
-        raise ValueError("no shape, or one of too many dimensions")
+        raise ValueError("no shape of an array, or one of too many dimensions")
     if not all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
-        raise ValueError(f"no shape: {str(sizes)[:100]}")
+        raise ValueError(f"no shape of an array: {str(sizes)[:100]}")
     return tuple(sizes)
 
 

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
@@ -65,7 +66,7 @@ class Readers:
     """Reads bodies in processes of their own, which start when they are first needed.
 
     Args:
-        executor: Whose threads have a process each. It must have no more than `READERS`.
+        executor: Whose threads use a process each. It must have no more than `READERS`.
         timeout_s: Seconds that reading a body may take.
         most_rows: The rows that a request may have.
     """
@@ -74,7 +75,7 @@ class Readers:
         self._executor = executor
         self._most_rows = most_rows
         self._timeout_s = min(timeout_s, _LONGEST_S)
-        self._own = threading.local()
+        self._free: deque[subprocess.Popen[bytes]] = deque()
         self._processes: set[subprocess.Popen[bytes]] = set()
 
     async def request(self, codec: Codec, sent: Sent, signature: Signature, target: Target) -> InferRequest:
@@ -147,29 +148,31 @@ class Readers:
             with _at_most(process.pid, len(body) + most):
                 write_frame(_pipe(process.stdin), {**header, "most_bytes": most}, [body])
                 head, buffers = read_frame(_pipe(process.stdout), most)
-            return read(head, buffers) if "status" not in head else _raise(head)
-        except Problem:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, MemoryError) as exc:
-            self._ended(process)
-            self._own.process = None
-            raise Problem(400, "the body cannot be read.") from exc
+            refused = "status" in head
+            found = Problem(int(head["status"]), str(head["message"])) if refused else read(head, buffers)
         except (OSError, EOFError) as exc:
             self._ended(process)
-            self._own.process = None
             if late.finished.is_set():
                 raise Problem(413, f"reading the body took longer than {self._timeout_s:g} s.") from exc
             raise Problem(413, f"reading the body needs more than {most} bytes of memory.") from exc
+        except Exception as exc:  # it answers what cannot be: whoever sent the body has taken it over
+            self._ended(process)
+            raise Problem(400, "the body cannot be read.") from exc
         finally:
             late.cancel()
+        self._free.append(process)
+        if isinstance(found, Problem):
+            raise found
+        return found
 
     def _process(self) -> subprocess.Popen[bytes]:
-        """This thread's process."""
-        process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
-        if process is not None and process.poll() is None:
-            return process
-        if process is not None:
-            self._ended(process)
+        """One that has nothing to do, or a new one."""
+        with suppress(IndexError):
+            while True:
+                free = self._free.pop()
+                if free.poll() is None:
+                    return free
+                self._ended(free)
         own = {name: os.environ[name] for name in jail.ENVIRONMENT if name in os.environ}
         path = os.pathsep.join([_SOURCE, *filter(None, [own.get("PYTHONPATH")])])
         # One arena and a pool without reserves: what is asked for is what is counted. And one thread, as only
@@ -196,7 +199,6 @@ class Readers:
         except (OSError, EOFError) as exc:
             self._ended(process)
             raise Problem(503, "the body cannot be read now.", {"retry-after": "5"}) from exc
-        self._own.process = process
         return process
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
@@ -235,10 +237,6 @@ def _at_most(pid: int, most: int) -> Iterator[None]:
 def _only_buffer(head: dict[str, Any], buffers: list[bytes]) -> bytes:
     (content,) = buffers
     return content
-
-
-def _raise(head: dict[str, Any]) -> Any:
-    raise Problem(int(head["status"]), str(head["message"]))
 
 
 def _pipe(pipe: Any) -> BinaryIO:

@@ -48,6 +48,7 @@ _LONGEST_STALE = 4  # times `refresh_s`: older than that is not served without a
 _MOST_KNOWN = 4096
 _LOADS = 2
 _MOVES = 4
+_GPU_GROWTH, _GPU_SPARE = 4, 4 << 30  # what a process may say that it has of a GPU, by its files
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 2.0, 300.0  # before a version that could not be loaded is tried again
 
 Name: TypeAlias = tuple[str, str, str | None]  # bucket, name, version: as the client wrote them
@@ -338,7 +339,6 @@ class Residents:
             str(version),
             partial(self._process, version, seat),
             most=limits.processes,
-            memory_bytes=limits.memory_bytes,
         )
         self._pools.add(pool)
         started = time.perf_counter()
@@ -351,7 +351,8 @@ class Residents:
         pump = weakref.WeakMethod(batcher.pump)
         pool.when_free = partial(_call_if_there, pump)
         weakref.finalize(batcher, _close_soon, pool, asyncio.get_running_loop()).atexit = False
-        size = max(version.size, model.predictor.size, pool.own_bytes)
+        # As it is seen from here: what the process says of itself may be anything.
+        size = max(version.size, pool.own_bytes)
         return Resident(version, model.predictor, batcher, stats, size, pool, device=seat.name(model.device))
 
     async def _process(self, version: Version, seat: Seat, lost: Lost) -> tuple[ModelProcess, DescribedModel]:
@@ -364,7 +365,11 @@ class Residents:
                 self._loads, held.enter_context, self._omega.store.files(version)
             )
             start = start_of(version, folder, self._settings, lacking=self._lacking, seat=seat)
-            return await ModelProcess.started(start, loads=self._loads, moves=self._moves, lost=lost)
+            process, model = await ModelProcess.started(
+                start, loads=self._loads, moves=self._moves, lost=lost
+            )
+            process.device_bytes = min(process.device_bytes, _GPU_GROWTH * version.size + _GPU_SPARE)
+            return process, model
 
     def _beside(self, work: Callable[[], None]) -> None:
         try:

@@ -32,6 +32,7 @@ Entry: TypeAlias = list[Any]  # name, form, shape, offset, bytes
 _ALIGNED = 64
 _MOST_ARRAYS = 100_000
 _SEALS = 0x0001 | 0x0002 | 0x0004  # no other seals, no shrinking, no growing
+_NO_SHRINKING = 0x0002
 _ADD_SEALS = 1033
 
 
@@ -50,8 +51,11 @@ class Area:
         self.memory = mmap.mmap(fd, size)
 
     @classmethod
-    def create(cls, size: int) -> Area:
-        """A new one, of zeros that take no memory before they are written."""
+    def create(cls, size: int, *, sealed: bool = True) -> Area:
+        """A new one, of zeros that take no memory before they are written.
+
+        Without `sealed` it can be emptied: for what the server writes, and never reads.
+        """
         if not hasattr(os, "memfd_create"):
             with tempfile.TemporaryFile(prefix="kindler-area-") as file:
                 file.truncate(size)
@@ -59,7 +63,7 @@ class Area:
         fd = os.memfd_create("kindler", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
-            fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+            fcntl.fcntl(fd, _ADD_SEALS, _SEALS if sealed else _SEALS & ~_NO_SHRINKING)
             return cls(fd, size)
         except BaseException:
             os.close(fd)
@@ -75,9 +79,12 @@ class Area:
         with suppress(OSError, ValueError, AttributeError):  # a system that cannot, or it is closed
             self.memory.madvise(mmap.MADV_REMOVE)
 
-    def close(self) -> None:
-        """Let go of it. Arrays that lie in it keep the memory as long as they live."""
+    def close(self, *, empty: bool = False) -> None:
+        """Let go of it. Arrays that lie in it keep the memory as long as they live; `empty` takes it away
+        from whoever else has the area, too."""
         if self.fd >= 0:
+            if empty:
+                os.ftruncate(self.fd, 0)
             os.close(self.fd)
             self.fd = -1
         try:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kindler.collective import Array
+from kindler.errors import fresh
 from kindler.sync.flat_buffer import FlatLayout
 from kindler.sync.server_wire import (
     Header,
