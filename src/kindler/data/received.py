@@ -1,8 +1,8 @@
 """What came from a process that nobody trusts, looked at before it is used.
 
 Its bytes may say anything: a shape of a hundred thousand dimensions, JSON of empty objects that becomes
-thirty times as large, offsets of an Arrow column that lead out of its buffers. Everything here either returns what
-is safe to use and about as large as its bytes, or raises ValueError.
+thirty times as large, offsets of an Arrow column that lead out of its buffers. Everything here either returns
+what is safe to use and about as large as its bytes, or raises ValueError.
 """
 
 from __future__ import annotations
