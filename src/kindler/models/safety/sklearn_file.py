@@ -2,8 +2,8 @@
 
 A type is harmless if a file that lies about its fields gets wrong numbers, and no more. Those here compute
 with numpy, which looks at every shape. What is compiled for one estimator (trees, neighbours, support
-vectors, clusters) or makes sparse matrices of numbers from the file (one-hot codes, words) follows what the file says
-without looking, and reads or writes wherever that leads.
+vectors, clusters) or makes sparse matrices of numbers from the file (one-hot codes, words) follows what the
+file says without looking, and reads or writes wherever that leads.
 """
 
 from __future__ import annotations
