@@ -23,7 +23,7 @@ from kindler.engine import fork_server
 from kindler.engine.channel import ChannelClosed
 from kindler.engine.cores import half_of_memory
 from kindler.engine.output import PrintedLines, print_line
-from kindler.errors import FrameError, UntrustedError, WorkerLost
+from kindler.errors import FrameError, WorkerLost
 from kindler.frameworks.keras import backends
 from kindler.models.registry import MODEL_KINDS, Row
 from kindler.runtime import value_codec
@@ -55,21 +55,8 @@ def _lacking() -> str | None:
 
 
 def can_be_locked_in(version: Version) -> bool:
-    """Whether a version of a model is called by a process that is locked in.
-
-    Raises:
-        UntrustedError: It would have to be, and that is not possible here.
-    """
-    lacking = _lacking()
-    if lacking is None:
-        return True
-    row = MODEL_KINDS.row(version.kind, version.meta)
-    if row.needs_jail:
-        raise UntrustedError(
-            what=f"{version}, of kind {row.name!r},",
-            reason=f"models of this kind need a process that is locked in, and here is none: {lacking}",
-        )
-    return False
+    """Whether a version of a model is called by a process that is locked in: see `Kinds.locked_in`."""
+    return MODEL_KINDS.locked_in(str(version), version.kind, version.meta, _lacking())
 
 
 class LockedModel:
