@@ -430,14 +430,17 @@ def fresh(error: _Error, *, traces: bool = False) -> _Error:
             causes do: for one that is kept for longer than whoever it was first raised to.
     """
     cls = type(error)
-    try:
-        copy: _Error = cls.__new__(cls, *error.args)
-    except TypeError:  # a class with a `__new__` of its own
+    for maker in (cls, OSError, BaseException):  # of several bases, Python accepts the deepest
+        with suppress(TypeError):
+            copy: _Error = maker.__new__(cls, *error.args)  # type: ignore[assignment]
+            break
+    else:  # a class with a `__new__` of its own
         return error if traces else error.with_traceback(None)
     copy.args = error.args
-    for name in _native_fields(cls):
+    for field in _native_fields(cls):
         with suppress(AttributeError, TypeError):  # not set, or not to be set
-            setattr(copy, name, getattr(error, name))
+            if (value := field.__get__(error)) is not None:
+                field.__set__(copy, value)
     copy.__dict__.update(error.__dict__)
     cause = error.__cause__
     copy.__cause__ = cause if cause is None or traces else fresh(cause)
@@ -445,11 +448,11 @@ def fresh(error: _Error, *, traces: bool = False) -> _Error:
     return copy.with_traceback(error.__traceback__ if traces else None)
 
 
-def _native_fields(cls: type[BaseException]) -> Iterator[str]:
+def _native_fields(cls: type[BaseException]) -> Iterator[Any]:
     """Attributes of a class that are not in `__dict__`, such as `errno` of OSError."""
-    fields = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
     for base in cls.__mro__[:-1]:
-        yield from (n for n, v in vars(base).items() if isinstance(v, fields) and not n.startswith("__"))
+        yield from (v for n, v in vars(base).items() if isinstance(v, kinds) and not n.startswith("__"))
 
 
 @contextmanager

@@ -161,9 +161,7 @@ def test_a_configuration_that_names_code_needs_trust(tmp_path: Path) -> None:
         kind.read(tmp_path, meta, trusted=False)
 
 
-@pytest.mark.parametrize(
-    "name", ["../other/model.safetensors", "/{}", "link.safetensors", "none.safetensors"]
-)
+@pytest.mark.parametrize("name", ["../other/{}", "/{}", "link.safetensors", "none.safetensors"])
 def test_weights_in_several_files_are_files_of_the_version(tmp_path: Path, name: str) -> None:
     from kindler.models.huggingface import HuggingFaceKind
 
@@ -177,7 +175,7 @@ def test_weights_in_several_files_are_files_of_the_version(tmp_path: Path, name:
     (folder / "link.safetensors").symlink_to(stranger)
     index = folder / "model.safetensors.index.json"
     told = json.loads(index.read_text())
-    wanted = name.replace("../other/model.safetensors", f"../other/{stranger.name}").format(stranger)
+    wanted = name.format(stranger.name if name.startswith("..") else stranger)
     told["weight_map"] = dict.fromkeys(told["weight_map"], wanted)
     index.write_text(json.dumps(told))
     with pytest.raises(ConfigError, match="no file|path"):

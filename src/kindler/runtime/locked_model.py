@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +93,9 @@ class LockedModel:
         self._child = fork_server.start_child(recipe, owner=os.getpid(), timeout_s=_START_S, entry=_ENTRY)
         self._printed = PrintedLines(self._child.output, _print)
         self._child.channel.limit(header_bytes=_HEADER_BYTES, message_bytes=_ANSWER_BYTES + _HEADER_BYTES)
-        for work in (self._printed.pump, self._watch):
-            threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=self._printed.pump, daemon=True).start()
+        watched = (weakref.ref(self), self._child.pid, self._memory_bytes, self._over)
+        threading.Thread(target=_watch, args=watched, daemon=True).start()
         try:
             order: dict[str, Any] = {"model_kind": version.kind, "folder": str(folder)}
             order |= {"meta": dict(version.meta), "memory_bytes": self._memory_bytes}
@@ -131,12 +133,9 @@ class LockedModel:
         self._child.close()
         return code
 
-    def _watch(self) -> None:
-        """End it if it takes more than a limit that the kernel does not set; until it is gone."""
-        while self._excess is None and not self._over.wait(_LOOK_S):
-            self._excess = jail.excess(self._child.pid, self._memory_bytes, threads=jail.MOST_THREADS)
-        if self._excess is not None:
-            self._child.kill()
+    def _end_for(self, excess: str) -> None:
+        self._excess = excess
+        self._child.kill()
 
     def _answer(self) -> Encoded:
         try:
@@ -153,6 +152,16 @@ class LockedModel:
         if report.state != "done":
             raise report.exception()
         return Encoded(report.value, report.buffers)
+
+
+def _watch(model: weakref.ref[LockedModel], pid: int, memory_bytes: int, over: threading.Event) -> None:
+    """End a process that takes more than a limit that the kernel does not set; until nobody needs it."""
+    while model() is not None and not over.wait(_LOOK_S):
+        excess = jail.excess(pid, memory_bytes, threads=jail.MOST_THREADS)
+        watched = model() if excess is not None else None
+        if watched is not None:
+            watched._end_for(str(excess))
+            return
 
 
 def _memory_of(version: Version) -> int:

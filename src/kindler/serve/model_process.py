@@ -356,7 +356,7 @@ class ModelProcess:
             self._finish(_outputs(area, header, False))
 
     def _read(self, reading: asyncio.Future[Answered]) -> None:
-        if reading.cancelled():
+        if reading.cancelled() or self._why is not None:  # what a process said that is being ended
             return
         if (error := reading.exception()) is not None:
             self.lose(ProcessLost(f"answered what cannot be read ({error})"))

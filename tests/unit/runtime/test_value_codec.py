@@ -196,7 +196,7 @@ OFFSETS = np.array([0, 3, 6, 9], "<i4").tobytes()
 @pytest.mark.parametrize(
     "offsets",
     [[0, 3, 6, 1 << 30], [0, -(1 << 30), 6, 9], [0, 1 << 30, 6, 9]],
-    ids=["last", "below", "between"],
+    ids=["last", "below", "amid"],
 )
 def test_offsets_of_a_table_that_lead_out_of_it_are_not_followed(form: str, offsets: list[int]) -> None:
     table = pa.table({"values": ["abc", "def", "ghi"]})
@@ -247,9 +247,8 @@ def test_text_with_many_commas_is_one_value() -> None:
 
 
 def test_an_error_that_a_process_makes_up_is_still_an_error() -> None:
-    frame = Report("failed", error={"types": 1, "own": [], "message": [], "fields": {"a": "(" * 9999}}).frame(
-        ""
-    )
+    nonsense = {"types": 1, "own": [], "message": [], "fields": {"a": "(" * 9999}}
+    frame = Report("failed", error=nonsense).frame("")
     assert "[]" in str(Report.read(frame)[1].exception())
     with pytest.raises(FrameError, match="an error of a task that is none"):
         Report.read(Report("failed", error=["x"]).frame(""))  # type: ignore[arg-type]
