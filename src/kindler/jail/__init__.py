@@ -141,6 +141,7 @@ def excess(pid: int, memory_bytes: int, *, threads: int | None = None, shared_by
         kilobytes = [int(told[name].split()[0]) for name in (b"VmRSS", b"RssShmem", b"VmPTE")]
         own, shared, tables = (n << 10 for n in kilobytes)
         running = int(told[b"Threads"])
+        shared_bytes += _shared_with_nobody(pid) if os.path.exists(_GPU[0]) else 0
     except (OSError, KeyError, IndexError, ValueError):
         return None  # it has ended, or this system tells nothing
     if own - shared + max(shared, shared_bytes) + tables > memory_bytes:
@@ -192,6 +193,14 @@ def _lower(kind: int, value: int) -> None:
     _, most = resource.getrlimit(kind)
     value = value if most == resource.RLIM_INFINITY else min(value, most)
     resource.setrlimit(kind, (value, value))
+
+
+def _shared_with_nobody(pid: int) -> int:
+    """The bytes of shared memory that a process made for itself, as it may where there is a GPU. They count
+    whether they are in its memory or not: it can put them out of sight, and keep them."""
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        places = [line.split(b" ", 1)[0].split(b"-") for line in file if b" /dev/zero (deleted)" in line]
+    return sum(int(end, 16) - int(start, 16) for start, end in places)
 
 
 def _addresses() -> int:

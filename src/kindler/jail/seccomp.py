@@ -91,6 +91,8 @@ def _program(column: int, machine: int, pid: int, *, gpu: bool) -> Iterable[Step
             yield _EQUAL, 0, 1, number
             yield _RETURN, 0, 0, _ALLOW
     nvidia = [_argument(1), (_AND, 0, 0, _IOCTL_TYPE), *_allowed(_NVIDIA_TYPES)] if gpu else []
+    # The driver of a GPU shares memory with its device; what that takes is watched from outside.
+    shared = [] if gpu else _without(3, _SHARED_ANONYMOUS)
     rules = {
         "clone": _if_bit(0, _THREAD),
         "tgkill": _if_one_of(0, (pid,)),
@@ -101,7 +103,7 @@ def _program(column: int, machine: int, pid: int, *, gpu: bool) -> Iterable[Step
         "sched_setaffinity": _if_one_of(0, (0, pid)),
         "fcntl": _if_one_of(1, _FCNTL),
         "ioctl": [*nvidia, *_if_one_of(1, _IOCTL)],
-        "mmap": [*_without(3, _GROWS_DOWN), *_without(3, _SHARED_ANONYMOUS), (_RETURN, 0, 0, _ALLOW)],
+        "mmap": [*_without(3, _GROWS_DOWN), *shared, (_RETURN, 0, 0, _ALLOW)],
     }
     for name, numbers in CHECKED.items():
         yield from _on(numbers[column], rules[name])
