@@ -430,9 +430,11 @@ def fresh(error: _Error, *, traces: bool = False) -> _Error:
             causes do: for one that is kept for longer than whoever it was first raised to.
     """
     cls = type(error)
-    for maker in (cls, OSError, BaseException):  # of several bases, Python accepts the deepest
+    makers: tuple[Any, ...] = (cls, OSError, BaseException)  # of several bases, Python accepts the deepest
+    copy: Any = None
+    for maker in makers:
         with suppress(TypeError):
-            copy: _Error = maker.__new__(cls, *error.args)  # type: ignore[assignment]
+            copy = maker.__new__(cls, *error.args)
             break
     else:  # a class with a `__new__` of its own
         return error if traces else error.with_traceback(None)
@@ -445,7 +447,8 @@ def fresh(error: _Error, *, traces: bool = False) -> _Error:
     cause = error.__cause__
     copy.__cause__ = cause if cause is None or traces else fresh(cause)
     copy.__suppress_context__ = error.__suppress_context__
-    return copy.with_traceback(error.__traceback__ if traces else None)
+    made: _Error = copy.with_traceback(error.__traceback__ if traces else None)
+    return made
 
 
 def _native_fields(cls: type[BaseException]) -> Iterator[Any]:

@@ -61,11 +61,13 @@ def test_an_estimator_of_a_stranger_is_locked_in_as_its_model_would_be(tmp_path:
     assert isinstance(found, Encoded)
     expected = model(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_allclose(value_codec.decode(found.value, found.buffers), expected, rtol=1e-5)
-    with pytest.raises(UntrustedError, match="evaluating it starts processes"):
-        run(executor, "estimator", "score", x, x[:, :2])
     (locked,) = executor._resident.values()
     assert isinstance(locked, LockedModel)
-    locked.close()
+    try:
+        with pytest.raises(UntrustedError, match="evaluating it starts processes"):
+            locked.call("score", x, x[:, :2])
+    finally:
+        locked.close()
     # What is inside decides, wherever there is no sandbox, too.
     with pytest.raises(UntrustedError, match="of kind 'keras', was refused"):
         MODEL_KINDS.locked_in("it", "estimator", {**version.meta, "model_kind": "keras"}, "no Landlock")

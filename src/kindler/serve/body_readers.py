@@ -149,7 +149,7 @@ class Readers:
                 write_frame(_pipe(process.stdin), {**header, "most_bytes": most}, [body])
                 head, buffers = read_frame(_pipe(process.stdout), most)
             refused = "status" in head
-            found = Problem(int(head["status"]), str(head["message"])) if refused else read(head, buffers)
+            found: Problem | _Read = _problem(head) if refused else read(head, buffers)
         except (OSError, EOFError) as exc:
             self._ended(process)
             if late.finished.is_set():
@@ -232,6 +232,10 @@ def _at_most(pid: int, most: int) -> Iterator[None]:
     finally:
         with suppress(OSError):  # it has ended
             resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
+
+
+def _problem(head: Mapping[str, Any]) -> Problem:
+    return Problem(int(head["status"]), str(head["message"]))
 
 
 def _only_buffer(head: dict[str, Any], buffers: list[bytes]) -> bytes:
