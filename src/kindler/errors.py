@@ -81,6 +81,7 @@ __all__ = [
 
 
 _Error = TypeVar("_Error", bound=BaseException)
+_MOST_CAUSES = 8  # an exception may be its own cause
 
 
 class KindlerError(Exception):
@@ -418,7 +419,7 @@ class SyncTimeoutError(SyncError, TimeoutError):
         )
 
 
-def fresh(error: _Error, *, traces: bool = False) -> _Error:
+def fresh(error: _Error, *, traces: bool = False, _deep: int = 0) -> _Error:
     """A copy of an exception that is kept, to be raised: type, message, attributes and cause are the same.
 
     An exception remembers every frame that it was raised through, and a frame all that it has in hand. One
@@ -445,7 +446,9 @@ def fresh(error: _Error, *, traces: bool = False) -> _Error:
                 field.__set__(copy, value)
     copy.__dict__.update(error.__dict__)
     cause = error.__cause__
-    copy.__cause__ = cause if cause is None or traces else fresh(cause)
+    if cause is not None and not traces:
+        cause = fresh(cause, _deep=_deep + 1) if _deep < _MOST_CAUSES else None
+    copy.__cause__ = cause
     copy.__suppress_context__ = error.__suppress_context__
     made: _Error = copy.with_traceback(error.__traceback__ if traces else None)
     return made

@@ -48,6 +48,12 @@ def test_a_copy_has_the_type_the_message_the_attributes_and_the_cause(error: Bas
     assert copy.__suppress_context__
 
 
+def test_a_chain_of_causes_has_an_end() -> None:
+    error = ValueError("why")
+    error.__cause__ = error
+    assert str(fresh(error).__cause__) == "why"
+
+
 class _Body:
     """What a request has in hand."""
 
