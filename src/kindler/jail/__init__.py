@@ -59,7 +59,6 @@ _GPU = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvid
 _GPU_READ = ("/proc/driver/nvidia", "/usr/local/cuda", "/sys/bus/pci/devices")
 _OPEN_FILES = 512
 MOST_THREADS = max(512, 16 * (os.cpu_count() or 1))  # of one process; frameworks start a few for each core
-_MORE_TASKS = 8 * MOST_THREADS  # of the user, whose other processes start some too
 _ADDRESSES = 128 << 30  # beside its memory, for what is reserved: each 2 MiB that is looked at take 4 KiB
 _inside = False
 _TRY_S = 30.0
@@ -94,12 +93,9 @@ def enter(readable: Iterable[Path], *, keep: Collection[int] = ()) -> None:
     gpu = [Path(path) for path in _GPU if os.path.exists(path)] + sorted(Path("/dev").glob("nvidia[0-9]*"))
     if gpu:
         paths += [*map(Path, _GPU_READ), *Path("/sys/devices").glob("pci*")]
-    limits = [(resource.RLIMIT_NPROC, _tasks_of_user() + _MORE_TASKS)]
     if not gpu:  # whose driver reserves more addresses than there is memory anywhere
         data, _ = resource.getrlimit(resource.RLIMIT_DATA)
-        limits.append((resource.RLIMIT_AS, _addresses() + 2 * max(data, 0) + _ADDRESSES))
-    for kind, value in limits:
-        _lower(kind, value)
+        _lower(resource.RLIMIT_AS, _addresses() + 2 * max(data, 0) + _ADDRESSES)
     _forget_privileges()
     _no_new_privileges()
     # They stay open: the kernel may forget a file of /proc that nobody has open, and the rule with it.
@@ -127,7 +123,7 @@ def excess(pid: int, memory_bytes: int, *, threads: int | None = None, shared_by
     """What a process has too much of, in words that follow "it"; None if nothing, or if nobody can say.
 
     From outside, and for what no limit of the kernel stops: pages of files and of areas that it was handed,
-    tables of pages, and threads of a process of root.
+    tables of pages, and threads (which the kernel counts by user, over all containers of a machine).
 
     Args:
         pid: The process.
@@ -206,19 +202,6 @@ def _shared_with_nobody(pid: int) -> int:
 def _addresses() -> int:
     """The bytes of this process's addresses that are in use."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def _tasks_of_user() -> int:
-    """The threads of all processes of this user, which the kernel counts together. Of root it counts none."""
-    return sum(map(_our_threads, os.listdir("/proc"))) if os.getuid() else 0
-
-
-def _our_threads(name: str) -> int:
-    try:
-        ours = name.isdecimal() and os.stat(f"/proc/{name}").st_uid == os.getuid()
-        return len(os.listdir(f"/proc/{name}/task")) if ours else 0
-    except OSError:
-        return 0  # it has ended
 
 
 def _user_site() -> Sequence[str]:
