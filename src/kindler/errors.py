@@ -41,9 +41,10 @@ import difflib
 import errno
 import os
 import sys
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 from kindler import tracebacks
 
@@ -77,12 +78,17 @@ __all__ = [
     "WorkerLost",
     "did_you_mean",
     "first_line",
+    "fresh",
     "naming_full_disk",
     "plain_fields",
     "rank_name",
     "revive",
     "worker_error",
 ]
+
+
+_Error = TypeVar("_Error", bound=BaseException)
+_MOST_CAUSES = 8  # an exception may be its own cause
 
 
 class KindlerError(Exception):
@@ -103,8 +109,8 @@ class KindlerError(Exception):
 
 
 def _blank(cls: type[KindlerError]) -> KindlerError:
-    """An instance whose constructor was not called; OSError has fields of its own and needs"
-    " its own `__new__`."""
+    """An instance whose constructor was not called; OSError has fields of its own and needs its own
+    `__new__`."""
     make = OSError if issubclass(cls, OSError) else Exception
     error: KindlerError = make.__new__(cls)
     return error
@@ -434,6 +440,48 @@ class SyncTimeoutError(SyncError, TimeoutError):
         )
 
 
+def fresh(error: _Error, *, traces: bool = False, _deep: int = 0) -> _Error:
+    """A copy of an exception that is kept, to be raised: type, message, attributes and cause are the same.
+
+    An exception remembers every frame that it was raised through, and a frame all that it has in hand. One
+    that is kept and raised again and again keeps the data of everybody whom it was raised to.
+
+    Args:
+        error: The exception, which stays as it is.
+        traces: Whether the copy remembers where the exception was first raised. Without, neither it nor its
+            causes do: for one that is kept for longer than whoever it was first raised to.
+    """
+    cls = type(error)
+    makers: tuple[Any, ...] = (cls, OSError, BaseException)  # of several bases, Python accepts the deepest
+    copy: Any = None
+    for maker in makers:
+        with suppress(TypeError):
+            copy = maker.__new__(cls, *error.args)
+            break
+    else:  # a class with a `__new__` of its own
+        return error if traces else error.with_traceback(None)
+    copy.args = error.args
+    for field in _native_fields(cls):
+        with suppress(AttributeError, TypeError):  # not set, or not to be set
+            if (value := field.__get__(error)) is not None:
+                field.__set__(copy, value)
+    copy.__dict__.update(error.__dict__)
+    cause = error.__cause__
+    if cause is not None and not traces:
+        cause = fresh(cause, _deep=_deep + 1) if _deep < _MOST_CAUSES else None
+    copy.__cause__ = cause
+    copy.__suppress_context__ = error.__suppress_context__
+    made: _Error = copy.with_traceback(error.__traceback__ if traces else None)
+    return made
+
+
+def _native_fields(cls: type[BaseException]) -> Iterator[Any]:
+    """Attributes of a class that are not in `__dict__`, such as `errno` of OSError."""
+    kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    for base in cls.__mro__[:-1]:
+        yield from (v for n, v in vars(base).items() if isinstance(v, kinds) and not n.startswith("__"))
+
+
 @contextmanager
 def naming_full_disk(path: str | os.PathLike[str], needed_bytes: int | None = None) -> Iterator[None]:
     """Turn a full disk into an error that names the path and the free space.
@@ -506,8 +554,8 @@ def worker_error(
     for attribute, value in (fields or {}).items():
         try:
             setattr(error, attribute, ast.literal_eval(value))
-        except (AttributeError, TypeError, ValueError, SyntaxError):
-            continue  # a property of the user's class without a setter
+        except (AttributeError, TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
+            continue  # a property of the user's class without a setter, or no text of `plain_fields`
     error.rank, error.host, error.remote_traceback, error.shard = rank, host, traceback, shard
     error.role = role
     error.__dict__["_origin"] = (

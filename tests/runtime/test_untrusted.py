@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import psutil
 import pytest
 from runtime_servers import X, Y
 from sklearn.linear_model import LinearRegression
+from sklearn.svm import SVC
 
 from kindler import Omega, jail
-from kindler.engine.channel import Frame
+from kindler.engine.channel import Channel, ChannelClosed, Frame
+from kindler.engine.frames import _frame
 from kindler.errors import ConfigError, UntrustedError, WorkerLost
 from kindler.runtime.engine import open_engine, without_trust
 from kindler.runtime.executor import Executor
@@ -150,6 +154,63 @@ def test_models_of_a_worker_that_trusts_nobody_are_called_by_a_process_that_is_l
     assert executor.loads == 2
     assert fork_server is not None
     fork_server.kill()
+
+
+@pytest.mark.skipif(jail.lacking() is not None, reason="processes cannot be locked in here")
+def test_a_model_that_lies_to_compiled_code_harms_its_own_process_alone(om: Omega, tmp_path: Path) -> None:
+    model = SVC().fit(X, np.median(Y) < Y)
+    expected = model.predict(X)
+    om.models.put(model, "net", attributes={"limits": {"memory_bytes": 2_000_000_000}})
+    for trusted in (False, True):  # a worker that trusts some tasks, and this is none of them
+        executor = Executor(om.store.url, trusted=trusted)
+        report = _reported(executor, task("predict", X.tolist(), trusted=False), Log(tmp_path))
+        assert report.error is None, report.error
+        np.testing.assert_array_equal(report.result(), expected)
+        (process,) = [p for p in psutil.Process().children(recursive=True) if "Seccomp:\t2\n" in _status(p)]
+        limits = Path(f"/proc/{process.pid}/limits").read_text()
+        assert re.search(r"Max data size +2000000000 +2000000000 ", limits)
+        process.parent().kill()
+        psutil.wait_procs([process, process.parent()], timeout=20)
+
+    model.support_vectors_ = model.support_vectors_[:1]
+    model._n_support = np.array([1 << 20, 1 << 20], np.int32)
+    om.models.put(model, "net")
+    report = _reported(Executor(om.store.url, trusted=False), task("predict", X.tolist()), Log(tmp_path))
+    assert report.error is not None
+    for process in psutil.Process().children():
+        process.kill()
+
+
+def _until_it_is_gone(executor: Executor) -> None:
+    while True:
+        executor.run(task("predict", X.tolist()))
+
+
+@pytest.mark.skipif(jail.lacking() is not None, reason="processes cannot be locked in here")
+def test_a_locked_process_that_takes_too_much_is_ended(om: Omega, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jail, "MOST_THREADS", 0)
+    with pytest.raises(WorkerLost, match="had more than 0 threads"):
+        _until_it_is_gone(Executor(om.store.url, trusted=False))
+    for process in psutil.Process().children():
+        process.kill()
+
+
+def test_a_locked_process_cannot_announce_more_than_is_wanted_of_it() -> None:
+    mine, theirs = socket.socketpair()
+    channel, other = Channel(mine), Channel(theirs)
+    channel.limit(header_bytes=1000, message_bytes=1 << 20)
+    other.send("fits", bytes(1 << 12), x=1)
+    assert channel.receive().buffers == (bytes(1 << 12),)
+    for pieces in (
+        _frame("bulk", {"sizes": [1 << 50]}, (), "b"),
+        _frame("bulk", {"sizes": [1 << 50, -(1 << 50)]}, (), "c"),
+        _frame("x", {"x": "y" * 2000}, ()),
+    ):
+        theirs.sendall(b"".join(pieces))
+        with pytest.raises(ChannelClosed, match="parts that do not fit|not a frame"):
+            channel.receive()
+    channel.close()
+    other.close()
 
 
 def test_the_server_trusts_its_own_workers_no_more_than_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from kindler import Omega
+from kindler.engine.cores import half_of_memory
 from kindler.models.loaded import wrap
 from kindler.models.signature import Arrays
 from kindler.serve.batching import MOST_LOST, Batcher
 from kindler.serve.http_errors import Problem
-from kindler.serve.settings import ServeSettings, half_of_memory
+from kindler.serve.settings import ServeSettings
 from kindler.serve.threads import Threads
 from tests.serve.served import Served, X, linear, serving
 

@@ -16,20 +16,24 @@ import pytest
 from kindler.engine.channel import Channel
 from kindler.engine.fork_server import Recipe
 from kindler.errors import ConfigError, DataError, MissingExtraError, UntrustedError
+from kindler.models.sklearn import SklearnPredictor
 from kindler.serve.model_messages import (
     NEEDS_ROOM,
     REPLY,
     REPLY_IN_ROOM,
     WORD,
     ModelFailure,
+    described,
     raised,
     read_word,
     told_error,
+    told_model,
 )
 from kindler.serve.model_process import Answered, ModelProcess, ProcessLost, Start
 from kindler.serve.request_codec import packed_objects, unpacked_objects
 from kindler.serve.tensor_area import Area, layout, read_arrays
 from kindler.serve.threads import Threads
+from tests.serve.served import linear
 
 KINDS = [
     np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2],
@@ -107,6 +111,9 @@ def test_parts_become_one_array_and_dates_come_through(area: Area) -> None:
         [["x", "O", [1], 0, 8]],
         [["x", "f8,f8", [1], 0, 16]],
         [["x", "S0", [1 << 60], 0, 0]],
+        [["x", "<f8", [1] * 120_000, 0, 8]],
+        [["x", "<f8", [1 << 60] * 60 + [0], 0, 0]] * 2 + [["y", "<f8", [1 << 70], 0, 8]],
+        [[str(i), "<f8", [8192], 0, 8192 * 8] for i in range(2)] + [["y", "<f8", [1], 0, -8192 * 8]],
         [[1, "<f8", [1], 0, 8]],
         [["x", "bytes", [1], 0, 64]],
         [[str(i), "<f8", [8192], 0, 8192 * 8] for i in range(2)],
@@ -222,6 +229,53 @@ def test_a_process_that_answers_nonsense_is_ended_and_its_call_fails(
     found = _called(answer)
     assert isinstance(found.error, ProcessLost)
     assert "answered what cannot be read" in str(found.error)
+
+
+def _asking_for_room(size: int, times: int) -> Callable[[socket.socket, Any], None]:
+    return lambda sock, memory: sock.sendall(WORD.pack(NEEDS_ROOM, size, 0) * times)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (_asking_for_room(1, 2), "it got room already"),
+        (_reply({"arrays": [["y", "<f8", [1] * 120_000, 0, 8]]}), "dimensions"),
+        (_reply({"arrays": [[[]] * 600_000]}), "more than 524288 values"),
+        (_reply({"arrays": [["y", "json", [1], 0, 1 << 30]]}), "no array"),
+        (
+            _reply({"model": {"joins": {}, "methods": ["predict"], "signatures": {}, "own": []}}),
+            "no description of a model",
+        ),
+    ],
+    ids=["room twice", "dimensions", "values", "bytes", "model"],
+)
+def test_a_process_gets_no_more_than_a_model_needs(
+    answer: Callable[[socket.socket, Any], None], told: str
+) -> None:
+    found = _called(answer)
+    assert isinstance(found.error, ProcessLost)
+    assert told in str(found.error)
+
+
+def test_a_process_that_answers_while_its_answer_is_read_is_ended() -> None:
+    large = 2 << 20
+
+    def answer(sock: socket.socket, memory: Any) -> None:
+        text = orjson.dumps({"arrays": [["y", "|u1", [large], 0, large]]})
+        memory[large : large + len(text)] = text
+        sock.sendall(WORD.pack(REPLY, large, len(text)) * 200)  # a copy of all of it for each
+
+    found = _called(answer)
+    assert isinstance(found.error, ProcessLost)
+    assert "it was not asked" in str(found.error)
+
+
+def test_what_a_process_says_of_its_size_counts_for_nothing() -> None:
+    told = told_model(SklearnPredictor(linear()), {"predict": True})
+    assert described({**told, "size": 1 << 60}).predictor.size == 0
+    told["signature"]["inputs"][0]["shape"] = [1] * 1000
+    with pytest.raises(ValueError, match="dimensions"):
+        described(told)
 
 
 def test_room_for_outputs_is_given_up_to_a_limit() -> None:

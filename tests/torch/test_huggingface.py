@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kindler import Estimator, Omega
-from kindler.errors import UntrustedError
+from kindler.errors import ConfigError, UntrustedError
 from kindler.models.loaded import load
 from tests.exact import assert_close
 
@@ -137,8 +137,46 @@ def test_a_configuration_that_names_code_needs_trust(tmp_path: Path) -> None:
         kind.read(tmp_path, meta, trusted=False)
     with pytest.raises(UntrustedError, match="its class would be imported"):
         kind.read(tmp_path, {**meta, "class": "os:system"}, trusted=False)
+    nested = {"text_config": [{"deep": {"auto_map": {"AutoConfig": "evil--x"}}}]}
+    for key, more in (
+        ("auto_map", nested),
+        ("_attn_implementation", {"vision_config": {"_attn_implementation": "somebody/kernel"}}),
+        ("quantization_config", {"decoder": {"quantization_config": {"quant_method": "x"}}}),
+        ("use_pretrained_backbone", {"backbone_config": {"use_pretrained_backbone": True}}),
+        ("backbone", {"backbone": "somebody/net"}),
+        ("transformers_weights", {"transformers_weights": "../other.safetensors"}),
+        ("index_path", {"retriever": {"index_path": "/etc"}}),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**told, **more}))
+        with pytest.raises(UntrustedError, match=key):
+            kind.read(tmp_path, meta, trusted=False)
     (tmp_path / "config.json").write_text(json.dumps(told))
     again = kind.read(tmp_path, meta, trusted=False)
     assert_close(
         [p.detach().numpy() for p in again.parameters()], [p.detach().numpy() for p in model.parameters()]
     )
+
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/elsewhere"}))
+    with pytest.raises(UntrustedError, match="adapter_config"):
+        kind.read(tmp_path, meta, trusted=False)
+
+
+@pytest.mark.parametrize("name", ["../other/{}", "/{}", "link.safetensors", "none.safetensors"])
+def test_weights_in_several_files_are_files_of_the_version(tmp_path: Path, name: str) -> None:
+    from kindler.models.huggingface import HuggingFaceKind
+
+    kind, model, folder = HuggingFaceKind(), classifier(), tmp_path / "version"
+    for path in (folder, tmp_path / "other"):
+        path.mkdir()
+        model.save_pretrained(path, max_shard_size="20KB")
+    meta = {"form": "pretrained", "class": f"{type(model).__module__}:{type(model).__qualname__}"}
+    kind.read(folder, meta, trusted=False)  # as it was saved
+    stranger = next((tmp_path / "other").glob("*.safetensors"))
+    (folder / "link.safetensors").symlink_to(stranger)
+    index = folder / "model.safetensors.index.json"
+    told = json.loads(index.read_text())
+    wanted = name.format(stranger.name if name.startswith("..") else stranger)
+    told["weight_map"] = dict.fromkeys(told["weight_map"], wanted)
+    index.write_text(json.dumps(told))
+    with pytest.raises(ConfigError, match="no file|path"):
+        kind.read(folder, meta, trusted=False)

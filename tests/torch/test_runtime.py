@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from kindler import Estimator, Omega
+from kindler import Estimator, Omega, jail
+from kindler.errors import UntrustedError
+from kindler.models.registry import MODEL_KINDS
 from kindler.runtime import value_codec
 from kindler.runtime.executor import Executor
+from kindler.runtime.locked_model import Encoded, LockedModel
 from kindler.runtime.messages import Task
 
 X = np.random.default_rng(0).random((6, 3))
@@ -44,6 +48,30 @@ def test_models_predict_what_they_do_here_whatever_the_numbers_are_sent_as(tmp_p
         for data in (X, X.astype(np.float32), X.tolist()):
             given = np.asarray(data, np.float32) if name == "estimator" else data
             np.testing.assert_allclose(run(executor, name, "predict", given), expected, rtol=1e-5, atol=1e-6)
+    om.close()
+
+
+@pytest.mark.skipif(jail.lacking() is not None, reason="processes cannot be locked in here")
+def test_an_estimator_of_a_stranger_is_locked_in_as_its_model_would_be(tmp_path: Path) -> None:
+    om, executor = Omega(tmp_path / "store"), Executor(str(tmp_path / "store"), trusted=False)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    version = om.models.put(Estimator.from_torch(model=model), "estimator")
+    x = X.astype(np.float32)
+    found = run(executor, "estimator", "predict", x)
+    assert isinstance(found, Encoded)
+    expected = model(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(value_codec.decode(found.value, found.buffers), expected, rtol=1e-5)
+    (locked,) = executor._resident.values()
+    assert isinstance(locked, LockedModel)
+    try:
+        with pytest.raises(UntrustedError, match="evaluating it starts processes"):
+            locked.call("score", x, x[:, :2])
+    finally:
+        locked.close()
+    # What is inside decides, wherever there is no sandbox, too.
+    with pytest.raises(UntrustedError, match="of kind 'keras', was refused"):
+        MODEL_KINDS.locked_in("it", "estimator", {**version.meta, "model_kind": "keras"}, "no Landlock")
+    assert not MODEL_KINDS.locked_in("it", "estimator", version.meta, "no Landlock")
     om.close()
 
 

@@ -50,7 +50,13 @@ class Channel:
         self._sending = threading.RLock()
         self._receiving = threading.RLock()
         self._joiner = Joiner()
+        self._header_bytes: tuple[int, ...] = ()
         sock.settimeout(_SEND_TIMEOUT_S)
+
+    def limit(self, *, header_bytes: int, message_bytes: int) -> None:
+        """Take no larger headers and messages from now on: the other end is not trusted."""
+        self._header_bytes = (header_bytes,)
+        self._joiner.most_bytes = message_bytes
 
     def send(self, kind: str, *buffers: Piece, **fields: Any) -> None:
         """Send one message, in as many frames as it takes.
@@ -113,7 +119,7 @@ class Channel:
             raise ChannelClosed(f"sending {kind!r}: {exc}") from exc
 
     def _frame(self, *, wait: bool) -> Frame:
-        parser = reading()
+        parser = reading(*self._header_bytes)
         wanted = next(parser)
         if wait:
             self._readable(None)  # waiting for a frame to begin has no limit; the rest of it must follow

@@ -1,12 +1,15 @@
-"""How many cores this process may use: a container or a scheduler may have given it fewer than there are."""
+"""How many cores and how much memory this process may use: a container or a scheduler may have given it less
+than there is."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["usable_cores"]
+__all__ = ["half_of_memory", "usable_cores"]
+
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -21,6 +24,25 @@ def usable_cores(root: Path = Path("/")) -> int:
         allowed = os.cpu_count() or 1
     # A grant of a core and a half keeps one thread busy, not two.
     return max(1, int(min([float(allowed), *_grants(root)])))
+
+
+def half_of_memory(limits: Sequence[str] = _LIMITS) -> int:
+    """Half of what the machine, or the container that this is, has.
+
+    Args:
+        limits: Files that hold a number of bytes, or something else if there is no limit.
+    """
+    sizes = []
+    try:
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (ValueError, OSError):
+        sizes.append(8 << 30)
+    for path in limits:
+        try:
+            sizes.append(int(Path(path).read_text()))
+        except (ValueError, OSError):
+            pass
+    return min(sizes) // 2
 
 
 def _grants(root: Path) -> Iterator[float]:

@@ -24,6 +24,7 @@ PART_BYTES = 4 << 20
 _HEADER = struct.Struct("!4sI")
 _MAGIC = b"KDL2"
 _MAX_HEADER_BYTES = 16 << 20
+_MOST_OPEN = 8
 
 
 class ChannelClosed(ConnectionError):
@@ -98,6 +99,7 @@ class Joiner:
 
     def __init__(self) -> None:
         self._open: dict[str, _Bulk] = {}
+        self.most_bytes: int | None = None  # of all parts together; None for any number
 
     def take(self, frame: Frame) -> Frame | None:
         """The message that this frame completes, or None when more of it is to come."""
@@ -105,6 +107,7 @@ class Joiner:
             return frame
         try:
             if frame.kind == "bulk":
+                self._check(frame.fields["sizes"])
                 self._open[frame.bulk] = _Bulk(frame.fields["sizes"])
                 return None
             if frame.kind == "part":
@@ -114,24 +117,35 @@ class Joiner:
         except (KeyError, IndexError, ValueError, TypeError, MemoryError) as exc:
             raise ChannelClosed(f"the other end sent parts that do not fit together: {exc!r}") from exc
 
+    def _check(self, sizes: Sequence[int]) -> None:
+        """Room is made for what is announced, so nobody may announce more than is wanted."""
+        if self.most_bytes is None:
+            return
+        taken = sum(sum(bulk.sizes) for bulk in self._open.values())
+        if (
+            len(self._open) > _MOST_OPEN
+            or not 0 <= min(sizes, default=0) <= taken + sum(sizes) <= self.most_bytes
+        ):
+            raise ValueError(f"more than {self.most_bytes} bytes")
+
 
 class _Bulk:
     """Buffers being filled one after the other. `BytesIO` gives its bytes away without a copy."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = [int(size) for size in sizes]
-        self._files = [_room(size) for size in self._sizes]
+        self.sizes = [int(size) for size in sizes]
+        self._files = [_room(size) for size in self.sizes]
         self._place = 0
 
     def add(self, data: bytes) -> None:
-        while self._files[self._place].tell() == self._sizes[self._place]:
+        while self._files[self._place].tell() == self.sizes[self._place]:
             self._place += 1
-        if self._files[self._place].tell() + len(data) > self._sizes[self._place]:
+        if self._files[self._place].tell() + len(data) > self.sizes[self._place]:
             raise ValueError("more bytes than were announced")
         self._files[self._place].write(data)
 
     def buffers(self) -> tuple[bytes, ...]:
-        if any(file.tell() != size for file, size in zip(self._files, self._sizes, strict=True)):
+        if any(file.tell() != size for file, size in zip(self._files, self.sizes, strict=True)):
             raise ValueError("fewer bytes than were announced")
         return tuple(file.getvalue() for file in self._files)
 

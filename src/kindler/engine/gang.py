@@ -21,7 +21,7 @@ from kindler.engine.job import Job
 from kindler.engine.members import GangMember
 from kindler.engine.monitor import Listener, verdict, watch
 from kindler.engine.outcome import Outcome, lost_error
-from kindler.errors import ConfigError, TrainingError
+from kindler.errors import ConfigError, TrainingError, fresh
 
 __all__ = ["Gang", "Halted", "Launch", "follow"]
 
@@ -128,7 +128,7 @@ class Gang:
         if not self._ended.wait(timeout_s):
             raise TimeoutError(f"the gang still runs after {timeout_s:g} s.")
         if self._error is not None:
-            raise self._error
+            raise fresh(self._error, traces=True)
         return self._results
 
     def abort(self, reason: str) -> None:

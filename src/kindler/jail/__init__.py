@@ -22,7 +22,17 @@ from pathlib import Path
 
 from kindler.jail import landlock, seccomp
 
-__all__ = ["ENVIRONMENT", "NOWHERE", "enter", "lacking", "libraries", "limit"]
+__all__ = [
+    "ENVIRONMENT",
+    "MOST_THREADS",
+    "NOWHERE",
+    "enter",
+    "excess",
+    "is_inside",
+    "lacking",
+    "libraries",
+    "limit",
+]
 
 # Variables that say how to compute, and nothing of who runs the server.
 ENVIRONMENT = (
@@ -41,13 +51,16 @@ NOWHERE = "/dev/null"  # a home in which libraries can make no folders, and find
 # Where the system keeps libraries, and what they ask of the machine; nothing here is anybody's own.
 _SYSTEM = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64", "/etc/ld.so.cache"),
-    *("/usr/share/zoneinfo", "/etc/localtime", "/dev/zero", "/dev/random", "/dev/urandom"),
+    *("/usr/share/zoneinfo", "/etc/localtime", "/dev/random", "/dev/urandom"),
     *("/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu", "/sys/devices/system/node"),
 )
 _OWN = ("/proc/self/cmdline", "/proc/self/maps")  # of this process: TensorFlow ends without the first
 _GPU = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps")
 _GPU_READ = ("/proc/driver/nvidia", "/usr/local/cuda", "/sys/bus/pci/devices")
 _OPEN_FILES = 512
+MOST_THREADS = max(512, 16 * (os.cpu_count() or 1))  # of one process; frameworks start a few for each core
+_ADDRESSES = 128 << 30  # beside its memory, for what is reserved: each 2 MiB that is looked at take 4 KiB
+_inside = False
 _TRY_S = 30.0
 
 
@@ -80,22 +93,56 @@ def enter(readable: Iterable[Path], *, keep: Collection[int] = ()) -> None:
     gpu = [Path(path) for path in _GPU if os.path.exists(path)] + sorted(Path("/dev").glob("nvidia[0-9]*"))
     if gpu:
         paths += [*map(Path, _GPU_READ), *Path("/sys/devices").glob("pci*")]
+    if not gpu:  # whose driver reserves more addresses than there is memory anywhere
+        data, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        _lower(resource.RLIMIT_AS, _addresses() + 2 * max(data, 0) + _ADDRESSES)
     _forget_privileges()
     _no_new_privileges()
     # They stay open: the kernel may forget a file of /proc that nobody has open, and the rule with it.
     own = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _OWN]
     paths += [Path(f"/proc/self/fd/{fd}") for fd in own]
     landlock.confine(paths, writable=[Path("/dev/null")], devices=gpu)
-    seccomp.refuse_other_calls()
+    seccomp.refuse_other_calls(gpu=bool(gpu))
+    global _inside
+    _inside = True
     sys.path[:] = [path for path in sys.path if _can_list(path)]
 
 
 def limit(memory_bytes: int) -> None:
     """Let this process, jailed or not, take so many bytes of memory of its own; more is a `MemoryError`."""
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    value = memory_bytes if most == resource.RLIM_INFINITY else min(memory_bytes, most)
-    resource.setrlimit(resource.RLIMIT_DATA, (value, value))
+    _lower(resource.RLIMIT_DATA, memory_bytes)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def is_inside() -> bool:
+    """Whether this process is locked in."""
+    return _inside
+
+
+def excess(pid: int, memory_bytes: int, *, threads: int | None = None, shared_bytes: int = 0) -> str | None:
+    """What a process has too much of, in words that follow "it"; None if nothing, or if nobody can say.
+
+    From outside, and for what no limit of the kernel stops: pages of files and of areas that it was handed,
+    tables of pages, and threads (which the kernel counts by user, over all containers of a machine).
+
+    Args:
+        pid: The process.
+        memory_bytes: What it may have in memory.
+        threads: How many threads it may have; None for any number.
+        shared_bytes: What areas that it was handed take, whether they are in its memory or not.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            told = dict(line.split(b":", 1) for line in file if b":" in line)
+        kilobytes = [int(told[name].split()[0]) for name in (b"VmRSS", b"RssShmem", b"VmPTE")]
+        own, shared, tables = (n << 10 for n in kilobytes)
+        running = int(told[b"Threads"])
+        shared_bytes += _shared_with_nobody(pid) if os.path.exists(_GPU[0]) else 0
+    except (OSError, KeyError, IndexError, ValueError):
+        return None  # it has ended, or this system tells nothing
+    if own - shared + max(shared, shared_bytes) + tables > memory_bytes:
+        return f"had more than {memory_bytes} bytes in memory"
+    return f"had more than {threads} threads" if threads is not None and running > threads else None
 
 
 def lacking() -> str | None:
@@ -136,6 +183,25 @@ def libraries() -> list[Path]:
         named = [Path(text) for text in os.environ.get(variable, "").split(os.pathsep) if os.path.isabs(text)]
         found += [path for path in named if path != here]
     return list(dict.fromkeys(path for path in found if path.exists()))
+
+
+def _lower(kind: int, value: int) -> None:
+    _, most = resource.getrlimit(kind)
+    value = value if most == resource.RLIM_INFINITY else min(value, most)
+    resource.setrlimit(kind, (value, value))
+
+
+def _shared_with_nobody(pid: int) -> int:
+    """The bytes of shared memory that a process made for itself, as it may where there is a GPU. They count
+    whether they are in its memory or not: it can put them out of sight, and keep them."""
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        places = [line.split(b" ", 1)[0].split(b"-") for line in file if b" /dev/zero (deleted)" in line]
+    return sum(int(end, 16) - int(start, 16) for start, end in places)
+
+
+def _addresses() -> int:
+    """The bytes of this process's addresses that are in use."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _user_site() -> Sequence[str]:

@@ -25,8 +25,14 @@ _X32 = 0x40000000  # begins the numbers of another list of calls on x86-64
 
 _THREAD = 0x00010000  # clone: a thread of this process, and not a process
 _PRCTL = (3, 15, 16, 23, 29, 30, 0x53564D41)  # names of threads, timer slack, names of memory, what it may do
-_OWNER_OF_SIGNALS = (8, 10, 15)  # fcntl: whom the kernel signals
-_TERMINAL_INPUT = (0x5412, 0x541C)  # ioctl: typing into a terminal
+# fcntl: copies, flags and locks of descriptors, sizes of pipes. Not whom the kernel signals, nor leases.
+_FCNTL = (*range(8), 36, 37, 38, 1030, 1032, 1034)
+# ioctl: whether it is a terminal and how wide, what can be read, not to wait, not to be inherited. Others let
+# a process signal others (FIOSETOWN, SIOCSPGRP, TIOCSIG), type into a terminal, or change its files.
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)
+_IOCTL_TYPE, _NVIDIA_TYPES = 0xFF00, (0x4600, 0x0000)  # of the driver, and of its memory
+# mmap: memory that no limit counts, as it is shared (with nobody), or could be a stack.
+_SHARED_ANONYMOUS, _GROWS_DOWN = 0x21, 0x100
 
 
 class _Program(ctypes.Structure):
@@ -47,14 +53,17 @@ def is_known_machine() -> bool:
     return os.uname().machine in MACHINES and ctypes.sizeof(ctypes.c_void_p) == 8
 
 
-def refuse_other_calls() -> None:
+def refuse_other_calls(*, gpu: bool = False) -> None:
     """From now on this process makes no system call that is not on the list, nor gains privileges.
+
+    Args:
+        gpu: Whether it may control the devices of NVIDIA's driver.
 
     Raises:
         OSError: The kernel refused.
     """
     column, machine = MACHINES[os.uname().machine]
-    steps = list(_program(column, machine, os.getpid()))
+    steps = list(_program(column, machine, os.getpid(), gpu=gpu))
     block = (_Step * len(steps))(*(_Step(*step) for step in steps))
     program = _Program(len(steps), ctypes.cast(block, ctypes.c_void_p))
     _prctl(_NO_NEW_PRIVILEGES, 1)
@@ -69,7 +78,7 @@ def _prctl(option: int, *arguments: object) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def _program(column: int, machine: int, pid: int) -> Iterable[Step]:
+def _program(column: int, machine: int, pid: int, *, gpu: bool) -> Iterable[Step]:
     yield _LOAD, 0, 0, _MACHINE
     yield _EQUAL, 1, 0, machine
     yield _refuse(errno.EPERM)
@@ -81,14 +90,20 @@ def _program(column: int, machine: int, pid: int) -> Iterable[Step]:
         if (number := numbers[column]) is not None:
             yield _EQUAL, 0, 1, number
             yield _RETURN, 0, 0, _ALLOW
+    nvidia = [_argument(1), (_AND, 0, 0, _IOCTL_TYPE), *_allowed(_NVIDIA_TYPES)] if gpu else []
+    # The driver of a GPU shares memory with its device; what that takes is watched from outside.
+    shared = [] if gpu else _without(3, _SHARED_ANONYMOUS)
     rules = {
         "clone": _if_bit(0, _THREAD),
         "tgkill": _if_one_of(0, (pid,)),
         "kill": _if_one_of(0, (pid,)),
         "prctl": _if_one_of(0, _PRCTL),
-        "prlimit64": [*_loads_zero(2), *_loads_zero(2, high=True), (_RETURN, 0, 0, _ALLOW)],  # to ask only
-        "fcntl": _unless_one_of(1, _OWNER_OF_SIGNALS),
-        "ioctl": _unless_one_of(1, _TERMINAL_INPUT),
+        # To ask only, and of itself.
+        "prlimit64": [*_loads_zero(2), *_loads_zero(2, high=True), *_if_one_of(0, (0, pid))],
+        "sched_setaffinity": _if_one_of(0, (0, pid)),
+        "fcntl": _if_one_of(1, _FCNTL),
+        "ioctl": [*nvidia, *_if_one_of(1, _IOCTL)],
+        "mmap": [*_without(3, _GROWS_DOWN), *shared, (_RETURN, 0, 0, _ALLOW)],
     }
     for name, numbers in CHECKED.items():
         yield from _on(numbers[column], rules[name])
@@ -118,17 +133,17 @@ def _if_bit(index: int, bit: int) -> list[Step]:
 
 
 def _if_one_of(index: int, values: Iterable[int]) -> list[Step]:
-    steps = [_argument(index)]
-    for value in values:
-        steps += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
-    return [*steps, _refuse(errno.EPERM)]
+    return [_argument(index), *_allowed(values), _refuse(errno.EPERM)]
 
 
-def _unless_one_of(index: int, values: Iterable[int]) -> list[Step]:
-    steps = [_argument(index)]
-    for value in values:
-        steps += [(_EQUAL, 0, 1, value), _refuse(errno.EPERM)]
-    return [*steps, (_RETURN, 0, 0, _ALLOW)]
+def _allowed(values: Iterable[int]) -> list[Step]:
+    """Allow what was loaded if it is one of these; else go on."""
+    return [step for value in values for step in ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW))]
+
+
+def _without(index: int, bits: int) -> list[Step]:
+    """Go on only if an argument does not have all these bits."""
+    return [_argument(index), (_AND, 0, 0, bits), (_EQUAL, 0, 1, bits), _refuse(errno.EPERM)]
 
 
 def _loads_zero(index: int, *, high: bool = False) -> list[Step]:

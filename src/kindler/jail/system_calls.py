@@ -37,7 +37,7 @@ ALLOWED: Mapping[str, Numbers] = {
     "sendto": (44, 206), "recvfrom": (45, 207), "sendmsg": (46, 211), "recvmsg": (47, 212),
     "shutdown": (48, 210),
     # Memory.
-    "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "mremap": (25, 216), "msync": (26, 227),
+    "mprotect": (10, 226), "munmap": (11, 215), "mremap": (25, 216), "msync": (26, 227),
     "mincore": (27, 232), "madvise": (28, 233), "brk": (12, 214), "mlock": (149, 228),
     "munlock": (150, 229), "mlock2": (325, 284), "get_mempolicy": (239, 236), "set_mempolicy": (238, 237),
     "mbind": (237, 235),
@@ -45,10 +45,10 @@ ALLOWED: Mapping[str, Numbers] = {
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139),
     "rt_sigpending": (127, 136), "rt_sigsuspend": (130, 133), "rt_sigtimedwait": (128, 137),
     "sigaltstack": (131, 132), "futex": (202, 98), "futex_waitv": (449, 449), "set_robust_list": (273, 99),
-    "get_robust_list": (274, 100), "set_tid_address": (218, 96), "rseq": (334, 293),
+    "set_tid_address": (218, 96), "rseq": (334, 293),
     "membarrier": (324, 283), "restart_syscall": (219, 128), "arch_prctl": (158, None), "exit": (60, 93),
     "exit_group": (231, 94), "sched_yield": (24, 124), "sched_getaffinity": (204, 123),
-    "sched_setaffinity": (203, 122), "sched_getparam": (143, 121), "sched_getscheduler": (145, 120),
+    "sched_getparam": (143, 121), "sched_getscheduler": (145, 120),
     "sched_get_priority_max": (146, 125), "sched_get_priority_min": (147, 126),
     "sched_rr_get_interval": (148, 127), "getpriority": (140, 141), "getcpu": (309, 168),
     "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "clock_gettime": (228, 113),
@@ -67,10 +67,12 @@ ALLOWED: Mapping[str, Numbers] = {
 
 # Allowed with some arguments only; see `seccomp.py`.
 CHECKED: Mapping[str, Numbers] = {
+    "mmap": (9, 222),
     "ioctl": (16, 29),
     "fcntl": (72, 25),
     "prctl": (157, 167),
     "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
     "clone": (56, 220),
     "tgkill": (234, 131),
     "kill": (62, 129),

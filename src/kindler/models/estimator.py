@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import cloudpickle
 import numpy as np
 
-from kindler.errors import ConfigError, UntrainedWarning
+from kindler import jail
+from kindler.errors import ConfigError, UntrainedWarning, UntrustedError
 from kindler.estimator.checks import warn_caller
 from kindler.estimator.estimator import Estimator
 from kindler.models.framework import FrameworkKind, fitted
@@ -125,6 +126,9 @@ class EstimatorKind(ModelKind):
         """A bare array is the first feature, and comes back as outputs alone."""
         estimator, (x, *labels) = loaded.model, data
         options = {"verbose": 0, **options}
+        if verb == "score" and jail.is_inside():
+            reason = "evaluating it starts processes, which a model that is not trusted may not"
+            raise UntrustedError(what="score of a stored estimator", reason=reason)
         if verb == "score":
             return estimator.evaluate((x, *labels) if labels else x, **options)
         if not isinstance(x, np.ndarray):

@@ -18,7 +18,7 @@ import torch
 
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
-from kindler.models.kind import imported, known_only, require_trust
+from kindler.models.kind import confined, imported, known_only, require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.torch import TorchKind, class_of
 from kindler.models.torch_predictor import NamedTorchPredictor
@@ -29,14 +29,26 @@ if TYPE_CHECKING:
 __all__ = ["HuggingFaceKind"]
 
 _CONFIG = "config.json"
+_GENERATION = "generation_config.json"
+_INDEX = ".index.json"
+_ADAPTER = "adapter_config.json"
 # What would be downloaded, or imported from packages that the file names.
 _CODE = (
     "auto_map",
     "custom_pipelines",
+    "custom_generate",
     "attn_implementation",
     "experts_implementation",
     "quantization_config",
+    "trust_remote_code",
+    "use_pretrained_backbone",
+    "use_timm_backbone",
+    "use_kernels",
 )
+# Entries of such names are files, folders or names on a hub if they are text, and sizes if they are numbers.
+_PLACES = ("path", "file", "url", "repo", "hub", "remote", "weights", "backbone", "pretrained", "kernel")
+_OWN_NAME = "name_or_path"  # where it came from; nobody reads that
+_PLAIN = (None, False, "", "eager", "sdpa", [], {})
 
 
 class HuggingFaceKind(TorchKind):
@@ -138,19 +150,71 @@ def _configuration(folder: Path, *, trusted: bool) -> dict[str, Any]:
     """What the model was configured with.
 
     Raises:
-        UntrustedError: It names packages that would be loaded, and the reader does not trust the store.
+        UntrustedError: It names code or files that would be loaded, and the reader does not trust the store.
     """
-    told = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    told = _json(folder / _CONFIG)
     if not isinstance(told, dict):
         raise ConfigError(f"{_CONFIG} is no configuration.")
-    named = sorted(key for key in told if key.lstrip("_").startswith(_CODE))
-    if named and not trusted:
+    if trusted:
+        return told
+    other = _json(folder / _GENERATION) if (folder / _GENERATION).is_file() else {}
+    named = sorted({*_naming(told), *_naming(other)})
+    if (folder / _ADAPTER).exists():
+        named.append(_ADAPTER)
+    if named:
         require_trust(
             trusted,
             what="a model of Hugging Face",
-            reason=f"its configuration has {', '.join(named)}, which may name code that would be loaded",
+            reason=f"its configuration has {', '.join(named[:5])}, which may name code or files that would be"
+            " loaded",
         )
+    _check_indexes(folder)
     return told
+
+
+def _naming(told: Any) -> Iterator[str]:
+    """Entries, at any depth, that name code, or something elsewhere."""
+    left = [told]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+            yield from (str(key) for key, inside in value.items() if _names_something(str(key), inside))
+
+
+def _names_something(key: str, value: Any) -> bool:
+    name = key.lstrip("_").lower()
+    if value in _PLAIN or name == _OWN_NAME:
+        return False
+    text = isinstance(value, str) or (isinstance(value, list) and any(isinstance(v, str) for v in value))
+    return name.startswith(_CODE) or (text and any(word in name for word in _PLACES))
+
+
+def _check_indexes(folder: Path) -> None:
+    """Weights in several files are files of the version.
+
+    Raises:
+        ConfigError: An index names another.
+    """
+    for path in folder.rglob(f"*{_INDEX}"):
+        told = _json(path)
+        files = told.get("weight_map") if isinstance(told, dict) else None
+        if not isinstance(files, dict):
+            raise ConfigError(f"{path.name} is no index of weights.")
+        for name in {str(name) for name in files.values()}:
+            confined(path.parent, name)
+    for path in folder.rglob("*"):
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"the version's file {path.name!r} leads elsewhere.")
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"{path.name} cannot be read: {exc}") from exc
 
 
 def _dtype(name: Any) -> torch.dtype:

@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, UntrustedError
 from kindler.models import plugins
 from kindler.models.kind import Handler, ModelKind
 from kindler.registry import Registry, Spec
@@ -143,6 +143,26 @@ class Kinds:
         """The row of a stored model, or of the model in an estimator. Loads nothing."""
         inside = _inside(kind, meta)
         return next((row for row in self.rows if row.name == inside), Row(inside, "", gpus=True))
+
+    def locked_in(self, what: str, kind: str, meta: Mapping[str, Any], lacking: str | None) -> bool:
+        """Whether a model of a stranger is read and called by a process that is locked in.
+
+        Args:
+            what: The version, for the message.
+            kind: Its kind; what is inside an estimator decides.
+            meta: Its metadata.
+            lacking: Why processes cannot be locked in here; None if they can.
+
+        Raises:
+            UntrustedError: It would have to be, and that is not possible here.
+        """
+        row = self.row(kind, meta)
+        if lacking is not None and row.needs_jail:
+            raise UntrustedError(
+                what=f"{what}, of kind {row.name!r},",
+                reason=f"models of this kind need a process that is locked in, and here is none: {lacking}",
+            )
+        return lacking is None
 
     def _asked(self, obj: Any, shelf: str) -> Iterator[Handler]:
         rows = [row for row in self.rows if shelf in row.shelves and row.may_take(obj)]

@@ -1,48 +1,31 @@
 """scikit-learn estimators, by skops: types that are not known to be harmless are refused.
 
-A type is harmless if a file that lies about its fields gets wrong numbers, and no more. Trees and neighbours
-are not: their compiled code follows what the file says without looking.
+Those whose compiled code believes what the file says (`safety/sklearn_file.py`) are read by a process that is
+locked in, or by whoever trusts the file.
 """
 
 from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from kindler import jail
+from kindler.errors import UntrustedError
 from kindler.models.kind import imported, require_trust
 from kindler.models.outputs import named
 from kindler.models.own_methods import OwnMethods
 from kindler.models.predictor import METHODS, Predictor
+from kindler.models.safety.sklearn_file import HARMLESS, compiled
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec
 
 __all__ = ["SklearnKind", "SklearnPredictor", "preload"]
 
 _FILE = "model.skops"
-# Beside what skops knows by itself: plain Python with numbers in it, and pure functions.
-_HARMLESS = frozenset(
-    {
-        "numpy.dtype",
-        "numpy.mean",
-        "sklearn._loss.loss.HalfTweedieLossIdentity",
-        "sklearn.calibration._CalibratedClassifier",
-        "sklearn.calibration._SigmoidCalibration",
-        "sklearn.feature_selection._univariate_selection.f_classif",
-        "sklearn.feature_selection._univariate_selection.f_regression",
-        "sklearn.gaussian_process._gpc._BinaryGaussianProcessClassifierLaplace",
-        "sklearn.gaussian_process.kernels.ConstantKernel",
-        "sklearn.gaussian_process.kernels.Product",
-        "sklearn.gaussian_process.kernels.RBF",
-        "sklearn.gaussian_process.kernels.Sum",
-        "sklearn.gaussian_process.kernels.WhiteKernel",
-        "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
-        "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
-    }
-)
 
 
 class SklearnKind(OwnMethods):
@@ -50,6 +33,7 @@ class SklearnKind(OwnMethods):
 
     kind: ClassVar[str] = "sklearn"
     packages: ClassVar[tuple[str, ...]] = ("scikit-learn", "skops")
+    get_options: ClassVar[frozenset[str]] = frozenset({"unfitted"})
 
     def can(self, obj: Any) -> bool:
         return any(
@@ -64,8 +48,37 @@ class SklearnKind(OwnMethods):
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
         path = folder / _FILE
+        unfitted = bool(options.get("unfitted"))
+        if not unfitted and not jail.is_inside() and (found := compiled(path)):
+            shown = ", ".join(found[:5])
+            require_trust(
+                trusted,
+                what="the scikit-learn model",
+                reason=f"compiled code would believe what the file says of {shown}, which a sandboxed process"
+                " may do (a server's or a worker's), but not this one",
+            )
         # What is trusted is for the caller to say, and never for the file.
-        return _skops().load(path, trusted=_unknown(path, trusted=trusted))
+        model = _skops().load(path, trusted=_unknown(path, trusted=trusted))
+        return _base().clone(model) if unfitted else model
+
+    def train(
+        self,
+        read: Callable[..., Any],
+        meta: Mapping[str, Any],
+        verb: str,
+        data: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> tuple[Any, dict[str, Any]]:
+        try:
+            return super().train(read, meta, verb, data, options)
+        except UntrustedError:
+            if verb != "fit":
+                raise
+        # Trained anew, nothing is left of what the file said; where training goes on from it, all of it is.
+        unfitted = read(unfitted=True)
+        if getattr(unfitted, "warm_start", False):
+            return super().train(read, meta, verb, data, options)
+        return super().train(lambda: unfitted, meta, verb, data, options)
 
     def predictor(self, model: Any) -> Predictor:
         return SklearnPredictor(model)
@@ -73,10 +86,14 @@ class SklearnKind(OwnMethods):
 
 def _unknown(path: Path, *, trusted: bool) -> list[str]:
     found = set(_skops().get_untrusted_types(file=path))
-    if strange := sorted(found - _HARMLESS):
+    if strange := sorted(found - HARMLESS):
         shown = ", ".join(strange[:5])
         require_trust(trusted, what="the scikit-learn model", reason=f"it has objects of {shown}")
     return sorted(found)
+
+
+def _base() -> Any:
+    return imported("sklearn.base", what="a scikit-learn model", package="sklearn", extra="sklearn")
 
 
 def _skops() -> Any:

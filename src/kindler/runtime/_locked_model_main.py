@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Any
 
 from kindler import jail
 from kindler.engine.channel import Channel, ChannelClosed, Frame
+from kindler.errors import DataError
 from kindler.models.loaded import LoadedModel, load_files
 from kindler.runtime import value_codec
 from kindler.runtime.messages import Report, described
@@ -25,7 +25,7 @@ def main(sock: socket.socket) -> int:
         model, report = _loaded(order, sock)
         _send(channel, report)
         while model is not None:
-            _send(channel, _called(model, channel.receive()))
+            _send(channel, _called(model, channel.receive(), order.fields["answer_bytes"]))
     except ChannelClosed:
         pass
     return 0
@@ -35,6 +35,7 @@ def _loaded(order: Frame, sock: socket.socket) -> tuple[LoadedModel | None, Repo
     folder = Path(order.fields["folder"])
     try:
         os.chdir("/")
+        jail.limit(order.fields["memory_bytes"])
         jail.enter([folder], keep=(sock.fileno(),))
         made = load_files(order.fields["model_kind"], folder, order.fields["meta"], trusted=False)
     except BaseException as exc:  # noqa: BLE001 - the edge of the process: the worker is told
@@ -42,17 +43,19 @@ def _loaded(order: Frame, sock: socket.socket) -> tuple[LoadedModel | None, Repo
     return made, Report("done")
 
 
-def _called(model: LoadedModel, frame: Frame) -> Report:
+def _called(model: LoadedModel, frame: Frame, most: int) -> Report:
     try:
         data, options = value_codec.decode(frame.fields["arguments"], frame.buffers)
-        value, buffers = _encoded(model.call(frame.fields["verb"], *data, **options))
+        value, buffers = value_codec.encode(model.call(frame.fields["verb"], *data, **options))
+        size = sum(map(len, buffers))
+        if size > most:
+            raise DataError(
+                f"the result takes {size} bytes; a worker takes {most} of a model that is not trusted.\n"
+                "Hint: predict fewer rows at a time."
+            )
     except BaseException as exc:  # noqa: BLE001 - whatever a model raises is told to whoever sent the task
         return Report("failed", error=described(exc))
     return Report("done", value, tuple(buffers))
-
-
-def _encoded(result: Any) -> tuple[Any, list[bytes]]:
-    return value_codec.encode(result)
 
 
 def _send(channel: Channel, report: Report) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.loaded import LoadedModel, load
+from kindler.models.registry import MODEL_KINDS
 from kindler.runtime import options, resolve_data, training, value_codec
 from kindler.runtime.locked_model import LockedModel, can_be_locked_in
 from kindler.runtime.messages import REDUCE, WRITES, Task
@@ -116,9 +117,19 @@ class Executor:
     def _loaded(self, version: Version, *, trusted: bool) -> LoadedModel | LockedModel:
         locked = not self._trusted and not trusted and version.shelf == "models"
         if locked and can_be_locked_in(version):
-            with self._open().files(version) as folder:
-                return LockedModel(version, folder)
-        return load(self._open(), version, trusted=trusted)
+            return self._locked(version)
+        try:
+            return load(self._open(), version, trusted=trusted)
+        except UntrustedError:
+            # Of kinds that may be read here, some models may be read by a process that is locked in alone.
+            row = MODEL_KINDS.row(version.kind, version.meta)
+            if version.shelf != "models" or trusted or row.needs_jail or not can_be_locked_in(version):
+                raise
+        return self._locked(version)
+
+    def _locked(self, version: Version) -> LockedModel:
+        with self._open().files(version) as folder:
+            return LockedModel(version, folder)
 
     def _call_back(self, task: Task, result: Any) -> None:
         """The task has its result, whatever its callback does."""

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Literal
 
-from kindler.errors import KindlerError, TaskTimeoutError
+from kindler.errors import KindlerError, TaskTimeoutError, fresh
 from kindler.runtime.messages import Report
 from kindler.runtime.value_codec import Resolve
 
@@ -80,7 +80,7 @@ class TaskHandle:
         if not self._ended.wait(timeout):
             raise TaskTimeoutError(task=self.call, waited_s=timeout or 0.0, goes_on=True)
         if self._error is not None:
-            raise self._error
+            raise fresh(self._error)
         assert self._report is not None
         return self._report.result(self._resolve)
 

@@ -13,6 +13,8 @@ import os
 import signal
 import socket
 import threading
+import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,9 @@ from typing import Any
 from kindler import jail
 from kindler.engine import fork_server
 from kindler.engine.channel import ChannelClosed
+from kindler.engine.cores import half_of_memory
 from kindler.engine.output import PrintedLines, print_line
-from kindler.errors import FrameError, UntrustedError, WorkerLost
+from kindler.errors import FrameError, WorkerLost
 from kindler.frameworks.keras import backends
 from kindler.models.registry import MODEL_KINDS, Row
 from kindler.runtime import value_codec
@@ -34,7 +37,9 @@ _ENTRY = "kindler.runtime._locked_model_main:main"
 _START_S = 300.0
 _IDLE_S = 300.0
 _EXIT_S = 5.0
-_FREE = ("estimator",)  # computes in processes of its own, and code of the user's needs trust
+_LOOK_S = 0.25
+_HEADER_BYTES = 4 << 20
+_ANSWER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +56,8 @@ def _lacking() -> str | None:
 
 
 def can_be_locked_in(version: Version) -> bool:
-    """Whether a version of a model is called by a process that is locked in.
-
-    Raises:
-        UntrustedError: It would have to be, and that is not possible here.
-    """
-    if version.kind in _FREE:
-        return False
-    lacking = _lacking()
-    if lacking is None:
-        return True
-    if MODEL_KINDS.row(version.kind, version.meta).needs_jail:
-        raise UntrustedError(
-            what=f"{version}, of kind {version.kind!r},",
-            reason=f"models of this kind need a process that is locked in, and here is none: {lacking}",
-        )
-    return False
+    """Whether a version of a model is called by a process that is locked in: see `Kinds.locked_in`."""
+    return MODEL_KINDS.locked_in(str(version), version.kind, version.meta, _lacking())
 
 
 class LockedModel:
@@ -86,6 +77,9 @@ class LockedModel:
     def __init__(self, version: Version, folder: Path) -> None:
         self._name = str(version)
         self.is_gone = False
+        self._over = threading.Event()
+        self._excess: str | None = None
+        self._memory_bytes = _memory_of(version)
         row = MODEL_KINDS.row(version.kind, version.meta)
         environment = {"HOME": jail.NOWHERE}
         if row.family == "keras":
@@ -98,9 +92,14 @@ class LockedModel:
         )
         self._child = fork_server.start_child(recipe, owner=os.getpid(), timeout_s=_START_S, entry=_ENTRY)
         self._printed = PrintedLines(self._child.output, _print)
+        self._child.channel.limit(header_bytes=_HEADER_BYTES, message_bytes=_ANSWER_BYTES + _HEADER_BYTES)
         threading.Thread(target=self._printed.pump, daemon=True).start()
+        watched = (weakref.ref(self), self._child.pid, self._memory_bytes, self._over)
+        threading.Thread(target=_watch, args=watched, daemon=True).start()
         try:
-            order = {"model_kind": version.kind, "folder": str(folder), "meta": dict(version.meta)}
+            order: dict[str, Any] = {"model_kind": version.kind, "folder": str(folder)}
+            order |= {"meta": dict(version.meta), "memory_bytes": self._memory_bytes}
+            order["answer_bytes"] = _ANSWER_BYTES
             self._child.channel.send("load", **order)
             self._answer()
         except BaseException:
@@ -124,6 +123,7 @@ class LockedModel:
 
     def _ended(self) -> int:
         self.is_gone = True
+        self._over.set()
         self._child.kill()
         try:
             code, _ = self._child.wait(_EXIT_S)
@@ -133,12 +133,16 @@ class LockedModel:
         self._child.close()
         return code
 
+    def _end_for(self, excess: str) -> None:
+        self._excess = excess
+        self._child.kill()
+
     def _answer(self) -> Encoded:
         try:
             _, report = Report.read(self._child.channel.receive())
         except (ChannelClosed, FrameError) as exc:
             raise WorkerLost(
-                f"the process of {self._name}, which was locked in, is gone",
+                f"the process of {self._name}, which was locked in, {self._excess or 'is gone'}",
                 rank=None,
                 host=socket.gethostname(),
                 exit_code=self._ended(),
@@ -148,6 +152,23 @@ class LockedModel:
         if report.state != "done":
             raise report.exception()
         return Encoded(report.value, report.buffers)
+
+
+def _watch(model: weakref.ref[LockedModel], pid: int, memory_bytes: int, over: threading.Event) -> None:
+    """End a process that takes more than a limit that the kernel does not set; until nobody needs it."""
+    while model() is not None and not over.wait(_LOOK_S):
+        excess = jail.excess(pid, memory_bytes, threads=jail.MOST_THREADS)
+        watched = model() if excess is not None else None
+        if watched is not None:
+            watched._end_for(str(excess))
+            return
+
+
+def _memory_of(version: Version) -> int:
+    """Half of the machine's memory, or less if that was stored with the version."""
+    limits = version.attributes.get("limits")
+    asked = limits.get("memory_bytes") if isinstance(limits, Mapping) else None
+    return min(half_of_memory(), asked if type(asked) is int and asked > 0 else half_of_memory())
 
 
 def _preload(row: Row) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from kindler.data.received import check_json
 from kindler.engine.channel import Frame
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError, FrameError, KindlerError, revive, worker_error
@@ -52,7 +53,7 @@ def unpack(content: Any) -> Frame:
         raise FrameError("not a frame: wrong first bytes.")
     body = view[_HEAD.size + length :]
     try:
-        header = json.loads(bytes(view[_HEAD.size : _HEAD.size + length]))
+        header = json.loads(check_json(bytes(view[_HEAD.size : _HEAD.size + length])))
         kind, values, sizes = header["kind"], header["fields"], header["sizes"]
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise FrameError(f"not a frame: invalid header: {exc}.") from exc
@@ -184,6 +185,8 @@ class Report:
             raise FrameError(f"expected a report, received a frame of kind {frame.kind[:40]!r}.")
         if values["state"] not in ("running", "done", "failed", "cancelled"):
             raise FrameError(f"unknown state of a task: {values['state']!r}.")
+        if not isinstance(values["error"], dict | None):
+            raise FrameError(f"an error of a task that is none: {str(values['error'])[:100]!r}.")
         report = Report(values["state"], values["value"], frame.buffers, values["error"], str(values["log"]))
         return str(values["id"]), report
 
@@ -194,9 +197,11 @@ class Report:
     def exception(self) -> KindlerError:
         """The exception to raise for a failed task: of its own type, if that is known here."""
         error = self.error or {}
-        types = [str(name) for name in error.get("types", [])] or ["builtins:Exception"]
+        named, own = error.get("types"), error.get("own")
+        types = [str(name) for name in named or ()] if isinstance(named, list) else []
+        types = types or ["builtins:Exception"]
         message = str(error.get("message", "unknown error"))
-        return revive(types[0], message, dict(error.get("own", {}))) or worker_error(
+        return revive(types[0], message, own if isinstance(own, dict) else {}) or worker_error(
             types=types,
             message=message,
             traceback=str(error.get("traceback", "")),

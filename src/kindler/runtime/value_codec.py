@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from kindler.data import received
 from kindler.data.arrow import stream
 from kindler.errors import DataError, FrameError
 from kindler.store import Version
@@ -25,6 +26,7 @@ Resolve: TypeAlias = Callable[[Mapping[str, Any]], Any]
 _MARK = "$"
 _DEEPEST = 64
 _LARGEST_BYTES = 1 << 20
+_MOST_VERSIONS = 1000
 _PLAIN = (type(None), bool, int, float, str)
 _KINDS = "biufcmMSU"  # of numpy's dtypes, those whose values are their bytes
 
@@ -56,12 +58,13 @@ def decode(tree: Any, buffers: Sequence[bytes], resolve: Resolve | None = None) 
         FrameError: It is malformed.
     """
     try:
+        parts = _Parts(buffers, resolve)
         if isinstance(tree, dict) and tree.get(_MARK) == "json":
-            tree = json.loads(_buffer(tree, buffers))
-        return _decoded(tree, buffers, resolve, 0)
+            tree = json.loads(received.check_json(parts.buffer(tree)))
+        return _decoded(tree, parts, 0)
     except FrameError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError, RecursionError, pa.ArrowException) as exc:
+    except Exception as exc:  # whatever the libraries make of what was sent
         raise FrameError(f"malformed value: {type(exc).__name__}: {exc}") from exc
 
 
@@ -128,9 +131,9 @@ def _encoded_array(array: np.ndarray[Any, Any], buffers: list[bytes], *, scalar:
 
 def _table(value: Any) -> tuple[str, pa.Table] | None:
     if isinstance(value, pa.RecordBatch):
-        return "table", pa.Table.from_batches([value])
+        value = pa.Table.from_batches([value])
     if isinstance(value, pa.Table):
-        return "table", value
+        return "table", _without_views(value)
     pandas: Any = sys.modules.get("pandas")  # an object of it cannot be there before it is loaded
     try:
         if pandas is not None and isinstance(value, pandas.DataFrame):
@@ -143,48 +146,75 @@ def _table(value: Any) -> tuple[str, pa.Table] | None:
     return None
 
 
+def _without_views(table: pa.Table) -> pa.Table:
+    """Columns of views, as Polars has them, as plain ones: views of strangers are not read."""
+    plain = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+    found = {i: plain[str(field.type)] for i, field in enumerate(table.schema) if str(field.type) in plain}
+    for i, kind in found.items():
+        table = table.set_column(i, table.schema.field(i).with_type(kind), table.column(i).cast(kind))
+    return table
+
+
 def _added(content: bytes, buffers: list[bytes]) -> int:
     buffers.append(content)
     return len(buffers) - 1
 
 
-def _decoded(tree: Any, buffers: Sequence[bytes], resolve: Resolve | None, depth: int) -> Any:
+class _Parts:
+    """What a tree refers to; each buffer once, or a few bytes could stand for any number of copies of it."""
+
+    def __init__(self, buffers: Sequence[bytes], resolve: Resolve | None) -> None:
+        self._left: list[bytes | None] = list(buffers)
+        self._resolve = resolve
+        self._versions = 0
+
+    def buffer(self, tree: Mapping[str, Any]) -> bytes:
+        number = tree["buffer"]
+        if type(number) is not int or not 0 <= number < len(self._left):
+            raise FrameError(f"a value refers to buffer {number!r} of {len(self._left)}.")
+        content, self._left[number] = self._left[number], None
+        if content is None:
+            raise FrameError(f"a value refers to buffer {number} twice.")
+        return content
+
+    def version(self, tree: Mapping[str, Any]) -> Any:
+        self._versions += 1
+        if self._versions > _MOST_VERSIONS:  # each is looked up
+            raise FrameError(f"a value refers to more than {_MOST_VERSIONS} versions.")
+        return self._resolve(tree) if self._resolve is not None else f"{tree['name']}@{tree['number']}"
+
+
+def _decoded(tree: Any, parts: _Parts, depth: int) -> Any:
     if depth > _DEEPEST + 1:
         raise FrameError(f"a value is nested deeper than {_DEEPEST} levels.")
     if isinstance(tree, list):
-        return [_decoded(inside, buffers, resolve, depth + 1) for inside in tree]
+        return [_decoded(inside, parts, depth + 1) for inside in tree]
     if not isinstance(tree, dict):
         return tree
     if _MARK not in tree:
-        return {key: _decoded(inside, buffers, resolve, depth + 1) for key, inside in tree.items()}
+        return {key: _decoded(inside, parts, depth + 1) for key, inside in tree.items()}
     form = tree[_MARK]
     if form == "tuple":
-        return tuple(_decoded(inside, buffers, resolve, depth + 1) for inside in tree["items"])
+        return tuple(_decoded(inside, parts, depth + 1) for inside in tree["items"])
     if form == "dict":
         return {
-            _decoded(key, buffers, resolve, depth + 1): _decoded(inside, buffers, resolve, depth + 1)
+            _decoded(key, parts, depth + 1): _decoded(inside, parts, depth + 1)
             for key, inside in tree["items"]
         }
     if form == "version":
-        return resolve(tree) if resolve is not None else f"{tree['name']}@{tree['number']}"
-    return _from_buffer(form, tree, buffers)
+        return parts.version(tree)
+    return _from_buffer(form, tree, parts.buffer(tree))
 
 
-def _from_buffer(form: str, tree: Mapping[str, Any], buffers: Sequence[bytes]) -> Any:
-    content = _buffer(tree, buffers)
+def _from_buffer(form: str, tree: Mapping[str, Any], content: bytes) -> Any:
     if form == "bytes":
         return bytes(content)
     if form in ("array", "scalar"):
-        dtype = np.dtype(str(tree["dtype"]))
-        if dtype.kind not in _KINDS:
-            raise FrameError(f"received an array of {dtype}, which is not allowed.")
-        # A copy: the received bytes are read-only, and models may write to their inputs.
-        array = np.frombuffer(content, dtype).reshape(_shape(tree)).copy()
+        array = received.array(content, tree["dtype"], tree["shape"])
         return array if form == "array" else array[()]
-    with pa.ipc.open_stream(content) as reader:
-        table = reader.read_all()
+    table = received.arrow_table(content)
     if form == "objects":
-        return table.column("values").to_numpy().astype(object).reshape(_shape(tree))
+        return table.column("values").to_numpy().astype(object).reshape(received.shape(tree["shape"]))
     if form == "table":
         return table
     if form == "frame":
@@ -193,14 +223,3 @@ def _from_buffer(form: str, tree: Mapping[str, Any], buffers: Sequence[bytes]) -
         series = table.to_pandas().iloc[:, 0]
         return series.rename(None) if series.name == "" else series
     raise FrameError(f"unknown form of a value: {form!r}.")
-
-
-def _buffer(tree: Mapping[str, Any], buffers: Sequence[bytes]) -> bytes:
-    number = tree["buffer"]
-    if type(number) is not int or not 0 <= number < len(buffers):
-        raise FrameError(f"a value refers to buffer {number!r} of {len(buffers)}.")
-    return buffers[number]
-
-
-def _shape(tree: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(int(size) for size in tree["shape"])

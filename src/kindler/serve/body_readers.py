@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO, TypeVar
 import pyarrow as pa
 
 from kindler import jail
+from kindler.data import received
 from kindler.engine.cores import usable_cores
 from kindler.models.signature import Signature
 from kindler.serve.http_errors import Problem
@@ -26,7 +28,7 @@ from kindler.serve.protocols import Codec, Sent
 from kindler.serve.protocols.omega import RAW
 from kindler.serve.protocols.tables import ARROW, PARQUET, read_table
 from kindler.serve.protocols.v2 import LENGTH
-from kindler.serve.request_codec import Frame, read_frame, signature_told, unpacked_request, write_frame
+from kindler.serve.request_codec import read_frame, signature_told, unpacked_request, write_frame
 from kindler.serve.requests import InferRequest, Target
 
 __all__ = ["READERS", "Readers", "where_read"]
@@ -64,7 +66,7 @@ class Readers:
     """Reads bodies in processes of their own, which start when they are first needed.
 
     Args:
-        executor: Whose threads have a process each. It must have no more than `READERS`.
+        executor: Whose threads use a process each. It must have no more than `READERS`.
         timeout_s: Seconds that reading a body may take.
         most_rows: The rows that a request may have.
     """
@@ -73,7 +75,7 @@ class Readers:
         self._executor = executor
         self._most_rows = most_rows
         self._timeout_s = min(timeout_s, _LONGEST_S)
-        self._own = threading.local()
+        self._free: deque[subprocess.Popen[bytes]] = deque()
         self._processes: set[subprocess.Popen[bytes]] = set()
 
     async def request(self, codec: Codec, sent: Sent, signature: Signature, target: Target) -> InferRequest:
@@ -87,28 +89,32 @@ class Readers:
             "target": asdict(target),
             "most_rows": self._most_rows,
         }
-        return await self._in_thread(lambda: unpacked_request(*self._asked(header, sent.body)))
+        return await self._in_thread(lambda: self._request(header, sent.body))
 
     async def decompressed(self, body: bytes, coding: str, limit: int) -> bytes:
         """What `request_body.decompressed` gives."""
         header = {"what": "content", "coding": coding, "limit": limit}
         # Twice: zlib puts its pieces together at the end.
         most = 2 * limit + _SPARE_BYTES
-        _, (content,) = await self._in_thread(lambda: self._asked(header, body, most))
-        return content
+        return await self._in_thread(lambda: self._asked(header, body, _only_buffer, most))
 
     async def message(self, content: bytes) -> InferRequest:
         """The request of a message of gRPC."""
         header = {"what": "message", "most_rows": self._most_rows}
-        return await self._in_thread(lambda: unpacked_request(*self._asked(header, content)))
+        return await self._in_thread(lambda: self._request(header, content))
+
+    def _request(self, header: Mapping[str, Any], body: bytes) -> InferRequest:
+        # Two bytes of a body are a value at most.
+        return self._asked(header, body, lambda head, buffers: unpacked_request(head, buffers, len(body)))
 
     async def table(self, body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
         """What `read_table` gives."""
 
         def read() -> tuple[pa.Table, str | None]:
-            head, (content,) = self._asked({"what": "table", "content_type": content_type}, body)
-            with pa.ipc.open_stream(content) as stream:
-                return stream.read_all(), head["mode"]
+            header = {"what": "table", "content_type": content_type}
+            return self._asked(
+                header, body, lambda head, buffers: (received.arrow_table(*buffers), head["mode"])
+            )
 
         where = where_read(Sent(body, {"content-type": content_type}, {}))
         return await self._in_thread(read if where == "process" else lambda: read_table(body, content_type))
@@ -125,7 +131,14 @@ class Readers:
             exc.costly = True
             raise
 
-    def _asked(self, header: Mapping[str, Any], body: bytes, most: int | None = None) -> Frame:
+    def _asked(
+        self,
+        header: Mapping[str, Any],
+        body: bytes,
+        read: Callable[[dict[str, Any], list[bytes]], _Read],
+        most: int | None = None,
+    ) -> _Read:
+        """What `read` makes of the answer, which is not believed: the process has read a stranger's body."""
         process = self._process()
         late = threading.Timer(self._timeout_s, process.kill)
         late.daemon = True
@@ -134,27 +147,33 @@ class Readers:
         try:
             with _at_most(process.pid, len(body) + most):
                 write_frame(_pipe(process.stdin), {**header, "most_bytes": most}, [body])
-                head, buffers = read_frame(_pipe(process.stdout))
+                head, buffers = read_frame(_pipe(process.stdout), most)
+            refused = "status" in head
+            found: Problem | _Read = _problem(head) if refused else read(head, buffers)
         except (OSError, EOFError) as exc:
             self._ended(process)
-            self._own.process = None
             if late.finished.is_set():
                 raise Problem(413, f"reading the body took longer than {self._timeout_s:g} s.") from exc
             limit = f"takes more than the {most} bytes of memory that one of its size gets"
             raise Problem(413, f"reading the body of {len(body)} bytes {limit}.") from exc
+        except Exception as exc:  # it answers what cannot be: whoever sent the body has taken it over
+            self._ended(process)
+            raise Problem(400, "the body cannot be read.") from exc
         finally:
             late.cancel()
-        if "status" in head:
-            raise Problem(head["status"], head["message"])
-        return head, buffers
+        self._free.append(process)
+        if isinstance(found, Problem):
+            raise found
+        return found
 
     def _process(self) -> subprocess.Popen[bytes]:
-        """This thread's process."""
-        process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
-        if process is not None and process.poll() is None:
-            return process
-        if process is not None:
-            self._ended(process)
+        """One that has nothing to do, or a new one."""
+        with suppress(IndexError):
+            while True:
+                free = self._free.pop()
+                if free.poll() is None:
+                    return free
+                self._ended(free)
         own = {name: os.environ[name] for name in jail.ENVIRONMENT if name in os.environ}
         path = os.pathsep.join([_SOURCE, *filter(None, [own.get("PYTHONPATH")])])
         # One arena and a pool without reserves: what is asked for is what is counted. And one thread, as only
@@ -181,7 +200,6 @@ class Readers:
         except (OSError, EOFError) as exc:
             self._ended(process)
             raise Problem(503, "the body cannot be read now.", {"retry-after": "5"}) from exc
-        self._own.process = process
         return process
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
@@ -215,6 +233,15 @@ def _at_most(pid: int, most: int) -> Iterator[None]:
     finally:
         with suppress(OSError):  # it has ended
             resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
+
+
+def _problem(head: Mapping[str, Any]) -> Problem:
+    return Problem(int(head["status"]), str(head["message"]))
+
+
+def _only_buffer(head: dict[str, Any], buffers: list[bytes]) -> bytes:
+    (content,) = buffers
+    return content
 
 
 def _pipe(pipe: Any) -> BinaryIO:

@@ -39,7 +39,9 @@ class Seat:
 
     def name(self, device: str | None) -> str | None:
         """What a device of the process is called in the server: "cpu" or "cuda:N"."""
-        return f"cuda:{self.gpu or 0}" if device == "cuda" else device or self.otherwise
+        if device == "cuda":
+            return self.otherwise if self.gpu is None else f"cuda:{self.gpu}"
+        return device or self.otherwise
 
 
 class Devices:

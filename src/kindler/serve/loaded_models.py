@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
-from kindler.errors import KindlerError, MissingExtraError, NotFoundError, UntrustedError
+from kindler.errors import KindlerError, MissingExtraError, NotFoundError, UntrustedError, fresh
 from kindler.models.loaded import load
 from kindler.models.predictor import Predictor
 from kindler.omega import Omega
@@ -48,6 +48,7 @@ _LONGEST_STALE = 4  # times `refresh_s`: older than that is not served without a
 _MOST_KNOWN = 4096
 _LOADS = 2
 _MOVES = 4
+_GPU_GROWTH, _GPU_SPARE = 4, 4 << 30  # what a process may say that it has of a GPU, by its files
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 2.0, 300.0  # before a version that could not be loaded is tried again
 
 Name: TypeAlias = tuple[str, str, str | None]  # bucket, name, version: as the client wrote them
@@ -183,11 +184,11 @@ class Residents:
         """The version that a name means which nobody asked for lately."""
         until, error = self._missing.get(name, (0.0, None))
         if error is not None and time.monotonic() < until:
-            raise error
+            raise fresh(error)
         try:
             return await self.version(name, self._asks)
         except NotFoundError as exc:
-            _remember(self._missing, name, (time.monotonic() + self._settings.refresh_s, exc))
+            _remember(self._missing, name, (time.monotonic() + self._settings.refresh_s, fresh(exc)))
             raise
 
     async def version(self, name: Name, executor: Executor | None = None) -> Version:
@@ -287,7 +288,7 @@ class Residents:
         task = self._loading.get(key)
         failed = self._failed.get(key)
         if task is None and failed is not None and time.monotonic() < failed.until:
-            raise failed.problem
+            raise fresh(failed.problem)
         if task is None:
             task = asyncio.create_task(self._loaded_now(version))
             self._loading[key] = task
@@ -317,7 +318,7 @@ class Residents:
             problem = _not_loaded(version, exc)
             before = self._failed.get(key)
             wait_s = _FIRST_WAIT_S if before is None else min(2 * before.wait_s, _LONGEST_WAIT_S)
-            _remember(self._failed, key, _Failed(problem, wait_s, time.monotonic() + wait_s))
+            _remember(self._failed, key, _Failed(fresh(problem), wait_s, time.monotonic() + wait_s))
             raise problem from exc
         self._failed.pop(key, None)
         self._check_unloaded(version.bucket, version.name)  # while it was being loaded
@@ -350,7 +351,6 @@ class Residents:
             str(version),
             partial(self._process, version, seat),
             most=limits.processes,
-            memory_bytes=limits.memory_bytes,
         )
         self._pools.add(pool)
         started = time.perf_counter()
@@ -363,7 +363,8 @@ class Residents:
         pump = weakref.WeakMethod(batcher.pump)
         pool.when_free = partial(_call_if_there, pump)
         weakref.finalize(batcher, _close_soon, pool, asyncio.get_running_loop()).atexit = False
-        size = max(version.size, model.predictor.size, pool.own_bytes)
+        # As it is seen from here: what the process says of itself may be anything.
+        size = max(version.size, pool.own_bytes)
         return Resident(version, model.predictor, batcher, stats, size, pool, device=seat.name(model.device))
 
     async def _process(self, version: Version, seat: Seat, lost: Lost) -> tuple[ModelProcess, DescribedModel]:
@@ -376,7 +377,11 @@ class Residents:
                 self._loads, held.enter_context, self._omega.store.files(version)
             )
             start = start_of(version, folder, self._settings, lacking=self._lacking, seat=seat)
-            return await ModelProcess.started(start, loads=self._loads, moves=self._moves, lost=lost)
+            process, model = await ModelProcess.started(
+                start, loads=self._loads, moves=self._moves, lost=lost
+            )
+            process.device_bytes = min(process.device_bytes, _GPU_GROWTH * version.size + _GPU_SPARE)
+            return process, model
 
     def _beside(self, work: Callable[[], None]) -> None:
         try:

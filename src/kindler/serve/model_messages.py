@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from kindler.data import received
 from kindler.errors import ConfigError, DataError, KindlerError, MissingExtraError, UntrustedError
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Arrays, Signature
@@ -86,7 +87,6 @@ class _Elsewhere(Predictor):
     def __init__(self, told: dict[str, Any]) -> None:
         self.signature = signature_from(told["signature"])
         self.methods = tuple(map(str, told["methods"]))
-        self.size = int(told["size"])
         others = {str(name): signature_from(fields) for name, fields in told["signatures"].items()}
         own = {str(name): self.signature for name in told["own"]}
         self._signatures = {**own, **others}
@@ -111,7 +111,6 @@ def told_model(predictor: Predictor, joins: dict[str, bool | None]) -> dict[str,
             if signature is not predictor.signature
         },
         "methods": predictor.methods,
-        "size": int(predictor.size),
         "joins": joins,
     }
 
@@ -125,6 +124,8 @@ def described(told: dict[str, Any]) -> DescribedModel:
     try:
         joins = {str(m): None if j is None else bool(j) for m, j in told["joins"].items()}
         model = _Elsewhere(told)
+        for signature in model.signatures.values():
+            _check(signature)
         if not model.methods or not model.signature.inputs:
             raise ValueError("a model without methods or inputs")
         device = told.get("device")
@@ -133,6 +134,15 @@ def described(told: dict[str, Any]) -> DescribedModel:
         return DescribedModel(model, joins, device, max(0, int(told.get("device_bytes", 0))))
     except (KeyError, TypeError, AttributeError) as exc:
         raise ValueError(f"no description of a model: {exc!r}") from exc
+
+
+def _check(signature: Signature) -> None:
+    for spec in (*signature.inputs, *signature.outputs):
+        received.shape([size for size in spec.shape or () if size is not None])
+        if type(spec.name) is not str or not isinstance(spec.dtype, str | None):
+            raise ValueError("no description of an array")
+    if not all(type(name) is str for name in signature.columns or ()):
+        raise ValueError("no names of columns")
 
 
 def told_error(error: BaseException) -> dict[str, Any]:
@@ -153,13 +163,15 @@ def raised(told: Any) -> Exception:
     """The exception again: one of a few classes of Kindler's, or a `ModelFailure`."""
     if not isinstance(told, dict):
         return ModelFailure("Exception", "")
-    name, message = str(told.get("type")), str(told.get("message"))
+    name, message = str(told.get("type")), str(told.get("message"))[:_MOST_MESSAGE]
     fields = told.get("fields")
     try:
         if name == "UntrustedError" and fields:
-            return UntrustedError(what=str(fields["what"]), reason=str(fields["reason"]))
+            what, reason = (str(fields[key])[:_MOST_MESSAGE] for key in ("what", "reason"))
+            return UntrustedError(what=what, reason=reason)
         if name == "MissingExtraError" and fields:
-            return MissingExtraError(**{key: str(fields[key]) for key in ("what", "package", "extra")})
+            names = ("what", "package", "extra")
+            return MissingExtraError(**{key: str(fields[key])[:_MOST_MESSAGE] for key in names})
     except (TypeError, KeyError):
         pass  # not what it says it is
     found = _PLAIN.get(name)

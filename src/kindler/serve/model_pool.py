@@ -21,7 +21,7 @@ from kindler.serve.tensor_area import Parts
 __all__ = ["ModelPool", "Starter"]
 
 _log = logging.getLogger("kindler.serve")
-_LOOK_S = 1.0  # between two looks at the memory of processes
+_LOOK_S = 1.0  # between two looks for processes with nothing to do
 _IDLE_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _FORGIVEN_S = 30.0  # without a loss
@@ -38,18 +38,16 @@ class ModelPool:
         name: For the log.
         start: Starts a process that has loaded the model.
         most: How many there may be.
-        memory_bytes: What each may have in memory.
 
     Attributes:
         when_free: Is called when a process has become free that was not before.
         when_lost: Is told of every process that was lost, and is replaced.
     """
 
-    def __init__(self, name: str, start: Starter, *, most: int, memory_bytes: int) -> None:
+    def __init__(self, name: str, start: Starter, *, most: int) -> None:
         self._name = name
         self._start = start
         self._most = most
-        self._memory_bytes = memory_bytes
         self._processes: list[ModelProcess] = []
         self._free: list[tuple[ModelProcess, float]] = []  # and since when; the one used last is used first
         self._starting: set[asyncio.Task[None]] = set()
@@ -190,11 +188,7 @@ class ModelPool:
             self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_at_all)
 
     def _look_at_all(self) -> None:
-        """Memory that no limit of the kernel counts, as shared memory; and processes with nothing to do."""
-        for process in self._processes:
-            if process.resident_bytes() > self._memory_bytes:
-                reason = f"had more than {self._memory_bytes} bytes in memory"
-                process.lose(ProcessLost(reason, by_memory=True))
+        """End processes that have had nothing to do for a while."""
         now = time.monotonic()
         for process, since in [free for free in self._free if now - free[1] > _IDLE_S]:
             if len(self._processes) > 1:

@@ -14,10 +14,13 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import orjson
 
+from kindler import jail
+from kindler.data.received import check_json
 from kindler.engine import fork_server
 from kindler.models.signature import Arrays
 from kindler.serve.model_messages import (
@@ -40,7 +43,9 @@ _ENTRY = "kindler.serve._model_process_main:main"
 _AREA_BYTES = 16 << 20
 _HEADER_BYTES = 64 << 10  # of a call, beside its arrays
 _MOST_HEADER = 8 << 20
+_MOST_TOLD = 1 << 19  # values in a header
 _LARGE_BYTES = 1 << 20  # is copied in a thread
+_LOOK_S = 0.25  # between two looks at a process
 _KEPT_BYTES = 2000  # of what it prints: the first, and the last
 _READ_BYTES, _PRINT_PAUSE_S = 1 << 16, 0.01
 _EXIT_S = 5.0
@@ -137,7 +142,9 @@ class ModelProcess:
         self._sock = child.channel.detach()
         self._sock.setblocking(False)
         self._own = Area.create(_AREA_BYTES)
-        self._room: Area | None = None
+        self._room: Area | None = None  # for large outputs; made once, or it could have any number of them
+        self._gave_room = self._is_reading = False
+        self._sent: Area | None = None  # large inputs, while it computes
         self._done: Done | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._heard = b""
@@ -147,6 +154,7 @@ class ModelProcess:
         os.set_blocking(child.output.fileno(), False)
         self._loop.add_reader(self._sock.fileno(), self._hear)
         self._loop.add_reader(child.output.fileno(), self._overhear)
+        self._watch = self._loop.call_later(_LOOK_S, self._look)
 
     @classmethod
     async def started(
@@ -206,17 +214,9 @@ class ModelProcess:
             self._send(plan, header, self._own, None)
             return
         fits = plan.size + _HEADER_BYTES <= self._own.size
-        area = self._own if fits else Area.create(plan.size + _HEADER_BYTES)
+        area = self._own if fits else Area.create(plan.size + _HEADER_BYTES, sealed=False)
         writing = self._loop.run_in_executor(self._executor, plan.write, area.memory)
         writing.add_done_callback(lambda copied: self._send(plan, header, area, copied))
-
-    def resident_bytes(self) -> int:
-        """What it has in memory now; 0 where the system does not say."""
-        try:
-            with open(f"/proc/{self.pid}/statm", "rb") as file:
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError, ValueError):
-            return 0
 
     def own_bytes(self) -> int:
         """What it has in memory and shares with no other process, as far as the system says."""
@@ -225,7 +225,14 @@ class ModelProcess:
                 lines = [line.split() for line in file if line.startswith(b"Private_")]
             return sum(int(words[1]) for words in lines) << 10
         except (OSError, IndexError, ValueError):
-            return self.resident_bytes()
+            return self._resident_bytes()
+
+    def _resident_bytes(self) -> int:
+        try:
+            with open(f"/proc/{self.pid}/statm", "rb") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError, ValueError):
+            return 0
 
     def lose(self, why: ProcessLost) -> None:
         """End it though it may be in a call, which then ends with `why`."""
@@ -263,6 +270,7 @@ class ModelProcess:
     def _begin(self, done: Done, limit_s: float, late: str) -> None:
         if self._done is not None:
             raise RuntimeError("the process is in a call already")
+        self._gave_room = self._is_reading = False
         self._done = done
         self._timer = self._loop.call_later(limit_s, lambda: self.lose(ProcessLost(late, hung=True)))
 
@@ -270,28 +278,41 @@ class ModelProcess:
         self, plan: Layout, header: dict[str, Any], area: Area, copied: asyncio.Future[None] | None
     ) -> None:
         """Say that the inputs are there."""
-        if self._over or self._done is None:
-            return
+        large = area if area is not self._own else None
         try:
+            if self._over or self._done is None:
+                return
             if copied is None:
                 plan.write(area.memory)
             else:
                 copied.result()
             length = write_header(area.memory, {**header, "arrays": plan.entries}, plan.size)
-        except Exception as exc:  # noqa: BLE001 - values that numpy cannot copy are whoever's sent them
-            self._loop.call_soon(self._finish, Answered({}, exc))
-            return
-        word = WORD.pack(CALL, plan.size, length)
-        try:
-            if area is self._own:
+            word = WORD.pack(CALL, plan.size, length)
+            if large is None:
                 self._sock.send(word)
             else:
                 socket.send_fds(self._sock, [word], [area.fd])
+                self._sent, large = large, None
         except OSError:
             pass  # it is gone; `_hear` notices
+        except Exception as exc:  # noqa: BLE001 - values that numpy cannot copy are whoever's sent them
+            self._loop.call_soon(self._finish, Answered({}, exc))
         finally:
-            if area is not self._own:
-                area.close()
+            if large is not None:
+                large.close()
+
+    def _look(self) -> None:
+        """Memory and threads that no limit of the kernel counts: while it loads, computes and waits."""
+        areas = [area.used_bytes for area in (self._own, self._room) if area is not None]
+        found = jail.excess(
+            self.pid,
+            self._start.memory_bytes,
+            threads=jail.MOST_THREADS if self._start.order.get("jailed") else None,
+            shared_bytes=sum(areas),
+        )
+        if found is not None:
+            self.lose(ProcessLost(found, by_memory="memory" in found))
+        self._watch = self._loop.call_later(_LOOK_S, self._look)
 
     def _hear(self) -> None:
         try:
@@ -314,28 +335,28 @@ class ModelProcess:
                 return
 
     def _obey(self, kind: bytes, first: int, second: int) -> None:
-        if self._done is None:
+        if self._done is None or self._is_reading:
             raise ValueError("it was not asked")
         if kind == NEEDS_ROOM:
             self._give_room(first)
             return
-        area = {REPLY: self._own, REPLY_IN_ROOM: self._room}.get(kind)
+        area = {REPLY: self._own, REPLY_IN_ROOM: self._room if self._gave_room else None}.get(kind)
         if area is None or second > _MOST_HEADER or first + second > area.size:
             raise ValueError("no such message")
-        header = orjson.loads(area.memory[first : first + second])
+        header = orjson.loads(check_json(area.memory[first : first + second], _MOST_TOLD))
         if "error" in header:
             self._finish(Answered({}, raised(header["error"])))
         elif "model" in header:
             self._finish(Answered({"model": described(header["model"])}))  # type: ignore[dict-item]
         elif area is self._room or sum(entry[4] for entry in header["arrays"]) > _LARGE_BYTES:
-            reading = self._loop.run_in_executor(self._executor, _outputs, area, header)
+            self._is_reading = True
+            reading = self._loop.run_in_executor(self._executor, _outputs, area, header, area is self._room)
             reading.add_done_callback(self._read)
         else:
-            self._finish(_outputs(area, header))
+            self._finish(_outputs(area, header, False))
 
     def _read(self, reading: asyncio.Future[Answered]) -> None:
-        self._room = None
-        if reading.cancelled():
+        if reading.cancelled() or self._why is not None:  # what a process said that is being ended
             return
         if (error := reading.exception()) is not None:
             self.lose(ProcessLost(f"answered what cannot be read ({error})"))
@@ -343,21 +364,33 @@ class ModelProcess:
             self._finish(reading.result())
 
     def _give_room(self, size: int) -> None:
+        if self._gave_room:
+            raise ValueError("it got room already")
         most = self._start.output_bytes
         if size > most:
             self._sock.send(WORD.pack(ROOM, most, 0))
             return
-        self._room = Area.create(max(size, 1))
+        self._gave_room = True
+        self._room = self._room or Area.create(most)
         socket.send_fds(self._sock, [WORD.pack(ROOM, self._room.size, 0)], [self._room.fd])
 
     def _finish(self, answered: Answered) -> None:
         done, self._done = self._done, None
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            self._beside(partial(sent.close, empty=bool(self._start.order.get("jailed"))))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if done is not None:
             self.calls += 1
             done(answered)
+
+    def _beside(self, work: Callable[[], None]) -> None:
+        try:
+            self._executor.submit(work)
+        except RuntimeError:
+            work()  # the server is stopping
 
     def _overhear(self) -> None:
         """What it prints is kept, a little of it, to be shown if it crashes."""
@@ -410,6 +443,7 @@ class ModelProcess:
 
     def _let_go(self) -> None:
         self._over = True
+        self._watch.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_reader(self._child.output.fileno())
         self._sock.close()
@@ -417,7 +451,8 @@ class ModelProcess:
     def _reap(self) -> None:
         self._child.close()
         self._own.close()
-        self._room = None
+        if self._room is not None:
+            self._room.close()
 
 
 def _forked(start: Start) -> fork_server.Child:
@@ -430,9 +465,11 @@ def _forked(start: Start) -> fork_server.Child:
     )
 
 
-def _outputs(area: Area, header: dict[str, Any]) -> Answered:
+def _outputs(area: Area, header: dict[str, Any], clear: bool) -> Answered:
     per_row = header.get("per_row")
     outputs = read_arrays(area.memory, header["arrays"], copy=True, trusted=False)
+    if clear:
+        area.clear()
     return Answered(outputs, per_row=None if per_row is None else bool(per_row))
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from kindler import jail
 from kindler.engine.cores import usable_cores
 from kindler.engine.fork_server import Recipe
-from kindler.errors import UntrustedError
 from kindler.frameworks.keras import backends
 from kindler.models.registry import MODEL_KINDS, Row
 from kindler.serve.devices import Seat
@@ -80,12 +79,8 @@ def start_of(
         UntrustedError: It would have to be locked in.
     """
     row, limits = MODEL_KINDS.row(version.kind, version.meta), limits_of(version, settings, seat)
-    jailed = not settings.trusted and lacking is None
-    if not settings.trusted and lacking is not None and row.needs_jail:
-        raise UntrustedError(
-            what=f"{version}, of kind {row.name!r},",
-            reason=f"models of this kind need a process that is locked in, and here is none: {lacking}",
-        )
+    kind, meta = version.kind, version.meta
+    jailed = not settings.trusted and MODEL_KINDS.locked_in(str(version), kind, meta, lacking)
     threads = max(1, usable_cores() // limits.processes)
     environment = {**_MEMORY, **_threads(threads)}
     if row.family == "keras":

@@ -16,10 +16,12 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from kindler.data import received
 from kindler.models.signature import Array, Signature, TensorSpec
 from kindler.serve.requests import InferRequest
 
 __all__ = [
+    "OBJECTS",
     "Frame",
     "array_of",
     "packed_objects",
@@ -34,10 +36,11 @@ __all__ = [
 
 Frame: TypeAlias = tuple[dict[str, Any], list[bytes]]
 _LENGTH = struct.Struct("<I")
+_MOST_HEADER = 64 << 20
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _BYTES = frozenset((bytes, type(None)))
 _SINGLE = _PLAIN | _BYTES
-_OBJECTS = ("json", "floats", "bytes", "arrow")
+OBJECTS = ("json", "floats", "bytes", "arrow")
 
 
 def write_frame(file: BinaryIO, header: Mapping[str, Any], buffers: Sequence[Any] = ()) -> None:
@@ -51,15 +54,21 @@ def write_frame(file: BinaryIO, header: Mapping[str, Any], buffers: Sequence[Any
     file.flush()
 
 
-def read_frame(file: BinaryIO) -> Frame:
-    """Read a frame.
+def read_frame(file: BinaryIO, most: int | None = None) -> Frame:
+    """Read a frame, of so many bytes at most.
 
     Raises:
         EOFError: There is no other, or not all of it.
+        ValueError: It is none, or larger.
     """
     (length,) = _LENGTH.unpack(_exactly(file, _LENGTH.size))
+    if most is not None and length > min(most, _MOST_HEADER):
+        raise ValueError(f"a header of {length} bytes")
     header: dict[str, Any] = orjson.loads(_exactly(file, length))
-    return header, [_exactly(file, size) for size in header.pop("sizes")]
+    sizes = header.pop("sizes")
+    if most is not None and not (all(type(n) is int and n >= 0 for n in sizes) and sum(sizes) <= most):
+        raise ValueError(f"buffers of more than {most} bytes")
+    return header, [_exactly(file, size) for size in sizes]
 
 
 def _exactly(file: BinaryIO, size: int) -> bytes:
@@ -91,11 +100,15 @@ def packed_request(request: InferRequest) -> tuple[dict[str, Any], list[Any]]:
     return header, buffers
 
 
-def unpacked_request(header: dict[str, Any], buffers: Sequence[bytes]) -> InferRequest:
-    """The request that was packed."""
+def unpacked_request(header: dict[str, Any], buffers: Sequence[bytes], most_values: int) -> InferRequest:
+    """The request that was packed, with no more than so many values.
+
+    Raises:
+        ValueError, KeyError, TypeError: Whoever says so did not pack it.
+    """
     arrays = header.pop("arrays")
     inputs = {
-        description["name"]: _unpacked(description["form"], buffer).reshape(description["shape"])
+        str(description["name"]): _unpacked(description["form"], buffer, description["shape"], most_values)
         for description, buffer in zip(arrays, buffers, strict=True)
     }
     return InferRequest(inputs=inputs, **header)
@@ -150,17 +163,22 @@ def packed_objects(items: list[Any], *, arrow: bool = True) -> tuple[str, bytes]
     return "arrow", sink.getvalue().to_pybytes()
 
 
-def unpacked_objects(form: str, content: bytes, *, trusted: bool = True) -> list[Any]:
+def unpacked_objects(
+    form: str, content: bytes, *, trusted: bool = True, most_values: int | None = None
+) -> list[Any]:
     """The objects again.
 
     Args:
         form: The form they are in.
         content: The bytes.
         trusted: Whether they were packed by Kindler. Arrow's bytes of others are not read.
+        most_values: How many values they may be together; None for any number.
 
     Raises:
         ValueError: They are not of that form.
     """
+    if most_values is not None and form in ("json", "floats"):
+        received.check_json(content, most_values)
     if form == "json":
         items = orjson.loads(content)
     elif form == "floats":
@@ -168,7 +186,7 @@ def unpacked_objects(form: str, content: bytes, *, trusted: bool = True) -> list
     elif form == "bytes":
         items = _sliced(content)
     elif form == "arrow" and trusted:
-        items = pa.ipc.open_stream(content).read_all()[0].to_pylist()
+        items = received.arrow_table(content)[0].to_pylist()
     else:
         raise ValueError(f"no form of objects: {form[:80]!r}")
     if not isinstance(items, list):
@@ -215,7 +233,8 @@ def _packed(array: Array) -> tuple[str, Any]:
     return packed_objects(array.ravel().tolist())
 
 
-def _unpacked(form: str, buffer: bytes) -> Array:
-    if form not in _OBJECTS:
-        return np.frombuffer(buffer, np.dtype(form))
-    return array_of(unpacked_objects(form, buffer))
+def _unpacked(form: Any, buffer: bytes, shape: Any, most_values: int) -> Array:
+    if form not in OBJECTS:
+        return received.array(buffer, form, shape)
+    items = unpacked_objects(form, buffer, most_values=most_values)
+    return array_of(items).reshape(received.shape(shape))

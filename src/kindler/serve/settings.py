@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 
+from kindler.engine.cores import half_of_memory
 from kindler.engine.gpus import is_device
 from kindler.errors import ConfigError
 
@@ -15,26 +14,6 @@ __all__ = ["ServeSettings"]
 
 _LEVELS = ("debug", "info", "warning", "error")
 _LEAST = {"refresh_s": 0, "task_result_s": 0, "drain_s": 0, "timeout_s": 1e-3, "load_s": 1e-3}
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
-
-
-def half_of_memory(limits: Sequence[str] = _LIMITS) -> int:
-    """Half of what the machine, or the container that this is, has.
-
-    Args:
-        limits: Files that hold a number of bytes, or something else if there is no limit.
-    """
-    sizes = []
-    try:
-        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (ValueError, OSError):
-        sizes.append(8 << 30)
-    for path in limits:
-        try:
-            sizes.append(int(Path(path).read_text()))
-        except (ValueError, OSError):
-            pass
-    return min(sizes) // 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

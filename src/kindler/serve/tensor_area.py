@@ -11,17 +11,18 @@ import fcntl
 import math
 import mmap
 import os
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import orjson
 
+from kindler.data import received
 from kindler.models.signature import Array, Arrays
-from kindler.serve.request_codec import array_of, packed_objects, unpacked_objects
+from kindler.serve.request_codec import OBJECTS, array_of, packed_objects, unpacked_objects
 
 __all__ = ["Area", "Layout", "Parts", "layout", "read_arrays", "write_header"]
 
@@ -30,8 +31,8 @@ Entry: TypeAlias = list[Any]  # name, form, shape, offset, bytes
 
 _ALIGNED = 64
 _MOST_ARRAYS = 100_000
-_NUMBERS = re.compile(r"[<>|=]?[biufcSU]\d{1,9}|[<>|=]?[mM]8(\[\w{1,8}\])?")
 _SEALS = 0x0001 | 0x0002 | 0x0004  # no other seals, no shrinking, no growing
+_NO_SHRINKING = 0x0002
 _ADD_SEALS = 1033
 
 
@@ -50,8 +51,11 @@ class Area:
         self.memory = mmap.mmap(fd, size)
 
     @classmethod
-    def create(cls, size: int) -> Area:
-        """A new one, of zeros that take no memory before they are written."""
+    def create(cls, size: int, *, sealed: bool = True) -> Area:
+        """A new one, of zeros that take no memory before they are written.
+
+        Without `sealed` it can be emptied: for what the server writes, and never reads.
+        """
         if not hasattr(os, "memfd_create"):
             with tempfile.TemporaryFile(prefix="kindler-area-") as file:
                 file.truncate(size)
@@ -59,15 +63,28 @@ class Area:
         fd = os.memfd_create("kindler", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
-            fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+            fcntl.fcntl(fd, _ADD_SEALS, _SEALS if sealed else _SEALS & ~_NO_SHRINKING)
             return cls(fd, size)
         except BaseException:
             os.close(fd)
             raise
 
-    def close(self) -> None:
-        """Let go of it. Arrays that lie in it keep the memory as long as they live."""
+    @property
+    def used_bytes(self) -> int:
+        """What it takes of the machine's memory, whoever wrote there."""
+        return os.fstat(self.fd).st_blocks * 512 if self.fd >= 0 else 0
+
+    def clear(self) -> None:
+        """Give the memory back; it is all zeros again."""
+        with suppress(OSError, ValueError, AttributeError):  # a system that cannot, or it is closed
+            self.memory.madvise(mmap.MADV_REMOVE)
+
+    def close(self, *, empty: bool = False) -> None:
+        """Let go of it. Arrays that lie in it keep the memory as long as they live; `empty` takes it away
+        from whoever else has the area, too."""
         if self.fd >= 0:
+            if empty:
+                os.ftruncate(self.fd, 0)
             os.close(self.fd)
             self.fd = -1
         try:
@@ -147,7 +164,7 @@ def read_arrays(memory: mmap.mmap, entries: Any, *, copy: bool, trusted: bool) -
     Args:
         memory: Its bytes.
         entries: What was told of them.
-        copy: Whether they are copied, or stay where they are.
+        copy: Whether they are copied, or stay where they are; those of strangers always are.
         trusted: Whether the other side is ours.
 
     Raises:
@@ -155,27 +172,39 @@ def read_arrays(memory: mmap.mmap, entries: Any, *, copy: bool, trusted: bool) -
     """
     if not isinstance(entries, list) or len(entries) > _MOST_ARRAYS:
         raise ValueError("no list of arrays")
-    if not trusted and sum(entry[4] for entry in entries) > len(memory):
-        raise ValueError("arrays that lie on one another")
+    if not trusted:
+        _check(entries, len(memory))
     found: Arrays = {}
-    for entry in entries:
-        name, form, shape, offset, size = entry
-        whole = all(type(n) is int and n >= 0 for n in (*shape, offset, size))
-        if type(name) is not str or type(form) is not str or not whole or offset + size > len(memory):
-            raise ValueError(f"no array: {str(entry)[:200]}")
-        count = math.prod(shape)
-        if _NUMBERS.fullmatch(form):
-            dtype = np.dtype(form)
-            if count * dtype.itemsize != size:
-                raise ValueError(f"an array of {size} bytes: {str(entry)[:200]}")
-            array = np.frombuffer(memory, dtype, count, offset)
-            found[name] = (array.copy() if copy else array).reshape(shape)
-            continue
-        items = unpacked_objects(form, memory[offset : offset + size], trusted=trusted)
-        if len(items) != count:
-            raise ValueError(f"an array of {len(items)} objects: {str(entry)[:200]}")
-        found[name] = array_of(items).reshape(shape)
+    for name, form, shape, offset, size in entries:
+        if form in OBJECTS:
+            content, most = memory[offset : offset + size], None if trusted else received.MOST_VALUES
+            items = unpacked_objects(form, content, trusted=trusted, most_values=most)
+            if len(items) != math.prod(shape):
+                raise ValueError(f"an array of {len(items)} objects and shape {shape}")
+            found[name] = array_of(items).reshape(shape)
+        elif trusted:
+            array = np.frombuffer(memory, form, math.prod(shape), offset).reshape(shape)
+            found[name] = array.copy() if copy else array
+        else:
+            with memoryview(memory) as bytes_, bytes_[offset : offset + size] as part:
+                found[name] = received.array(part, form, shape)
     return found
+
+
+def _check(entries: list[Any], room: int) -> None:
+    """That what was told of arrays can be, before anything of it is copied."""
+    taken = 0
+    for entry in entries:
+        if not isinstance(entry, list) or len(entry) != 5:
+            raise ValueError("no array")
+        name, form, shape, offset, size = entry
+        received.shape(shape)
+        whole = all(type(n) is int and 0 <= n <= room for n in (offset, size))
+        if type(name) is not str or type(form) is not str or not whole or offset + size > room:
+            raise ValueError(f"no array: {str(entry)[:200]}")
+        taken += size
+    if taken > room:
+        raise ValueError("arrays that lie on one another")
 
 
 def write_header(memory: mmap.mmap, value: Any, at: int = 0) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed
 
-from kindler.errors import SyncError
+from kindler.errors import SyncError, fresh
 from kindler.sync.arrays_torch import TORCH
 from kindler.sync.ring import Ring, neighbours
 from kindler.sync.wait_clock import Waiting
@@ -110,7 +110,7 @@ class _Job:
         """Make the call, unless an earlier one has failed; how it failed."""
         try:
             if broken is not None:
-                raise broken
+                raise fresh(broken, traces=True)
             self._call()
         except BaseException as exc:  # noqa: BLE001 - raised again where it is waited for
             self._error = exc
@@ -122,7 +122,7 @@ class _Job:
             with self._waiting:
                 self._over.wait()  # every hop of the ring has a limit of its own
         if self._error is not None:
-            raise self._error
+            raise fresh(self._error, traces=True)
 
 
 class _RingNetwork:

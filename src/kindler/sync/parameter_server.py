@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kindler.collective import Array
+from kindler.errors import fresh
 from kindler.sync.flat_buffer import FlatLayout
 from kindler.sync.server_wire import (
     Header,
@@ -109,7 +110,7 @@ class ParameterServer:
     def check(self) -> None:
         """Raise what went wrong on any connection's thread: an update that failed fails the run."""
         if self._failure is not None:
-            raise self._failure
+            raise fresh(self._failure, traces=True)
 
     def serve(self, rank: int, sock: socket.socket) -> None:
         """Answer one worker until it hangs up."""

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 # Each of these is tried twice: before, where it works, and inside.
 _PROGRAM = r"""
-import ctypes, json, os, resource, signal, socket, sys, threading, time
+import ctypes, fcntl, json, mmap, os, resource, signal, socket, struct, sys, threading, time
 from pathlib import Path
 
 own, secret, parent = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
@@ -36,6 +36,10 @@ def child():
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
+
+mine, theirs = socket.socketpair()
+private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+at, files = struct.pack("i", parent), resource.RLIMIT_NOFILE
 
 def linked():
     (own / "link").unlink(missing_ok=True)
@@ -64,9 +68,36 @@ ATTACKS = {
     "raise its limits": lambda: resource.setrlimit(resource.RLIMIT_NICE, (0, 0)),
     "use io_uring": lambda: call(425, 1, ctypes.byref((ctypes.c_uint64 * 32)())),
     "make shared memory": lambda: os.close(os.memfd_create("x")),
+    "map memory that is shared": lambda: mmap.mmap(-1, 4096).close(),
+    "map memory that is shared and checked": lambda: mmap.mmap(-1, 4096, flags=0x20 | 0x03).close(),
+    "map memory as a stack": lambda: mmap.mmap(-1, 4096, flags=private | 0x100).close(),
+    "share zeros": lambda: os.close(os.open("/dev/zero", os.O_RDONLY)),
+    "own signals by FIOSETOWN": lambda: fcntl.ioctl(mine, 0x8901, at),
+    "own signals by SIOCSPGRP": lambda: fcntl.ioctl(mine, 0x8902, at),
+    "own signals by F_SETOWN": lambda: fcntl.fcntl(mine, fcntl.F_SETOWN, parent),
+    "own signals by F_SETOWN_EX": lambda: fcntl.fcntl(mine, 15, struct.pack("ii", 1, parent)),
+    "choose a signal": lambda: fcntl.fcntl(mine, fcntl.F_SETSIG, signal.SIGURG),
+    "be signalled at all": lambda: fcntl.ioctl(mine, 0x5452, struct.pack("i", 1)),
+    "lease its file": lambda: fcntl.fcntl(os.open(own / "other", 0), fcntl.F_SETLEASE, fcntl.F_RDLCK),
+    "move its parent": lambda: os.sched_setaffinity(parent, os.sched_getaffinity(0)),
+    "schedule its parent": lambda: os.sched_setscheduler(parent, os.SCHED_OTHER, os.sched_param(0)),
+    "slow its parent down": lambda: os.setpriority(os.PRIO_PROCESS, parent, 0),
+    "look at its parent's limits": lambda: resource.prlimit(parent, files),
+    "limit its parent": lambda: resource.prlimit(parent, files, resource.getrlimit(files)),
+    "get hold of its parent": lambda: os.close(os.pidfd_open(parent)),
 }
-if os.uname().machine == "x86_64":
-    ATTACKS["read the memory of another"] = lambda: call(310, parent, 0, 0, 0, 0, 0)
+# Calls by which one process acts on another; whatever they would answer, they are not made.
+RAW = {
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
+    "perf_event_open": (298, 241), "migrate_pages": (256, 238), "move_pages": (279, 239), "tkill": (200, 130),
+    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
+    "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "process_mrelease": (448, 448),
+    "get_robust_list": (274, 100), "sched_setattr": (314, 274), "sched_setparam": (142, 118),
+    "ioprio_set": (251, 30), "setpgid": (109, 154), "shmget": (29, 194), "msgget": (68, 186),
+    "semget": (64, 190), "userfaultfd": (323, 282), "setns": (308, 268), "unshare": (272, 97),
+    "bpf": (321, 280), "keyctl": (250, 219), "ftruncate": (77, 46), "memfd_create": (319, 279),
+}
+column = ("x86_64", "aarch64").index(os.uname().machine)
 
 def tried():
     found = {}
@@ -84,8 +115,14 @@ pair = socket.socketpair()
 numbers = [held, *(end.fileno() for end in pair)]
 kept = [(os.fstat(fd).st_dev, os.fstat(fd).st_ino) for fd in numbers]
 from kindler import jail
-jail.enter([own])
+jail.enter([own], keep=(mine.fileno(),))
 inside = tried()
+made = []
+for name, numbers in RAW.items():
+    if libc.syscall(numbers[column], -1, -1, -1, -1, -1, -1) >= 0 or ctypes.get_errno() != 1:
+        made.append(name)
+for pid in (0, os.getpid()):  # itself it may move
+    os.sched_setaffinity(pid, os.sched_getaffinity(0))
 computed = []
 thread = threading.Thread(target=lambda: computed.append(sum(range(10))))
 thread.start()
@@ -98,7 +135,8 @@ def is_still_there(fd):
         return False
 closed = not any(map(is_still_there, numbers))
 print(json.dumps({
-    "before": before, "inside": inside, "own": (own / "model").read_text(), "computed": computed,
+    "before": before, "inside": inside, "made": made, "computed": computed,
+    "own": (own / "model").read_text(),
     "sum": int(numpy.arange(4).sum()), "environment": sorted(os.environ), "closed": closed,
     "core": resource.getrlimit(resource.RLIMIT_CORE), "files": resource.getrlimit(resource.RLIMIT_FSIZE),
 }))
@@ -133,7 +171,11 @@ def test_nothing_that_leads_out_can_be_done_inside(found: dict[str, Any]) -> Non
     assert {"read a file", "open a socket", "start a process", "run a program", "signal its parent"} <= {
         *worked
     }
-    assert len(worked) > 15
+    assert len(worked) > 30
+
+
+def test_no_call_that_acts_on_other_processes_is_made_inside(found: dict[str, Any]) -> None:
+    assert found["made"] == []
 
 
 def test_its_own_files_and_libraries_can_be_read_and_it_can_compute(found: dict[str, Any]) -> None:
@@ -171,3 +213,65 @@ def test_the_folder_that_a_program_was_started_in_is_no_library(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), ".", "", str(ROOT / "src")]))
     assert tmp_path not in jail.libraries()
     assert ROOT / "src" in jail.libraries()
+
+
+_GREEDY = r"""
+import ctypes, mmap, os, sys, threading
+from kindler import jail
+jail.limit(1 << 30)
+jail.enter([])
+def pages():
+    # Nothing is written, so no limit counts it; the tables of pages are there all the same.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
+    for _ in range(20):
+        memory = mmap.mmap(-1, 4 << 30, flags=flags, prot=mmap.PROT_READ)
+        held.append(memory)
+        for at in range(0, len(memory), 2 << 20):
+            memory[at]
+def threads():
+    for _ in range(jail.MOST_THREADS + 1):
+        threading.Thread(target=stop.wait, daemon=True).start()
+stop, held = threading.Event(), []
+threading.stack_size(1 << 16)
+{"pages": pages, "threads": threads}[sys.argv[1]]()
+print("now", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("what", "told"), [("pages", "bytes in memory"), ("threads", "threads")])
+def test_what_no_limit_of_the_kernel_counts_is_seen_from_outside(what: str, told: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _GREEDY, what],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "now\n"
+        most = 150 << 20 if what == "pages" else 1 << 30
+        found = jail.excess(process.pid, most, threads=jail.MOST_THREADS)
+        assert told in str(found)
+        assert jail.excess(process.pid, 1 << 40) is None
+        assert "bytes in memory" in str(jail.excess(process.pid, 1 << 32, shared_bytes=1 << 32))
+        process.kill()
+
+
+def test_addresses_cannot_be_taken_without_end() -> None:
+    program = (
+        "import mmap, kindler.jail\n"
+        "kindler.jail.limit(1 << 30); kindler.jail.enter([])\n"
+        "flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000\n"
+        "try:\n    mmap.mmap(-1, 1 << 40, flags=flags, prot=mmap.PROT_READ)\n"
+        "except (OSError, MemoryError) as exc:\n    print(exc)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert "allocate memory" in said

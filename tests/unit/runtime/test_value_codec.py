@@ -180,3 +180,75 @@ def test_lists_that_are_larger_than_a_frames_header_travel_in_a_buffer() -> None
     assert travelled(value) == value
     with pytest.raises(FrameError, match="malformed value"):
         value_codec.decode({"$": "json", "buffer": 0}, [b"["])
+
+
+def _lying(table: pa.Table, old: bytes, new: bytes) -> tuple[Any, list[bytes]]:
+    """A value as a process that lies about its table would send it."""
+    tree, (content,) = value_codec.encode(table)
+    assert content.count(old) == 1
+    return tree, [content.replace(old, new)]
+
+
+OFFSETS = np.array([0, 3, 6, 9], "<i4").tobytes()
+
+
+@pytest.mark.parametrize("form", ["table", "frame", "series", "objects"])
+@pytest.mark.parametrize(
+    "offsets",
+    [[0, 3, 6, 1 << 30], [0, -(1 << 30), 6, 9], [0, 1 << 30, 6, 9]],
+    ids=["last", "below", "amid"],
+)
+def test_offsets_of_a_table_that_lead_out_of_it_are_not_followed(form: str, offsets: list[int]) -> None:
+    table = pa.table({"values": ["abc", "def", "ghi"]})
+    tree, buffers = _lying(table, OFFSETS, np.array(offsets, "<i4").tobytes())
+    with pytest.raises(FrameError, match="malformed value"):
+        value_codec.decode({**tree, "$": form, "shape": [3]}, buffers)
+
+
+def test_codes_of_a_category_that_is_not_there_are_not_followed() -> None:
+    codes = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0, 1], pa.int64()), pa.array(["a", "b"]))
+    old, new = (np.array(values, "<i8").tobytes() for values in ([0, 1, 0, 1], [0, 1, 1 << 40, 1]))
+    with pytest.raises(FrameError, match="malformed value"):
+        value_codec.decode(*_lying(pa.table({"values": codes}), old, new))
+
+
+def test_compressed_tables_and_those_whose_columns_are_views_are_not_unpacked() -> None:
+    sink = pa.BufferOutputStream()
+    table = pa.table({"values": np.zeros(1 << 20)})
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    with pytest.raises(FrameError, match="compressed"):
+        value_codec.decode({"$": "table", "buffer": 0}, [sink.getvalue().to_pybytes()])
+    views = pa.table({"values": pa.array(["a" * 20]).cast(pa.string_view())})
+    assert travelled(views).column("values").to_pylist() == ["a" * 20]  # its sender has none of its own
+
+
+@pytest.mark.parametrize(
+    ("tree", "buffers", "told"),
+    [
+        ({"$": "array", "dtype": "<f8", "shape": [1] * 120_000, "buffer": 0}, [bytes(8)], "dimensions"),
+        ({"$": "array", "dtype": "<f8", "shape": [-1], "buffer": 0}, [bytes(8)], "no shape"),
+        ({"$": "array", "dtype": "S0", "shape": [1 << 60], "buffer": 0}, [b""], "in 0 bytes"),
+        ({"$": "array", "dtype": "i4," * 100_000, "shape": [1], "buffer": 0}, [bytes(8)], "not allowed"),
+        ({"$": "json", "buffer": 0}, [b"[" + b"{}," * 20_000_000 + b"0]"], "more than 4194304 values"),
+        ([{"$": "bytes", "buffer": 0}] * 2, [bytes(8)], "buffer 0 twice"),
+        ([{"$": "version", "name": "x", "number": 1}] * 1001, [], "more than 1000 versions"),
+    ],
+    ids=["dimensions", "sizes", "nothing", "dtypes", "values", "copies", "versions"],
+)
+def test_a_value_is_no_larger_than_its_bytes(tree: Any, buffers: list[bytes], told: str) -> None:
+    with pytest.raises(FrameError, match=told):
+        value_codec.decode(tree, buffers)
+
+
+def test_text_with_many_commas_is_one_value() -> None:
+    text = ['a, b: [c] {d} \\" ' * 1_000_000]
+    assert travelled(text) == text
+
+
+def test_an_error_that_a_process_makes_up_is_still_an_error() -> None:
+    nonsense = {"types": 1, "own": [], "message": [], "fields": {"a": "(" * 9999}}
+    frame = Report("failed", error=nonsense).frame("")
+    assert "[]" in str(Report.read(frame)[1].exception())
+    with pytest.raises(FrameError, match="an error of a task that is none"):
+        Report.read(Report("failed", error=["x"]).frame(""))  # type: ignore[arg-type]

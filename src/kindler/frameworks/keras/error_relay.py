@@ -32,6 +32,7 @@ class HostCode:
         try:
             yield
         except Exception:
-            if self._error is None:
+            error, self._error = self._error, None  # what fails later has a reason of its own
+            if error is None:
                 raise
-            raise self._error from None
+            raise error from None

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.csv
 
 from kindler.data.arrow import stream
+from kindler.data.received import MOST_COLUMNS
 from kindler.errors import DataError, first_line
 from kindler.models import arrow_columns
 from kindler.models.signature import Array
 from kindler.serve.http_errors import Problem
-from kindler.serve.protocols.arrow import MOST_COLUMNS, read_arrow, read_parquet
+from kindler.serve.protocols.arrow import read_arrow, read_parquet
 from kindler.serve.protocols.values import as_object, as_tensor, loads
 from kindler.serve.requests import Answer
 
