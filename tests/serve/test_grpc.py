@@ -14,10 +14,11 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from kindler import Omega
-from kindler.serve.grpc_api.messages import HEALTH, INFERENCE, descriptors, message, methods
+from kindler.serve.grpc_api.messages import INFERENCE, descriptors, message, methods
 from kindler.serve.grpc_api.tensors import InferMessage, request_from
 from kindler.serve.http_errors import Problem
 from kindler.serve.requests import InferRequest
@@ -159,11 +160,11 @@ def test_errors_have_grpc_codes_and_the_request_id(served: Served) -> None:
         assert called("ModelInfer", large).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert called("TraceSetting", infer()).code() == grpc.StatusCode.UNIMPLEMENTED
         health = channel.unary_unary(
-            f"/{HEALTH}/Check",
+            "/grpc.health.v1.Health/Check",
             request_serializer=lambda m: m.SerializeToString(),
-            response_deserializer=message("grpc.health.v1.HealthCheckResponse").FromString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
-        assert health(message("grpc.health.v1.HealthCheckRequest")(), timeout=30).status == 1
+        assert health(health_pb2.HealthCheckRequest(), timeout=30).status == 1
 
 
 def test_every_message_has_the_numbers_and_types_of_the_official_protocol() -> None:
