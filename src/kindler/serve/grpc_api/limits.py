@@ -9,8 +9,7 @@ import asyncio
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from kindler.serve.http_errors import Problem
@@ -59,15 +58,6 @@ class Shares:
                 del self._taken[client]
 
         return give_back
-
-    @contextmanager
-    def taken(self, client: Hashable, amount: int) -> Iterator[None]:
-        """Take some for a while; see `take`."""
-        give_back = self.take(client, amount)
-        try:
-            yield
-        finally:
-            give_back()
 
 
 @dataclass(eq=False, slots=True)

@@ -74,6 +74,7 @@ _CODES = {
     503: _Code.UNAVAILABLE,
 }
 
+_Refusal: TypeAlias = tuple[Problem, float] | BaseException  # what to say after how long, or what to raise
 Answer: TypeAlias = Callable[["_Call", Any], Awaitable[Any]]
 
 
@@ -99,7 +100,7 @@ class _Method:
 class _Call:
     """One call: its headers, its key and what it holds until it is over."""
 
-    __slots__ = ("_releases", "bucket", "context", "entry", "headers", "key", "peer", "until")
+    __slots__ = ("_ending", "_releases", "bucket", "context", "entry", "headers", "key", "peer", "until")
 
     def __init__(self, context: Any, name: str) -> None:
         self.context = context
@@ -111,7 +112,11 @@ class _Call:
         self.entry = _entry(self, name)
         self.bucket = self.entry.bucket
         self._releases: list[Callable[[], None]] = []
-        context.add_done_callback(self._over)
+        # Not the context's own callbacks: with one, it would be kept, and what it has not sent, until Python
+        # looks for garbage.
+        running = asyncio.current_task()
+        assert running is not None
+        running.add_done_callback(self._over)
         context.set_trailing_metadata(((REQUEST_ID, self.entry.id),))
 
     @property
@@ -123,23 +128,28 @@ class _Call:
         """It holds something until its answer was sent."""
         self._releases.append(give_back)
 
-    def let_go(self) -> None:
-        """Give back what it holds."""
-        while self._releases:
+    def let_go(self, *, keep: int = 0) -> None:
+        """Give back what it holds, but for the first of it."""
+        while len(self._releases) > keep:
             self._releases.pop()()
 
     def end(self, problem: Problem) -> None:
         """End it while it waits for something."""
         self.entry.status = problem.status
-        task = asyncio.get_running_loop().create_task(self.refuse(problem))
-        task.add_done_callback(lambda done: done.exception())  # that it was ended
+        self._ending = asyncio.get_running_loop().create_task(self.refuse(problem))
 
-    async def refuse(self, problem: Problem) -> None:
-        """End it with an error; raises."""
+    async def refuse(self, problem: Problem) -> BaseException:
+        """End it with an error; what then has to be raised."""
         more = [(key, value) for key, value in problem.headers.items() if key == "retry-after"]
         trailing = ((REQUEST_ID, self.entry.id), *more)
         code = _CODES.get(problem.status, _Code.INTERNAL)
-        await self.context.abort(code, problem.message[:_MOST_TEXT], trailing)
+        try:
+            await self.context.abort(code, problem.message[:_MOST_TEXT], trailing)
+        except grpc.aio.AbortError as exc:
+            return exc.with_traceback(None)  # the context has it, and its frames have the context
+        except grpc.aio.BaseError:
+            pass  # grpcio has ended the call itself: its message was too large, or its client has gone
+        return asyncio.CancelledError()
 
     def check(self, name: str) -> None:
         """Check that the key is for a model."""
@@ -219,24 +229,28 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Answer a call of one message."""
         started = time.perf_counter()
         call = _Call(context, method.name)
-        entry = call.entry
         try:
-            await self._admit(call, method.wanted)
-            sent = None if method.taken is None else await self._sent(call, method)
-            assert method.answer is not None
-            reply = await method.answer(call, sent)
-            answer = await _packed(method.given(**reply) if isinstance(reply, dict) else reply)
-            if len(answer) > _SMALL_BYTES:
-                call.holds(self._answers.take(call.client, len(answer)))
-            entry.status, entry.bytes_out = 200, len(answer)
-            return answer
+            return await self._answered(call, method)
         except asyncio.CancelledError:
-            entry.status = 499
+            call.entry.status = 499
             raise
         except Exception as exc:  # noqa: BLE001 - the edge: whatever happened, the client is told
-            raise await self._refused(call, exc, started) from None
+            refusal = self._refusal(call, exc, started)
         finally:
-            self._front.note(entry, time.perf_counter() - started)
+            if call.entry.status:
+                self._front.note(call.entry, time.perf_counter() - started)
+        error = await self._refused(call, refusal)
+        del call, context, _  # the context has the error, whose frame this is
+        raise error
+
+    async def _answered(self, call: _Call, method: _Method) -> bytes:
+        await self._admit(call, method.wanted)
+        sent = None if method.taken is None else await self._sent(call, method)
+        assert method.answer is not None
+        reply = await method.answer(call, sent)
+        answer = await _packed(method.given(**reply) if isinstance(reply, dict) else reply)
+        call.entry.status, call.entry.bytes_out = 200, len(answer)
+        return answer
 
     async def _stream(self, method: _Method, _: Any, context: Any) -> None:
         """Answer a call of many messages; each prediction is noted by itself."""
@@ -246,32 +260,36 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             await self._admit(call, method.wanted)
             assert method.answer is not None
             await method.answer(call, None)
-        except asyncio.CancelledError:
-            raise  # its client has gone
+            return
         except Exception as exc:  # noqa: BLE001 - the edge: whatever happened, the client is told
-            error = await self._refused(call, exc, started)
-            self._front.note(call.entry, time.perf_counter() - started)
-            raise error from None
+            refusal = self._refusal(call, exc, started)
+            if call.entry.status:
+                self._front.note(call.entry, time.perf_counter() - started)
+        error = await self._refused(call, refusal)
+        del call, context, _
+        raise error
 
-    async def _refused(self, call: _Call, error: Exception, started: float) -> BaseException:
-        """Tell the client of an error; what then has to be raised."""
-        if isinstance(error, grpc.aio.AbortError):  # it was told already
-            return error
-        if not isinstance(error, grpc.aio.BaseError):
-            problem = self._front.problem_of(error, call.entry)
-            call.entry.status = problem.status
-            call.let_go()
-            seconds = time.perf_counter() - started
-            await asyncio.sleep(self._front.bodies.pause_after(error, call.entry.bytes_in, seconds))
-            try:
-                await call.refuse(problem)
-            except grpc.aio.AbortError as exc:
-                return exc
-            except grpc.aio.BaseError:
-                pass
-        # grpcio has ended the call itself: the message was too large, or the client has gone.
-        call.entry.status = 413 if call.entry.status == 400 else 499
-        return asyncio.CancelledError()
+    def _refusal(self, call: _Call, error: Exception, started: float) -> _Refusal:
+        """What to do about an error. Without the error itself, which holds all that the call has read."""
+        if isinstance(error, grpc.aio.AbortError):  # the client was told
+            return error.with_traceback(None)
+        if isinstance(error, grpc.aio.BaseError):  # the client has gone
+            call.entry.status = 499
+            return asyncio.CancelledError()
+        problem = self._front.problem_of(error, call.entry)
+        call.entry.status = problem.status
+        call.let_go()
+        seconds = time.perf_counter() - started
+        pause_s = self._front.bodies.pause_after(error, call.entry.bytes_in, seconds)
+        return Problem(problem.status, problem.message, problem.headers), pause_s
+
+    async def _refused(self, call: _Call, refusal: _Refusal) -> BaseException:
+        """Tell the client; what then has to be raised."""
+        if not isinstance(refusal, tuple):
+            return refusal
+        problem, pause_s = refusal
+        await asyncio.sleep(pause_s)
+        return await call.refuse(problem)
 
     async def _admit(self, call: _Call, wanted: Wanted) -> None:
         call.holds(self._lobby.take(call.peer))
@@ -313,9 +331,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
                 call.key = await self._front.gate.admit(call.headers, PREDICTS)  # it may have been removed
                 entry.key = None if call.key is None else call.key.id
                 packed = await _packed(reply(infer_response=await self._infer(call, content)))
-                with self._answers.taken(call.client, len(packed)):
-                    entry.status, entry.bytes_out = 200, len(packed)
-                    await call.context.write(packed)
+                entry.status, entry.bytes_out = 200, len(packed)
+                await call.context.write(packed)
             except grpc.aio.BaseError:
                 raise  # its client has gone
             except Exception as exc:  # noqa: BLE001 - the edge: whatever happened, the client is told
@@ -327,6 +344,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
                 await asyncio.sleep(self._front.bodies.pause_after(exc, len(content), seconds))
                 await call.context.write(answer.SerializeToString())
             finally:
+                call.let_go(keep=1)  # its place among the calls
                 if entry.status:
                     self._front.note(entry, time.perf_counter() - started)
 
@@ -466,7 +484,10 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         name = (call.bucket, told.model_name, told.model_version or None)
         answer, request = await self._front.infer(name, decode, call.headers, call.entry)
-        if sum(array.nbytes for array in answer.outputs.values()) > _LARGE_BYTES:
+        size = sum(array.nbytes for array in answer.outputs.values())
+        if size > _SMALL_BYTES:
+            call.holds(self._answers.take(call.client, size))
+        if size > _LARGE_BYTES:
             return await asyncio.to_thread(response_to, answer, request)
         return response_to(answer, request)
 
