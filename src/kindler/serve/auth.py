@@ -1,7 +1,7 @@
 """Authorization: the scopes that routes declare, and the API key of a request.
 
-A server on a loopback address is open while its store has never had keys, but only under a loopback host name,
-and not for pages of other sites, which a browser on this machine could otherwise send to it.
+A server on a loopback address is open while its store has never had keys, but only under a loopback host
+name, and not for pages of other sites, which a browser on this machine could otherwise send to it.
 """
 
 from __future__ import annotations
