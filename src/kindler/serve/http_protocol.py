@@ -18,7 +18,7 @@ _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
 class _Transport:
-    """A transport that drops what is for a client that has gone; uvloop's raises before uvicorn knows of it."""
+    """A transport that drops what is for a client that has gone; uvloop's raises before uvicorn knows it."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
