@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ from typing import Any
 import grpc
 import httpx
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from kindler import Omega
-from kindler.serve.grpc_api.messages import HEALTH, INFERENCE, descriptors, message, methods
+from kindler.serve.grpc_api.messages import INFERENCE, descriptors, message, methods
 from kindler.serve.grpc_api.tensors import InferMessage, request_from
 from kindler.serve.http_errors import Problem
 from kindler.serve.requests import InferRequest
@@ -159,11 +163,11 @@ def test_errors_have_grpc_codes_and_the_request_id(served: Served) -> None:
         assert called("ModelInfer", large).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert called("TraceSetting", infer()).code() == grpc.StatusCode.UNIMPLEMENTED
         health = channel.unary_unary(
-            f"/{HEALTH}/Check",
+            "/grpc.health.v1.Health/Check",
             request_serializer=lambda m: m.SerializeToString(),
-            response_deserializer=message("grpc.health.v1.HealthCheckResponse").FromString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
-        assert health(message("grpc.health.v1.HealthCheckRequest")(), timeout=30).status == 1
+        assert health(health_pb2.HealthCheckRequest(), timeout=30).status == 1
 
 
 def test_every_message_has_the_numbers_and_types_of_the_official_protocol() -> None:
@@ -287,3 +291,101 @@ def test_calls_need_keys_and_keys_hold_for_their_models_only(tmp_path: Path) -> 
         client.unload_model("team/net", headers={"x-api-key": admin})
         assert asked("net", admin) == 1.0
         assert served.stop() == 0
+
+
+def test_raw_tensors_are_taken_out_of_a_message_and_the_rest_is_what_it_was() -> None:
+    made = message("inference.ModelInferRequest")(model_name="net", id="7")
+    made.inputs.add(name="x", datatype="FP32", shape=[1]).parameters["a"].int64_param = 1 << 40
+    made.raw_input_contents.extend([b"1234", b"", b"x" * 300])
+    sent = InferMessage(made.SerializeToString())
+    assert [bytes(one) for one in sent.raw] == list(made.raw_input_contents)
+    del made.raw_input_contents[:]
+    assert sent.parsed() == made
+    assert (sent.without_tensors().id, len(sent.without_tensors().inputs)) == ("7", 0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x3a\x05abc",
+        b"\x3a",
+        b"\x0b",
+        b"\xff" * 20,
+        b"\x08" + b"\xff" * 20,
+        b"\x2a\x00" * 20_000,
+        b"\x0a\x01\xff",
+    ],
+)
+def test_bytes_that_are_no_message_are_a_problem_of_the_sender(content: bytes) -> None:
+    with pytest.raises(Problem, match="cannot be read"):
+        InferMessage(content).parsed()
+
+
+def test_a_message_of_many_small_tensors_is_read_and_one_of_empty_fields_is_not() -> None:
+    made = message("inference.ModelInferRequest")(model_name="net")
+    for i in range(2000):
+        made.inputs.add(name=f"{i}", datatype="BOOL", shape=[1])
+        made.raw_input_contents.append(b"1")
+    assert len(InferMessage(made.SerializeToString()).raw) == 2000
+    for field in (b"\x2a\x00", b"\x3a\x00"):
+        with pytest.raises(Problem, match="256 fields in its first 512 bytes"):
+            InferMessage(field * 300)
+
+
+def test_large_messages_packed_ones_and_large_answers_pass(served: Served) -> None:
+    rows = np.random.default_rng(0).normal(size=(40_000, 3))
+    made = message("inference.ModelInferRequest")(model_name="net")
+    made.inputs.add(name="x", datatype="FP64", shape=rows.shape)
+    made.raw_input_contents.append(rows.tobytes())
+    for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate):
+        with grpc.insecure_channel(served.grpc, compression=compression) as channel:
+            call = channel.unary_unary(
+                f"/{INFERENCE}/ModelInfer",
+                request_serializer=lambda m: m.SerializeToString(),
+                response_deserializer=message("inference.ModelInferResponse").FromString,
+            )
+            reply = call(made, timeout=60)
+        assert np.allclose(np.frombuffer(reply.raw_output_contents[0]), expected(rows))
+
+
+def test_messages_that_become_much_larger_are_read_elsewhere_or_refused(served: Served) -> None:
+    server = psutil.Process(served.process.pid)
+    made = message("inference.ModelInferRequest")(model_name="net")
+    tensor = made.inputs.add(name="x", datatype="INT64", shape=[1, 900_000])
+    tensor.contents.int64_contents.extend([1] * 900_000)
+    many = made.SerializeToString()
+    texts = message("inference.ModelInferRequest")(model_name="net")
+    texts.inputs.add(name="x", datatype="BYTES", shape=[1, 200_000])
+    texts.raw_input_contents.append(struct.pack("<I", 0) * 200_000)
+    with grpc.insecure_channel(served.grpc) as channel:
+        call = channel.unary_unary(f"/{INFERENCE}/ModelInfer")
+        with pytest.raises(grpc.RpcError, match="needs inputs"):
+            call(b"\x0a\x03net", timeout=60)  # the model is loaded
+        before = server.memory_info().rss
+        for content, told in [
+            (b"\x0a\x03net" + b"\x2a\x00" * 400_000, "256 fields"),
+            (b"\x0a\x03net" + b"\x2a\x05\x0a\x03abc" * 130_000, "more than"),
+            (b"\x0a\x03net" + b"\x2a\x05\x0a\x03abc" * 9_000, "twice|unknown datatype"),
+            (many, "shape"),
+            (texts.SerializeToString(), "shape|text"),
+        ]:
+            with pytest.raises(grpc.RpcError, match=told) as caught:
+                call(content, timeout=60)
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert server.memory_info().rss - before < 40 << 20
+
+
+def test_health_and_reflection_are_those_of_grpc_itself(served: Served) -> None:
+    with grpc.insecure_channel(served.grpc) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        assert health.Check(health_pb2.HealthCheckRequest(), timeout=30).status == 1
+        assert health.Check(health_pb2.HealthCheckRequest(service=INFERENCE), timeout=30).status == 1
+        with pytest.raises(grpc.RpcError, match="unknown service 'other'"):
+            health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=30)
+        watched = health.Watch(health_pb2.HealthCheckRequest(), timeout=30)
+        assert next(watched).status == 1
+        watched.cancel()
+        known = ProtoReflectionDescriptorDatabase(channel)
+        assert set(known.get_services()) >= {INFERENCE, "grpc.health.v1.Health"}
+        found = known.FindFileContainingSymbol(INFERENCE)
+        assert [service.name for service in found.service] == ["GRPCInferenceService"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ import httpx
 import pytest
 
 from kindler import Omega
-from kindler.serve.auth import is_loopback
+from kindler.serve.auth import Gate, Wanted, is_loopback
+from kindler.serve.http_errors import Problem
 from kindler.serve.stats import Stats
-from kindler.store.keys import Keys
+from kindler.serve.threads import Threads
+from kindler.store.keys import Key, Keys
 from tests.serve.served import command, constant, serving
 
 BODY = {"instances": [[1, 2, 3]]}
@@ -187,3 +190,55 @@ def test_a_store_without_keys_is_served_on_this_machine_only(tmp_path: Path) -> 
 def test_a_server_is_for_this_machine_only_under_its_own_addresses() -> None:
     assert all(is_loopback(host) for host in ("127.0.0.1", "::1", "[::1]", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example"))
+
+
+def gate_of(keys: Keys) -> Gate:
+    return Gate(keys, Threads(1, "test"), local=True)
+
+
+def test_a_store_whose_last_key_was_removed_is_not_open_again(tmp_path: Path) -> None:
+    async def play() -> None:
+        keys = Keys(str(tmp_path / "store"))
+        gate = gate_of(keys)
+        assert await gate.admit({}, Wanted(("admin",))) is None  # it never had one
+        keys.remove(keys.add(["read"])[0].id)
+        for asked in (gate_of(keys), gate):  # one that starts now, and one that was open
+            with pytest.raises(Problem, match="no keys any more: `kindler keys add`") as caught:
+                await anew(asked)
+            assert caught.value.status == 401
+            assert not asked.is_open
+        keys.close()
+
+    async def anew(gate: Gate) -> None:
+        with pytest.raises(Problem, match="unknown or expired"):
+            await gate.admit({"x-api-key": "kdl_0_0"}, Wanted(("admin",)))
+        await gate.admit({}, Wanted(("admin",)))
+
+    asyncio.run(play())
+
+
+class CountedKeys(Keys):
+    reads = 0
+
+    def list(self) -> list[Key]:
+        self.reads += 1
+        return super().list()
+
+
+def test_unknown_keys_cost_few_reads_however_many_there_are(tmp_path: Path) -> None:
+    async def play() -> None:
+        keys = CountedKeys(str(tmp_path / "store"))
+        keys.add(["read"])
+        gate = gate_of(keys)
+
+        async def ask(i: int) -> None:
+            with pytest.raises(Problem, match="unknown or expired"):
+                await gate.admit({"x-api-key": f"kdl_{i:08x}_x"}, Wanted(("read",)))
+
+        await asyncio.gather(*map(ask, range(200)))
+        assert keys.reads <= 3
+        made, token = keys.add(["read"])  # still good from the moment it is made
+        assert await gate.admit({"x-api-key": token}, Wanted(("read",))) == made
+        keys.close()
+
+    asyncio.run(play())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -147,6 +149,25 @@ def test_the_model_that_was_used_least_lately_leaves_when_memory_is_short(om: Om
         assert await value_of(await residents.find(name("net1"))) == 1
 
     assert play(om, scenario, memory_bytes=2 * max(sizes), refresh_s=10_000) == {"loaded": 4}
+
+
+def test_the_model_that_was_used_least_lately_leaves_when_descriptors_are_short(om: Omega) -> None:
+    count = 5
+    for i in range(count):
+        om.models.put(constant(float(i)), f"m{i}")
+
+    async def scenario(residents: Residents) -> None:
+        for i in range(count):
+            await residents.find(name(f"m{i}"))
+        assert residents.at_hand(name("m0")) is None
+        assert residents.at_hand(name(f"m{count - 1}")) is not None
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64 + len(os.listdir("/proc/self/fd")) // 64 * 64, before[1]))
+    try:
+        assert play(om, scenario, isolation="process", processes=1)["loaded"] == count
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_version_that_cannot_be_loaded_is_tried_less_and_less_often(om: Omega) -> None:

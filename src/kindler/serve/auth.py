@@ -1,7 +1,7 @@
 """Authorization: the scopes that routes declare, and the API key of a request.
 
-A server on a loopback address without keys is open, but only under a loopback host name, and not for pages of
-other sites, which a browser on this machine could otherwise send to it.
+A server on a loopback address is open while its store has never had keys, but only under a loopback host
+name, and not for pages of other sites, which a browser on this machine could otherwise send to it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ __all__ = [
 
 _OTHER = "admin"  # undeclared routes need the highest scope
 _FRESH_S = 2.0
+_PAUSE_S = 0.1  # between two reads of the keys for the sake of unknown ones, which anybody can send
 _log = logging.getLogger("kindler.serve")
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
@@ -220,12 +221,13 @@ class Gate:
     ) -> None:
         self._keys = keys
         self._executor = executor
-        self._local = local
         self._origins = frozenset(origins) - {"*"}
         self._clock = clock
         self._known: dict[str, Key] = {}
-        self._read_at = -1e9
+        self._is_closed = not local
+        self._read_at = self._begun_at = -1e9
         self._reading: asyncio.Task[None] | None = None
+        self._anew: asyncio.Task[None] | None = None
 
     async def admit(
         self, headers: Mapping[str, str], wanted: Wanted, resource: Resource | None = None
@@ -245,20 +247,22 @@ class Gate:
             return None
         if self._clock() - self._read_at > _FRESH_S:
             await self._look()
-        if self._local and not self._known:
+        if self.is_open:
             _check_host(headers.get("host", ""))
             if "origin" in headers and headers["origin"] not in self._origins:
                 _check_origin(headers["origin"])
             return None
         token = _token(headers)
         if not token:
+            hint = "" if self._known else " The store has no keys any more: `kindler keys add` makes one."
             raise Problem(
-                401, "missing API key; send 'Authorization: Bearer <key>'.", {"www-authenticate": "Bearer"}
+                401,
+                f"missing API key; send 'Authorization: Bearer <key>'.{hint}",
+                {"www-authenticate": "Bearer"},
             )
         name = id_of(token)
-        for _ in range(2):  # perhaps a new key; a read that others started may be older than it
-            if name and name not in self._known:
-                await self._look()
+        if name and name not in self._known:  # perhaps a new key
+            await self._look_anew()
         key = self._known.get(name)
         if key is None or not key.is_of(token) or key.is_over():
             raise Problem(401, "unknown or expired API key.", {"www-authenticate": "Bearer"})
@@ -270,7 +274,7 @@ class Gate:
     @property
     def is_open(self) -> bool:
         """Whether no key is needed."""
-        return self._local and not self._known
+        return not self._is_closed
 
     async def _look(self) -> None:
         """Read the keys, once for all requests that ask meanwhile."""
@@ -278,10 +282,26 @@ class Gate:
             self._reading = asyncio.create_task(self._read())
         await asyncio.shield(self._reading)
 
+    async def _look_anew(self) -> None:
+        """Read the keys as they are now or later, a few times a second whoever asks."""
+        if self._anew is None:
+            self._anew = asyncio.create_task(self._read_anew())
+        await asyncio.shield(self._anew)
+
+    async def _read_anew(self) -> None:
+        await asyncio.sleep(self._begun_at + _PAUSE_S - self._clock())
+        if self._reading is not None:
+            await asyncio.wait([self._reading])  # it may be older than the key
+        self._anew = None
+        await self._look()
+
     async def _read(self) -> None:
+        self._begun_at = self._clock()
         try:
-            keys = await asyncio.get_running_loop().run_in_executor(self._executor, self._keys.list)
+            loop = asyncio.get_running_loop()
+            keys, were_made = await loop.run_in_executor(self._executor, self._read_now)
             self._known = {key.id: key for key in keys}
+            self._is_closed |= were_made
             self._read_at = self._clock()
         except StoreError as exc:
             if self._read_at < 0:
@@ -291,6 +311,9 @@ class Gate:
             self._read_at = self._clock()
         finally:
             self._reading = None
+
+    def _read_now(self) -> tuple[list[Key], bool]:
+        return self._keys.list(), self._keys.were_made()
 
 
 def _check_scopes(key: Key, scopes: Sequence[str]) -> None:

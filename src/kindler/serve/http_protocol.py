@@ -7,6 +7,7 @@ and how long it may take, is for `predict_app.py`.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -14,6 +15,28 @@ __all__ = ["Wire"]
 
 _HEAD_BYTES = 64 << 10
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class _Transport:
+    """A transport that drops what is for a client that has gone; uvloop's raises before uvicorn knows it."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
 
 class Wire(HttpToolsProtocol):
@@ -29,7 +52,7 @@ class Wire(HttpToolsProtocol):
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Transport(transport))  # type: ignore[arg-type]
         self._be_patient()
 
     def connection_lost(self, exc: Exception | None) -> None:

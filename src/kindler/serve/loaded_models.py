@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import time
 import weakref
 from collections import OrderedDict
@@ -47,6 +48,7 @@ _log = logging.getLogger("kindler.serve")
 _LONGEST_STALE = 4  # times `refresh_s`: older than that is not served without a look
 _MOST_KNOWN = 4096
 _LOADS = 2
+_FILES_OF_A_PROCESS = 8  # descriptors that a model's process takes here, with some to spare
 _MOVES = 4
 _GPU_GROWTH, _GPU_SPARE = 4, 4 << 30  # what a process may say that it has of a GPU, by its files
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 2.0, 300.0  # before a version that could not be loaded is tried again
@@ -427,9 +429,13 @@ class Residents:
         self._count()
 
     def _crowded(self, device: str | None) -> list[Resident]:
-        """Models of which one has to go: all if they take too much memory, else those of a full GPU."""
+        """Models of which one has to go: all if they take too much memory or too many files, else those of a
+        full GPU."""
         every = list(self._loaded.values())
         if sum(r.size for r in every) > self._settings.memory_bytes:
+            return every
+        processes = sum(r.pool.slots for r in every if r.pool is not None)
+        if processes * _FILES_OF_A_PROCESS > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
             return every
         room, there = self._devices.room(device), [r for r in every if r.device == device]
         return there if room is not None and sum(r.device_bytes for r in there) > room else []

@@ -61,6 +61,8 @@ _V2, _TFS, _MLFLOW, _OMEGA = V2(MOST_TEXTS), TfServing(), Mlflow(), OmegaCodec()
 _PATIENCE_S = 0.05  # before a request is watched for a client that goes away
 _LINGER_S = 5.0  # for a client that goes on sending what was refused, and would not hear why
 _CLOSES = ("connection", "close")
+_STOPS = "the server is being stopped, and the request did not end in time."
+_STOPPED = {"connection": "close", "retry-after": "5"}
 _LARGE_BYTES = 1 << 20  # of arrays that are not handled on the event loop
 PREDICTS = Wanted(("predict",), filtered=True)  # what the key is for is checked when the model is known
 
@@ -149,6 +151,10 @@ class Front:
             await self._answered(scope, receive, noted, codec, headers, entry)
         except ClientGoneError:
             entry.status = 499
+        except asyncio.CancelledError:  # the server stops, and waits no longer
+            if not entry.status:
+                reply = self._refused(codec, Problem(503, _STOPS, _STOPPED), entry)
+                await _send(noted, reply)
         seconds = time.perf_counter() - started
         self.note(entry, seconds, counted=noted.predicts)
 

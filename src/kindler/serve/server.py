@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -35,6 +36,7 @@ __all__ = ["serve"]
 _BACKLOG = 2048
 _SWITCH_S = 0.001
 _SPARE_S = 1.0  # after the drain, for what is closed then
+_FILES = 1 << 16  # that the process may have open, where the system lets it
 
 
 class _Server(uvicorn.Server):
@@ -104,6 +106,7 @@ def serve(
         MissingExtraError: gRPC is not installed.
     """
     settings = settings or ServeSettings()
+    _allow_files()
     omega = Omega(url, broker=broker if settings.trusted else without_trust(broker))
     local = is_loopback(host)
     if not local:
@@ -160,10 +163,19 @@ def _grpc(app: Front, host: str, port: int, tls: Tls | None) -> GrpcServer:
     try:
         from kindler.serve.grpc_api.server import GrpcServer
     except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "google":
+        if (exc.name or "").partition(".")[0] not in ("google", "grpc", "grpc_health", "grpc_reflection"):
             raise
-        raise MissingExtraError(what="serving gRPC", package="protobuf", extra="grpc") from exc
-    return GrpcServer(app, app.parts, _listening(host, port), tls)
+        package = {"google": "protobuf", "grpc": "grpcio"}.get(exc.name or "", exc.name)
+        raise MissingExtraError(what="serving gRPC", package=str(package), extra="grpc") from exc
+    return GrpcServer(app, host, port, tls)
+
+
+def _allow_files() -> None:
+    """Let the process open as many files and connections as it may: the usual 1,024 are soon taken."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _end() -> None:

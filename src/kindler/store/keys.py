@@ -159,6 +159,10 @@ class Keys:
             rows = connection.execute(sa.select(_keys).order_by(_keys.c.created)).all()
         return [_read(row) for row in rows]
 
+    def were_made(self) -> bool:
+        """Whether the store has keys, or had some once: it is not open to everybody again."""
+        return self._is_made()
+
     def remove(self, name: str) -> None:
         """Take a key away; servers notice within seconds.
 

@@ -1,4 +1,4 @@
-"""gRPC beside HTTP: the Open Inference Protocol V2 with Triton's calls, and gRPC's health checks.
+"""gRPC beside HTTP: the Open Inference Protocol V2 with Triton's calls, health checks and reflection.
 
-Needs the extra `grpc`. The messages are in `inference.proto` and `health.proto`.
+Needs the extra `grpc`. The messages are in `inference.proto`.
 """

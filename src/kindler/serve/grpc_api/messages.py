@@ -1,4 +1,4 @@
-"""The classes of the messages, made of the descriptors that the .proto files were compiled to.
+"""The classes of the messages, made of the descriptors that the .proto file was compiled to.
 
 In a pool of their own: a client of another package that has the same messages may be in the same process.
 """
@@ -11,10 +11,9 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-__all__ = ["HEALTH", "INFERENCE", "descriptors", "message", "methods"]
+__all__ = ["INFERENCE", "descriptors", "message", "methods"]
 
 INFERENCE = "inference.GRPCInferenceService"
-HEALTH = "grpc.health.v1.Health"
 
 
 @lru_cache(None)

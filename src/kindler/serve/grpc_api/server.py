@@ -1,112 +1,107 @@
-"""The gRPC server beside the HTTP server: its socket, its connections, its start and its end."""
+"""The gRPC server beside the HTTP server: its port, its limits, its start and its end."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import ssl
-import time
+import logging
+import os
+import resource
+from pathlib import Path
+from typing import Any
 
-from kindler.serve.grpc_api.calls import Call
-from kindler.serve.grpc_api.connection import Connection
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what clients do wrong is no news; must be set before grpc
+
+import grpc
+
+from kindler.errors import ConfigError
 from kindler.serve.grpc_api.service import Service
 from kindler.serve.predict_app import Front
-from kindler.serve.routes import Parts
 from kindler.serve.tls import Tls
 
 __all__ = ["GrpcServer"]
 
-_MOST_CALLS = 1024  # of all clients at a time; others are refused
-_EXHAUSTED = 8
-_HEAD_S, _IDLE_S = 20.0, 900.0
-_LOOK_S = 5.0  # between two looks at what does not move
+_HEAD_BYTES = 64 << 10
+_AHEAD_BYTES = 64 << 10  # what a call may send before it is known who sends it
+_STREAMS = 100  # calls of one connection at a time; clients keep others waiting
+_CONNECTIONS = 4096  # or a quarter of the files that the process may open
+_HEAD_S, _IDLE_S = 20, 300
+_ALIVE_S, _SILENT_S = 60, 60  # without a word before a client is asked whether it is there, and after
+_AGE_S, _LONGEST_S = 3600, 3600  # of a connection until it takes no more calls, and then of its last ones
 
 
 class GrpcServer:
     """Answers gRPC on a port of its own, on the event loop of the HTTP server.
 
     Args:
-        front: Answers predictions.
-        parts: Answers the rest.
-        listener: Where to listen.
+        front: Answers predictions, and has the parts that answer the rest.
+        host: The address to listen on.
+        port: The port; 0 takes a free one.
         tls: The certificate, if connections are encrypted.
 
     Attributes:
-        port: The port.
+        port: The port, once it has started.
     """
 
-    def __init__(self, front: Front, parts: Parts, listener: socket.socket, tls: Tls | None = None) -> None:
-        self._front = front
-        self._settings = parts.settings
-        self._service = Service(front, parts)
-        self._listener = listener
+    def __init__(self, front: Front, host: str, port: int, tls: Tls | None = None) -> None:
+        self._service = Service(front)
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._tls = tls
-        self._server: asyncio.AbstractServer | None = None
-        self._connections: set[Connection] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self.port = int(listener.getsockname()[1])
+        self._server: Any = None
+        self.port = port
 
     async def start(self) -> None:
-        """Begin to answer."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(self),
-            sock=self._listener,
-            ssl=None if self._tls is None else _context(self._tls),
-        )
-        self._look()
+        """Begin to answer.
+
+        Raises:
+            ConfigError: The address cannot be listened on.
+        """
+        # A call whose client has gone is not worth a traceback; what goes wrong is logged by the service.
+        logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: record.exc_info is None)
+        self._server = grpc.aio.server(options=_options(self._service.most_bytes))
+        self._server.add_generic_rpc_handlers((self._service,))
+        try:
+            if self._tls is None:
+                self.port = self._server.add_insecure_port(self._address)
+            else:
+                self.port = self._server.add_secure_port(self._address, _credentials(self._tls))
+        except RuntimeError as exc:
+            raise ConfigError(f"cannot listen on {self._address} for gRPC: {exc}.") from exc
+        await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls, and let those that run end within so many seconds."""
-        if self._timer is not None:
-            self._timer.cancel()
         if self._server is not None:
-            self._server.close()
-        for connection in self._connections:
-            connection.leave()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace_s)
-        for task in self._tasks:
-            task.cancel()
-        for connection in list(self._connections):
-            connection.close()
-
-    def begin(self, call: Call) -> None:
-        """See `Host`."""
-        call.bodies = self._front.bodies
-        if call.head.status:
-            call.refuse()
-            call.over()
-        elif len(self._tasks) >= _MOST_CALLS:
-            call.finish(_EXHAUSTED, f"the server is busy with {_MOST_CALLS} other calls.")
-            call.over()
-        else:
-            call.task = asyncio.get_running_loop().create_task(self._service.answer(call))
-            self._tasks.add(call.task)
-            call.task.add_done_callback(self._tasks.discard)
-
-    def opened(self, connection: Connection) -> None:
-        """See `Host`."""
-        self._connections.add(connection)
-
-    def closed(self, connection: Connection) -> None:
-        """See `Host`."""
-        self._connections.discard(connection)
-
-    def _look(self) -> None:
-        now, timeout_s = time.monotonic(), self._settings.timeout_s
-        for connection in list(self._connections):
-            connection.look(now, head_s=min(_HEAD_S, timeout_s), idle_s=_IDLE_S, stalled_s=timeout_s)
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+            await self._server.stop(grace_s)
 
 
-def _context(tls: Tls) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2  # HTTP/2 allows no less
-    context.load_cert_chain(tls.certificate, tls.key)
-    context.set_alpn_protocols(["h2"])
-    if tls.client_ca is not None:
-        context.load_verify_locations(tls.client_ca)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
+def _options(most_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", _HEAD_BYTES),
+        ("grpc.so_reuseport", 0),  # two servers on one port would be a mistake
+        ("grpc.max_concurrent_streams", _STREAMS),
+        ("grpc.max_allowed_incoming_connections", _most_connections()),
+        ("grpc.http2.lookahead_bytes", _AHEAD_BYTES),
+        ("grpc.http2.bdp_probe", 0),  # it would widen the windows of those who are not known yet
+        ("grpc.server_handshake_timeout_ms", _HEAD_S * 1000),
+        ("grpc.max_connection_idle_ms", _IDLE_S * 1000),
+        ("grpc.max_connection_age_ms", _AGE_S * 1000),
+        ("grpc.max_connection_age_grace_ms", _LONGEST_S * 1000),
+        ("grpc.keepalive_time_ms", _ALIVE_S * 1000),
+        ("grpc.keepalive_timeout_ms", _SILENT_S * 1000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 2),
+    ]
+
+
+def _most_connections() -> int:
+    return min(_CONNECTIONS, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+
+
+def _credentials(tls: Tls) -> Any:
+    roots = None if tls.client_ca is None else Path(tls.client_ca).read_bytes()
+    return grpc.ssl_server_credentials(
+        [(Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())],
+        root_certificates=roots,
+        require_client_auth=roots is not None,
+    )

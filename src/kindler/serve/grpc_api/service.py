@@ -1,27 +1,36 @@
 """The gRPC methods: each reads its message, asks the parts that HTTP asks too, and writes its answer.
 
-Who may is decided before a message is read, so that nobody without a key can fill the server's memory.
+Who may is decided before a message is read. Methods that need no key read none at all: grpcio has one limit
+for the messages of all methods, and takes a message in whole.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection import aio as reflection
 
 from kindler.errors import KindlerError
 from kindler.serve.auth import Resource, Wanted, bare_name, bucket_of, check_limits, covers
-from kindler.serve.deadlines import within
-from kindler.serve.grpc_api.calls import Call
-from kindler.serve.grpc_api.messages import HEALTH, INFERENCE, message, methods
+from kindler.serve.grpc_api.limits import Shares, Upload, Uploads
+from kindler.serve.grpc_api.messages import INFERENCE, descriptors, message, methods
 from kindler.serve.grpc_api.tensors import InferMessage, TooManyFields, parsed, request_from, response_to
 from kindler.serve.http_errors import Problem
 from kindler.serve.predict_app import MOST_TEXTS, PREDICTS, Front
 from kindler.serve.protocols.v2 import TooManyTexts
 from kindler.serve.request_log import REQUEST_ID, Entry, request_id
 from kindler.serve.requests import InferRequest
-from kindler.serve.routes import Parts, check_ready
+from kindler.serve.routes import check_ready
 from kindler.serve.serializers import metadata_of, server_metadata
 from kindler.serve.triton import (
     check_load_parameters,
@@ -30,66 +39,117 @@ from kindler.serve.triton import (
     statistics_of,
     wanted_versions,
 )
-from kindler.store.keys import Key
+from kindler.store.keys import SCOPES, Key
 
 __all__ = ["Service"]
 
 _NAME = "grpc"
+_HEALTH = "grpc.health.v1.Health"
+_REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 _LARGE_BYTES = 1 << 20  # of tensors that are not handled on the event loop
 _SPARE_BYTES = 1 << 20  # of a message around its tensors
+_SMALL_BYTES = 64 << 10  # of a message that has no tensors
 _HERE_BYTES, _THREAD_BYTES = 16 << 10, 1 << 18  # of a message without its raw tensors: where it is read
 _FEW_FIELDS = 256  # of a message that is looked through on the event loop
+_MOST_CALLS = 1024  # at a time, of those with a key and of those without one
+_CALLS_OF_A_KEY, _CALLS_OF_A_CONNECTION = 512, 100
+_AT_HAND_S = 0.05  # a message that takes longer is watched
+_WATCH_S = 5.0  # between two looks at the server's health
+_MOST_TEXT = 4000
 _OPEN = Wanted(())
+_ANY = Wanted(SCOPES, filtered=True)
 _MODEL = Wanted(("predict", "read"), filtered=True)
 _ADMIN = Wanted(("admin",), filtered=True)
-_NEEDS = {
-    "ServerLive": _OPEN,
-    "ServerReady": _OPEN,
-    "ServerMetadata": _OPEN,
-    "Check": _OPEN,
-    "ModelReady": _MODEL,
-    "ModelMetadata": _MODEL,
-    "ModelConfig": _MODEL,
-    "ModelStatistics": _MODEL,
-    "ModelInfer": PREDICTS,
-    "ModelStreamInfer": PREDICTS,
-    "RepositoryIndex": Wanted(("read",), filtered=True),
-    "RepositoryModelLoad": _ADMIN,
-    "RepositoryModelUnload": _ADMIN,
-}
-_OK, _CANCELLED, _INVALID, _LATE, _NOT_FOUND, _EXISTS, _DENIED, _EXHAUSTED = 0, 1, 3, 4, 5, 6, 7, 8
-_UNIMPLEMENTED, _INTERNAL, _UNAVAILABLE, _UNAUTHENTICATED = 12, 13, 14, 16
-_CODES = {  # by gRPC's numbers
-    **dict.fromkeys((400, 415, 422), _INVALID),
-    401: _UNAUTHENTICATED,
-    403: _DENIED,
-    404: _NOT_FOUND,
-    409: _EXISTS,
-    **dict.fromkeys((408, 504), _LATE),
-    **dict.fromkeys((413, 429), _EXHAUSTED),
-    499: _CANCELLED,
-    501: _UNIMPLEMENTED,
-    503: _UNAVAILABLE,
+_Code = grpc.StatusCode
+_CODES = {
+    **dict.fromkeys((400, 415, 422), _Code.INVALID_ARGUMENT),
+    401: _Code.UNAUTHENTICATED,
+    403: _Code.PERMISSION_DENIED,
+    404: _Code.NOT_FOUND,
+    409: _Code.ALREADY_EXISTS,
+    **dict.fromkeys((408, 504), _Code.DEADLINE_EXCEEDED),
+    **dict.fromkeys((413, 429), _Code.RESOURCE_EXHAUSTED),
+    499: _Code.CANCELLED,
+    501: _Code.UNIMPLEMENTED,
+    503: _Code.UNAVAILABLE,
 }
 
-Method: TypeAlias = Callable[["_Asked", Any], Awaitable[Any]]
+_Refusal: TypeAlias = tuple[Problem, float] | BaseException  # what to say after how long, or what to raise
+Answer: TypeAlias = Callable[["_Call", Any], Awaitable[Any]]
 
 
-class _Asked:
-    """One message of a call: its headers, its key and what is known of it."""
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A method of a service.
 
-    __slots__ = ("bucket", "entry", "headers", "key", "until")
+    Attributes:
+        name: Its name.
+        wanted: Who may.
+        answer: What answers its message; None for a stream.
+        taken: The class of its message; bytes for one that is not parsed here, None for one that is not read.
+        given: The class of its answer.
+    """
 
-    def __init__(
-        self, headers: Mapping[str, str], key: Key | None, entry: Entry, until: float | None
-    ) -> None:
-        self.headers = headers
-        self.entry = entry
-        self.key = key
-        self.until = until
-        self.bucket = bucket_of(headers, None)
-        entry.bucket = self.bucket
-        entry.key = None if key is None else key.id
+    name: str
+    wanted: Wanted
+    answer: Answer | None
+    taken: Any
+    given: Any
+
+
+class _Call:
+    """One call: its headers, its key and what it holds until it is over."""
+
+    __slots__ = ("_ending", "_releases", "bucket", "context", "entry", "headers", "key", "peer", "until")
+
+    def __init__(self, context: Any, name: str) -> None:
+        self.context = context
+        self.headers = _headers(context.invocation_metadata())
+        self.peer: str = context.peer()
+        self.key: Key | None = None
+        left = context.time_remaining()
+        self.until = None if left is None else time.perf_counter() + left
+        self.entry = _entry(self, name)
+        self.bucket = self.entry.bucket
+        self._releases: list[Callable[[], None]] = []
+        # Not the context's own callbacks: with one, it would be kept, and what it has not sent, until Python
+        # looks for garbage.
+        running = asyncio.current_task()
+        assert running is not None
+        running.add_done_callback(self._over)
+        context.set_trailing_metadata(((REQUEST_ID, self.entry.id),))
+
+    @property
+    def client(self) -> str:
+        """Who sends it: a key, or a connection where no keys are needed."""
+        return self.peer if self.key is None else self.key.id
+
+    def holds(self, give_back: Callable[[], None]) -> None:
+        """It holds something until its answer was sent."""
+        self._releases.append(give_back)
+
+    def let_go(self, *, keep: int = 0) -> None:
+        """Give back what it holds, but for the first of it."""
+        while len(self._releases) > keep:
+            self._releases.pop()()
+
+    def end(self, problem: Problem) -> None:
+        """End it while it waits for something."""
+        self.entry.status = problem.status
+        self._ending = asyncio.get_running_loop().create_task(self.refuse(problem))
+
+    async def refuse(self, problem: Problem) -> BaseException:
+        """End it with an error; what then has to be raised."""
+        more = [(key, value) for key, value in problem.headers.items() if key == "retry-after"]
+        trailing = ((REQUEST_ID, self.entry.id), *more)
+        code = _CODES.get(problem.status, _Code.INTERNAL)
+        try:
+            await self.context.abort(code, problem.message[:_MOST_TEXT], trailing)
+        except grpc.aio.AbortError as exc:
+            return exc.with_traceback(None)  # the context has it, and its frames have the context
+        except grpc.aio.BaseError:
+            pass  # grpcio has ended the call itself: its message was too large, or its client has gone
+        return asyncio.CancelledError()
 
     def check(self, name: str) -> None:
         """Check that the key is for a model."""
@@ -99,140 +159,239 @@ class _Asked:
         """Whether the key is for a name."""
         return covers(self.key, Resource(self.bucket, shelf, name))
 
+    def _over(self, _: Any) -> None:
+        self.let_go()
 
-class Service:
+
+class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers calls.
 
     Args:
-        front: Answers predictions.
-        parts: Answers the rest.
+        front: Answers predictions, and has the parts that answer the rest.
+
+    Attributes:
+        most_bytes: The largest message.
     """
 
-    def __init__(self, front: Front, parts: Parts) -> None:
+    def __init__(self, front: Front) -> None:
         self._front = front
-        self._parts = parts
-        self._timeout_s = parts.settings.timeout_s
-        self._most_bytes = parts.settings.body_bytes + _SPARE_BYTES
-        self._methods: dict[str, Method] = {
-            "ServerLive": self._live,
-            "ServerReady": self._ready,
-            "ServerMetadata": self._server,
-            "ModelReady": self._model_ready,
-            "ModelMetadata": self._metadata,
-            "ModelConfig": self._config,
-            "ModelStatistics": self._statistics,
-            "ModelInfer": self._infer,
-            "ModelStreamInfer": self._infer,
-            "RepositoryIndex": self._index,
-            "RepositoryModelLoad": self._load,
-            "RepositoryModelUnload": self._unload,
-            "Check": self._check,
-        }
+        self._parts = front.parts
+        settings = front.parts.settings
+        self._timeout_s = settings.timeout_s
+        self.most_bytes = settings.body_bytes + _SPARE_BYTES
+        self._lobby = Shares(_MOST_CALLS, _CALLS_OF_A_CONNECTION, "calls without a key")
+        self._calls = Shares(_MOST_CALLS, _CALLS_OF_A_KEY, "calls")
+        most = settings.queue_bytes
+        self._answers = Shares(most, most // 2, "bytes of answers that nobody has read yet")
+        self._uploads = Uploads(most, lambda: self._front.bodies.held_bytes)
+        self._reflection = reflection.ReflectionServicer((INFERENCE, _HEALTH, _REFLECTION), _pool())
+        self._handlers = self._made()
 
-        self._known = {
-            f"/{service}/{name}": (name, self._methods[name], descriptor.input_type, descriptor.output_type)
-            for service in (INFERENCE, HEALTH)
-            for name, descriptor in methods(service).items()
-        }
+    def service(self, handler_call_details: Any) -> Any:
+        """The handler of a call; None for an unknown method."""
+        return self._handlers.get(handler_call_details.method)
 
-    async def answer(self, call: Call) -> None:
-        """Answer a call, whatever happens."""
+    def _made(self) -> dict[str, Any]:
+        known: dict[str, tuple[Wanted, Answer]] = {
+            "ServerLive": (_OPEN, self._live),
+            "ServerReady": (_OPEN, self._ready),
+            "ServerMetadata": (_OPEN, self._server),
+            "ModelReady": (_MODEL, self._model_ready),
+            "ModelMetadata": (_MODEL, self._metadata),
+            "ModelConfig": (_MODEL, self._config),
+            "ModelStatistics": (_MODEL, self._statistics),
+            "ModelInfer": (PREDICTS, self._infer),
+            "RepositoryIndex": (Wanted(("read",), filtered=True), self._index),
+            "RepositoryModelLoad": (_ADMIN, self._load),
+            "RepositoryModelUnload": (_ADMIN, self._unload),
+        }
+        described = methods(INFERENCE)
+        made = {}
+        for name, (wanted, answer) in known.items():
+            taken = message(described[name].input_type.full_name) if wanted.scopes else None
+            given = message(described[name].output_type.full_name)
+            method = _Method(name, wanted, answer, bytes if name == "ModelInfer" else taken, given)
+            made[f"/{INFERENCE}/{name}"] = _unary(self._answer, method)
+        check = _Method("Check", _OPEN, self._check, None, health_pb2.HealthCheckResponse)
+        made[f"/{_HEALTH}/Check"] = _unary(self._answer, check)
+        streams = {
+            f"/{INFERENCE}/ModelStreamInfer": (PREDICTS, self._infers),
+            f"/{_HEALTH}/Watch": (_ANY, self._watch),
+            f"/{_REFLECTION}/ServerReflectionInfo": (_ANY, self._reflect),
+            f"/{_REFLECTION.replace('v1alpha', 'v1')}/ServerReflectionInfo": (_ANY, self._reflect),
+        }
+        for path, (wanted, answer) in streams.items():
+            method = _Method(path.rpartition("/")[2], wanted, answer, None, None)
+            made[path] = grpc.stream_stream_rpc_method_handler(partial(self._stream, method))
+        return made
+
+    async def _answer(self, method: _Method, _: Any, context: Any) -> bytes:
+        """Answer a call of one message."""
         started = time.perf_counter()
-        head = call.head
-        name = head.path.rpartition("/")[2]
-        entry = _entry(head.headers, name, call.peer)
+        call = _Call(context, method.name)
         try:
-            if head.timeout_s is None:
-                await self._answered(call, name, entry, None)
-            else:
-                with within(head.timeout_s):
-                    await self._answered(call, name, entry, started + head.timeout_s)
+            return await self._answered(call, method)
         except asyncio.CancelledError:
-            entry.status = 0 if call.streams else 499
+            call.entry.status = 499
             raise
         except Exception as exc:  # noqa: BLE001 - the edge: whatever happened, the client is told
-            late = Problem(504, "the call did not end in the time that its client gave it.")
-            problem = self._front.problem_of(late if isinstance(exc, TimeoutError) else exc, entry)
-            entry.status = problem.status
-            trailing = [(REQUEST_ID, entry.id)]
-            trailing += [(key, value) for key, value in problem.headers.items() if key == "retry-after"]
-            call.let_go()
-            await asyncio.sleep(self._pause_after(exc, entry, started))
-            call.finish(_CODES.get(problem.status, _INTERNAL), problem.message, trailing)
+            refusal = self._refusal(call, exc, started)
         finally:
-            call.over()
-            if entry.status:
-                self._front.note(entry, time.perf_counter() - started)
+            if call.entry.status:
+                self._front.note(call.entry, time.perf_counter() - started)
+        error = await self._refused(call, refusal)
+        del call, context, _  # the context has the error, whose frame this is
+        raise error
 
-    def _pause_after(self, error: Exception, entry: Entry, started: float) -> float:
-        return self._front.bodies.pause_after(error, entry.bytes_in, time.perf_counter() - started)
+    async def _answered(self, call: _Call, method: _Method) -> bytes:
+        await self._admit(call, method.wanted)
+        sent = None if method.taken is None else await self._sent(call, method)
+        assert method.answer is not None
+        reply = await method.answer(call, sent)
+        answer = await _packed(method.given(**reply) if isinstance(reply, dict) else reply)
+        call.entry.status, call.entry.bytes_out = 200, len(answer)
+        return answer
 
-    async def _answered(self, call: Call, name: str, entry: Entry, until: float | None) -> None:
-        headers = call.head.headers
-        known = self._known.get(call.head.path)
-        key = await self._front.gate.admit(headers, _NEEDS.get(name, _ADMIN))
-        if known is None:
-            raise Problem(501, f"unknown method {call.head.path[:200]!r}.")
-        if name == "ModelStreamInfer":
-            await self._streamed(call, until)
-            call.finish(_OK)
+    async def _stream(self, method: _Method, _: Any, context: Any) -> None:
+        """Answer a call of many messages; each prediction is noted by itself."""
+        started = time.perf_counter()
+        call = _Call(context, method.name)
+        try:
+            await self._admit(call, method.wanted)
+            assert method.answer is not None
+            await method.answer(call, None)
             return
-        call.admitted()
-        _, method, taken, given = known
-        content = await call.message(self._most_bytes, self._timeout_s)
+        except Exception as exc:  # noqa: BLE001 - the edge: whatever happened, the client is told
+            refusal = self._refusal(call, exc, started)
+            if call.entry.status:
+                self._front.note(call.entry, time.perf_counter() - started)
+        error = await self._refused(call, refusal)
+        del call, context, _
+        raise error
+
+    def _refusal(self, call: _Call, error: Exception, started: float) -> _Refusal:
+        """What to do about an error. Without the error itself, which holds all that the call has read."""
+        if isinstance(error, grpc.aio.AbortError):  # the client was told
+            return error.with_traceback(None)
+        if isinstance(error, grpc.aio.BaseError):  # the client has gone
+            call.entry.status = 499
+            return asyncio.CancelledError()
+        problem = self._front.problem_of(error, call.entry)
+        call.entry.status = problem.status
+        call.let_go()
+        seconds = time.perf_counter() - started
+        pause_s = self._front.bodies.pause_after(error, call.entry.bytes_in, seconds)
+        return Problem(problem.status, problem.message, problem.headers), pause_s
+
+    async def _refused(self, call: _Call, refusal: _Refusal) -> BaseException:
+        """Tell the client; what then has to be raised."""
+        if not isinstance(refusal, tuple):
+            return refusal
+        problem, pause_s = refusal
+        await asyncio.sleep(pause_s)
+        return await call.refuse(problem)
+
+    async def _admit(self, call: _Call, wanted: Wanted) -> None:
+        call.holds(self._lobby.take(call.peer))
+        call.key = await self._front.gate.admit(call.headers, wanted)
+        call.bucket = call.entry.bucket = bucket_of(call.headers, None)
+        if wanted.scopes:
+            call.entry.key = None if call.key is None else call.key.id
+            call.let_go()
+            call.holds(self._calls.take(call.client))
+
+    async def _message(self, call: _Call, *, waits: bool = False) -> bytes | None:
+        """The next message of a call that was admitted; None if there is none."""
+        until = None if waits else time.monotonic() + self._timeout_s
+        upload = Upload(call.client, call.end, until)
+        timer = asyncio.get_running_loop().call_later(_AT_HAND_S, self._uploads.add, upload)
+        try:
+            content = await call.context.read()
+        finally:
+            timer.cancel()
+            self._uploads.remove(upload)
+        return None if content is grpc.aio.EOF else content
+
+    async def _sent(self, call: _Call, method: _Method) -> Any:
+        content = await self._message(call)
         if content is None:
             raise Problem(400, "the call has no message.")
-        entry.bytes_in = len(content)
-        entry.changes = name in ("RepositoryModelLoad", "RepositoryModelUnload")
-        sent = content if name == "ModelInfer" else parsed(taken.full_name, content)
-        reply = await method(_Asked(headers, key, entry, until), sent)
-        if isinstance(reply, dict):
-            reply = message(given.full_name)(**reply)
-        answer = reply.SerializeToString()
-        entry.status, entry.bytes_out = 200, len(answer)
-        call.send(answer)
-        call.finish(_OK, trailing=((REQUEST_ID, entry.id),))
+        call.entry.bytes_in = len(content)
+        call.entry.changes = method.wanted is _ADMIN
+        return content if method.taken is bytes else _small(method.taken, content)
 
-    async def _streamed(self, call: Call, until: float | None) -> None:
+    async def _infers(self, call: _Call, _: Any) -> None:
         """Predictions one after the other; one that fails is an answer too, and does not end the stream."""
         reply = message("inference.ModelStreamInferResponse")
-        headers = call.head.headers
-        call.streams = True
-        call.admitted()
-        while (content := await call.message(self._most_bytes, self._timeout_s)) is not None:
+        while (content := await self._message(call, waits=True)) is not None:
             started = time.perf_counter()
-            entry = _entry(headers, "ModelStreamInfer", call.peer)
-            entry.bytes_in = len(content)
+            call.entry = entry = _entry(call, "ModelStreamInfer")
+            entry.bucket, entry.bytes_in = call.bucket, len(content)
             try:
-                key = await self._front.gate.admit(headers, PREDICTS)  # it may have been removed meanwhile
-                answer = reply(infer_response=await self._infer(_Asked(headers, key, entry, until), content))
-                entry.status = 200
+                call.key = await self._front.gate.admit(call.headers, PREDICTS)  # it may have been removed
+                entry.key = None if call.key is None else call.key.id
+                packed = await _packed(reply(infer_response=await self._infer(call, content)))
+                entry.status, entry.bytes_out = 200, len(packed)
+                await call.context.write(packed)
+            except grpc.aio.BaseError:
+                raise  # its client has gone
             except Exception as exc:  # noqa: BLE001 - the edge: whatever happened, the client is told
                 problem = self._front.problem_of(exc, entry)
                 entry.status = problem.status
                 answer = reply(error_message=problem.message)
                 answer.infer_response.id = _id_of(content)
-                await asyncio.sleep(self._pause_after(exc, entry, started))
-            packed = answer.SerializeToString()
-            entry.bytes_out = len(packed)
-            self._front.note(entry, time.perf_counter() - started)
-            call.send(packed)
-            call.let_go()
-            await call.drained()
+                seconds = time.perf_counter() - started
+                await asyncio.sleep(self._front.bodies.pause_after(exc, len(content), seconds))
+                await call.context.write(answer.SerializeToString())
+            finally:
+                call.let_go(keep=1)  # its place among the calls
+                if entry.status:
+                    self._front.note(entry, time.perf_counter() - started)
 
-    async def _live(self, asked: _Asked, sent: Any) -> Any:
+    async def _watch(self, call: _Call, _: Any) -> None:
+        """The server's health, and then each change of it."""
+        asked = _small(health_pb2.HealthCheckRequest, await self._message(call) or b"")
+        told = None
+        while True:
+            status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            if asked.service in ("", INFERENCE):
+                status = await self._status()
+            if status != told:
+                await call.context.write(health_pb2.HealthCheckResponse(status=status).SerializeToString())
+            told = status
+            await asyncio.sleep(_WATCH_S)
+
+    async def _reflect(self, call: _Call, _: Any) -> None:
+        async def asked() -> AsyncIterator[Any]:
+            while (content := await self._message(call, waits=True)) is not None:
+                yield _small(reflection_pb2.ServerReflectionRequest, content)
+
+        async for told in self._reflection.ServerReflectionInfo(asked(), None):
+            await call.context.write(told.SerializeToString())
+
+    async def _live(self, call: _Call, sent: Any) -> Any:
         return {"live": True}
 
-    async def _ready(self, asked: _Asked, sent: Any) -> Any:
+    async def _ready(self, call: _Call, sent: Any) -> Any:
         return {"ready": await self._is_ready()}
 
-    async def _server(self, asked: _Asked, sent: Any) -> Any:
+    async def _server(self, call: _Call, sent: Any) -> Any:
         return server_metadata()
 
-    async def _check(self, asked: _Asked, sent: Any) -> Any:
-        if sent.service not in ("", INFERENCE):
-            raise Problem(404, f"unknown service {sent.service[:100]!r}.")
-        return {"status": 1 if await self._is_ready() else 2}
+    async def _check(self, call: _Call, _: Any) -> Any:
+        """Health: of the server as a whole for who has no key, whose message is not read."""
+        try:
+            call.key = await self._front.gate.admit(call.headers, _ANY)
+        except Problem:
+            return {"status": await self._status()}
+        service = _small(health_pb2.HealthCheckRequest, await self._message(call) or b"").service
+        if service not in ("", INFERENCE):
+            raise Problem(404, f"unknown service {service[:100]!r}.")
+        return {"status": await self._status()}
+
+    async def _status(self) -> Any:
+        known = health_pb2.HealthCheckResponse
+        return known.SERVING if await self._is_ready() else known.NOT_SERVING
 
     async def _is_ready(self) -> bool:
         try:
@@ -241,54 +400,62 @@ class Service:
             return False
         return True
 
-    async def _model_ready(self, asked: _Asked, sent: Any) -> Any:
-        asked.check(sent.name)
+    async def _model_ready(self, call: _Call, sent: Any) -> Any:
+        call.check(sent.name)
         try:
-            resident = await self._parts.residents.find((asked.bucket, sent.name, sent.version or None))
+            resident = await self._parts.residents.find((call.bucket, sent.name, sent.version or None))
         except Problem:
             return {"ready": False}
         return {"ready": not resident.batcher.is_stuck}
 
-    async def _metadata(self, asked: _Asked, sent: Any) -> Any:
-        return metadata_of(await self._resident(asked, sent))
+    async def _metadata(self, call: _Call, sent: Any) -> Any:
+        return metadata_of(await self._resident(call, sent))
 
-    async def _config(self, asked: _Asked, sent: Any) -> Any:
-        return {"config": config_of(await self._resident(asked, sent), self._parts.settings)}
+    async def _config(self, call: _Call, sent: Any) -> Any:
+        return {"config": config_of(await self._resident(call, sent), self._parts.settings)}
 
-    async def _resident(self, asked: _Asked, sent: Any) -> Any:
-        asked.check(sent.name)
-        return await self._parts.residents.find((asked.bucket, sent.name, sent.version or None))
+    async def _resident(self, call: _Call, sent: Any) -> Any:
+        call.check(sent.name)
+        return await self._parts.residents.find((call.bucket, sent.name, sent.version or None))
 
-    async def _statistics(self, asked: _Asked, sent: Any) -> Any:
+    async def _statistics(self, call: _Call, sent: Any) -> Any:
         residents = self._parts.residents
         if not sent.name:
             return statistics_of(
-                self._parts.stats, residents, asked.bucket, lambda name, _: asked.sees("models", name)
+                self._parts.stats, residents, call.bucket, lambda name, _: call.sees("models", name)
             )
-        asked.check(sent.name)
-        wanted = await wanted_versions(residents, (asked.bucket, sent.name, sent.version or None))
-        return statistics_of(self._parts.stats, residents, asked.bucket, wanted)
+        call.check(sent.name)
+        wanted = await wanted_versions(residents, (call.bucket, sent.name, sent.version or None))
+        return statistics_of(self._parts.stats, residents, call.bucket, wanted)
 
-    async def _index(self, asked: _Asked, sent: Any) -> Any:
+    async def _index(self, call: _Call, sent: Any) -> Any:
         parts = self._parts
         return {
             "models": await parts.in_thread(
-                lambda: index_of(parts.omega, parts.residents, asked.bucket, asked.sees, ready=sent.ready)
+                lambda: index_of(parts.omega, parts.residents, call.bucket, call.sees, ready=sent.ready)
             )
         }
 
-    async def _load(self, asked: _Asked, sent: Any) -> Any:
-        asked.check(sent.model_name)
+    async def _load(self, call: _Call, sent: Any) -> Any:
+        call.check(sent.model_name)
         check_load_parameters(sent.parameters)
-        await self._parts.residents.load(asked.bucket, sent.model_name)
+        await self._parts.residents.load(call.bucket, sent.model_name)
         return {}
 
-    async def _unload(self, asked: _Asked, sent: Any) -> Any:
-        asked.check(sent.model_name)
-        await self._parts.residents.unload(asked.bucket, sent.model_name)
+    async def _unload(self, call: _Call, sent: Any) -> Any:
+        call.check(sent.model_name)
+        await self._parts.residents.unload(call.bucket, sent.model_name)
         return {}
 
-    async def _infer(self, asked: _Asked, content: bytes) -> Any:
+    async def _infer(self, call: _Call, content: bytes) -> Any:
+        bodies = self._front.bodies
+        bodies.hold(len(content), of_it=0)
+        try:
+            return await self._inferred(call, content)
+        finally:
+            bodies.let_go_of(len(content))
+
+    async def _inferred(self, call: _Call, content: bytes) -> Any:
         try:
             sent = InferMessage(content, _FEW_FIELDS)
         except TooManyFields:
@@ -298,7 +465,7 @@ class Service:
             told = await asyncio.to_thread(sent.parsed) if size > _HERE_BYTES else sent.parsed()
         else:
             told = sent.without_tensors()
-        asked.check(told.model_name)
+        call.check(told.model_name)
 
         async def decode(_: Any) -> InferRequest:
             try:
@@ -310,14 +477,17 @@ class Service:
                     request = request_from(told, sent.raw, most_texts=MOST_TEXTS)
             except TooManyTexts:
                 request = await self._front.readers.message(content)
-            if asked.until is not None:
-                left = asked.until - time.perf_counter()
+            if call.until is not None:
+                left = call.until - time.perf_counter()
                 request.timeout_s = max(1e-3, min(left, request.timeout_s or left))
             return request
 
-        name = (asked.bucket, told.model_name, told.model_version or None)
-        answer, request = await self._front.infer(name, decode, asked.headers, asked.entry)
-        if sum(array.nbytes for array in answer.outputs.values()) > _LARGE_BYTES:
+        name = (call.bucket, told.model_name, told.model_version or None)
+        answer, request = await self._front.infer(name, decode, call.headers, call.entry)
+        size = sum(array.nbytes for array in answer.outputs.values())
+        if size > _SMALL_BYTES:
+            call.holds(self._answers.take(call.client, size))
+        if size > _LARGE_BYTES:
             return await asyncio.to_thread(response_to, answer, request)
         return response_to(answer, request)
 
@@ -330,8 +500,42 @@ def _id_of(content: bytes) -> str:
         return ""
 
 
-def _entry(headers: Mapping[str, str], name: str, peer: str) -> Entry:
-    entry = Entry(request_id(headers), "gRPC", name, _NAME)
-    entry.client = peer
-    entry.trace = headers.get("traceparent", "")
+def _entry(call: _Call, name: str) -> Entry:
+    entry = Entry(request_id(call.headers), "gRPC", name, _NAME)
+    entry.client = unquote(call.peer).partition(":")[2].rpartition(":")[0].strip("[]")  # "ipv6:%5B::1%5D:50"
+    entry.trace = call.headers.get("traceparent", "")
     return entry
+
+
+def _headers(metadata: Any) -> Mapping[str, str]:
+    """Header fields by name, without those of bytes; several of one name are joined."""
+    headers: dict[str, str] = {}
+    for name, value in metadata:
+        if isinstance(value, str):
+            headers[name] = f"{headers[name]},{value}" if name in headers else value
+    return headers
+
+
+def _small(taken: Any, content: bytes) -> Any:
+    if len(content) > _SMALL_BYTES:
+        raise Problem(413, f"the message has {len(content)} bytes; at most {_SMALL_BYTES} are allowed.")
+    return parsed(taken, content)
+
+
+async def _packed(answer: Message) -> bytes:
+    if answer.ByteSize() > _LARGE_BYTES:
+        return await asyncio.to_thread(answer.SerializeToString)
+    return answer.SerializeToString()
+
+
+def _unary(answer: Callable[..., Awaitable[bytes]], method: _Method) -> Any:
+    """A handler that reads its message itself: grpcio would read one before it asks who sends it."""
+    return grpc.stream_unary_rpc_method_handler(partial(answer, method))
+
+
+def _pool() -> Any:
+    """The messages of all services."""
+    pool = descriptors()
+    for described in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+        pool.AddSerializedFile(described.serialized_pb)
+    return pool

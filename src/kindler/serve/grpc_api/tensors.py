@@ -73,7 +73,7 @@ class InferMessage:
             Problem: 400: it is none.
         """
         if self._parsed is None:
-            self._parsed = parsed("inference.ModelInferRequest", self.rest)
+            self._parsed = parsed(message("inference.ModelInferRequest"), self.rest)
         return self._parsed
 
     def without_tensors(self) -> Any:
@@ -85,7 +85,7 @@ class InferMessage:
         left, _ = _without(self.rest, _INPUTS)
         if len(left) > _MOST_LEFT:
             raise Problem(413, f"the message has {len(left)} bytes beside its tensors.")
-        return parsed("inference.ModelInferRequest", left)
+        return parsed(message("inference.ModelInferRequest"), left)
 
 
 def _without(content: bytes, number: int, most: int = MOST_FIELDS) -> tuple[bytes, list[memoryview]]:
@@ -108,14 +108,14 @@ def _without(content: bytes, number: int, most: int = MOST_FIELDS) -> tuple[byte
     return b"".join(kept), taken
 
 
-def parsed(name: str, content: bytes) -> Any:
-    """A message of its bytes.
+def parsed(kind: Any, content: bytes) -> Any:
+    """A message of a class, of its bytes.
 
     Raises:
         Problem: 400: it is none.
     """
     try:
-        return message(name).FromString(content)
+        return kind.FromString(content)
     except DecodeError as exc:
         raise Problem(400, "the message cannot be read.") from exc
 
