@@ -268,8 +268,10 @@ class LightningReplica(StepReplica):
 
     def gather_even(self, tensor: Any, *, gradients: bool) -> Any:
         """`self.all_gather` of the module, for one tensor."""
-        if self._gather is None or self._judging or not isinstance(tensor, torch.Tensor):
+        if self._gather is None or not isinstance(tensor, torch.Tensor):
             return tensor
+        if self._judging:  # workers do not meet there
+            return tensor.unsqueeze(0)
         if self._step_trial is not None and self._step_trial.running:
             raise TypeError("parts of a batch that are tried have different numbers of rows")
         return self._gather.even(tensor, gradients=gradients)
