@@ -52,21 +52,6 @@ class Gather:
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """The rows of all ranks."""
-        return self._gathered(tensor)[0]
-
-    def even(self, tensor: torch.Tensor, *, gradients: bool) -> torch.Tensor:
-        """The tensors of all ranks in a new first dimension; a single number may be one of them."""
-        rows = tensor if tensor.dim() else tensor.reshape(1)
-        whole, counts = self._gathered(rows if gradients else rows.detach())
-        if len(set(counts)) > 1:
-            raise ConfigError(
-                f"self.all_gather puts the tensors of all workers beside one another, and they have {counts}"
-                " rows in this step.\nHint: kindler.all_gather(tensor) joins their rows, however many each"
-                " has; or choose a batch_size that gives all workers the same number in every step."
-            )
-        return whole.reshape(len(counts), *tensor.shape)
-
-    def _gathered(self, tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
         if not isinstance(tensor, torch.Tensor) or not tensor.dim():
             raise ConfigError(
                 "all_gather needs a tensor with rows along its first dimension; received"
@@ -80,8 +65,8 @@ class Gather:
         if flows:
             whole: torch.Tensor = _Rows.apply(tensor, self, counts)  # type: ignore[no-untyped-call]
             self.pending.append(whole)
-            return whole, counts
-        return self.exchanged(tensor, counts), counts
+            return whole
+        return self.exchanged(tensor, counts)
 
     def exchanged(self, tensor: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """The rows of all ranks."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from kindler.collective import all_gather
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Array, Batch
 from kindler.frameworks.torch.lightning_optimizers import LightningSchedules, ManualOptimizer, configured
@@ -342,13 +343,13 @@ class LightningReplica(StepReplica):
                 self.counter.note({f"{name}_epoch": shown}, rows, batch_size)
                 self.counter.note({f"{name}_step": shown}, rows, batch_size, newest=True)
 
-    def gather_even(self, tensor: Any, *, gradients: bool) -> Any:
+    def gathered(self, tensor: Any, *, gradients: bool) -> Any:
         """`self.all_gather` of the module, for one tensor."""
-        if self._gather is None or self._judging or not isinstance(tensor, torch.Tensor):
+        if self._gather is None or not isinstance(tensor, torch.Tensor):
             return tensor
-        if self._step_trial is not None and self._step_trial.running:
-            raise TypeError("parts of a batch that are tried have different numbers of rows")
-        return self._gather.even(tensor, gradients=gradients)
+        rows = tensor if tensor.dim() else tensor.reshape(1)
+        joined = all_gather(rows if gradients else rows.detach())
+        return joined.unsqueeze(0) if tensor.dim() else joined
 
     def _path_of(self, metric: Any, name: str) -> str:
         for path, part in self.model.named_modules():
@@ -529,8 +530,12 @@ class Trainer:
             self._replica.untoggle(self._toggled.pop())
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """The tensors of all workers, in a new first dimension; as they are where there is one worker."""
-        return torch.utils._pytree.tree_map(partial(self._replica.gather_even, gradients=sync_grads), data)
+        """The rows of all workers, below a new first dimension; what it is given where there is one worker.
+
+        Lightning has a place for each worker in that dimension. Here workers have different numbers of rows,
+        so there is one place, as if one worker had them all.
+        """
+        return torch.utils._pytree.tree_map(partial(self._replica.gathered, gradients=sync_grads), data)
 
     def print(self, *args: Any, **options: Any) -> None:
         """Print on the first worker."""
