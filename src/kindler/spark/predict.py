@@ -117,7 +117,7 @@ def _arrow_udf(work: Task[tuple[pa.Array, ...], pa.Array], result: Any) -> Calla
 
     # Spark reads from the annotations how rows come in: batches, each a tuple of arrays.
     def score(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        return iter(work(batches))
+        return work(batches)
 
     function: Any = score
     udf: Callable[..., SparkColumn] = arrow_udf(function, result)
@@ -133,7 +133,7 @@ class _Score:
     convert: Convert
     stored: StoredColumns | None
 
-    def __call__(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+    def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         forget_zip_folders()
         chunks = self._received(batches) if self.stored is None else self._read(batches, self.stored)
         for outputs in self.scorer.score(chunks, _place()):

@@ -15,7 +15,7 @@ import pickle
 import socket
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 _Batch = TypeVar("_Batch")
 _Made = TypeVar("_Made")
-Task = Callable[[Iterator[_Batch]], Iterable[_Made]]
+Task = Callable[[Iterator[_Batch]], Iterator[_Made]]
 
 
 def sent_task(task: Task[_Batch, _Made]) -> Task[_Batch, _Made]:
@@ -48,7 +48,7 @@ class _Sent:
         self._task = task
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return iter(self._task(batches))
+        return self._task(batches)
 
     def __reduce__(self) -> tuple[Any, ...]:
         file = io.BytesIO()

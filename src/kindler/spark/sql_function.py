@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
@@ -63,11 +62,14 @@ def register_function(
 
 def _udf(spark: SparkSession, work: Task[Any, pa.Array], result: Any) -> Any:
     if takes_columns(spark):
+        from pyspark.sql.pandas.functions import arrow_udf
+
         # Spark reads from the annotations how rows come in: batches, each an array for each argument.
         def score(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-            return iter(work(batches))
+            return work(batches)
 
-        return F.arrow_udf(score, result)
+        make: Any = arrow_udf
+        return make(score, result)
     return _pandas_udf(work, result)
 
 
@@ -103,7 +105,7 @@ class _ScoreArguments:
     names: tuple[str, ...]
     convert: Convert
 
-    def __call__(self, batches: Iterable[Any]) -> Iterator[pa.Array]:
+    def __call__(self, batches: Iterator[Any]) -> Iterator[pa.Array]:
         forget_zip_folders()
         for outputs in self.scorer.score(self._features(batches)):
             arrays = [self.convert(output) for output in outputs]

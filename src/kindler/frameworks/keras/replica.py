@@ -33,6 +33,7 @@ from kindler.frameworks.keras.gradient_hook import (
     replaced,
 )
 from kindler.frameworks.keras.metrics import UNTRIED, Tallies
+from kindler.frameworks.keras.scoring import scoring_model
 from kindler.frameworks.keras.spec import (
     KerasSpec,
     against_several,
@@ -148,8 +149,6 @@ class KerasReplica(BaseReplica):
         before: ScoringModel | None,
     ) -> ScoringModel:
         """The model without its optimizer."""
-        from kindler.frameworks.keras.scoring import scoring_model  # needs h5py, which comes with Keras
-
         return scoring_model(spec, state, before)
 
     @classmethod

@@ -6,14 +6,13 @@ which it was written: the same model has the same bytes.
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
-
-import h5py
 
 from kindler.frameworks.keras.spec import Archive, KerasSpec, dumps, with_archive
 from kindler.frameworks.keras.state import pack, unpack
@@ -78,6 +77,7 @@ def _without_keys(content: bytes, names: Sequence[str]) -> bytes:
 
 
 def _without_groups(content: bytes, names: set[str]) -> bytes:
+    h5py: Any = importlib.import_module("h5py")
     file = io.BytesIO()
     with h5py.File(io.BytesIO(content), "r") as source, h5py.File(file, "w") as target:
         for name in sorted(set(source) - names):

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import io
-import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 
@@ -23,8 +21,9 @@ from kindler.frameworks.scoring_model import ScoringModel
 from kindler.frameworks.state_format import pack, unpack
 from kindler.frameworks.torch.spec import TorchSpec
 from kindler.frameworks.torch.state import dump, parse
+from kindler.frameworks.torch.tensor_pickle import TensorPickler
 
-__all__ = ["scoring_model", "unpacked_spec"]
+__all__ = ["scoring_model"]
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -55,22 +54,15 @@ def scoring_model(
     return ScoringModel.of(packed, weights, before, of_state=state)
 
 
-def unpacked_spec(data: bytes) -> TorchSpec:
-    """The spec of a model that was packed with its tensors."""
-    head, buffers = unpack(data)
-    spec: TorchSpec = _Unpickler(head, buffers).load()
-    return spec
-
-
 def _with_tensors(spec: TorchSpec, before: ScoringModel | None) -> ScoringModel:
     file = io.BytesIO()
-    pickler = _Pickler(file)
+    pickler = TensorPickler(file)
     try:
         pickler.dump(spec)
     except Exception:
         travelling(spec)  # says which part of it cannot be sent
         raise
-    storages = [storage.cpu() for storage in pickler.storages]
+    storages: list[Any] = [storage.cpu() for storage in pickler.storages]
     head = file.getvalue()
     if before is not None and _is_packed_in(before.spec, head, storages):
         return before
@@ -78,7 +70,7 @@ def _with_tensors(spec: TorchSpec, before: ScoringModel | None) -> ScoringModel:
     return ScoringModel.of(b"".join(pack(head, buffers)), b"", before)
 
 
-def _is_packed_in(data: bytes, head: bytes, storages: Sequence[torch.UntypedStorage]) -> bool:
+def _is_packed_in(data: bytes, head: bytes, storages: Sequence[Any]) -> bool:
     known, buffers = unpack(data)
     if known != head or [len(buffer) for buffer in buffers] != [storage.nbytes() for storage in storages]:
         return False
@@ -89,45 +81,5 @@ def _is_packed_in(data: bytes, head: bytes, storages: Sequence[torch.UntypedStor
     )
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload,no-any-return]
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Leaves out the memory of tensors, each once however many of them share it."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.storages: list[torch.UntypedStorage] = []
-        self._places: dict[int, int] = {}
-
-    def persistent_id(self, obj: Any) -> tuple[int, torch.dtype | None] | None:
-        if isinstance(obj, torch.storage.TypedStorage):
-            storage, dtype = obj._untyped_storage, obj.dtype  # its method for that is deprecated
-        elif isinstance(obj, torch.UntypedStorage):
-            storage, dtype = obj, None
-        else:
-            return None
-        place = self._places.setdefault(storage._cdata, len(self.storages))
-        if place == len(self.storages):
-            self.storages.append(storage)
-        return place, dtype
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, head: bytes, buffers: Sequence[memoryview]) -> None:
-        super().__init__(io.BytesIO(head))
-        self._storages = [_storage(buffer) for buffer in buffers]
-
-    def persistent_load(self, pid: tuple[int, torch.dtype | None]) -> Any:
-        place, dtype = pid
-        storage = self._storages[place]
-        if dtype is None:
-            return storage
-        return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-
-
-def _storage(buffer: memoryview) -> torch.UntypedStorage:
-    if not len(buffer):
-        return torch.UntypedStorage(0)
-    return torch.frombuffer(bytearray(buffer), dtype=torch.uint8).untyped_storage()
+def _bytes_of(storage: Any) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)

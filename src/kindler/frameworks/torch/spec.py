@@ -17,7 +17,8 @@ import torch
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, lacking, makes, title
 from kindler.frameworks.pickling import travelling
-from kindler.frameworks.state_format import is_packed
+from kindler.frameworks.state_format import is_packed, unpack
+from kindler.frameworks.torch.tensor_pickle import TensorUnpickler
 
 __all__ = [
     "CLOSURE",
@@ -120,11 +121,8 @@ def dumps(spec: TorchSpec) -> bytes:
 
 def loads(data: bytes) -> TorchSpec:
     """The spec from the bytes of `dumps`: a pickle of the user's objects, so only from our own channel."""
-    if is_packed(data):
-        from kindler.frameworks.torch.scoring import unpacked_spec  # which makes such specs
-
-        return unpacked_spec(data)
-    spec = cloudpickle.loads(data)
+    # A scoring model has the memory of its tensors behind it.
+    spec = TensorUnpickler(*unpack(data)).load() if is_packed(data) else cloudpickle.loads(data)
     if not isinstance(spec, TorchSpec):
         raise ConfigError(f"expected the bytes of a TorchSpec, received {type(spec).__name__}.")
     return spec
