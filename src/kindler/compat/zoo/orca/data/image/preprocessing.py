@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 from kindler.compat.zoo.orca.data.image.pictures import picture
@@ -81,7 +82,7 @@ def read_voc(
         max_samples: How many images at most.
     """
     images = VOCDatasets(file_path, split_names or [(2009, "trainval")], classes, diff)
-    pairs = list(images)[: max_samples or len(images)]
+    pairs = list(islice(images, max_samples))
     if not pairs:
         raise InvalidInput(f"the lists {split_names} of {file_path} name no images.")
     return XShards.from_shards(pairs).transform_shard(_Read(None))
