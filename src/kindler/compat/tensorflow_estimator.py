@@ -151,7 +151,7 @@ class Estimator:
     ) -> Iterator[Any]:
         """What is predicted for each row; all at once where `yield_single_examples` is False."""
         _refuse(hooks=hooks)
-        found = self._core.predict(input_fn, predict_keys, checkpoint_path, verbose=0)
+        found = self._core.predict(_features(input_fn), predict_keys, checkpoint_path, verbose=0)
         if not yield_single_examples:
             yield found
         elif isinstance(found, Mapping):
@@ -189,6 +189,22 @@ def _first(input_fn: Callable[..., Any], steps: int | None) -> Callable[..., Any
                 f" {type(data).__name__!r}."
             )
         return data.take(steps)
+
+    return made
+
+
+def _features(input_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The input function with the features of its data set as arrays, which is what can be scored."""
+
+    @functools.wraps(input_fn)
+    def made(*args: Any, **names: Any) -> Any:
+        data = input_fn(*args, **names)
+        if not isinstance(data, tf.data.Dataset):
+            return data
+        batches = [batch[0] if isinstance(batch, tuple) else batch for batch in data.as_numpy_iterator()]
+        if batches and isinstance(batches[0], Mapping):
+            return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+        return np.concatenate(batches)
 
     return made
 
