@@ -1,4 +1,4 @@
-"""What clients send over gRPC to keep the server from others: frames of HTTP/2, written by hand. Keys are on."""
+"""What clients send over gRPC to keep the server from others: frames of HTTP/2, by hand. Keys are on."""
 
 from __future__ import annotations
 
