@@ -3,8 +3,8 @@
 One server answers both, one row a request: with a small network of scikit-learn's (784 to 128 to 10), and
 with one whose rows have the size of an image of 96 x 96 x 3. The clients are those that people have, in a
 process of its own: grpcio's asynchronous one with one channel for all, and aiohttp. It shares the machine's
-cores with the server; beside that, a client of HTTP on plain sockets, which costs next to nothing. The CPU time
-of the server, with the processes of its models, is counted for each request.
+cores with the server; beside that, a client of HTTP on plain sockets, which costs next to nothing. The CPU
+time of the server, with the processes of its models, is counted for each request.
 """
 
 from __future__ import annotations
