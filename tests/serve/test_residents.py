@@ -141,7 +141,7 @@ def test_the_model_that_was_used_least_lately_leaves_when_descriptors_are_short(
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, before[1]))
     try:
-        assert play(om, scenario, isolation="process", processes=1)["loaded"] == count
+        assert play(om, scenario, isolation="process", processes=1, timeout_s=300)["loaded"] == count
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
