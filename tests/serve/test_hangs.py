@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+import uvloop
 from sklearn.base import BaseEstimator
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
@@ -21,8 +22,10 @@ from kindler import Omega
 from kindler.engine.cores import half_of_memory
 from kindler.models.loaded import wrap
 from kindler.models.signature import Arrays
+from kindler.serve.app import create_app
 from kindler.serve.batching import MOST_LOST, Batcher
 from kindler.serve.http_errors import Problem
+from kindler.serve.http_protocol import GuardedTransport
 from kindler.serve.settings import ServeSettings
 from kindler.serve.threads import Threads
 from tests.serve.served import Served, X, linear, serving
@@ -177,3 +180,46 @@ def test_the_memory_of_a_container_counts(tmp_path: Path) -> None:
     assert half_of_memory([str(tmp_path / "max"), str(tmp_path / "none")]) == 500_000
     whole = half_of_memory([])
     assert half_of_memory([str(tmp_path / "none"), str(tmp_path / "absent")]) == whole > 500_000
+
+
+def test_a_request_that_runs_when_the_server_waits_no_longer_gets_503(tmp_path: Path) -> None:
+    async def play() -> list[Any]:
+        om = Omega(tmp_path / "store")
+        front = create_app(om, ServeSettings(isolation="none"))
+        asked, sent = asyncio.Event(), []
+
+        async def receive() -> Any:
+            asked.set()
+            await asyncio.get_running_loop().create_future()  # the body never comes
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/models/net:predict", "query_string": b""}
+        task = asyncio.create_task(front({**scope, "headers": [(b"host", b"localhost")]}, receive, send))
+        await asked.wait()
+        task.cancel()  # as uvicorn does at the end of the drain
+        await task
+        om.close()
+        return sent
+
+    start, body = asyncio.run(play())
+    assert start["status"] == 503
+    assert b"the server is being stopped" in body["body"]
+
+
+def test_what_is_written_to_a_client_that_has_gone_is_dropped() -> None:
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+        raw, _ = await loop.create_connection(asyncio.Protocol, *server.sockets[0].getsockname())
+        raw.abort()
+        with pytest.raises(RuntimeError, match="closed"):
+            raw.write(b"uvloop raises here")
+        transport = GuardedTransport(raw)
+        transport.write(b"dropped")
+        transport.pause_reading()
+        transport.resume_reading()
+        server.close()
+
+    uvloop.run(play())

@@ -11,13 +11,13 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["Wire"]
+__all__ = ["GuardedTransport", "Wire"]
 
 _HEAD_BYTES = 64 << 10
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
-class _Transport:
+class GuardedTransport:
     """A transport that drops what is for a client that has gone; uvloop's raises before uvicorn knows it."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -52,7 +52,7 @@ class Wire(HttpToolsProtocol):
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(_Transport(transport))  # type: ignore[arg-type]
+        super().connection_made(GuardedTransport(transport))  # type: ignore[arg-type]
         self._be_patient()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -23,6 +23,7 @@ from kindler.runtime.engine import without_trust
 from kindler.serve.app import create_app
 from kindler.serve.auth import is_loopback
 from kindler.serve.http_protocol import Wire
+from kindler.serve.memory import keep_tidy
 from kindler.serve.predict_app import Front
 from kindler.serve.settings import ServeSettings
 from kindler.serve.tls import Tls
@@ -53,6 +54,7 @@ class _Server(uvicorn.Server):
         self._when_started = started
         self._drain_s = drain_s
         self._beside = beside
+        self._tidy: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Stop; at the end of the drain the process ends, whatever has not come back by then."""
@@ -69,9 +71,12 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._when_started()
+            self._tidy = asyncio.create_task(keep_tidy())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more requests, and let those that run end."""
+        if self._tidy is not None:
+            self._tidy.cancel()
         if self._beside is not None:
             await asyncio.gather(self._beside.stop(self._drain_s), super().shutdown(sockets))
         else:

@@ -6,13 +6,13 @@ grpcio reads HTTP/2 and bounds a single message; it does not count what all call
 from __future__ import annotations
 
 import asyncio
-import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from kindler.serve.http_errors import Problem
+from kindler.serve.memory import resident_bytes
 
 __all__ = ["Shares", "Upload", "Uploads"]
 
@@ -92,7 +92,7 @@ class Uploads:
     ) -> None:
         self._most_bytes = most_bytes
         self._elsewhere = elsewhere
-        self._size = size or _resident_bytes
+        self._size = size or resident_bytes
         self._waiting: dict[Upload, None] = {}
         self._before = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -130,11 +130,3 @@ class Uploads:
     def _end(self, upload: Upload, problem: Problem) -> None:
         del self._waiting[upload]
         upload.end(problem)
-
-
-def _resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return 0

@@ -146,7 +146,8 @@ class _Call:
         try:
             await self.context.abort(code, problem.message[:_MOST_TEXT], trailing)
         except grpc.aio.AbortError as exc:
-            return exc.with_traceback(None)  # the context has it, and its frames have the context
+            ended: BaseException = exc.with_traceback(None)  # the context has it, and its frames the context
+            return ended
         except grpc.aio.BaseError:
             pass  # grpcio has ended the call itself: its message was too large, or its client has gone
         return asyncio.CancelledError()
@@ -272,7 +273,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _refusal(self, call: _Call, error: Exception, started: float) -> _Refusal:
         """What to do about an error. Without the error itself, which holds all that the call has read."""
         if isinstance(error, grpc.aio.AbortError):  # the client was told
-            return error.with_traceback(None)
+            ended: BaseException = error.with_traceback(None)
+            return ended
         if isinstance(error, grpc.aio.BaseError):  # the client has gone
             call.entry.status = 499
             return asyncio.CancelledError()
@@ -523,9 +525,9 @@ def _small(taken: Any, content: bytes) -> Any:
 
 
 async def _packed(answer: Message) -> bytes:
-    if answer.ByteSize() > _LARGE_BYTES:
-        return await asyncio.to_thread(answer.SerializeToString)
-    return answer.SerializeToString()
+    large = answer.ByteSize() > _LARGE_BYTES
+    packed: bytes = await asyncio.to_thread(answer.SerializeToString) if large else answer.SerializeToString()
+    return packed
 
 
 def _unary(answer: Callable[..., Awaitable[bytes]], method: _Method) -> Any:

@@ -1,0 +1,39 @@
+"""The memory of the server's own process: how much it is, and giving back what is not needed any more."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import resource
+
+__all__ = ["keep_tidy", "resident_bytes"]
+
+_LOOK_S = 5.0
+_GROWN_BYTES = 64 << 20
+
+
+def resident_bytes() -> int:
+    """What the process has in memory; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+async def keep_tidy() -> None:
+    """Give memory back after it has grown, for as long as the server runs.
+
+    Large bodies and answers leave holes that the allocator keeps, and calls over gRPC that were cut off leave
+    circles that Python finds when it looks.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    before = resident_bytes()
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        if resident_bytes() > before + _GROWN_BYTES:
+            gc.collect()  # what was there at the start is frozen, so that this is short
+            if trim is not None:
+                await asyncio.to_thread(trim, 0)
+            before = resident_bytes()
