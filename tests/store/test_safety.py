@@ -148,7 +148,6 @@ BELIEVING: dict[str, Callable[[], Any]] = {
     "KNeighborsRegressor": lambda: KNeighborsRegressor(1, algorithm="brute").fit(X, X[:, 0]),
     "OneHotEncoder": lambda: OneHotEncoder().fit(X),
     "CountVectorizer": lambda: CountVectorizer().fit(["one word", "and another"]),
-    "csr_matrix": lambda: LogisticRegression().fit(X, X[:, 0] > 7).sparsify(),
     "RandomState": _ahead_of_its_state,
 }
 
