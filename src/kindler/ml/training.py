@@ -98,9 +98,8 @@ def options_of(told: Mapping[str, Any]) -> dict[str, Any]:
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and _is_plain(keywords)):
         raise ConfigError(f"the stage was saved with an optimizer {name!r}, which torch.optim has not.")
     loss, others = torch_layers.build(told["loss"]), dict(told["others"])
-    unknown = sorted(others.keys() - {one.name for one in fields(TorchSpec)} - {*_MAKING}) or sorted(
-        {*_NOT_DESCRIBED} & others.keys()
-    )
+    known = {one.name for one in fields(TorchSpec)} - {*_NOT_DESCRIBED} | {*_MAKING}
+    unknown = sorted(others.keys() - known)
     if unknown or not _is_plain(others):
         raise ConfigError(f"the stage was saved with {unknown or others}, which nothing is trained with.")
     return {"optimizer": functools.partial(cls, **keywords), "loss": loss, **others}
