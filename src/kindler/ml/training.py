@@ -24,6 +24,7 @@ __all__ = ["described", "options_of", "read_recipe", "write_recipe"]
 
 _RECIPE = "training.pickle"
 _NOT_DESCRIBED = ("model", "config", "optimizer", "loss")
+_MAKING = ("workers", "engine", "seed", "device")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -77,8 +78,8 @@ def described(estimator: Estimator) -> dict[str, Any] | None:
     others = {one.name: getattr(spec, one.name) for one in fields(spec) if one.name not in _NOT_DESCRIBED}
     if optimizer is None or loss is None or not all(map(_is_plain, others.values())):
         return None
-    making = {"workers": estimator._workers, "engine": estimator._engine, "seed": estimator._seed}
-    return {"optimizer": optimizer, "loss": loss, "others": {**others, **making, "device": estimator._device}}
+    making = {name: getattr(estimator, f"_{name}") for name in _MAKING}
+    return {"optimizer": optimizer, "loss": loss, "others": {**others, **making}}
 
 
 def options_of(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,6 +90,7 @@ def options_of(told: Mapping[str, Any]) -> dict[str, Any]:
     """
     import torch
 
+    from kindler.frameworks.torch.spec import TorchSpec
     from kindler.models import torch_layers
 
     name, keywords = told["optimizer"]
@@ -96,6 +98,10 @@ def options_of(told: Mapping[str, Any]) -> dict[str, Any]:
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and _is_plain(keywords)):
         raise ConfigError(f"the stage was saved with an optimizer {name!r}, which torch.optim has not.")
     loss, others = torch_layers.build(told["loss"]), dict(told["others"])
+    known = {one.name for one in fields(TorchSpec)} - {*_NOT_DESCRIBED} | {*_MAKING}
+    unknown = sorted(others.keys() - known)
+    if unknown or not _is_plain(others):
+        raise ConfigError(f"the stage was saved with {unknown or others}, which nothing is trained with.")
     return {"optimizer": functools.partial(cls, **keywords), "loss": loss, **others}
 
 

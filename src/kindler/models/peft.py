@@ -72,7 +72,8 @@ _HARMLESS = frozenset(
         "use_rslora",
     }
 )
-_PUT_BACK = {"init_lora_weights": True, "base_model_name_or_path": None}  # and their defaults
+# What wrapping a model changes, and its defaults.
+_PUT_BACK = {"init_lora_weights": True, "base_model_name_or_path": None, "modules_to_save": None}
 _HINT = (
     "Hint: kind='pickle' with trusted=True stores any model; merge_and_unload() makes one without adapters."
 )
@@ -184,7 +185,7 @@ def _wrapped(base: torch.nn.Module, told: Mapping[str, Any], state: Mapping[str,
     for name, config in told["adapters"].items():
         for key, usual in _PUT_BACK.items():
             if hasattr(model.peft_config[name], key):
-                setattr(model.peft_config[name], key, config.get(key, usual))
+                setattr(model.peft_config[name], key, copy.deepcopy(config.get(key, usual)))
     found = model.load_state_dict(state, strict=False, assign=True)
     lacking = [name for name, tensor in model.state_dict().items() if tensor.is_meta and name not in state]
     if lacking or found.unexpected_keys:
@@ -249,7 +250,10 @@ def _described(config: Any) -> dict[str, Any]:
 
 def _config(told: Mapping[str, Any]) -> Any:
     classes: Any = imported("peft.mapping", what="a model", package="peft", extra="peft")
-    fields = {**told, **({"init_lora_weights": False} if told["peft_type"] == "LORA" else {})}
+    fields = {
+        **copy.deepcopy(dict(told)),
+        **({"init_lora_weights": False} if told["peft_type"] == "LORA" else {}),
+    }
     return classes.PEFT_TYPE_TO_CONFIG_MAPPING[_peft().PeftType(fields.pop("peft_type"))](**fields)
 
 
