@@ -326,6 +326,9 @@ class Keeps(Protocol):
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`; with `weights_only_model` only the model is taken from it."""
 
+    def expected_bytes(self) -> int:
+        """How large `state` will be once it was trained, as far as that shows before."""
+
     def local_state(self) -> bytes:
         """What this rank alone has within an epoch: randomness, tallies so far, buffers; counting goes on."""
 

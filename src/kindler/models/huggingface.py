@@ -48,7 +48,7 @@ _CODE = (
 # Entries of such names are files, folders or names on a hub if they are text, and sizes if they are numbers.
 _PLACES = ("path", "file", "url", "repo", "hub", "remote", "weights", "backbone", "pretrained", "kernel")
 _OWN_NAME = "name_or_path"  # where it came from; nobody reads that
-_PLAIN = (None, False, "", "eager", "sdpa", [], {})
+_PLAIN: tuple[Any, ...] = (None, False, "", "eager", "sdpa", [], {})
 
 
 class HuggingFaceKind(TorchKind):

@@ -16,7 +16,7 @@ from kindler.errors import ConfigError
 from kindler.files import folder_at, split
 from kindler.train.callbacks import Callback, EarlyStopping, LearningRateMonitor, Run, watched_value
 from kindler.train.driver_callbacks import DriverCallback, RunStatus
-from kindler.train.metric_names import improves
+from kindler.train.metric_names import Direction, improves
 
 __all__ = ["translated"]
 
@@ -112,7 +112,9 @@ class _Kept:
         """Whether a file is to be written, and which ones go for it."""
         given = self._given
         score = -float(row["epoch"]) if given.monitor is None else float(row[given.monitor])
-        way = "min" if given.monitor is None else given.mode  # without a metric the newest counts as the best
+        way: Direction = (
+            "min" if given.monitor is None else given.mode
+        )  # without a metric the newest counts as the best
         place = sum(not improves(score, other, way) for other, _ in self.best)
         self.best.insert(place, (score, path))
         if given.save_top_k < 0 or len(self.best) <= given.save_top_k:

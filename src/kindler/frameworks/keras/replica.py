@@ -475,8 +475,8 @@ class KerasReplica(BaseReplica):
         if len(features[0]):
             self.keep_step()
             batch = self._arranged.batch(features, labels)
-            options = {"undo": self.undo_step, "gathers": self._meets}
-            try_loss(self.model, self.keras, self.spec.backend, batch, **options)
+            backend = self.spec.backend
+            try_loss(self.model, self.keras, backend, batch, undo=self.undo_step, gathers=self._meets)
 
     def evaluate(self, feed: Feed, hooks: Any = None) -> None:
         """Judge the rows of `feed`; the figures stay in the metrics, for `tallies`."""

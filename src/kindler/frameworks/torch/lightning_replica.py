@@ -274,8 +274,9 @@ class LightningReplica(StepReplica):
             "state_dict": self.model.state_dict(),
             "loops": {},
         }
-        if self.model.hparams:
-            fields |= {"hparams_name": "kwargs", "hyper_parameters": dict(self.model.hparams)}
+        hparams: Any = self.model.hparams
+        if hparams:
+            fields |= {"hparams_name": "kwargs", "hyper_parameters": dict(hparams)}
         if whole:
             fields["optimizer_states"] = [one.state_dict() for one in self.optimizers.named.values()]
             schedules = [] if self._schedules is None else list(self._schedules.named.values())

@@ -155,7 +155,7 @@ def bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
         tried = torch.nn.Parameter(torch.zeros(8, 8))
         tried.grad = torch.zeros_like(tried)
         try:
-            small: Any = type(optimizer)([{**group, "params": [tried]}], **optimizer.defaults)  # type: ignore[call-arg]
+            small: Any = type(optimizer)([{**group, "params": [tried]}], **optimizer.defaults)
             small.step()
         except Exception:  # noqa: BLE001 - one of the user's own, of which nothing is known
             continue
