@@ -112,9 +112,8 @@ class _Kept:
         """Whether a file is to be written, and which ones go for it."""
         given = self._given
         score = -float(row["epoch"]) if given.monitor is None else float(row[given.monitor])
-        way: Direction = (
-            "min" if given.monitor is None else given.mode
-        )  # without a metric the newest counts as the best
+        # Without a metric the newest counts as the best.
+        way: Direction = "min" if given.monitor is None else given.mode
         place = sum(not improves(score, other, way) for other, _ in self.best)
         self.best.insert(place, (score, path))
         if given.save_top_k < 0 or len(self.best) <= given.save_top_k:
