@@ -5,22 +5,22 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from kindler.compat.bigdl.optim import methods, schedules
 from kindler.errors import ConfigError
 from kindler.files import folder_at, split
 
 __all__ = ["read_method", "write_method"]
 
 _FORMAT = "kindler.bigdl.optim.1"
-_CLASSES = {name: getattr(module, name) for module in (methods, schedules) for name in module.__all__}
+Classes = Mapping[str, type[Any]]
 
 
-def write_method(method: methods.OptimMethod, path: str | PathLike[str], *, over_write: bool) -> None:
+def write_method(method: Any, path: str | PathLike[str], classes: Classes, *, over_write: bool) -> None:
     """Write an optimizer to a file, completely or not at all.
 
     Raises:
@@ -32,14 +32,14 @@ def write_method(method: methods.OptimMethod, path: str | PathLike[str], *, over
     arrays: dict[str, Any] = {
         f"{place}/{slot}": value for place, own in enumerate(method.kept) for slot, value in own.items()
     }
-    facts = {"format": _FORMAT, "parameters": len(method.kept), "method": _described(method)}
+    facts = {"format": _FORMAT, "parameters": len(method.kept), "method": _described(method, classes)}
     buffer = io.BytesIO()
     np.savez(buffer, facts=np.array(json.dumps(facts)), **arrays)
     folder_at(folder).write(name, [buffer.getbuffer()])
 
 
-def read_method(path: str | PathLike[str]) -> Any:
-    """Read what `write_method` wrote.
+def read_method(path: str | PathLike[str], classes: Classes) -> Any:
+    """Read what `write_method` wrote; nothing but these classes is made of it.
 
     Raises:
         ConfigError: It is another file.
@@ -48,7 +48,7 @@ def read_method(path: str | PathLike[str]) -> Any:
     try:
         with np.load(io.BytesIO(folder_at(folder).read(name)), allow_pickle=False) as arrays:
             facts = json.loads(str(arrays["facts"]))
-            method = _made(facts["method"])
+            method = _made(facts["method"], classes)
             method.kept = [{} for _ in range(facts["parameters"])]
             for key in set(arrays.files) - {"facts"}:
                 place, _, slot = key.partition("/")
@@ -61,26 +61,24 @@ def read_method(path: str | PathLike[str]) -> Any:
     return method
 
 
-def _described(value: Any) -> Any:
-    if isinstance(value, methods.OptimMethod | schedules.Schedule):
-        kind = type(value).__name__
-        if _CLASSES.get(kind) is not type(value):
-            raise ConfigError(
-                f"a {kind} cannot be written: the file has classes of bigdl.optim.optimizer alone."
-            )
-        fields = {name: _described(part) for name, part in vars(value).items() if name != "kept"}
-        return {"class": kind, "fields": fields}
+def _described(value: Any, classes: Classes) -> Any:
     if isinstance(value, list | tuple):
-        return [_described(part) for part in value]
-    return value
+        return [_described(part, classes) for part in value]
+    if value is None or isinstance(value, bool | int | float | str | dict):
+        return value
+    kind = type(value).__name__
+    if classes.get(kind) is not type(value):
+        raise ConfigError(f"a {kind} cannot be written: the file has classes of bigdl.optim.optimizer alone.")
+    fields = {name: _described(part, classes) for name, part in vars(value).items() if name != "kept"}
+    return {"class": kind, "fields": fields}
 
 
-def _made(given: Any) -> Any:
+def _made(given: Any, classes: Classes) -> Any:
     if isinstance(given, list):
-        return [_made(part) for part in given]
+        return [_made(part, classes) for part in given]
     if not isinstance(given, dict) or "class" not in given:
         return given
-    kind = _CLASSES[given["class"]]
+    kind = classes[given["class"]]
     made = kind.__new__(kind)
-    vars(made).update({name: _made(part) for name, part in given["fields"].items()})
+    vars(made).update({name: _made(part, classes) for name, part in given["fields"].items()})
     return made

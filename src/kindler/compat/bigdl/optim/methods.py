@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from kindler.compat.bigdl.optim import schedules
+from kindler.compat.bigdl.optim.method_files import read_method, write_method
 from kindler.compat.bigdl.optim.schedules import Default, Schedule
 from kindler.errors import ConfigError
 
@@ -79,16 +81,12 @@ class OptimMethod:
             path: The file.
             overWrite: Whether an existing file is replaced.
         """
-        from kindler.compat.bigdl.optim.method_files import write_method
-
-        write_method(self, path, over_write=overWrite)
+        write_method(self, path, _classes(), over_write=overWrite)
 
     @staticmethod
     def load(path: str | PathLike[str], bigdl_type: str = "float") -> Any:
         """Read what `save` wrote, without running code of the file."""
-        from kindler.compat.bigdl.optim.method_files import read_method
-
-        return read_method(path)
+        return read_method(path, _classes())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(learningrate={self.learningrate})"
@@ -421,3 +419,9 @@ class LBFGS(OptimMethod):
                 stacklevel=2,
             )
         self.tolfun, self.ncorrection = float(tolfun), int(ncorrection)
+
+
+def _classes() -> dict[str, type[Any]]:
+    """What a file may consist of: the classes of this module and of the schedules, by name."""
+    own = {name: globals()[name] for name in __all__}
+    return {**own, **{name: getattr(schedules, name) for name in schedules.__all__}}
