@@ -3,7 +3,8 @@
 One server with its defaults, keys on. 8 clients ask a linear model over HTTP, first alone, then during each
 attack of `_grpc_attacks.py`, which runs in a process of its own. Every answer is compared with what it must
 be, and a call over gRPC with a key is made during each attack. A while after each attack, the memory and the
-descriptors of the server are compared with what they were before the first.
+descriptors of the server are compared with what they were before the first. `ONLY=idle` in the environment
+runs the attacks with that word only.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from _grpc_attacks import ATTACKS
 CLIENTS = 8
 WIDE = 100_000  # numbers in a row of the large answer
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
-SETTLE_S = 3.0
+SETTLE_S = 8.0  # the server looks every few seconds whether it has grown
 
 
 def main() -> None:
