@@ -21,7 +21,8 @@ from torch import nn
 
 from kindler import Estimator
 from kindler.errors import ConfigError, NotFittedError, UntrustedError
-from kindler.ml import KindlerEstimator, KindlerModel, training, trusting
+from kindler.ml import KindlerEstimator, KindlerModel, trusting
+from kindler.models import torch_training
 
 pytestmark = pytest.mark.spark
 
@@ -257,10 +258,10 @@ def test_a_stage_that_was_not_fitted_is_fitted_after_loading(
     assert again.fit(assembled).history.keys() == stage.fit(assembled).history.keys()
 
     for harmful in ({"optimizer": ["os", {}]}, {"others": {"log_dir": "/tmp"}}, {"others": {"model": 1}}):
-        told = training.described(stage.estimator)
+        told = torch_training.described(stage.estimator)
         assert told is not None
         with pytest.raises(ConfigError, match="the stage was saved with"):
-            training.options_of({**told, **harmful})
+            torch_training.options_of({**told, **harmful})
 
     stage, path = saved("code", optimizer=torch.optim.SGD, loss=squared)
     with pytest.raises(ConfigError, match=r"loss.*\n?.*trusting"):

@@ -21,6 +21,7 @@ from kindler.ml.model import KindlerModel
 from kindler.ml.params import FitParams
 from kindler.ml.persistence import SavedStage
 from kindler.ml.trust import is_trusted
+from kindler.models.framework import FrameworkKind
 from kindler.models.registry import MODEL_KINDS
 from kindler.spark.frames import column
 
@@ -115,7 +116,7 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
     def _write_files(self, folder: Path) -> dict[str, Any]:
         kind = MODEL_KINDS.model_kind(_KIND)
         meta = kind.write(self.estimator, folder, trusted=False, **(self._value("storeOptions") or {}))
-        told = training.described(self.estimator)
+        told = _framework_kind(meta).training_told(self.estimator)
         if not training.write_recipe(self.estimator, folder) and told is None:
             _log.warning("what trains %s cannot be pickled: loaded again, it cannot be fitted.", self.uid)
         if self._callbacks:
@@ -139,5 +140,14 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
         if whole is not None:
             return cls(whole)
         told = facts.get("training")
-        options = {"config": facts.get("config") or {}, **(training.options_of(told) if told else {})}
+        known = _framework_kind(facts["meta"]).training_options(told) if told else {}
+        options = {"config": facts.get("config") or {}, **known}
         return cls(kind.read(folder, facts["meta"], trusted=is_trusted(), **options))
+
+
+def _framework_kind(meta: dict[str, Any]) -> FrameworkKind:
+    """The kind of the model in a saved estimator; the file may name any."""
+    kind = MODEL_KINDS.model_kind(str(meta["model_kind"]))
+    if not isinstance(kind, FrameworkKind):
+        raise ConfigError(f"an estimator cannot have a model of kind {kind.kind!r}.")
+    return kind

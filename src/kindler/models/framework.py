@@ -53,6 +53,14 @@ class FrameworkKind(ModelKind):
         """
         return None
 
+    def training_told(self, estimator: Estimator) -> dict[str, Any] | None:
+        """What trains an estimator's model, as JSON that is read without trust; None if there is more."""
+        return None
+
+    def training_options(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of `estimator` that `training_told` told; they may come from anybody."""
+        return {}
+
     def fit_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options of a fit, with objects for what is sent by name."""
         return options

@@ -250,10 +250,9 @@ def _described(config: Any) -> dict[str, Any]:
 
 def _config(told: Mapping[str, Any]) -> Any:
     classes: Any = imported("peft.mapping", what="a model", package="peft", extra="peft")
-    fields = {
-        **copy.deepcopy(dict(told)),
-        **({"init_lora_weights": False} if told["peft_type"] == "LORA" else {}),
-    }
+    fields = copy.deepcopy(dict(told))
+    if told["peft_type"] == "LORA":
+        fields["init_lora_weights"] = False
     return classes.PEFT_TYPE_TO_CONFIG_MAPPING[_peft().PeftType(fields.pop("peft_type"))](**fields)
 
 

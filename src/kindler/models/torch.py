@@ -25,6 +25,7 @@ import torch
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
 from kindler.frameworks.torch.device import gpu_problem, taken_bytes
+from kindler.models import torch_training
 from kindler.models.framework import FrameworkKind, matrix
 from kindler.models.kind import confined, imported, known_only, require_trust
 from kindler.models.outputs import plain
@@ -167,6 +168,12 @@ class TorchKind(FrameworkKind):
         if rate is not None:
             options["optimizer"] = functools.partial(options["optimizer"], lr=rate)
         return options
+
+    def training_told(self, estimator: Estimator) -> dict[str, Any] | None:
+        return torch_training.described(estimator)
+
+    def training_options(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        return torch_training.options_of(told)
 
     def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """A class of the user's is made with the same arguments."""
