@@ -232,7 +232,7 @@ def test_a_queue_of_a_node_waits_no_longer_than_it_is_told_and_loses_no_row() ->
     feed = SlowFeed()
     manager = TFNode.NodeManager(lambda name: feed)  # type: ignore[arg-type,return-value]
     for wait in ({"timeout": 0.01}, {"block": False}):
-        with pytest.raises(queue.Empty):
+        with pytest.raises(queue.Empty, match=r"^$"):
             manager.get_queue("input").get(**wait)
     for row in ("a", "b", "c", ValueError("broken"), None):
         feed.rows.put(row)

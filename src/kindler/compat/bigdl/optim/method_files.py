@@ -78,7 +78,7 @@ def _made(given: Any, classes: Classes) -> Any:
         return [_made(part, classes) for part in given]
     if not isinstance(given, dict) or "class" not in given:
         return given
-    kind = classes[given["class"]]
+    kind: Any = classes[given["class"]]
     made = kind.__new__(kind)
     vars(made).update({name: _made(part, classes) for name, part in given["fields"].items()})
     return made
