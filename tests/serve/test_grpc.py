@@ -79,7 +79,7 @@ def test_metadata_configuration_and_readiness_are_as_over_http(client: Any, serv
     assert client.get_server_metadata(as_json=True) == web.get("/v2").json()
     told = client.get_model_metadata("net", as_json=True)
     assert told["inputs"] == [{"name": "x", "datatype": "FP64", "shape": ["-1", "3"]}]
-    assert told["versions"] == ["2"]
+    assert told["versions"] == ["1", "2"]
     config = client.get_model_config("net", as_json=True)["config"]
     assert config["input"] == [{"name": "x", "data_type": "TYPE_FP64", "dims": ["3"]}]
     over_http = triton_http.InferenceServerClient(served.url.removeprefix("http://"))

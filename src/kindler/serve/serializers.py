@@ -62,7 +62,7 @@ def server_metadata() -> dict[str, Any]:
     return {"name": "kindler", "version": kindler.__version__, "extensions": list(_EXTENSIONS)}
 
 
-def metadata_of(resident: Resident, versions: Sequence[int] = ()) -> dict[str, Any]:
+def metadata_of(resident: Resident, versions: Sequence[int]) -> dict[str, Any]:
     """A loaded model, as the Open Inference Protocol has it.
 
     Args:
@@ -76,7 +76,7 @@ def metadata_of(resident: Resident, versions: Sequence[int] = ()) -> dict[str, A
         inputs = tuple(TensorSpec(name, inputs[0].dtype, (None,)) for name in signature.columns)
     return {
         "name": resident.version.name,
-        "versions": [str(number) for number in versions or [resident.version.number]],
+        "versions": [str(number) for number in versions],
         "platform": f"kindler_{resident.version.kind}",
         "inputs": [described(spec) for spec in inputs],
         "outputs": [described(spec) for spec in signature.outputs],

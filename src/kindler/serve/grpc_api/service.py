@@ -411,7 +411,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         return {"ready": not resident.batcher.is_stuck}
 
     async def _metadata(self, call: _Call, sent: Any) -> Any:
-        return metadata_of(await self._resident(call, sent))
+        resident = await self._resident(call, sent)
+        return metadata_of(resident, await self._parts.residents.numbers(resident.version))
 
     async def _config(self, call: _Call, sent: Any) -> Any:
         return {"config": config_of(await self._resident(call, sent), self._parts.settings)}
