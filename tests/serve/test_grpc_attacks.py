@@ -74,7 +74,8 @@ class Wire:
         host, _, port = served.grpc.partition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=60)
         self._left = b""
-        self.send(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, window)))
+        # Without a table of headers (1) every status is spelt out.
+        self.send(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HIHI", 1, 0, 4, window)))
 
     def __enter__(self) -> Wire:
         return self
