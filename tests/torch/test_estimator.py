@@ -174,7 +174,7 @@ class TwoHeads(nn.Module):
 
 
 def both(first: torch.Tensor, second: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return nn.functional.mse_loss(first, y) + nn.functional.mse_loss(second, w)  # labels have the outputs' shape
+    return nn.functional.mse_loss(first, y) + nn.functional.mse_loss(second, w)  # labels have their shapes
 
 
 def test_dict_inputs_and_several_outputs_train_and_predict() -> None:
