@@ -214,6 +214,8 @@ def test_what_is_written_to_a_client_that_has_gone_is_dropped() -> None:
         server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
         raw, _ = await loop.create_connection(asyncio.Protocol, *server.sockets[0].getsockname())
         raw.abort()
+        for _ in range(10):  # turns of the loop, in which uvloop closes it
+            await asyncio.sleep(0)
         with pytest.raises(RuntimeError, match="closed"):
             raw.write(b"uvloop raises here")
         transport = GuardedTransport(raw)
