@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -48,7 +48,7 @@ class ColumnOptions:
     need_labels: bool | Literal["found"] = True
     ragged: Literal["text", "all"] | None = None
     length_col: str | None = None
-    remembered: frozenset[str] = frozenset()
+    remembered: frozenset[str] = field(default=frozenset(), compare=False)
 
     def or_else(self, known: ColumnOptions) -> ColumnOptions:
         """These options, completed with `known` where they are None."""

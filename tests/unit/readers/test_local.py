@@ -39,7 +39,7 @@ class TestLocalReaders(ReaderFacts):
         ("nothing.csv", {}, r"nothing\.csv' does not exist"),
         ("*.nothing", {}, r"no CSV file in"),
         ("a.csv", {"seperator": ";"}, r"no option 'seperator'"),
-        ("a.csv", {"use_cols": ["x"]}, r"did you mean 'usecols'"),
+        ("a.csv", {"use_cols": ["x"]}, r"Did you mean 'usecols'"),
         ("a.csv", {"chunksize": 10}, r"the shards are the chunks(.|\n)*num_shards"),
         ("a.csv", {"num_shards": 0}, r"num_shards=0\): must be at least 1"),
         ("a.csv", {"home": "mars"}, r"'auto', 'local' or 'spark'"),
