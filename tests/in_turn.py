@@ -22,10 +22,11 @@ ROOT = Path(__file__).parents[1]
 
 Printed = Callable[[str], str]
 
-# Python workers of Spark 3.5 may print this where the rows that they wait for fail; it is not the program's.
+# Python workers of older Sparks may print this where their task is given up; it is not the program's.
 _WAITED_IN_VAIN = re.compile(
     r"Traceback \(most recent call last\):\n"
-    r'  File "[^"]*/pyspark/daemon\.py", .*\n(?:    .*\n|  File "[^"]*/pyspark/.*\n)*EOFError\n'
+    r'  File "[^"]*/pyspark/daemon\.py", .*\n(?:    .*\n|  File "[^"]*/pyspark/.*\n)*'
+    r"(?:EOFError|ConnectionResetError: .*)\n"
 )
 
 
