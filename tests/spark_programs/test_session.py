@@ -190,9 +190,17 @@ def test_a_start_that_fails_or_is_interrupted_leaves_no_java_and_the_next_one_wo
 
         me = psutil.Process()
 
+        def alive():
+            return [p for p in me.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+        def words(process):
+            try:
+                return " ".join(process.cmdline())
+            except psutil.Error:
+                return ""
+
         def left(before):
-            alive = [p for p in me.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-            return [len(alive), dict(os.environ) == before]
+            return [len(alive()), dict(os.environ) == before]
 
         before, seen = dict(os.environ), []
         try:
@@ -201,7 +209,7 @@ def test_a_start_that_fails_or_is_interrupted_leaves_no_java_and_the_next_one_wo
             message = str(error).splitlines()[0]
             seen.append(left(before))
         stages = (
-            lambda: me.children(),
+            lambda: any("SparkSubmit" in words(p) for p in alive()),
             lambda: SparkContext._active_spark_context is not None,
         )
 
