@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,13 @@ def running(command: Sequence[str], *, until: str, **options: object) -> Iterato
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
+            pass
+        with suppress(ProcessLookupError):  # what it has started may outlive it, and holds the pipe
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+        process.wait(10)
         reader.join(10)
-        process.stdout.close()
+        if not reader.is_alive():  # closing would wait for whoever reads
+            process.stdout.close()
 
 
 class Broker:
