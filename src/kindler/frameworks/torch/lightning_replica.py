@@ -64,12 +64,16 @@ class LightningReplica(StepReplica):
         """Call the module's `setup`, once: where it is trained, validated or predicts, as Lightning does."""
         if self._stage is None:
             self._stage = stage
-            kept = {} if stage == "fit" else dict(self.model.state_dict())
+            if not overrides(type(self.model), "setup"):
+                return
+            trained = {} if stage == "fit" else dict(self.model.state_dict())
             with torch.inference_mode(False), torch.enable_grad():  # it may make parameters
                 self._call("setup", stage)
-            made = self.model.state_dict()  # which may be new ones in the place of trained ones
-            kept = {name: old for name, old in kept.items() if name in made and old.shape == made[name].shape}
-            self.model.load_state_dict(kept, strict=False)
+            if trained:  # which it may have replaced by new ones
+                new = self.model.state_dict()
+                kept = {name: old for name, old in trained.items() if name in new}
+                kept = {name: old for name, old in kept.items() if old.shape == new[name].shape}
+                self.model.load_state_dict(kept, strict=False)
             self.model.to(self.device)
 
     @classmethod
