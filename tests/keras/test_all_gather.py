@@ -26,6 +26,7 @@ FIT: dict[str, Any] = {
     "batch_size": 7,
     "verbose": 0,
 }
+NOT_JAX = pytest.mark.skipif(FLAVOUR == "jax", reason="JAX's train steps have other arguments")
 
 
 def estimator(kind: str, workers: int, **config: Any) -> Estimator:
@@ -55,7 +56,10 @@ def test_rows_of_all_workers_train_as_in_one_process(kind: str) -> None:
 @one_unless_whole
 @pytest.mark.parametrize(
     ("kind", "match"),
-    [("compares", r"the loss compares\(\) of"), ("compares_in_steps", r"what Compares.train_step gives")],
+    [
+        ("compares", r"the loss compares\(\) of"),
+        pytest.param("compares_in_steps", r"what Compares.train_step gives", marks=NOT_JAX),
+    ],
 )
 def test_what_compares_rows_without_gathering_is_refused(kind: str, match: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s){match}.*not a mean over rows.*Hint.*all_gather"):
@@ -63,7 +67,7 @@ def test_what_compares_rows_without_gathering_is_refused(kind: str, match: str) 
 
 
 @one_unless_whole
-@pytest.mark.parametrize("kind", ["row_by_row", "means_in_steps"])
+@pytest.mark.parametrize("kind", ["row_by_row", pytest.param("means_in_steps", marks=NOT_JAX)])
 def test_means_are_trained_whatever_layers_draw_or_take_from_their_batch(kind: str) -> None:
     assert estimator(kind, 2, restless=True).fit(DATA, **FIT)["num_samples"] == [64]
 

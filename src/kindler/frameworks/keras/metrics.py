@@ -163,13 +163,10 @@ def plain(value: Any) -> Any:
 
 
 def _each(metrics: Sequence[Any]) -> Iterator[Any]:
-    """The metrics, and those that Keras keeps in lists of its own."""
+    """The metrics, each before those inside it."""
     for metric in metrics:
-        inside = getattr(metric, "metrics", None)
-        if inside is None:
-            yield metric
-        else:
-            yield from _each(inside)
+        yield metric
+        yield from _each(getattr(metric, "metrics", ()))
 
 
 def _is_own(metric: Any) -> bool:
