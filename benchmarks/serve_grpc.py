@@ -10,7 +10,6 @@ time of the server, with the processes of its models, is counted for each reques
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -133,7 +132,7 @@ def asked(
     }
     load = [*before[way], *rest]
     spent_s = cpu_s(pid)
-    done = subprocess.run([sys.executable, *load], capture_output=True, text=True, check=True, env=os.environ)
+    done = subprocess.run([sys.executable, *load], stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout)
     assert not found["failures"], found
     return float(found["rate"]), (cpu_s(pid) - spent_s) / found["asked"]

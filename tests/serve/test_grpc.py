@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import struct
 from collections.abc import Iterator
@@ -330,6 +331,31 @@ def test_a_message_of_many_small_tensors_is_read_and_one_of_empty_fields_is_not(
     for field in (b"\x2a\x00", b"\x3a\x00"):
         with pytest.raises(Problem, match="256 fields in its first 512 bytes"):
             InferMessage(field * 300)
+
+
+def test_a_client_with_more_calls_than_a_connection_takes_at_a_time_gets_all_answers(served: Served) -> None:
+    made = message("inference.ModelInferRequest")(model_name="net")
+    made.inputs.add(name="x", datatype="FP64", shape=[2, 3])
+    made.raw_input_contents.append(np.array(ROWS).tobytes())
+    content = made.SerializeToString()
+
+    answers: list[bytes] = []
+
+    async def ask() -> None:
+        async with grpc.aio.insecure_channel(served.grpc) as channel:
+            call = channel.unary_unary(f"/{INFERENCE}/ModelInfer")
+
+            async def one_after_the_other() -> None:
+                answers.extend([await call(content, timeout=120) for _ in range(5)])
+
+            await asyncio.gather(*(one_after_the_other() for _ in range(400)))
+
+    asyncio.run(ask())
+    assert len(answers) == 2000
+    found = {
+        message("inference.ModelInferResponse").FromString(one).raw_output_contents[0] for one in answers
+    }
+    assert all(np.allclose(np.frombuffer(content), expected(ROWS)) for content in found)
 
 
 def test_large_messages_packed_ones_and_large_answers_pass(served: Served) -> None:

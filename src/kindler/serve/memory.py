@@ -10,7 +10,7 @@ import resource
 __all__ = ["keep_tidy", "resident_bytes"]
 
 _LOOK_S = 5.0
-_GROWN_BYTES = 64 << 20
+_CHANGED_BYTES = 64 << 20
 
 
 def resident_bytes() -> int:
@@ -23,7 +23,7 @@ def resident_bytes() -> int:
 
 
 async def keep_tidy() -> None:
-    """Give memory back after it has grown, for as long as the server runs.
+    """Give memory back after it has grown or fallen, for as long as the server runs.
 
     Large bodies and answers leave holes that the allocator keeps, and calls over gRPC that were cut off leave
     circles that Python finds when it looks.
@@ -32,7 +32,7 @@ async def keep_tidy() -> None:
     before = resident_bytes()
     while True:
         await asyncio.sleep(_LOOK_S)
-        if resident_bytes() > before + _GROWN_BYTES:
+        if abs(resident_bytes() - before) > _CHANGED_BYTES:  # after a fall, more of it can be given back
             gc.collect()  # what was there at the start is frozen, so that this is short
             if trim is not None:
                 await asyncio.to_thread(trim, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ _HEAD_BYTES = 64 << 10
 _AHEAD_BYTES = 64 << 10  # what a call may send before it is known who sends it
 _STREAMS = 100  # calls of one connection at a time; clients keep others waiting
 _CONNECTIONS = 4096  # or a quarter of the files that the process may open
+_THREADS, _NICE = ("event_engine", "lifeguard", "grpc_"), 10  # which start others of their own kind
 _HEAD_S, _IDLE_S = 20, 300
 _ALIVE_S, _SILENT_S = 60, 60  # without a word before a client is asked whether it is there, and after
 _AGE_S, _LONGEST_S = 3600, 3600  # of a connection until it takes no more calls, and then of its last ones
@@ -66,6 +68,7 @@ class GrpcServer:
         except RuntimeError as exc:
             raise ConfigError(f"cannot listen on {self._address} for gRPC: {exc}.") from exc
         await self._server.start()
+        _let_others_go_first()
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls, and let those that run end within so many seconds."""
@@ -80,6 +83,7 @@ def _options(most_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", _HEAD_BYTES),
         ("grpc.so_reuseport", 0),  # two servers on one port would be a mistake
         ("grpc.max_concurrent_streams", _STREAMS),
+        ("grpc.http.overload_protection", 0),  # it refuses calls of clients that keep to the limit
         ("grpc.max_allowed_incoming_connections", _most_connections()),
         ("grpc.http2.lookahead_bytes", _AHEAD_BYTES),
         ("grpc.http2.bdp_probe", 0),  # it would widen the windows of those who are not known yet
@@ -92,6 +96,14 @@ def _options(most_bytes: int) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 2),
     ]
+
+
+def _let_others_go_first() -> None:
+    """Where processors are short, HTTP and the models come before what strangers send to grpcio's threads."""
+    for folder in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):  # it has ended, or the system has no such thing
+            if (folder / "comm").read_text().startswith(_THREADS):
+                os.setpriority(os.PRIO_PROCESS, int(folder.name), _NICE)
 
 
 def _most_connections() -> int:

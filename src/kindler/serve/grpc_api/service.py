@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import grpc
-from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio as reflection
@@ -249,7 +248,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         sent = None if method.taken is None else await self._sent(call, method)
         assert method.answer is not None
         reply = await method.answer(call, sent)
-        answer = await _packed(method.given(**reply) if isinstance(reply, dict) else reply)
+        answer = reply if isinstance(reply, bytes) else method.given(**reply).SerializeToString()
         call.entry.status, call.entry.bytes_out = 200, len(answer)
         return answer
 
@@ -332,7 +331,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             try:
                 call.key = await self._front.gate.admit(call.headers, PREDICTS)  # it may have been removed
                 entry.key = None if call.key is None else call.key.id
-                packed = await _packed(reply(infer_response=await self._infer(call, content)))
+                packed = await self._infer(call, content, in_stream=True)
                 entry.status, entry.bytes_out = 200, len(packed)
                 await call.context.write(packed)
             except grpc.aio.BaseError:
@@ -450,15 +449,15 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         await self._parts.residents.unload(call.bucket, sent.model_name)
         return {}
 
-    async def _infer(self, call: _Call, content: bytes) -> Any:
+    async def _infer(self, call: _Call, content: bytes, *, in_stream: bool = False) -> bytes:
         bodies = self._front.bodies
         bodies.hold(len(content), of_it=0)
         try:
-            return await self._inferred(call, content)
+            return await self._inferred(call, content, in_stream=in_stream)
         finally:
             bodies.let_go_of(len(content))
 
-    async def _inferred(self, call: _Call, content: bytes) -> Any:
+    async def _inferred(self, call: _Call, content: bytes, *, in_stream: bool) -> bytes:
         try:
             sent = InferMessage(content, _FEW_FIELDS)
         except TooManyFields:
@@ -491,8 +490,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         if size > _SMALL_BYTES:
             call.holds(self._answers.take(call.client, size))
         if size > _LARGE_BYTES:
-            return await asyncio.to_thread(response_to, answer, request)
-        return response_to(answer, request)
+            return await asyncio.to_thread(response_to, answer, request, in_stream=in_stream)
+        return response_to(answer, request, in_stream=in_stream)
 
 
 def _id_of(content: bytes) -> str:
@@ -525,15 +524,13 @@ def _small(taken: Any, content: bytes) -> Any:
     return parsed(taken, content)
 
 
-async def _packed(answer: Message) -> bytes:
-    large = answer.ByteSize() > _LARGE_BYTES
-    packed: bytes = await asyncio.to_thread(answer.SerializeToString) if large else answer.SerializeToString()
-    return packed
-
-
 def _unary(answer: Callable[..., Awaitable[bytes]], method: _Method) -> Any:
     """A handler that reads its message itself: grpcio would read one before it asks who sends it."""
-    return grpc.stream_unary_rpc_method_handler(partial(answer, method))
+
+    async def handle(requests: Any, context: Any) -> bytes:  # grpcio looks at it in each call: no partial
+        return await answer(method, requests, context)
+
+    return grpc.stream_unary_rpc_method_handler(handle)
 
 
 def _pool() -> Any:

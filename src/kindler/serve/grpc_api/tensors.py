@@ -17,13 +17,13 @@ from kindler.models.safety.protobuf_fields import Malformed, spans
 from kindler.models.signature import Array
 from kindler.serve.grpc_api.messages import message
 from kindler.serve.http_errors import Problem
-from kindler.serve.protocols.v2 import DTYPES, checked_shape, datatype_of, from_bytes, timeout_of, to_bytes
+from kindler.serve.protocols.v2 import DTYPES, checked_shape, datatype_of, from_bytes, raw_bytes, timeout_of
 from kindler.serve.requests import METHODS, Answer, InferRequest
 
 __all__ = ["MOST_FIELDS", "InferMessage", "TooManyFields", "parsed", "request_from", "response_to"]
 
 _WIDE = {"i": np.int64, "u": np.uint64}  # what values have before they are made what their datatype says
-_INPUTS, _RAW_INPUTS = 5, 7  # numbers of fields
+_INPUTS, _RAW_INPUTS, _RAW_OUTPUTS, _INFER_RESPONSE = 5, 7, 6, 2  # numbers of fields
 MOST_FIELDS = 10_000  # of a message
 _LOOKED_AT, _LEAST_BYTES = 256, 6  # a tensor has a name and a datatype: no field is so small
 _MOST_LEFT = 1 << 18
@@ -160,14 +160,32 @@ def request_from(sent: Any, raw: Sequence[memoryview] = (), *, most_texts: int |
     )
 
 
-def response_to(answer: Answer, request: InferRequest) -> Any:
-    """The answer as a `ModelInferResponse`, its tensors as raw bytes."""
+def response_to(answer: Answer, request: InferRequest, *, in_stream: bool = False) -> bytes:
+    """The answer as the bytes of a `ModelInferResponse`, or of the `ModelStreamInferResponse` around it.
+
+    Tensors are copied once, by a call that lets other threads run if they are large.
+    """
     made = message("inference.ModelInferResponse")
     reply = made(model_name=answer.model, model_version=str(answer.version), id=request.id)
+    parts: list[Any] = [b""]
     for name, array in answer.outputs.items():
         reply.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
-        reply.raw_output_contents.append(to_bytes(array))
-    return reply
+        content = raw_bytes(array)
+        parts += [_field(_RAW_OUTPUTS, len(content)), content]
+    parts[0] = reply.SerializeToString()
+    if in_stream:
+        parts.insert(0, _field(_INFER_RESPONSE, sum(map(len, parts))))
+    return b"".join(parts)
+
+
+def _field(number: int, size: int) -> bytes:
+    """What comes before a field of so many bytes."""
+    found = bytearray([number << 3 | 2])
+    while size > 0x7F:
+        found.append(size & 0x7F | 0x80)
+        size >>= 7
+    found.append(size)
+    return bytes(found)
 
 
 def _array(tensor: Any, raw: memoryview | None, most_texts: int | None) -> Array:

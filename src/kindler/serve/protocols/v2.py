@@ -30,8 +30,8 @@ __all__ = [
     "datatype_of",
     "described",
     "from_bytes",
+    "raw_bytes",
     "timeout_of",
-    "to_bytes",
 ]
 
 LENGTH = "inference-header-content-length"
@@ -109,12 +109,12 @@ class V2:
     def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
         all_binary = bool(request.params.get("binary_data_output", False))
         shown: list[dict[str, Any]] = []
-        raw: list[bytes] = []
+        raw: list[bytes | memoryview] = []
         for name, array in answer.outputs.items():
             asked = (request.outputs or {}).get(name, {})
             entry: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
             if asked.get("binary_data", all_binary):
-                content = to_bytes(array)
+                content = raw_bytes(array)
                 entry["parameters"] = {"binary_data_size": len(content)}
                 raw.append(content)
             else:
@@ -282,10 +282,11 @@ def from_bytes(
     return _reshaped(array, shape, name)
 
 
-def to_bytes(array: Array) -> bytes:
-    """The raw bytes of a tensor."""
+def raw_bytes(array: Array) -> bytes | memoryview:
+    """The raw bytes of a tensor, where they are if they are in order."""
     if array.dtype.kind != "O" and datatype_of(array) != "BYTES":
-        return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        there = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        return there.reshape(-1).view(np.uint8).data
     chunks: list[bytes] = []
     for item in array.ravel().tolist():
         content = item if isinstance(item, bytes) else str(item).encode()
