@@ -23,8 +23,6 @@ from kindler.frameworks.keras.label_rules import kind_of
 from kindler.frameworks.loss_trial import LossTrial, refusal
 from kindler.frameworks.rng import Drawing
 
-__all__ = ["is_own", "try_loss"]
-
 _MOST_ROWS, _MOST_STEP_ROWS = 64, 16
 _LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 2e-5, 1e-3
 _OVER_THE_BATCH = ("circle", "dice", "tversky")  # of Keras's own, and no means over rows
