@@ -12,8 +12,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = ["Array", "Collective", "Gradients", "all_gather", "gathering", "share_bytes"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

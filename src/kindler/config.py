@@ -7,8 +7,6 @@ from typing import Literal
 
 from kindler.errors import ConfigError
 
-__all__ = ["RunSettings"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:

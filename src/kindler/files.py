@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 from kindler.errors import ConfigError, MissingExtraError, naming_full_disk
 
-__all__ = ["Folder", "beside", "folder_at", "place", "split"]
-
 _UNFINISHED = ".part"
 
 

@@ -6,8 +6,6 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["card", "shown", "table"]
-
 _MOST_ROWS = 30
 _MOST_COLUMNS = 24
 _MOST_TEXT = 120

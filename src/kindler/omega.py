@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from kindler.runtime.engine import Engine
     from kindler.runtime.runtime import Runtime
 
-__all__ = ["Omega", "om"]
-
 
 class _Opened:
     """A store that is opened on first use, shared by the objects of all its buckets."""

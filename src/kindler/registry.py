@@ -10,8 +10,6 @@ from typing import Any, Generic, TypeVar, cast
 
 from kindler.errors import ConfigError, MissingExtraError, did_you_mean
 
-__all__ = ["Registry", "Spec"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:

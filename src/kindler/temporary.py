@@ -19,8 +19,6 @@ from types import TracebackType
 
 from kindler.errors import ConfigError
 
-__all__ = ["Folder", "locked", "private_folder", "sweep"]
-
 _NAMES = 10
 
 

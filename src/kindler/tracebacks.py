@@ -12,8 +12,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-__all__ = ["MARK", "bare", "rendered", "shorten"]
-
 MARK = "_kindler_shown_short"  # an attribute of errors that are shown without frames of Kindler's
 _before: Callable[..., Any] = sys.__excepthook__
 

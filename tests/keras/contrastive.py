@@ -68,6 +68,18 @@ class Means(Steps):
         return {"loss": value}
 
 
+class Adds(layers.Layer):  # type: ignore[misc]
+    """Adds to the loss something of all rows, or the mean of something of each row."""
+
+    def __init__(self, *, of_all: bool) -> None:
+        super().__init__()
+        self.of_all = of_all
+
+    def call(self, outputs: Any) -> Any:
+        self.add_loss(contrast(outputs) if self.of_all else own_steps.mean_square(outputs))
+        return outputs
+
+
 LOSSES = {"gathers": gathers, "compares": compares, "row_by_row": row_by_row}
 STEPS = {"steps": Steps, "compares_in_steps": Compares, "means_in_steps": Means}
 
@@ -77,6 +89,9 @@ def model(config: Any) -> Any:
     inner = layers.Dense(8, activation="tanh")(inputs)
     if config.get("restless"):
         inner = layers.Dropout(0.3)(layers.BatchNormalization()(inner))
-    made = STEPS.get(config["kind"], KERAS.Model)(inputs, layers.Dense(4)(inner))
-    made.compile(optimizer=KERAS.optimizers.SGD(0.1), loss=LOSSES.get(config["kind"]))
+    outputs, loss = layers.Dense(4)(inner), LOSSES.get(config["kind"])
+    if config["kind"] in ("adds_of_all", "adds_means"):
+        outputs, loss = Adds(of_all=config["kind"] == "adds_of_all")(outputs), "mse"
+    made = STEPS.get(config["kind"], KERAS.Model)(inputs, outputs)
+    made.compile(optimizer=KERAS.optimizers.SGD(0.1), loss=loss)
     return made

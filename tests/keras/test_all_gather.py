@@ -58,6 +58,7 @@ def test_rows_of_all_workers_train_as_in_one_process(kind: str) -> None:
     ("kind", "match"),
     [
         ("compares", r"the loss compares\(\) of"),
+        ("adds_of_all", r"the loss of the model, with what Adds adds to it, of"),
         pytest.param("compares_in_steps", r"what Compares.train_step gives", marks=NOT_JAX),
     ],
 )
@@ -67,7 +68,7 @@ def test_what_compares_rows_without_gathering_is_refused(kind: str, match: str) 
 
 
 @one_unless_whole
-@pytest.mark.parametrize("kind", ["row_by_row", pytest.param("means_in_steps", marks=NOT_JAX)])
+@pytest.mark.parametrize("kind", ["row_by_row", "adds_means", pytest.param("means_in_steps", marks=NOT_JAX)])
 def test_means_are_trained_whatever_layers_draw_or_take_from_their_batch(kind: str) -> None:
     assert estimator(kind, 2, restless=True).fit(DATA, **FIT)["num_samples"] == [64]
 

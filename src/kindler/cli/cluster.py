@@ -11,8 +11,6 @@ from typing import Any
 
 from kindler.errors import ConfigError
 
-__all__ = ["add_commands"]
-
 _FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax", "none": None}
 
 

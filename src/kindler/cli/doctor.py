@@ -11,8 +11,6 @@ from typing import Any
 from kindler.cli.machine_checks import FRAMEWORKS, Check, free_space, machine_checks
 from kindler.errors import ConfigError, KindlerError
 
-__all__ = ["add_commands"]
-
 _MARKS = {"ok": "ok", "warn": "warning", "fail": "FAILED"}
 _LOOK_S = 0.25
 _PACKAGES = ("kindler", "numpy", "pyarrow", "cloudpickle", *FRAMEWORKS)

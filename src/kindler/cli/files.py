@@ -18,8 +18,6 @@ import pyarrow.parquet as pq
 
 from kindler.errors import ConfigError, DataError, first_line
 
-__all__ = ["FORMATS", "Rows", "as_columns", "read_rows", "to_store", "write"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FORMATS = ("csv", "json", "jsonl", "parquet", "npy", "npz")

@@ -21,8 +21,6 @@ from kindler.errors import JavaNotFoundError
 from kindler.spark.java import find_java
 from kindler.spark.versions import parse, too_old
 
-__all__ = ["FRAMEWORKS", "Check", "free_space", "machine_checks", "version_of"]
-
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "openvino", "onnxruntime", "mxnet")
 _OLDEST_PYTHON = (3, 10)
 _LITTLE_SHM = 256 << 20

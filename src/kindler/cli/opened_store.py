@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from kindler.omega import Omega
     from kindler.store import Version
 
-__all__ = ["add_store", "aligned", "as_json", "as_table", "opened", "shown_size"]
-
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 

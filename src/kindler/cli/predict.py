@@ -16,8 +16,6 @@ from kindler.serve.http_errors import Problem
 if TYPE_CHECKING:
     from kindler.cli.files import Rows
 
-__all__ = ["add_commands"]
-
 _FORMATS = ("csv", "json", "jsonl", "parquet", "npy", "npz")
 _METHODS = ("predict", "predict_proba", "transform", "decision_function")
 _COLUMN = "prediction"

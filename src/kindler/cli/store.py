@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kindler.shelves.shelf import Shelf
     from kindler.store import Version
 
-__all__ = ["add_commands"]
-
 _NAMES = "a name, or one of its versions: NAME@3, NAME@tag, NAME^ (the one before the newest)"
 _GLOBS = "a name or a quoted glob: '*' matches within one part of a name, '**' across parts"
 

@@ -8,8 +8,6 @@ from typing import Any
 from kindler.cli.opened_store import add_store, opened, shown_size
 from kindler.errors import ConfigError
 
-__all__ = ["add_commands"]
-
 
 def add_commands(commands: Any) -> None:
     """Add `kindler store`."""

@@ -9,8 +9,6 @@ from typing import Any
 from kindler.errors import ConfigError, MissingExtraError
 from kindler.store.urls import default_url
 
-__all__ = ["add_commands"]
-
 
 def add_commands(commands: Any) -> None:
     """Add `kindler worker`."""

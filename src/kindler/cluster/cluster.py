@@ -51,8 +51,6 @@ from kindler.frameworks.pickling import travelling
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Cluster", "run"]
-
 InputMode = Literal["program", "spark"]
 _MODES = ("program", "spark")
 _LOOK_S = 0.2

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from kindler.files import beside
 
-__all__ = ["newest", "place"]
-
 _NAME = re.compile(r"micro-batch-(\d+)")
 _KEPT = 2
 

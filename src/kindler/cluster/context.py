@@ -18,8 +18,6 @@ from kindler.engine.worker import Worker
 from kindler.errors import ConfigError, MissingExtraError
 from kindler.files import beside
 
-__all__ = ["Context"]
-
 
 class Context:
     """One node of a cluster.

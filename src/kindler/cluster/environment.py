@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from kindler.cluster.roles import TRAINING
 from kindler.engine.members import GangMember, cluster_spec
 
-__all__ = ["FRAMEWORKS", "coordinator", "tf_config", "variables"]
-
 Members = Sequence[GangMember]
 
 

@@ -18,8 +18,6 @@ from kindler.engine.channel import Address, Channel, ChannelClosed, connect
 from kindler.engine.gang import Gang
 from kindler.engine.listener import Door, listen
 
-__all__ = ["FailureServer", "Failures", "why"]
-
 _TURN_S = 0.5
 _GREETING_S = 30.0
 _EXPECTED = 256

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import torch
 
-__all__ = ["VALIDATION", "DataFeed", "InputMapping", "KeptFeed"]
-
 InputMapping = Mapping[str, str] | Sequence[str]
 
 VALIDATION = "validation"

@@ -21,8 +21,6 @@ from kindler.engine.feeds import is_feed
 from kindler.engine.listener import Door
 from kindler.engine.worker import Worker
 
-__all__ = ["CONTROL", "FeedServer"]
-
 CONTROL = "kindler.cluster"  # the feed on which the driver speaks about feeds
 _TURN_S = 0.5
 _GREETING_S = 30.0

@@ -36,8 +36,6 @@ from kindler.engine.feeds import Feeds, is_feed
 from kindler.engine.frames import Piece
 from kindler.errors import FeedError
 
-__all__ = ["Feeder", "NodeAddress", "NodeGoneError", "nearest"]
-
 WINDOW_BYTES = 8 << 20  # of unread rows, for each task and node
 _CONNECT_S = 60.0
 _LOOK_S = 1.0

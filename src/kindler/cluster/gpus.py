@@ -16,8 +16,6 @@ from kindler.engine.gpus import VISIBLE_GPUS, ask_driver, gpus_of_task, machine_
 from kindler.errors import ConfigError
 from kindler.temporary import private_folder
 
-__all__ = ["assign_gpus", "claim", "free_gpus"]
-
 _held: list[IO[str]] = []  # the claims of this process
 
 

@@ -11,8 +11,6 @@ import pyarrow as pa
 from kindler.cluster.feeder import Feeder
 from kindler.cluster.tables import table_of
 
-__all__ = ["FeedingJob", "LocalJob", "answers_of"]
-
 
 class FeedingJob(Protocol):
     """What pushes rows, on threads of its own."""

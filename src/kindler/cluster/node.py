@@ -20,8 +20,6 @@ from kindler.engine.left_running import leave_running
 from kindler.engine.worker import Worker
 from kindler.errors import ConfigError, TrainingError, first_line
 
-__all__ = ["run_node"]
-
 
 def run_node(worker: Worker, settings: bytes, program: bytes) -> list[bytes]:
     """The target of every rank.

@@ -11,8 +11,6 @@ import pyarrow.compute as pc
 
 from kindler.errors import DataError
 
-__all__ = ["DEFAULT_NAME", "columns_of", "to_arrow"]
-
 DEFAULT_NAME = "result"
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from kindler.engine.job import RankSpec
 from kindler.errors import ConfigError
 
-__all__ = ["TRAINING", "Layout"]
-
 TRAINING = ("chief", "worker")  # the roles that train, and are fed
 _TARGET = "kindler.cluster.node:run_node"
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from kindler.engine.frames import Piece
 from kindler.errors import naming_full_disk
 
-__all__ = ["BlockFile"]
-
 _SIZES = struct.Struct("!QQ")
 
 

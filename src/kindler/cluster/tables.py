@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from kindler.errors import DataError
 
-__all__ = ["like", "table_of"]
-
 
 def table_of(data: Any) -> pa.Table | None:
     """The data as a table; None where it is a sequence of other objects.

@@ -14,8 +14,6 @@ from kindler.errors import ConfigError
 if TYPE_CHECKING:
     from kindler.cluster.feed import DataFeed
 
-__all__ = ["dataset_of"]
-
 
 def dataset_of(feed: DataFeed, batch_size: int, *, drop_last: bool) -> tf.data.Dataset:
     """The rest of the feed as batches: dicts of tensors.

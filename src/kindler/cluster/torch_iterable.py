@@ -11,8 +11,6 @@ import torch
 if TYPE_CHECKING:
     from kindler.cluster.feed import DataFeed
 
-__all__ = ["iterable_of"]
-
 
 class _Batches(torch.utils.data.IterableDataset[Any]):
     def __init__(self, feed: DataFeed, batch_size: int, drop_last: bool) -> None:

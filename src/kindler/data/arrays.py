@@ -19,8 +19,6 @@ from kindler.data import datasets
 from kindler.data.columns import Array
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["Named", "is_local_data", "is_spark_frame", "kind", "named", "values"]
-
 _FORMS = (
     "a dict of arrays, a tuple (x, y) of arrays, {'x': ..., 'y': ...}, an array,"
     " a pandas DataFrame, a pyarrow Table or RecordBatch, a Hugging Face or ray dataset"

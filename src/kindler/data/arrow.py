@@ -6,8 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["stream", "write_rows"]
-
 
 def stream(table: pa.Table) -> bytes:
     """A table as an Arrow stream."""

@@ -15,8 +15,6 @@ import numpy as np
 from kindler.data.columns import Array, Column, conform
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["WEIGHT", "Form", "Part", "form_of", "read"]
-
 WEIGHT = "sample_weight"
 
 

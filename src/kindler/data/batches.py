@@ -20,8 +20,6 @@ from kindler.data.row_order import Rounds
 from kindler.data.spool import Layout, Spool
 from kindler.errors import ConfigError
 
-__all__ = ["Batch", "Batches", "inputs"]
-
 _PREFETCH = 2
 _STEPS_AT_ONCE = 8
 _CUTS_AT_ONCE = 64  # a few are as quick to find as one

@@ -14,8 +14,6 @@ import numpy as np
 from kindler.data.columns import Array
 from kindler.data.row_order import Rounds, generator
 
-__all__ = ["Bucketed"]
-
 _STEPS = 64  # that are sorted together: enough for batches of nearly one length, and still a random sample
 _BUCKETS = 0x6275636B
 

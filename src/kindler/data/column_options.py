@@ -12,8 +12,6 @@ import pyarrow as pa
 from kindler.data.columns import Column, Columns, complaint, ragged_type
 from kindler.errors import ConfigError, DataError, did_you_mean
 
-__all__ = ["ColumnOptions", "Names"]
-
 Names: TypeAlias = "str | Sequence[str] | None"
 
 _DEFAULTS = (("features", "label"), ("x", "y"))

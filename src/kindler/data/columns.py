@@ -27,18 +27,6 @@ from pyarrow import types
 
 from kindler.errors import DataError
 
-__all__ = [
-    "Array",
-    "Column",
-    "Columns",
-    "Where",
-    "complaint",
-    "conform",
-    "ragged_type",
-    "to_numpy",
-    "unused_name",
-]
-
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Where: TypeAlias = Callable[[int], "int | str"]
 

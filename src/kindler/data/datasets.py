@@ -15,8 +15,6 @@ import pyarrow as pa
 
 from kindler.errors import ConfigError
 
-__all__ = ["is_dataset", "refuse_unusable", "table", "with_columns"]
-
 
 def is_dataset(data: Any) -> bool:
     """Whether this is a dataset with rows that can be numbered."""

@@ -11,8 +11,6 @@ from kindler.data.columns import Array, Where
 from kindler.data.ragged import Ragged
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["AsLists", "Pad", "PadValue", "fill_value", "gathered", "padded", "rule_for"]
-
 Pad: TypeAlias = 'Literal["batch"] | int'
 PadValue: TypeAlias = "float | int | str"
 AsLists: TypeAlias = Literal["always", "never", "lists"]

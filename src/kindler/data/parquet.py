@@ -24,19 +24,6 @@ from kindler.data.paths import expand, file_system, hidden
 from kindler.data.table_logs import delta_files, iceberg_files
 from kindler.errors import ConfigError, DataError
 
-__all__ = [
-    "EachFile",
-    "ParquetFiles",
-    "RowReader",
-    "each_here",
-    "file_length",
-    "inspect",
-    "inspect_files",
-    "scan",
-    "schema",
-    "share",
-]
-
 Footer: TypeAlias = tuple[tuple[int, ...], int, pa.Schema]
 EachFile: TypeAlias = Callable[[Callable[[str], Footer], Sequence[str]], Iterable[Footer]]
 """Calls a function for each file, in order, wherever the files are best opened."""
@@ -197,7 +184,6 @@ class RowReader:
         return self._ends[-1] if self._ends else 0
 
     def read(self, start: int, stop: int) -> pa.Table:
-        """The rows [start, stop)."""
         if not 0 <= start <= stop <= self.rows:
             raise ValueError(f"read({start}, {stop}) of a file of {self.rows} rows.")
         parts = [self._file.schema_arrow.empty_table().select(self._names)] if start == stop else []

@@ -18,8 +18,6 @@ from pyarrow import fs
 
 from kindler.errors import ConfigError
 
-__all__ = ["Choice", "absolute", "child_uri", "expand", "file_system", "hidden", "is_remote", "local_path"]
-
 Choice: TypeAlias = Callable[[str, Sequence[tuple[str, ...]]], Callable[[tuple[str, ...]], bool]]
 """Given a folder and the paths inside it, in parts: which of its files are data; may refuse the folder."""
 

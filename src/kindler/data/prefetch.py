@@ -10,8 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["ahead", "in_pool"]
-
 T = TypeVar("T")
 J = TypeVar("J")
 

@@ -22,8 +22,6 @@ from kindler.data.ragged import Ragged
 from kindler.data.row_rng import RowRandom, RowRandoms
 from kindler.errors import ConfigError, DataError, KindlerError, first_line
 
-__all__ = ["Preparation", "PreparedRows", "Preparer", "batched"]
-
 Function: TypeAlias = Callable[..., Any]
 
 _MASK = "_mask"

@@ -19,8 +19,6 @@ from kindler.data.row_order import Rounds
 from kindler.data.spool import Layout, Spool
 from kindler.errors import ConfigError
 
-__all__ = ["AllRows", "PreparedBatches", "PreparedLayout", "layout_of", "lengths_of", "stacked"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AllRows:

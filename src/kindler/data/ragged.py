@@ -20,8 +20,6 @@ from pyarrow import types
 from kindler.data.columns import Array, Column, Where, conform, to_numpy
 from kindler.errors import DataError
 
-__all__ = ["Ragged", "concatenated", "read_column", "to_ragged"]
-
 _TEXT = ("str", "bytes")
 
 

@@ -16,8 +16,6 @@ from kindler.data.ragged import Ragged
 from kindler.data.raw_files import BUFFER_BYTES, mapped_file, shared_file
 from kindler.errors import DataError, naming_full_disk
 
-__all__ = ["RaggedFile", "mapped_ragged"]
-
 
 def mapped_ragged(
     file: BinaryIO, offsets: BinaryIO, rows: int, kind: str | None, shape: Sequence[int | None] | None

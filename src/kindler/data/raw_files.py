@@ -13,8 +13,6 @@ import numpy as np
 from kindler.data.columns import Array
 from kindler.errors import DataError
 
-__all__ = ["BUFFER_BYTES", "mapped_file", "shared_file"]
-
 BUFFER_BYTES = 1 << 17
 
 

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["MOST_COLUMNS", "MOST_VALUES", "array", "arrow_table", "check_json", "shape"]
-
 MOST_COLUMNS = 10_000
 _MOST_DIMENSIONS = 64  # numpy has no more
 

@@ -13,8 +13,6 @@ from kindler.data.batches import inputs
 from kindler.data.columns import Array, Columns, Where
 from kindler.data.ragged import read_column
 
-__all__ = ["Alongside", "Chunk", "features_of"]
-
 
 class Chunk(tuple[Array, ...]):
     """What a model is called with for some rows, and what names a row in complaints that come later."""

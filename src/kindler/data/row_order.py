@@ -18,8 +18,6 @@ import numpy as np
 
 from kindler.data.columns import Array
 
-__all__ = ["BASE", "Dealing", "Rounds", "generator", "joined_counts"]
-
 # 1, 2, 3, 4 and 6 divide twelve; of ten times as many lanes 5, 8, 10, 15, 20, 24 and 30 have even shares too.
 BASE = 12
 _LEAST_LANES = 120

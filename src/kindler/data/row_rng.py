@@ -13,8 +13,6 @@ import numpy as np
 
 from kindler.data.columns import Array
 
-__all__ = ["RowRandom", "RowRandoms"]
-
 _ROWS = 0x726F7773  # what sets these numbers apart from others of the same seed
 
 

@@ -16,8 +16,6 @@ from kindler.data.columns import Column
 from kindler.data.parquet import share
 from kindler.data.spool import Spool, SpoolWriter, agreed
 
-__all__ = ["Member", "fresh_folder", "shared_spool"]
-
 
 class Member(Protocol):
     """What a source needs of the worker that opens it."""

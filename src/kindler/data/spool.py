@@ -35,8 +35,6 @@ from kindler.data.ragged_file import RaggedFile, mapped_ragged
 from kindler.data.raw_files import mapped_file, shared_file
 from kindler.errors import DataError, naming_full_disk
 
-__all__ = ["Layout", "Spool", "SpoolWriter", "agreed"]
-
 Layout: TypeAlias = dict[str, list[Any]]
 """Column name -> [dtype name or None, shape of a row or None]; None where no row said.
 

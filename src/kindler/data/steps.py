@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from kindler.errors import ConfigError
 
-__all__ = ["bound", "steps"]
-
 
 def steps(total_rows: int, batch_size: int) -> int:
     """How many steps an epoch over `total_rows` rows has.

@@ -16,8 +16,6 @@ from urllib.parse import unquote, urlsplit
 
 from kindler.errors import ConfigError, MissingExtraError
 
-__all__ = ["delta_files", "iceberg_files"]
-
 _HINT = "Hint: read it with Spark and pass the DataFrame."
 # Features that do not change which rows the files hold, nor under which names and types.
 _HARMLESS = {"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint", "domainMetadata", "appendOnly"}

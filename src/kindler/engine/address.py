@@ -6,8 +6,6 @@ import socket
 from collections.abc import Collection
 from contextlib import closing
 
-__all__ = ["address_towards", "own_address"]
-
 _LOOPBACK = "127.0.0.1"
 
 

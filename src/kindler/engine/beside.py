@@ -12,8 +12,6 @@ from kindler.engine.job import Job
 from kindler.engine.outcome import Outcome
 from kindler.engine.supervisor import Aborted, Supervisor
 
-__all__ = ["BesideRanks"]
-
 
 class BesideRanks:
     """Starts those ranks at the beginning of a `with` block, and waits at its end until they are stopped.

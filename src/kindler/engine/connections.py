@@ -18,8 +18,6 @@ from typing import Any
 from kindler.engine.frames import ChannelClosed, Frame, Joiner, Piece, encode, reading
 from kindler.engine.listener import Door
 
-__all__ = ["Owner", "Peer", "Switchboard"]
-
 _TICK_S = 0.2
 _GREETING_TIMEOUT_S = 10.0
 _SEND_TIMEOUT_S = 120.0

@@ -7,8 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["half_of_memory", "usable_cores"]
-
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 

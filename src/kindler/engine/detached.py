@@ -26,8 +26,6 @@ from kindler.engine.supervisor import Aborted, Supervisor
 from kindler.engine.worker import describe
 from kindler.errors import TrainingError
 
-__all__ = ["Order", "main", "start"]
-
 _MODULE = "kindler.engine.detached"
 _JOINED = {"joined": True}
 

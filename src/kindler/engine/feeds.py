@@ -26,8 +26,6 @@ from typing import Any, TypeAlias
 from kindler.engine.frames import Frame, Piece
 from kindler.errors import FeedError
 
-__all__ = ["WINDOW_BYTES", "Batch", "FeedReader", "FeedWriter", "Feeds", "is_feed"]
-
 Batch: TypeAlias = tuple[bytes, ...]
 
 WINDOW_BYTES = 32 << 20

@@ -38,18 +38,6 @@ from kindler.engine.left_running import leave_running
 from kindler.errors import StartTimeoutError, TrainingError
 from kindler.temporary import locked, private_folder
 
-__all__ = [
-    "Child",
-    "NotWanted",
-    "Recipe",
-    "close",
-    "package_path",
-    "peer_is_this_user",
-    "retire",
-    "socket_folder",
-    "start_child",
-]
-
 _TRIES = 3
 _LOOK_S = 0.1
 _ANSWER_S = 2.0  # a fork server that has nothing to import answers in milliseconds

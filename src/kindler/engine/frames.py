@@ -15,8 +15,6 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-__all__ = ["PART_BYTES", "ChannelClosed", "Frame", "Joiner", "encode", "encode_again", "reading"]
-
 Piece: TypeAlias = bytes | memoryview
 
 PART_BYTES = 4 << 20

@@ -23,8 +23,6 @@ from kindler.engine.monitor import Listener, verdict, watch
 from kindler.engine.outcome import Outcome, lost_error
 from kindler.errors import ConfigError, TrainingError, fresh
 
-__all__ = ["Gang", "Halted", "Launch", "follow"]
-
 _LOOK_S = 0.2
 _MOST_UNREAD = 100_000
 _HALT_S = 10.0  # for ranks to say which step they are in

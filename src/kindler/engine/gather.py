@@ -14,18 +14,6 @@ import numpy as np
 
 from kindler.engine.frames import Piece, encode
 
-__all__ = [
-    "Gathering",
-    "Wants",
-    "pack_parts",
-    "read_arrays",
-    "read_numbers",
-    "unpack_parts",
-    "weighted_arrays",
-    "write_numbers",
-]
-
-
 Wants: TypeAlias = Sequence[int] | Literal["all", "sum", "mean"]
 
 _INT64 = np.dtype("<i8")

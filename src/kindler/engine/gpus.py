@@ -17,20 +17,6 @@ from pathlib import Path
 from kindler.engine.job import TASK_GPUS
 from kindler.errors import ConfigError
 
-__all__ = [
-    "FRUGAL",
-    "VISIBLE_GPUS",
-    "Placement",
-    "TaskPlace",
-    "ask_driver",
-    "crowd_message",
-    "gpu_memory",
-    "gpus_of_task",
-    "is_device",
-    "machine_gpus",
-    "place",
-]
-
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _TIMEOUT_S = 30.0
 _NUMBERED = re.compile(r"cuda:\d{1,4}")

@@ -13,8 +13,6 @@ from collections.abc import Collection
 
 from kindler.errors import TrainingError
 
-__all__ = ["HaltVote", "Halting"]
-
 
 class Halting:
     """One rank's side."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import random
 import socket
 
-__all__ = ["HeldPorts"]
-
 _V4, _V6 = "0.0.0.0", "::"  # every address: it is not known which one the program binds
 
 

@@ -6,8 +6,6 @@ import os
 import socket
 from dataclasses import dataclass
 
-__all__ = ["WorkerInfo", "be", "worker"]
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:

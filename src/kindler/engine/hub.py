@@ -31,8 +31,6 @@ from kindler.engine.stall import Motion, beat_interval
 from kindler.engine.transcript import Transcript
 from kindler.errors import ConfigError, rank_name
 
-__all__ = ["Event", "Hub"]
-
 _ROOT_CAUSE_GRACE_S = 1.0  # a broken exchange is news from the neighbour of the one that failed
 _SPARE_FILES = 1024
 _LAST_WORDS = ("done", "error", "lost", "left", "aborted")

@@ -11,9 +11,6 @@ from kindler.config import RunSettings
 from kindler.engine.program_path import program_path
 from kindler.errors import ConfigError
 
-__all__ = ["TASK_GPUS", "Job", "RankSpec", "equal_ranks", "new_run_id", "new_secret"]
-
-
 TASK_GPUS = (
     "KINDLER_TASK_GPUS"  # the GPUs that the cluster manager gave to a rank, for whoever wants to use them
 )

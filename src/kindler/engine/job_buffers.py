@@ -16,8 +16,6 @@ from kindler.engine.listener import listen
 from kindler.engine.peer_sockets import answer
 from kindler.errors import SyncError, SyncTimeoutError
 
-__all__ = ["Carrier", "children_of", "parent_of"]
-
 _FANOUT = 2
 _TURN_S = 1.0
 

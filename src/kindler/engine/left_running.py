@@ -11,8 +11,6 @@ import atexit
 import subprocess
 from typing import Any
 
-__all__ = ["leave_running"]
-
 _left: list[subprocess.Popen[Any]] = []
 
 

@@ -16,8 +16,6 @@ from functools import partial
 
 from kindler.engine.channel import GREETING_BYTES, greeting, tuned
 
-__all__ = ["Door", "listen"]
-
 _SPARE_GUESTS = 512
 _ACCEPTS_PER_TURN = 64
 _PAUSE_S = 0.2

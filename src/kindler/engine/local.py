@@ -18,8 +18,6 @@ from kindler.engine.outcome import Outcome
 from kindler.engine.supervisor import Aborted, Supervisor
 from kindler.errors import TrainingError
 
-__all__ = ["run", "slots", "start"]
-
 
 def slots() -> int:
     """How many workers this machine runs side by side: one for each core that this process may use."""

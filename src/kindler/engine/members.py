@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from kindler.engine.address import own_address
 
-__all__ = ["GangMember", "cluster_spec", "members_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class GangMember:

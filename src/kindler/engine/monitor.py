@@ -14,8 +14,6 @@ from kindler.engine.hub import Event, Hub
 from kindler.engine.outcome import Outcome, failure
 from kindler.errors import KindlerError, StartTimeoutError
 
-__all__ = ["Listener", "verdict", "watch"]
-
 Listener = Callable[[Event], None]
 
 _TURN_S = 0.2

@@ -17,8 +17,6 @@ from kindler.errors import (
     worker_error,
 )
 
-__all__ = ["Outcome", "failure", "lost_error", "pack", "unpack"]
-
 CHUNK_BYTES = 4 << 20
 _SYNC_TIMEOUT = f"{SyncTimeoutError.__module__}:{SyncTimeoutError.__qualname__}"
 

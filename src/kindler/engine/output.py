@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable
 from typing import IO
 
-__all__ = ["PrintedLines", "flush_output", "print_line"]
-
 _READ_BYTES = 65536
 _LOOK_MS = 1000
 

@@ -19,8 +19,6 @@ from kindler.engine.listener import Door, listen
 from kindler.engine.members import GangMember
 from kindler.errors import SyncError, SyncTimeoutError, rank_name
 
-__all__ = ["LinkableWorker", "answer", "answer_calls", "call", "connect_links"]
-
 _GREETING_TIMEOUT_S = 5.0  # a stranger who says nothing holds up the others no longer than this
 _TURN_S = 1.0
 _CALL_TURN_S = 0.25

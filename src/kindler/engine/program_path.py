@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
-__all__ = ["enter_program_path", "merged_path", "program_path"]
-
 # What a Python puts on its path by itself begins with the zip file of its library, which need not exist.
 _LIBRARY = re.compile(r"python3\d+\.zip|python3\.\d+|lib-dynload|(site|dist)-packages")
 

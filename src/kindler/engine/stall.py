@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Motion", "beat_interval", "readable"]
-
 _BEATS_PER_STALL = 4
 _SILENT_BEATS = 3
 _PACKAGE = str(Path(__file__).resolve().parents[1])

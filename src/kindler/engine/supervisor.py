@@ -30,8 +30,6 @@ from kindler.engine.worker import STACKS, describe
 from kindler.errors import ConfigError, StartTimeoutError, TrainingError
 from kindler.temporary import Folder
 
-__all__ = ["Aborted", "Supervisor", "can_run", "worker_fields"]
-
 _TAIL_LINES = 40
 _LOOK_S = 0.1
 _STACKS_TIMEOUT_S = 10.0

@@ -17,8 +17,6 @@ from types import TracebackType
 from kindler.engine.frames import Piece
 from kindler.temporary import Folder
 
-__all__ = ["Kept", "Transcript"]
-
 _IN_MEMORY_BYTES = 256 << 10
 
 

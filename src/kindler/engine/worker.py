@@ -41,8 +41,6 @@ from kindler.engine.peer_sockets import answer_calls, call, connect_links
 from kindler.engine.program_path import enter_program_path
 from kindler.errors import ConfigError, KindlerError, SyncError, SyncTimeoutError, plain_fields
 
-__all__ = ["STACKS", "Worker", "describe", "message_of", "run_child"]
-
 STACKS = "stacks.txt"  # in the scratch folder
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])

@@ -18,8 +18,6 @@ from kindler.train.task import Task
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Attempts", "Crew", "ExecutorsAreBack", "ReturningExecutors"]
-
 
 class Attempts:
     """Starts a gang, and after the loss of a worker another one that continues from the newest checkpoint.

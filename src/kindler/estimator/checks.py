@@ -23,28 +23,6 @@ from kindler.sync.contract import SyncConfig
 from kindler.sync.registry import SYNCS, SyncSpec
 from kindler.train.options import FitOptions, PredictOptions, RunOptions
 
-__all__ = [
-    "ability_complaints",
-    "backend_complaints",
-    "callback_complaints",
-    "checkpoint_complaints",
-    "column_complaints",
-    "division_complaints",
-    "engine_complaints",
-    "framework_sync_complaints",
-    "loader_complaints",
-    "nan_complaints",
-    "precision_complaints",
-    "preparation_complaints",
-    "refuse",
-    "row_weight_complaints",
-    "runtime_complaints",
-    "seed_complaints",
-    "server_complaints",
-    "sync_complaints",
-    "warn_caller",
-]
-
 _ORCA_BACKENDS = ("bigdl", "torch_distributed", "horovod", "spark", "ray")
 
 

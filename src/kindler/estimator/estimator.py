@@ -77,8 +77,6 @@ if TYPE_CHECKING:
 
     from kindler.ml.estimator import KindlerEstimator
 
-__all__ = ["Estimator"]
-
 Hear = Callable[[Mapping[str, Any]], None]
 AnyOptions = TypeVar("AnyOptions", FitOptions, EvaluateOptions, PredictOptions)
 

@@ -29,8 +29,6 @@ from kindler.frameworks.scoring_model import ScoringModel
 from kindler.inference.predictor import Recipe
 from kindler.temporary import Folder
 
-__all__ = ["Example", "example_of", "in_openvino", "write_onnx", "write_openvino"]
-
 _OPENVINO = "openvino"
 _CLOSE = 1e-2  # a wrong graph is far off; rounding is not
 _LABELS = re.compile(r"label|y\d*|sample_weight")

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from kindler.spark.frames import Feed
 
-__all__ = ["RunPlan", "RunResults", "job_of", "run"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ from kindler.frameworks.scoring_model import ScoringModel
 from kindler.inference.predictor import forget_model
 from kindler.train.joining import LOOPS
 
-__all__ = ["FrameworkModel", "LiveModel"]
-
 # The same for every run, so that runs of all kinds find the same warm process. Each fork would import these
 # otherwise, Arrow among them: a tenth of a second of every worker.
 _WORKERS_NEED = (

@@ -27,8 +27,6 @@ from kindler.estimator.inputs.recognise import recognise
 from kindler.frameworks.creators import call
 from kindler.frameworks.registry import FRAMEWORKS
 
-__all__ = ["InputData", "ModelFnEstimator"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class InputData:

@@ -18,8 +18,6 @@ from kindler.xshards import XShards
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Transformer"]
-
 _FORMAT = 1
 _Data = TypeVar("_Data")
 

@@ -14,8 +14,6 @@ from kindler.errors import ConfigError, DataError
 from kindler.features.base import Transformer
 from kindler.features.names import Names, input_names, output_names
 
-__all__ = ["StringIndexer"]
-
 Invalid = Literal["error", "keep", "skip"]
 
 

@@ -14,8 +14,6 @@ import numpy as np
 from kindler.data.columns import Array
 from kindler.errors import DataError
 
-__all__ = ["Moments", "merged", "of"]
-
 
 @dataclass(frozen=True)
 class Moments:

@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 from kindler.errors import ConfigError
 
-__all__ = ["Names", "input_names", "output_names"]
-
 Names: TypeAlias = "str | Sequence[str]"
 
 

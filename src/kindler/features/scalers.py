@@ -15,8 +15,6 @@ from kindler.features.base import Transformer
 from kindler.features.moments import Moments
 from kindler.features.names import Names, input_names, output_names
 
-__all__ = ["MinMaxScaler", "StandardScaler"]
-
 
 class _Scaler(Transformer):
     """`(value - center) * factor + offset`, for each column or for each place of a vector.

@@ -25,8 +25,6 @@ from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.scoring_model import ScoringModel
 from kindler.frameworks.state_format import Buffer
 
-__all__ = ["BaseReplica", "with_config"]
-
 _EPOCH, _STEP = "kindler.epoch", "kindler.step"
 
 

@@ -23,8 +23,6 @@ import numpy as np
 from kindler.errors import did_you_mean
 from kindler.tracebacks import bare
 
-__all__ = ["bare_interrupts", "leaves_no_trace", "untouched"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 Restore = Callable[[], None]

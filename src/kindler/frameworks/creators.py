@@ -12,8 +12,6 @@ from typing import Any
 
 from kindler.errors import ConfigError
 
-__all__ = ["call", "keywords", "lacking", "makes", "positional", "title"]
-
 _ROLES = frozenset({"config", "conf", "cfg", "params", "model", "optimizer", "batch_size"})
 _CONFIG_WORDS = ("conf", "param", "arg", "opt", "setting", "dict", "mapping", "any")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

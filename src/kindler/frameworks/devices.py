@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from kindler.errors import ConfigError
 
-__all__ = ["explained", "is_installed", "missing_gpu"]
-
 _HINTS = {
     ("out of memory", "RESOURCE_EXHAUSTED", "ResourceExhausted"): (
         "Hint: a smaller batch_size; for PyTorch also accumulation_steps=2 or more, precision='bf16', or"

@@ -16,8 +16,6 @@ import numpy as np
 from kindler.errors import DataError
 from kindler.frameworks.contract import Array
 
-__all__ = ["LabelSource", "refuse_non_classes", "refuse_non_probabilities"]
-
 
 @dataclass(frozen=True, slots=True)
 class LabelSource:

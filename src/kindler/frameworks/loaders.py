@@ -21,17 +21,6 @@ import numpy as np
 from kindler.errors import ConfigError
 from kindler.frameworks.rng import Drawing
 
-__all__ = [
-    "Dealing",
-    "Stream",
-    "cannot_travel",
-    "is_loader",
-    "open_stream",
-    "packed",
-    "pickled",
-    "says_sharded",
-]
-
 _WORKS = (
     "a torch DataLoader, a tf.data.Dataset, a keras PyDataset, or an iterable of batches (x, y) or"
     " (x, y, sample_weight)"

@@ -18,8 +18,6 @@ from typing import Any, TypeAlias
 from kindler.collective import gathering
 from kindler.errors import ConfigError
 
-__all__ = ["Difference", "Judge", "LossTrial", "refusal"]
-
 # For these rows: of each loss its sum, and what the sum is divided by to give the mean.
 Judge: TypeAlias = Callable[[list[int]], Sequence[tuple[float, float]]]
 

@@ -13,8 +13,6 @@ import cloudpickle
 from kindler.errors import ConfigError, first_line
 from kindler.frameworks.creators import title
 
-__all__ = ["travelling"]
-
 _DEEPEST = 8
 
 

@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["quiet_without_gpu"]
-
 
 @contextmanager
 def quiet_without_gpu() -> Iterator[None]:

@@ -11,8 +11,6 @@ from typing import Literal
 
 from kindler.registry import Registry, Spec
 
-__all__ = ["FRAMEWORKS", "FrameworkSpec"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameworkSpec(Spec):

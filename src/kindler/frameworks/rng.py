@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Drawing", "own_states", "restore_own", "seed_all", "seed_own"]
-
 
 def seed_all(*numbers: int) -> None:
     """Seed everything that user code may draw from; the same numbers give the same draws."""

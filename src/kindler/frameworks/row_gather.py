@@ -17,8 +17,6 @@ import numpy as np
 from kindler.collective import Array, Collective
 from kindler.errors import ConfigError
 
-__all__ = ["RowGather", "refuse_to_gather"]
-
 
 class RowGather:
     """One rank's end.

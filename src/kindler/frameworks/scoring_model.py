@@ -6,8 +6,6 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ScoringModel"]
-
 
 @dataclass(frozen=True)
 class ScoringModel:

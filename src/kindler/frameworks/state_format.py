@@ -13,8 +13,6 @@ from typing import TypeAlias
 
 from kindler.errors import ConfigError
 
-__all__ = ["Buffer", "is_packed", "pack", "unpack"]
-
 Buffer: TypeAlias = "bytes | memoryview"
 
 _MAGIC = b"kindler state 1\n"

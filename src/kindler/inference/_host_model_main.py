@@ -31,8 +31,6 @@ from kindler.frameworks.contract import Scored, Scorer
 from kindler.frameworks.devices import explained
 from kindler.inference.host_model import error_buffers, log_of, packed, unpacked
 
-__all__ = ["main"]
-
 _MOST_RESIDENT = 4
 _LOOK_S = 1.0
 _USELESS_S = 10.0

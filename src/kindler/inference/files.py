@@ -17,8 +17,6 @@ from kindler.engine.gpus import TaskPlace, gpus_of_task
 from kindler.inference.outputs import refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
 
-__all__ = ["FileTask", "run"]
-
 _WRITE_ROWS = 1 << 16
 
 

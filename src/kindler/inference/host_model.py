@@ -38,20 +38,6 @@ from kindler.temporary import locked
 if TYPE_CHECKING:
     from kindler.inference.predictor import Recipe
 
-__all__ = [
-    "IN_FLIGHT",
-    "MODES",
-    "VARIABLE",
-    "HostModel",
-    "Sharing",
-    "error_buffers",
-    "gpu_of",
-    "log_of",
-    "packed",
-    "sharing",
-    "unpacked",
-]
-
 VARIABLE = "KINDLER_HOST_MODEL"
 MODES = ("auto", "always", "never")
 IN_FLIGHT = 8  # batches of a task; more than a scorer takes before it gives back the first

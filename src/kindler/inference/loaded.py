@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["LoadedModels"]
-
 _Model = TypeVar("_Model")
 _MOST = 4
 _IDLE_S = 300.0

@@ -9,8 +9,6 @@ import pyarrow as pa
 
 from kindler.errors import ConfigError
 
-__all__ = ["arrow_type", "like", "refuse_taken", "to_arrow"]
-
 
 def arrow_type(dtype: Any, dimensions: int) -> pa.DataType:
     """The Arrow type of an output with that dtype and that many dimensions, rows included."""

@@ -30,8 +30,6 @@ from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.host_model import HostModel, Sharing, gpu_of
 from kindler.inference.loaded import LoadedModels
 
-__all__ = ["Arrays", "Predictor", "Recipe", "fixed_batches", "forget_model"]
-
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
 _loaded: LoadedModels[Scorer] = LoadedModels()

@@ -18,8 +18,6 @@ from kindler.engine.gpus import TaskPlace, gpus_of_task
 from kindler.inference.outputs import like
 from kindler.inference.predictor import Arrays, Predictor
 
-__all__ = ["ShardScorer"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardScorer:

@@ -12,8 +12,6 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-__all__ = ["confine", "version"]
-
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same on every machine
 _ASK_VERSION = 1
 _PATH_RULE = 1

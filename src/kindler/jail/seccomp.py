@@ -13,8 +13,6 @@ from typing import TypeAlias
 
 from kindler.jail.system_calls import ALLOWED, CHECKED, MACHINES, REFUSED
 
-__all__ = ["is_known_machine", "refuse_other_calls"]
-
 Step: TypeAlias = tuple[int, int, int, int]  # operation, jump if true, jump if false, value
 
 _SET_SECCOMP, _FILTER, _NO_NEW_PRIVILEGES = 22, 2, 38

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-__all__ = ["ALLOWED", "CHECKED", "MACHINES", "REFUSED"]
-
 Numbers: TypeAlias = tuple[int | None, int | None]  # None: the machine has no such call
 
 MACHINES: Mapping[str, tuple[int, int]] = {  # by `os.uname().machine`: the column here, the kernel's own name

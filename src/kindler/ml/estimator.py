@@ -25,8 +25,6 @@ from kindler.models.framework import FrameworkKind
 from kindler.models.registry import MODEL_KINDS
 from kindler.spark.frames import column
 
-__all__ = ["KindlerEstimator"]
-
 _KIND = "estimator"
 _log = logging.getLogger(__name__)
 

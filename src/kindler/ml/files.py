@@ -17,8 +17,6 @@ from kindler.errors import ConfigError
 from kindler.spark.versions import from_arrow
 from kindler.store.names import check_path
 
-__all__ = ["read_folder", "write_folder"]
-
 _PIECE = 8 << 20
 _PARTITION = 256 << 20  # a partition is collected at once
 _SCHEMA = pa.schema([("name", pa.string()), ("begin", pa.int64()), ("bytes", pa.binary())])

@@ -19,8 +19,6 @@ from kindler.models.estimator import EstimatorKind
 from kindler.models.registry import MODEL_KINDS
 from kindler.train.history import History
 
-__all__ = ["KindlerModel"]
-
 _KIND = "estimator"
 
 

@@ -23,8 +23,6 @@ from kindler.models.predictor import Predictor
 from kindler.models.signature import Arrays, fit, from_columns
 from kindler.temporary import Folder
 
-__all__ = ["ModelFiles", "Scorer"]
-
 Array = np.ndarray[Any, Any]
 
 _loaded: LoadedModels[Predictor] = LoadedModels()
@@ -49,7 +47,6 @@ class ModelFiles:
 
     @classmethod
     def read(cls, kind: str, meta: Mapping[str, Any], folder: Path, *, trusted: bool) -> ModelFiles:
-        """The files of a folder."""
         paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
         return cls(kind, dict(meta), files, trusted)

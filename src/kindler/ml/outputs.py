@@ -13,8 +13,6 @@ from pyspark.sql.types import ArrayType, NumericType
 from kindler.errors import ConfigError
 from kindler.spark.frames import column
 
-__all__ = ["PREDICTION_TYPES", "Finish", "as_vectors"]
-
 PREDICTION_TYPES = ("auto", "label", "array")
 
 Array = np.ndarray[Any, Any]

@@ -13,8 +13,6 @@ from kindler.errors import ConfigError
 from kindler.ml.outputs import PREDICTION_TYPES, Finish
 from kindler.train.options import PredictOptions
 
-__all__ = ["FitParams", "PredictParams", "declared"]
-
 
 def _choice(name: str, *choices: str) -> Any:
     def convert(value: Any) -> str:

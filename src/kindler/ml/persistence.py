@@ -23,8 +23,6 @@ from kindler.errors import ConfigError, UntrustedError
 from kindler.ml.files import read_folder, write_folder
 from kindler.temporary import Folder
 
-__all__ = ["SavedStage", "StageReader", "StageWriter"]
-
 T = TypeVar("T", bound="SavedStage")
 
 _FACTS = "kindler"

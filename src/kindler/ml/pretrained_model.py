@@ -37,8 +37,6 @@ from kindler.spark.frames import arrow_types, refuse_ambiguous
 from kindler.spark.predict import first_row, predict_frame
 from kindler.temporary import Folder
 
-__all__ = ["PretrainedModel", "pretrained"]
-
 Array = np.ndarray[Any, Any]
 
 

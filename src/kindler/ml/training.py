@@ -13,8 +13,6 @@ import cloudpickle
 from kindler.estimator.estimator import Estimator
 from kindler.estimator.model import FrameworkModel
 
-__all__ = ["read_recipe", "write_recipe"]
-
 _RECIPE = "training.pickle"
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["is_trusted", "trusting"]
-
 _trusted: ContextVar[bool] = ContextVar("kindler_ml_trusted", default=False)
 
 

@@ -10,8 +10,6 @@ import pyarrow as pa
 from kindler.errors import DataError, first_line
 from kindler.models.signature import Array, Arrays
 
-__all__ = ["as_table", "columns_of", "is_text"]
-
 _TEXTS = frozenset(
     (
         "string",

@@ -28,8 +28,6 @@ from kindler.models.signature import Arrays, Signature, TensorSpec
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
 
-__all__ = ["EstimatorKind"]
-
 _MODEL = "model"
 
 

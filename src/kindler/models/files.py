@@ -11,8 +11,6 @@ from kindler.errors import ConfigError
 from kindler.models.kind import ModelKind, confined
 from kindler.models.predictor import Predictor
 
-__all__ = ["FileKind"]
-
 
 class FileKind(ModelKind):
     """Files that a runtime of their own loads; `get(name, local=folder)` copies them out.

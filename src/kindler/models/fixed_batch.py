@@ -11,8 +11,6 @@ from kindler.errors import DataError
 from kindler.models.row_independence import free_rows, tried
 from kindler.models.signature import Array, Arrays, Signature, example
 
-__all__ = ["DeclaredRows"]
-
 
 class DeclaredRows:
     """Calls a model with the numbers of rows that it declares.

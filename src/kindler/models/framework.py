@@ -9,8 +9,6 @@ from kindler.estimator.estimator import Estimator
 from kindler.models.kind import ModelKind
 from kindler.models.predictor import Predictor
 
-__all__ = ["FrameworkKind", "fitted", "matrix"]
-
 # What an estimator is made with; the other options of a fit are arguments of `Estimator.fit`.
 _MAKING = (
     "workers",

@@ -28,8 +28,6 @@ from kindler.models.predictor import CallablePredictor, Predictor
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
 
-__all__ = ["PLAIN", "FunctionKind"]
-
 PLAIN = "kindler_plain"  # an attribute that a decorator sets which returns the function as it is
 _SOURCE, _PICKLE = "function.py", "function.pickle"
 

@@ -26,8 +26,6 @@ from kindler.models.torch_predictor import NamedTorchPredictor
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
 
-__all__ = ["HuggingFaceKind"]
-
 _CONFIG = "config.json"
 _GENERATION = "generation_config.json"
 _INDEX = ".index.json"

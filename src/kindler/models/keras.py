@@ -24,8 +24,6 @@ from kindler.models.settled import settled
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
 
-__all__ = ["KerasKind", "TfKerasKind"]
-
 _FILE, _OBJECTS = "model.keras", "objects.pickle"
 _BATCH = 32  # of `predict`, unless it is given another
 

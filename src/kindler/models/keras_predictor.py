@@ -21,8 +21,6 @@ from kindler.models.predictor import Predictor
 from kindler.models.row_independence import free_rows, tried
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec, example
 
-__all__ = ["KerasPredictor"]
-
 _log = logging.getLogger("kindler.models")
 _MOST_CONSTANTS = 1 << 30  # bytes; a graph is a message of at most twice that
 _MOST_PROGRAMS = 64

@@ -19,8 +19,6 @@ from kindler.store.names import check_path
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
 
-__all__ = ["Handler", "ModelKind", "confined", "imported", "known_only", "require_trust"]
-
 
 class Handler:
     """Turns objects of one kind into files, and the files back into objects.

@@ -13,8 +13,6 @@ from kindler.models.predictor import Predictor
 from kindler.models.registry import MODEL_KINDS
 from kindler.store import Store, Version
 
-__all__ = ["LoadedModel", "load", "load_files", "wrap"]
-
 
 class LoadedModel:
     """A model in memory.

@@ -15,8 +15,6 @@ from kindler.models.predictor import Predictor
 from kindler.models.safety.onnx_file import scan
 from kindler.models.signature import Arrays, Signature, TensorSpec
 
-__all__ = ["OnnxKind", "OnnxModel"]
-
 _log = logging.getLogger("kindler.models")
 _DTYPES = {
     "float": "float32",

@@ -17,8 +17,6 @@ from kindler.models.kind import confined, imported
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Arrays, Signature, TensorSpec
 
-__all__ = ["OpenvinoKind", "OpenvinoModel"]
-
 _FILE = "model.xml"
 
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from kindler.models.signature import Arrays
 
-__all__ = ["named", "plain"]
-
 
 def named(returned: Any, names: Sequence[str] = (), convert: Callable[[Any], Any] = np.asarray) -> Arrays:
     """Arrays by name: a mapping's own names, those given, or "output_0", "output_1", ...

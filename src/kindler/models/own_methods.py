@@ -11,8 +11,6 @@ from kindler.models.kind import ModelKind
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
 
-__all__ = ["OwnMethods"]
-
 
 class OwnMethods(ModelKind):
     """A kind whose models have the verbs as methods, `fit` and `partial_fit` among them."""

@@ -27,8 +27,6 @@ from kindler.models.torch_state import difference, noted, put_back_flags
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
 
-__all__ = ["PeftKind"]
-
 _BASE, _ADAPTERS = "base", "adapters.safetensors"
 _KINDS: Mapping[str, type[TorchKind]] = {"huggingface": HuggingFaceKind, "torch": TorchKind}
 _TYPES = ("LORA", "IA3", "LOHA", "LOKR")

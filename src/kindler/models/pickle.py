@@ -15,8 +15,6 @@ from kindler.models.own_methods import OwnMethods
 from kindler.models.predictor import CallablePredictor, Predictor
 from kindler.models.registry import MODEL_KINDS
 
-__all__ = ["PickleKind"]
-
 _FILE = "object.pickle"
 _TORCH = (".pt", ".pth")
 

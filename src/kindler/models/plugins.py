@@ -13,8 +13,6 @@ from typing import Any
 from kindler.errors import ConfigError, first_line
 from kindler.models.kind import ModelKind
 
-__all__ = ["GROUP", "load", "names", "taking"]
-
 GROUP = "kindler.models"
 
 _log = logging.getLogger("kindler.models")

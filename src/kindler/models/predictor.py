@@ -14,8 +14,6 @@ from kindler.errors import ConfigError
 from kindler.models.outputs import named
 from kindler.models.signature import DEFAULT_SIGNATURE, Arrays, Signature, TensorSpec, fit, from_columns
 
-__all__ = ["METHODS", "CallablePredictor", "Predictor"]
-
 METHODS = ("predict", "predict_proba", "transform", "decision_function")
 
 

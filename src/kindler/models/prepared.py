@@ -20,8 +20,6 @@ from kindler.estimator.estimator import Estimator
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec, fit, rows_of
 
-__all__ = ["PREPARATION", "PreparedPredictor", "arguments_of", "by_value"]
-
 PREPARATION = "preparation.pickle"
 
 

@@ -19,8 +19,6 @@ from kindler.models import plugins
 from kindler.models.kind import Handler, ModelKind
 from kindler.registry import Registry, Spec
 
-__all__ = ["MODEL_KINDS", "Kinds", "Row"]
-
 _MODELS = "models"
 _CERTAIN = (types.FunctionType, types.BuiltinFunctionType, type)  # never a model of another package
 

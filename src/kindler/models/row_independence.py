@@ -16,8 +16,6 @@ import numpy as np
 
 from kindler.models.signature import Array, Arrays
 
-__all__ = ["Trial", "free_rows", "tried"]
-
 _CLOSE, _NEAR_ZERO = 1e-3, 1e-5  # calls of different sizes differ in their last bits
 
 

@@ -17,8 +17,6 @@ from kindler.models.safety.saved_model import dangers
 from kindler.models.settled import settled
 from kindler.models.signature import DEFAULT_SIGNATURE, SIGNATURE_METHOD, Arrays, Signature, TensorSpec
 
-__all__ = ["SavedModelKind"]
-
 
 class SavedModelKind(ModelKind):
     """Folders with a `saved_model.pb`; read, they are what `tf.saved_model.load` gives."""

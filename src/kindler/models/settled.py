@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kindler.frameworks.keras import backends
 
-__all__ = ["settled"]
-
 
 def settled(backend: str, device: str) -> str:
     """Have the backend compute on the one GPU that this process sees, or on the CPU; returns which it is.

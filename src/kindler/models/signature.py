@@ -14,20 +14,6 @@ import numpy as np
 
 from kindler.errors import DataError
 
-__all__ = [
-    "DEFAULT_SIGNATURE",
-    "SIGNATURE_METHOD",
-    "Array",
-    "Arrays",
-    "Signature",
-    "TensorSpec",
-    "as_text",
-    "example",
-    "fit",
-    "from_columns",
-    "rows_of",
-]
-
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Arrays: TypeAlias = dict[str, Array]
 DEFAULT_SIGNATURE = "serving_default"  # TensorFlow's name of what a model does if nothing else is asked of it

@@ -23,8 +23,6 @@ from kindler.models.predictor import METHODS, Predictor
 from kindler.models.safety.sklearn_file import HARMLESS, compiled
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec
 
-__all__ = ["SklearnKind", "SklearnPredictor", "preload"]
-
 _FILE = "model.skops"
 
 

@@ -20,8 +20,6 @@ from kindler.models.safety.saved_model import graph_dangers
 from kindler.models.settled import settled
 from kindler.models.signature import Arrays, Signature, TensorSpec
 
-__all__ = ["GraphKind"]
-
 
 class GraphKind(FrameworkKind):
     """What `Estimator.from_graph` holds: a graph in a session, and what of it is fed and fetched.

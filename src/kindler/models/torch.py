@@ -37,8 +37,6 @@ from kindler.models.torch_state import difference, kept, noted, put_back
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
 
-__all__ = ["TorchKind", "class_of", "load_weights", "save_weights"]
-
 _WEIGHTS, _PROGRAM, _BY_VALUE = "weights.safetensors", "program.pt2", "model.pickle"
 _HINT = (
     "Hint: init={...} gives the arguments that its class is made with, if the class can be imported;"

@@ -15,8 +15,6 @@ from torch import nn
 
 from kindler.errors import ConfigError
 
-__all__ = ["build", "describe", "layer_class"]
-
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 _PLAIN = (bool, int, float, str, type(None))
 _WHERE = ("device", "dtype")  # arguments that say nothing of the layer

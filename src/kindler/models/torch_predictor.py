@@ -14,8 +14,6 @@ from kindler.models.outputs import named
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec
 
-__all__ = ["NamedTorchPredictor", "TorchPredictor"]
-
 
 class TorchPredictor(Predictor):
     """An `nn.Module`, or the module of an exported program.

@@ -14,8 +14,6 @@ from torch import nn
 
 from kindler.errors import ConfigError
 
-__all__ = ["difference", "kept", "noted", "put_back", "put_back_flags"]
-
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

@@ -16,8 +16,6 @@ from kindler.estimator.estimator import Estimator
 from kindler.frameworks.torch.spec import TorchSpec
 from kindler.models import torch_layers
 
-__all__ = ["described", "options_of"]
-
 _NOT_DESCRIBED = ("model", "config", "optimizer", "loss")
 _MAKING = ("workers", "engine", "seed", "device")
 _PLAIN = (bool, int, float, str, type(None))

@@ -12,8 +12,6 @@ from typing import Any
 from kindler.data.shards.codec import Info, Packed, from_table, pack, unpack
 from kindler.errors import DataError
 
-__all__ = ["Align", "alignment", "is_counted"]
-
 _CATEGORY = "category"
 
 

@@ -18,8 +18,6 @@ from kindler.readers.align_schemas import alignment, is_counted
 from kindler.readers.files import Paths, at_home, every_file, find, listed, missing, opened
 from kindler.xshards import XShards, backends
 
-__all__ = ["read_csv", "read_json"]
-
 _REFUSED = {
     "chunksize": "the shards are the chunks.\nHint: num_shards=... says how many.",
     "iterator": "the shards are what is iterated over.\nHint: num_shards=... says how many.",

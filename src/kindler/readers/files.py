@@ -18,8 +18,6 @@ from kindler.data.paths import Choice, absolute, expand, file_system, hidden, is
 from kindler.errors import ConfigError, DataError
 from kindler.xshards.spark_session import session
 
-__all__ = ["Paths", "at_home", "every_file", "find", "listed", "missing", "opened", "refuse_keys"]
-
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 

@@ -14,8 +14,6 @@ from kindler.data.paths import Choice, expand, file_system, is_remote, local_pat
 from kindler.data.shards import frames
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["Labelled", "as_label", "labelled"]
-
 
 @dataclass(frozen=True)
 class Labelled:

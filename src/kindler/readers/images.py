@@ -25,8 +25,6 @@ from kindler.xshards import XShards, backends
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["read_images"]
-
 _ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _MODES = ("RGB", "L", "RGBA")
 _IMAGES_A_SHARD = 1024  # 150 MB at 224 x 224 pixels

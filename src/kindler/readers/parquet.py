@@ -19,8 +19,6 @@ from kindler.errors import ConfigError, DataError
 from kindler.readers.files import Paths, at_home, listed, refuse_keys
 from kindler.xshards import XShards, backends
 
-__all__ = ["read_parquet"]
-
 
 def read_parquet(
     file_path: Paths,

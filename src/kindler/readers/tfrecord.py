@@ -16,8 +16,6 @@ from kindler.data.tfrecord.schema import SchemaLike
 from kindler.readers.files import Paths, at_home, listed
 from kindler.xshards import XShards, backends
 
-__all__ = ["read_tfrecord"]
-
 
 def read_tfrecord(
     file_path: Paths,

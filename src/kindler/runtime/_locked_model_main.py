@@ -14,8 +14,6 @@ from kindler.models.loaded import LoadedModel, load_files
 from kindler.runtime import value_codec
 from kindler.runtime.messages import Report, described
 
-__all__ = ["main"]
-
 
 def main(sock: socket.socket) -> int:
     """Serve until the worker is gone; returns the exit status."""

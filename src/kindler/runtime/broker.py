@@ -30,8 +30,6 @@ from kindler.runtime.large_messages import LargeMessages, whose
 from kindler.runtime.messages import Report, Task, described
 from kindler.runtime.reply_queues import REPLIES
 
-__all__ = ["BrokerEngine"]
-
 _log = logging.getLogger("kindler.runtime")
 _LOOK_S = 1.0
 _BACKOFF_S = 1.0

@@ -38,8 +38,6 @@ from kindler.runtime.large_messages import LARGEST_BYTES, LargeMessages, reply_n
 from kindler.runtime.local import LocalEngine
 from kindler.runtime.messages import Report, Task, described
 
-__all__ = ["run_worker"]
-
 Receive: TypeAlias = Callable[[Any], None]
 
 _log = logging.getLogger("kindler.runtime")

@@ -19,18 +19,6 @@ from kindler.runtime import value_codec
 from kindler.runtime.messages import pack, unpack
 from kindler.runtime.reply_queues import REPLIES_KEPT_S
 
-__all__ = [
-    "CANCEL",
-    "CONTENT_TYPE",
-    "LOAD",
-    "TASK",
-    "errors_of",
-    "lease_of",
-    "make_app",
-    "queue_of",
-    "reply_queue",
-]
-
 CONTENT_TYPE = "application/x-kindler-frame"
 TASK = "kindler.run"
 CANCEL = "kindler_cancel"

@@ -12,8 +12,6 @@ from kindler.errors import ConfigError
 from kindler.registry import Registry, Spec
 from kindler.runtime.messages import Report, Task
 
-__all__ = ["Engine", "Listener", "Load", "default_broker", "open_engine", "without_trust"]
-
 Listener: TypeAlias = Callable[[Report], None]
 
 

@@ -21,8 +21,6 @@ from kindler.shelves.models import Models
 from kindler.shelves.scripts import Scripts
 from kindler.store import Store, Version
 
-__all__ = ["Executor"]
-
 
 class Executor:
     """What a worker process does.

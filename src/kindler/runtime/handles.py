@@ -12,8 +12,6 @@ from kindler.errors import KindlerError, TaskTimeoutError, fresh
 from kindler.runtime.messages import Report
 from kindler.runtime.value_codec import Resolve
 
-__all__ = ["Status", "TaskHandle"]
-
 Status = Literal["pending", "running", "done", "failed", "cancelled"]
 
 _log = logging.getLogger("kindler.runtime")

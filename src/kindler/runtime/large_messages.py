@@ -16,8 +16,6 @@ from kindler.runtime.messages import pack, unpack
 from kindler.shelves.datasets.shelf import Datasets
 from kindler.store import Address, Store
 
-__all__ = ["LARGEST_BYTES", "LargeMessages", "reply_name", "whose"]
-
 LARGEST_BYTES = 1 << 20  # of a message that goes through the broker
 _FOLDER = ".runtime"
 _REPLY = "-reply"

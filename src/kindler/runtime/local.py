@@ -19,8 +19,6 @@ from kindler.runtime.engine import Listener, Load
 from kindler.runtime.messages import Report, Task, described
 from kindler.runtime.processes import Loss, Process, start
 
-__all__ = ["LocalEngine"]
-
 _LABELS = ("default", "local")
 _MOST_WORKERS = 4
 

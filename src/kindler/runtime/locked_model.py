@@ -31,8 +31,6 @@ from kindler.runtime import value_codec
 from kindler.runtime.messages import Report
 from kindler.store import Version
 
-__all__ = ["Encoded", "LockedModel", "can_be_locked_in"]
-
 _ENTRY = "kindler.runtime._locked_model_main:main"
 _START_S = 300.0
 _IDLE_S = 300.0

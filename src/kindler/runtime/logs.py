@@ -6,8 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["Log"]
-
 _LONGEST_BYTES = 1 << 20
 _TAIL_LINES = 40
 

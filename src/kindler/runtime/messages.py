@@ -17,8 +17,6 @@ from kindler.runtime import value_codec
 from kindler.store.names import check_bucket
 from kindler.store.selectors import parse
 
-__all__ = ["MODEL_VERBS", "READS", "REDUCE", "WRITES", "Report", "Task", "described", "pack", "unpack"]
-
 READS = ("predict", "predict_proba", "decision_function", "score", "transform")
 WRITES = ("fit", "partial_fit")
 REDUCE = "reduce"  # called with a list of results

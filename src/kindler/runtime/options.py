@@ -12,8 +12,6 @@ from typing import Any
 
 from kindler.errors import UntrustedError
 
-__all__ = ["check"]
-
 # Numbers, booleans, arrays and tables.
 _NUMBERS = frozenset(
     {

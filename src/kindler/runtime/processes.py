@@ -24,8 +24,6 @@ from kindler.runtime.logs import Log
 from kindler.runtime.messages import Task
 from kindler.temporary import Folder
 
-__all__ = ["Loss", "Process", "start"]
-
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
 _NEVER_S = 1e6  # tasks have their own time limit; nobody listens for signs of life between them

@@ -12,8 +12,6 @@ from typing import Any
 from kindler.runtime.handles import TaskHandle
 from kindler.runtime.settings import TaskSettings
 
-__all__ = ["Call", "RuntimeModel", "RuntimeScript"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:

@@ -16,8 +16,6 @@ from redis.exceptions import DataError, RedisError
 
 from kindler.runtime.reply_queues import REPLIES, REPLIES_KEPT_S
 
-__all__ = ["Transport"]
-
 _log = logging.getLogger("kindler.runtime")
 
 

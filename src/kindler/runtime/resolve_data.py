@@ -16,8 +16,6 @@ from kindler.errors import ConfigError
 from kindler.shelves.datasets.expressions import parse_expression
 from kindler.shelves.datasets.shelf import Datasets
 
-__all__ = ["read"]
-
 
 def read(data: Any, datasets: Datasets, *, trusted: bool, spark: Any = None) -> Any:
     """The data of an argument.

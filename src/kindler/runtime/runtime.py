@@ -18,8 +18,6 @@ from kindler.runtime.task_groups import MapReduce, Parallel, Sequence
 from kindler.store import Store, Version
 from kindler.store.selectors import parse
 
-__all__ = ["Runtime"]
-
 
 class Runtime:
     """Runs stored models and functions on workers: `om.runtime`.

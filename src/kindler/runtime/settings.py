@@ -10,8 +10,6 @@ from typing import Any
 from kindler.errors import ConfigError
 from kindler.store.selectors import parse
 
-__all__ = ["TaskSettings"]
-
 _LONGEST_S = 1e6  # what can be waited for at once
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,49}")
 

@@ -15,8 +15,6 @@ from kindler.runtime.messages import Report, described
 from kindler.runtime.proxies import Call, RuntimeModel, RuntimeScript
 from kindler.runtime.settings import TaskSettings
 
-__all__ = ["MapReduce", "Parallel", "Sequence", "TaskGroup"]
-
 
 class TaskGroup:
     """Tasks that are submitted together by `run()`: `runtime.sequence()` or `runtime.parallel()`.

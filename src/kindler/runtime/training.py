@@ -14,8 +14,6 @@ from kindler.models.registry import MODEL_KINDS
 from kindler.shelves.models import Models
 from kindler.store import Version
 
-__all__ = ["session", "train"]
-
 
 def session(options: dict[str, Any]) -> Any:
     """The Spark session of a fit with `engine="spark"`, else None; takes its own options out of `options`.

@@ -19,8 +19,6 @@ from kindler.data.arrow import stream
 from kindler.errors import DataError, FrameError
 from kindler.store import Version
 
-__all__ = ["Resolve", "decode", "encode"]
-
 Resolve: TypeAlias = Callable[[Mapping[str, Any]], Any]
 
 _MARK = "$"

@@ -16,8 +16,6 @@ from kindler.runtime.locked_model import Encoded
 from kindler.runtime.logs import Log
 from kindler.runtime.messages import Report, Task, described
 
-__all__ = ["serve"]
-
 _CONNECT_TIMEOUT_S = 60.0
 
 

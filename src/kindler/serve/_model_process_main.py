@@ -34,8 +34,6 @@ from kindler.serve.model_messages import (
 from kindler.serve.tensor_area import Area, Layout, layout, read_arrays, write_header
 from kindler.serve.warm_up import warmed
 
-__all__ = ["main"]
-
 
 def main(sock: socket.socket) -> int:
     """Serve until the server is gone; returns the exit status."""

@@ -36,8 +36,6 @@ from kindler.serve.triton import triton_routes
 from kindler.store.keys import Keys
 from kindler.store.splits import Splits
 
-__all__ = ["create_app"]
-
 _log = logging.getLogger("kindler.serve")
 
 _LOOKS, _ASKS, _READS = 2, 2, 2

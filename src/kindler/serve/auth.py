@@ -23,21 +23,6 @@ from kindler.serve.http_errors import Problem
 from kindler.serve.name_patterns import matching
 from kindler.store.keys import Key, Keys, id_of
 
-__all__ = [
-    "Gate",
-    "Resource",
-    "Scopes",
-    "Wanted",
-    "bare_name",
-    "bucket_of",
-    "check_datasets",
-    "check_limits",
-    "covers",
-    "is_loopback",
-    "needs",
-    "needs_by_action",
-]
-
 _OTHER = "admin"  # undeclared routes need the highest scope
 _FRESH_S = 2.0
 _PAUSE_S = 0.1  # between two reads of the keys for the sake of unknown ones, which anybody can send

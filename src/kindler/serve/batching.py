@@ -34,8 +34,6 @@ from kindler.serve.model_process import Answered, Done, ProcessLost
 from kindler.serve.settings import ServeSettings
 from kindler.serve.tensor_area import Parts
 
-__all__ = ["MOST_LOST", "Batcher", "Call", "Measured", "Observer", "Remote", "Ticket"]
-
 Call: TypeAlias = Callable[[Arrays, str], Arrays]
 _FORGETS = 0.2  # how fast the estimate of a row's time follows the newest call
 _SHORT_S = 0.002  # a call that may hold up everybody else

@@ -31,8 +31,6 @@ from kindler.serve.protocols.v2 import LENGTH
 from kindler.serve.request_codec import read_frame, signature_told, unpacked_request, write_frame
 from kindler.serve.requests import InferRequest, Target
 
-__all__ = ["READERS", "Readers", "where_read"]
-
 READERS = max(1, min(4, usable_cores() // 2))
 _GROWTH, _SPARE_BYTES = 32, 64 << 20  # JSON's smallest values become about 25 times as large
 _TEXT_BYTES, _BINARY_BYTES, _CSV_BYTES = 1 << 20, 1 << 18, 8 << 10

@@ -8,8 +8,6 @@ from urllib.parse import urlsplit
 from kindler.errors import ConfigError
 from kindler.serve.requests import Reply
 
-__all__ = ["Cors"]
-
 _METHODS = "GET, HEAD, POST, PUT, DELETE"
 _TAKEN = (
     "accept, async, authorization, bucket, content-encoding, content-type, inference-header-content-length,"

@@ -20,8 +20,6 @@ from kindler.shelves.datasets.shelf import Datasets
 from kindler.shelves.filters import expression
 from kindler.store import Version
 
-__all__ = ["as_table", "conditions", "read_inputs", "read_value"]
-
 _ARRAYS = ("numpy", "arrays")
 _STEP_ROWS, _STEP_BYTES = 16_384, 16 << 20  # that are read of a table at a time
 _LISTS = ("in", "between")

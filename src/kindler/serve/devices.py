@@ -15,8 +15,6 @@ from kindler.models.registry import MODEL_KINDS
 from kindler.serve.settings import ServeSettings
 from kindler.store import Version
 
-__all__ = ["Devices", "Seat"]
-
 _SHARE = 0.9  # of a GPU's memory: contexts of CUDA and batches need some, too
 
 

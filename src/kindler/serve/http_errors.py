@@ -19,8 +19,6 @@ from kindler.errors import (
     UntrustedError,
 )
 
-__all__ = ["Problem", "as_problem", "own_status", "require_post"]
-
 _STATUS: tuple[tuple[type[KindlerError], int], ...] = (
     (NotFoundError, 404),
     (AlreadyExistsError, 409),

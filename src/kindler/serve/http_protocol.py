@@ -11,8 +11,6 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["GuardedTransport", "Wire"]
-
 _HEAD_BYTES = 64 << 10
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 

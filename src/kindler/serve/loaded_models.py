@@ -42,8 +42,6 @@ from kindler.serve.threads import Threads
 from kindler.serve.warm_up import warmed
 from kindler.store import Version
 
-__all__ = ["Resident", "Residents", "shown_name"]
-
 _log = logging.getLogger("kindler.serve")
 _LONGEST_STALE = 4  # times `refresh_s`: older than that is not served without a look
 _MOST_KNOWN = 4096

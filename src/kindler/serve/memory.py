@@ -7,8 +7,6 @@ import ctypes
 import gc
 import resource
 
-__all__ = ["keep_tidy", "resident_bytes"]
-
 _LOOK_S = 5.0
 _CHANGED_BYTES = 64 << 20
 

@@ -18,8 +18,6 @@ from kindler.serve.model_messages import DescribedModel
 from kindler.serve.model_process import Answered, Done, ModelProcess, ProcessLost
 from kindler.serve.tensor_area import Parts
 
-__all__ = ["ModelPool", "Starter"]
-
 _log = logging.getLogger("kindler.serve")
 _LOOK_S = 1.0  # between two looks for processes with nothing to do
 _IDLE_S = 60.0

@@ -36,8 +36,6 @@ from kindler.serve.model_messages import (
 )
 from kindler.serve.tensor_area import Area, Layout, Parts, layout, read_arrays, write_header
 
-__all__ = ["Answered", "ModelProcess", "ProcessLost", "Start"]
-
 _log = logging.getLogger("kindler.serve")
 _ENTRY = "kindler.serve._model_process_main:main"
 _AREA_BYTES = 16 << 20

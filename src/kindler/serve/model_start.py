@@ -19,8 +19,6 @@ from kindler.serve.model_process import Start
 from kindler.serve.settings import ServeSettings
 from kindler.store import Version
 
-__all__ = ["Limits", "limits_of", "start_of"]
-
 _OWN_PRELOAD = ("kindler.serve._model_process_main", "kindler.models.loaded")
 _GPU_PROCESSES = 2
 _ANYWHERE = Seat()

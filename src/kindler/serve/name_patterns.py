@@ -15,8 +15,6 @@ from kindler.shelves.shelf import Shelf
 from kindler.store import Version
 from kindler.store.names import LONGEST, literal_prefix
 
-__all__ = ["matching", "page_of"]
-
 _MOST_STARS = 16
 _Token: TypeAlias = tuple[str, Callable[[str], Any]]
 

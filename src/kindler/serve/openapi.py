@@ -9,8 +9,6 @@ from kindler.serve.protocols.omega import RAW
 from kindler.serve.protocols.tables import ARROW, PARQUET
 from kindler.serve.requests import METHODS
 
-__all__ = ["with_predictions"]
-
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 _TENSOR: dict[str, Any] = {"description": "A number or a string, or nested lists of them"}
 _PARAMETERS = {"type": "object", "additionalProperties": True}

@@ -50,8 +50,6 @@ from kindler.serve.tasks import wants_later
 from kindler.serve.traffic import Traffic
 from kindler.store.keys import Key
 
-__all__ = ["MOST_TEXTS", "PREDICTS", "Front", "codec_of"]
-
 Scope: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 

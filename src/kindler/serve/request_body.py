@@ -12,8 +12,6 @@ from kindler.serve.deadlines import within
 from kindler.serve.http_errors import Problem, as_problem
 from kindler.serve.settings import ServeSettings
 
-__all__ = ["Bodies", "ClientGoneError", "Receive", "Unpack", "decompressed"]
-
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Unpack: TypeAlias = Callable[[bytes, str, int], Awaitable[bytes]]  # as `decompressed`
 

@@ -20,20 +20,6 @@ from kindler.data import received
 from kindler.models.signature import Array, Signature, TensorSpec
 from kindler.serve.requests import InferRequest
 
-__all__ = [
-    "OBJECTS",
-    "Frame",
-    "array_of",
-    "packed_objects",
-    "packed_request",
-    "read_frame",
-    "signature_from",
-    "signature_told",
-    "unpacked_objects",
-    "unpacked_request",
-    "write_frame",
-]
-
 Frame: TypeAlias = tuple[dict[str, Any], list[bytes]]
 _LENGTH = struct.Struct("<I")
 _MOST_HEADER = 64 << 20
@@ -44,7 +30,6 @@ OBJECTS = ("json", "floats", "bytes", "arrow")
 
 
 def write_frame(file: BinaryIO, header: Mapping[str, Any], buffers: Sequence[Any] = ()) -> None:
-    """Write a frame."""
     sizes = [memoryview(buffer).nbytes for buffer in buffers]
     head = orjson.dumps({**header, "sizes": sizes}, option=orjson.OPT_NON_STR_KEYS)
     file.write(_LENGTH.pack(len(head)))

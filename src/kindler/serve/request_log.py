@@ -24,8 +24,6 @@ import orjson
 
 from kindler.errors import ConfigError
 
-__all__ = ["LEVELS", "REQUEST_ID", "Entry", "Lines", "RequestLog", "configure", "request_id"]
-
 REQUEST_ID = "x-request-id"
 LEVELS = ("debug", "info", "warning", "error")
 _MOST_WAITING = 100_000

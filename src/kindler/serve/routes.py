@@ -45,17 +45,6 @@ from kindler.store.keys import SCOPES
 if TYPE_CHECKING:
     from kindler.serve.tasks import Tasks
 
-__all__ = [
-    "Bucket",
-    "Json",
-    "Parts",
-    "Sees",
-    "catalog_routes",
-    "check_ready",
-    "health_routes",
-    "protocol_routes",
-]
-
 _KNOWN = ("orient", "limit", "bucket")
 _ORIENTS = ("dict", "list", "records")
 

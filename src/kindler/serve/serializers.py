@@ -11,20 +11,10 @@ from kindler.serve.loaded_models import Resident
 from kindler.serve.protocols.v2 import described
 from kindler.store import Version
 
-__all__ = [
-    "metadata_of",
-    "server_metadata",
-    "show_model",
-    "show_resident",
-    "show_signature",
-    "show_version",
-]
-
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 
 
 def show_version(version: Version, tags: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """One version."""
     view: dict[str, Any] = {
         "name": version.name,
         "bucket": version.bucket,

@@ -32,8 +32,6 @@ from kindler.store.keys import Keys
 if TYPE_CHECKING:
     from kindler.serve.grpc_api.server import GrpcServer
 
-__all__ = ["serve"]
-
 _BACKLOG = 2048
 _SWITCH_S = 0.001
 _SPARE_S = 1.0  # after the drain, for what is closed then

@@ -9,9 +9,6 @@ from kindler.engine.cores import half_of_memory
 from kindler.engine.gpus import is_device
 from kindler.errors import ConfigError
 
-__all__ = ["ServeSettings"]
-
-
 _LEVELS = ("debug", "info", "warning", "error")
 _LEAST = {"refresh_s": 0, "task_result_s": 0, "drain_s": 0, "timeout_s": 1e-3, "load_s": 1e-3}
 

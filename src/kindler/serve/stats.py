@@ -14,8 +14,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from kindler.serve.batching import Measured
 from kindler.serve.model_process import ProcessLost
 
-__all__ = ["ModelStats", "Stats", "VersionStats"]
-
 _RECENT = 2048
 _MOST_VERSIONS = 1000  # whose counters are kept
 _MOST_SIZES = 256  # of batches that are counted apart
@@ -104,7 +102,6 @@ class ModelStats:
         self.batches = self.batched_requests = self.rows = 0
 
     def measured(self, call: Measured) -> None:
-        """A call of the model."""
         self._batch_rows.observe(call.rows)
         self._call.observe(call.seconds)
         self._queue.observe(call.waited_s)
@@ -166,7 +163,6 @@ class VersionStats:
         self._requests.labels(*self._labels, "failed" if failed else "answered").inc()
 
     def measured(self, call: Measured) -> None:
-        """A call of this version."""
         self.model.measured(call)
         self.batches += 1
         self.rows += call.rows

@@ -38,8 +38,6 @@ from kindler.serve.routes import Bucket, Json
 from kindler.serve.settings import ServeSettings
 from kindler.store.keys import Key
 
-__all__ = ["WAITS", "Tasks", "task_routes", "wants_later"]
-
 _DATASET_VERBS = ("fit", "partial_fit", "score")
 _VERBS = (*METHODS, *_DATASET_VERBS)
 _WORDS = {

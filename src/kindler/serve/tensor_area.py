@@ -24,8 +24,6 @@ from kindler.data import received
 from kindler.models.signature import Array, Arrays
 from kindler.serve.request_codec import OBJECTS, array_of, packed_objects, unpacked_objects
 
-__all__ = ["Area", "Layout", "Parts", "layout", "read_arrays", "write_header"]
-
 Parts: TypeAlias = Mapping[str, Sequence[Array]]  # for each name, arrays to be put one after the other
 Entry: TypeAlias = list[Any]  # name, form, shape, offset, bytes
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-__all__ = ["Threads"]
-
 _IDLE_S = 10.0
 
 

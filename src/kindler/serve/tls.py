@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from kindler.errors import ConfigError
 
-__all__ = ["Tls"]
-
 
 @dataclass(frozen=True, slots=True)
 class Tls:

@@ -25,8 +25,6 @@ from kindler.serve.loaded_models import Name, Resident, Residents, shown_name
 from kindler.serve.stats import Stats
 from kindler.store.splits import Split, Splits
 
-__all__ = ["SESSION", "Call", "Traffic", "compared"]
-
 SESSION = "x-session-id"  # requests with the same one go to the same version
 _MOST_SHADOWS = 32  # at a time; further ones are dropped
 _CLOSE = 1e-3

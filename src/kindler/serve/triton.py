@@ -24,15 +24,6 @@ from kindler.serve.stats import Stats, VersionStats
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "check_load_parameters",
-    "config_of",
-    "index_of",
-    "statistics_of",
-    "triton_routes",
-    "wanted_versions",
-]
-
 _NS = 1_000_000_000
 
 

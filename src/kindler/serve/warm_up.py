@@ -10,8 +10,6 @@ from kindler.models.predictor import Predictor
 from kindler.models.row_independence import tried
 from kindler.models.signature import Arrays, TensorSpec, example
 
-__all__ = ["warmed"]
-
 _log = logging.getLogger("kindler.serve")
 
 

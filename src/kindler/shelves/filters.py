@@ -10,8 +10,6 @@ import pyarrow.compute as pc
 
 from kindler.errors import ConfigError, first_line
 
-__all__ = ["expression"]
-
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": lambda field, value: field == value if value is not None else field.is_null(nan_is_null=True),
     "ne": lambda field, value: field != value if value is not None else ~field.is_null(nan_is_null=True),

@@ -17,8 +17,6 @@ from kindler.store.selectors import parse
 if TYPE_CHECKING:
     from kindler.store.splits import Split, Splits
 
-__all__ = ["Models"]
-
 # Forms of other systems that a model can be written in.
 _FORMS = Registry(
     "form", [Spec(name="mlflow", target="kindler.tracking.models:write", package="mlflow", extra="mlflow")]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kindler.models.registry import MODEL_KINDS, Kinds, Row
 
-__all__ = ["KINDS"]
-
 _DATASETS = ("datasets",)
 
 KINDS = Kinds(

@@ -6,8 +6,6 @@ from typing import ClassVar
 
 from kindler.shelves.shelf import Shelf
 
-__all__ = ["Scripts"]
-
 
 class Scripts(Shelf):
     """Functions, by name."""

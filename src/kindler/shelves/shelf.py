@@ -20,8 +20,6 @@ from kindler.store import Address, Store, Version, archive
 from kindler.store.names import check_bucket
 from kindler.store.selectors import Selector, parse
 
-__all__ = ["Shelf", "listed"]
-
 
 class Shelf:
     """Names and their versions.

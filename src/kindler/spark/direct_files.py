@@ -10,8 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-__all__ = ["StoredColumns"]
-
 _SPARK_VERSION = b"org.apache.spark.version"
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 # Since then a file says so itself where its dates are of the old calendar. Compared as text, as Spark does.

@@ -16,8 +16,6 @@ from urllib.parse import quote, unquote
 from kindler.data.paths import is_remote, local_path
 from kindler.spark.session import is_on_this_machine
 
-__all__ = ["NotPlain", "Scanned", "check_folders", "classic_scan", "connect_scan"]
-
 # What may be said to the reader. These decide which files are read and how a schema is found, and both are
 # looked at afterwards; others decide how values are read, or what happens to files that cannot be.
 _OPTIONS = {

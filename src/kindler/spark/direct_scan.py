@@ -31,8 +31,6 @@ from kindler.spark.files import each_file
 from kindler.spark.frames import arrow_types
 from kindler.spark.session import is_connect
 
-__all__ = ["PlainScan", "plain_parquet"]
-
 _SETTINGS = (
     "spark.sql.files.ignoreCorruptFiles",
     "spark.sql.files.ignoreMissingFiles",

@@ -57,8 +57,6 @@ from kindler.spark.task_resources import task_gpus
 from kindler.spark.versions import add_tag, interrupt_tag, to_arrow
 from kindler.temporary import Folder
 
-__all__ = ["driver_hosts", "meets_at_driver", "run", "small_batches", "start"]
-
 _RESULT = "rank int, part int, payload binary"
 _BATCH_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
 _IN_TASK_BYTES = 1 << 20  # buffers up to this size travel with the task: no connection is quicker

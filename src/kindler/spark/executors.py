@@ -32,8 +32,6 @@ from kindler.spark.engine import driver_hosts
 from kindler.spark.session import is_connect
 from kindler.spark.slots import slots
 
-__all__ = ["ExecutorPython", "check_executors", "executor_pythons", "reach_driver"]
-
 _CONNECT_S = 10.0
 _ALWAYS = ("kindler", "numpy", "pyarrow", "cloudpickle")
 _PLACE = re.compile(r"\(TID \d+\) \((\S+) executor \S+\)")

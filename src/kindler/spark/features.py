@@ -20,8 +20,6 @@ from kindler.errors import DataError
 from kindler.spark.frames import column as _column
 from kindler.spark.versions import from_arrow, to_arrow
 
-__all__ = ["Measured", "indexed", "number_moments", "scaled", "value_counts"]
-
 
 @dataclass(frozen=True)
 class Measured:

@@ -21,17 +21,6 @@ from kindler.spark.engine import small_batches
 from kindler.spark.frame_errors import frame_error
 from kindler.spark.versions import add_tag, interrupt_tag, to_arrow
 
-__all__ = [
-    "FeedJob",
-    "Push",
-    "answered",
-    "answered_items",
-    "is_rdd",
-    "result_schema",
-    "session_of",
-    "stream_batches",
-]
-
 _STAGE_ATTEMPTS = 1000
 
 
@@ -47,7 +36,6 @@ class Push(Protocol):
 
 
 def is_rdd(data: Any) -> bool:
-    """Whether it is an RDD."""
     # Not of the object: a Connect DataFrame has a column of any name.
     return type(data).__module__.startswith("pyspark.") and hasattr(type(data), "mapPartitionsWithIndex")
 

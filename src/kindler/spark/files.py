@@ -15,8 +15,6 @@ from kindler.spark.session import is_connect
 from kindler.spark.slots import slots
 from kindler.spark.versions import to_arrow
 
-__all__ = ["at_files", "each_file"]
-
 _Result = TypeVar("_Result")
 _ANSWERS = "number bigint, answer binary"
 _FEW = 256  # as many are opened by the driver before tasks would have started

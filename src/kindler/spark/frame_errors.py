@@ -15,8 +15,6 @@ from kindler.spark.row_packing import does_not_fit
 from kindler.spark.sent_tasks import TASK_ERROR
 from kindler.spark.versions import condition_of
 
-__all__ = ["frame_error", "of_task"]
-
 _TRACEBACK = "Traceback (most recent call last):"
 _END = re.compile(r"\n\s*(JVM stacktrace:|Driver stacktrace:|at [\w.$]+\(|SQLSTATE: )")
 _CLASS = re.compile(r"^[\w.$]+(Exception|Error)\S*: ")

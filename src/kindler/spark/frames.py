@@ -28,25 +28,6 @@ from kindler.spark.frame_errors import frame_error
 from kindler.spark.row_packing import sent_columns, unpacked
 from kindler.spark.versions import from_arrow, to_arrow
 
-__all__ = [
-    "FEED",
-    "LANE",
-    "ROW",
-    "UNNUMBERED",
-    "Feed",
-    "Where",
-    "arrow_types",
-    "collected",
-    "column",
-    "dealt_rows",
-    "feed_frame",
-    "own_columns",
-    "packed_frame",
-    "partition_keys",
-    "refuse_ambiguous",
-    "type_in_arrow",
-]
-
 LANE = "_kindler_lane"  # which of the lanes it was dealt to
 ROW = "_kindler_row"  # where a row stood in the frame, so that its order survives the shuffle
 UNNUMBERED = -1  # what ROW holds in a stream, whose rows Spark cannot number

@@ -15,8 +15,6 @@ from typing import Any, Protocol
 
 from py4j.protocol import Py4JError
 
-__all__ = ["REPORT", "ComputedRows", "ReceivedRows"]
-
 REPORT = "ingest"
 _LOOK_S = 1.0
 _TELL_S = 0.5

@@ -16,8 +16,6 @@ from kindler.engine.outcome import Outcome
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError, TrainingError
 
-__all__ = ["MOST_BYTES", "NO_WAY_BACK", "BufferFiles", "SharedFolder"]
-
 _IN_TASK_BYTES = 1 << 20
 MOST_BYTES = 64 << 20  # Connect refuses messages of 128 MiB; a JVM of 1 GiB takes several times this
 _HINT = (

@@ -10,8 +10,6 @@ from pyspark.sql import SparkSession
 
 from kindler.spark.session import is_connect
 
-__all__ = ["lent"]
-
 _LARGE_BYTES = 1 << 20  # smaller ones travel with the task
 _KEPT = 8
 _lock = threading.Lock()

@@ -35,8 +35,6 @@ from kindler.spark.task_resources import task_gpus
 from kindler.spark.versions import takes_columns
 from kindler.spark.zip_folders import forget_zip_folders
 
-__all__ = ["Scorer", "first_row", "predict_frame"]
-
 Arrays = tuple[np.ndarray[Any, Any], ...]
 Convert = Callable[[np.ndarray[Any, Any]], pa.Array]
 

@@ -30,8 +30,6 @@ from kindler.data.columns import Column, Columns
 from kindler.data.sources import stood_at
 from kindler.errors import DataError
 
-__all__ = ["Sent", "does_not_fit", "sent_columns", "unpacked"]
-
 _NARROW = (FloatType, IntegerType, ShortType, ByteType)
 _FEWEST = 3  # as many columns are worth an array, which has sixteen bytes of its own
 _MOST = 1000  # of one array: Spark compiles no method that is too long

@@ -27,8 +27,6 @@ from kindler.engine.program_path import enter_program_path, program_path
 from kindler.engine.worker import message_of
 from kindler.errors import KindlerError
 
-__all__ = ["TASK_ERROR", "Task", "sent_task"]
-
 TASK_ERROR = "raised in a task of Spark"
 _LARGE_BYTES = 1 << 16
 _PACKAGE = str(Path(__file__).resolve().parents[1])

@@ -31,17 +31,6 @@ from kindler.spark.versions import require_pyspark, too_old
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "LOOPBACK",
-    "default_file_system",
-    "init",
-    "is_connect",
-    "is_on_this_machine",
-    "running",
-    "spark_conf",
-    "stop",
-]
-
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _JVM_EXIT_TIMEOUT_S = 10.0

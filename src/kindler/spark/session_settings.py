@@ -13,8 +13,6 @@ from typing import Any
 
 from kindler.errors import ConfigError
 
-__all__ = ["SessionPlan", "requested_settings", "same_setting", "session_plan"]
-
 _MASTERS = "local, local[4], local[*], spark://host:7077, yarn, k8s://host:443 or sc://host:15002"
 _MASTER = re.compile(r"local(\[[^\]]+\])?|local-cluster\[.+\]|yarn|(spark|k8s|sc)://.+")
 _MEMORY = re.compile(r"(\d+)([kmgt]?)b?", flags=re.IGNORECASE)

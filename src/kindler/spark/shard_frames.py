@@ -20,8 +20,6 @@ from kindler.data.columns import unused_name
 from kindler.data.shards.frames import Aggregate, MergeNames
 from kindler.spark.frames import column as _column
 
-__all__ = ["described", "distinct", "grouped", "merged", "place", "place_column", "sorted_rows"]
-
 _SHARD_SHIFT = 40  # the shard above, the row in it below
 _QUARTILES = (0.25, 0.5, 0.75)
 _MEASURES = ("count", "mean", "std", "min", "25%", "50%", "75%", "max")

@@ -22,25 +22,6 @@ from kindler.data.shards.codec import Info, Packed, from_chunks, from_table, pac
 from kindler.engine.worker import describe
 from kindler.spark.zip_folders import forget_zip_folders
 
-__all__ = [
-    "SCHEMA",
-    "CutShards",
-    "Encode",
-    "FrameRows",
-    "MapShards",
-    "NumberedRows",
-    "PackedRows",
-    "join",
-    "not_null",
-    "pieces_of",
-    "rows_of_element",
-    "same",
-    "shards_in",
-    "tables",
-    "without_nulls",
-    "zip_pairs",
-]
-
 SCHEMA = "shard long, source long, part int, kind string, about binary, payload binary"
 ARROW = pa.schema(
     {

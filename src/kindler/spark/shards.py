@@ -58,8 +58,6 @@ from kindler.spark.shard_tasks import (
 )
 from kindler.spark.versions import from_arrow, parse, to_arrow
 
-__all__ = ["SparkShards", "artifact_path", "frame_of_table", "spark_schema"]
-
 _SENT_BYTES = 64 << 20
 _BOUNDED = (4, 1)  # from this version on Spark bounds the bytes of an Arrow batch
 _ROWS_CONF = "spark.sql.execution.arrow.maxRecordsPerBatch"

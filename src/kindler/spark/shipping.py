@@ -20,8 +20,6 @@ from typing import Any
 
 from kindler.errors import ConfigError, MissingExtraError
 
-__all__ = ["PYTHON", "is_shipped", "packed_environment", "ship_settings"]
-
 PYTHON = "./environment/bin/python"
 """The Python of a shipped environment, as executors see it."""
 

@@ -18,18 +18,6 @@ from kindler.config import RunSettings
 from kindler.errors import ConfigError, StartTimeoutError
 from kindler.spark.session import is_connect
 
-__all__ = [
-    "cores_per_host",
-    "is_dynamic",
-    "least_cores",
-    "most_slots",
-    "never_retries",
-    "remaining_workers",
-    "resolve_workers",
-    "slots",
-    "slots_without_a_job",
-]
-
 _LOOK_AGAIN_S = 0.25
 _WORKERS_COME_S = 5.0  # for machines to join a standalone cluster that has just been started
 _PAGE_S = 3.0

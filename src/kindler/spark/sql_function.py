@@ -19,8 +19,6 @@ from kindler.spark.sent_tasks import Task, sent_task
 from kindler.spark.versions import takes_columns
 from kindler.spark.zip_folders import forget_zip_folders
 
-__all__ = ["check_name", "register_function"]
-
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

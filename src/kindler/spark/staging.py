@@ -33,8 +33,6 @@ from kindler.spark.slots import never_retries
 from kindler.spark.versions import to_arrow
 from kindler.temporary import Folder
 
-__all__ = ["Staging", "can_stage", "staged_batches"]
-
 _RESULT = "partition int, place string, problem binary"
 _FILE_BYTES = 8 << 20  # so much of a worker's rows is on the disk twice at a time
 _ENDING = ".arrow"

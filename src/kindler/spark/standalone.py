@@ -18,8 +18,6 @@ from kindler.engine.left_running import leave_running
 from kindler.errors import ConfigError, StartTimeoutError
 from kindler.spark.java import find_java
 
-__all__ = ["Daemon", "StandaloneCluster", "down", "status", "up"]
-
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = re.compile(r"Successfully registered with master")
 _CLASS = "org.apache.spark.deploy."

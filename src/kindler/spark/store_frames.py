@@ -27,8 +27,6 @@ from kindler.store import staging
 from kindler.store.blobs import Blobs, open_blobs
 from kindler.store.hashing import sha256_of
 
-__all__ = ["Wrote", "read_blobs", "write_blobs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Wrote:

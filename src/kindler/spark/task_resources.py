@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pyspark import TaskContext
 
-__all__ = ["task_gpus"]
-
 
 def task_gpus(context: TaskContext) -> list[str]:
     """The GPUs of a task, as the discovery script named them; empty if it was given none."""

@@ -29,8 +29,6 @@ from kindler.spark.files import at_files
 from kindler.spark.frames import arrow_types, column
 from kindler.spark.versions import to_arrow
 
-__all__ = ["scan_frame", "write_frame"]
-
 _SUCCESS = "_SUCCESS"  # as Spark marks a folder that is whole
 
 

@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "OLDEST",
-    "add_tag",
-    "condition_of",
-    "from_arrow",
-    "interrupt_tag",
-    "parse",
-    "require_pyspark",
-    "takes_columns",
-    "to_arrow",
-    "too_old",
-]
-
 OLDEST = (3, 5)
 """The oldest version that is supported, of pyspark and of a Spark Connect server."""
 

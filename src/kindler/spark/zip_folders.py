@@ -10,8 +10,6 @@ from __future__ import annotations
 import sys
 import zipimport
 
-__all__ = ["forget_zip_folders"]
-
 
 def forget_zip_folders() -> None:
     """Have Python read each zip file once only when it looks for changed files next; tasks call it."""

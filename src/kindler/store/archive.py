@@ -22,8 +22,6 @@ from kindler.store.names import check_name
 from kindler.store.store import Store
 from kindler.store.versions import File, Version, as_json, check_files
 
-__all__ = ["Archived", "Stages", "reading", "write"]
-
 _FORMAT = 1
 _RECORD = "kindler.json"
 _RECORD_BYTES = 16 << 20

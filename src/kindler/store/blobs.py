@@ -22,8 +22,6 @@ from kindler.store.urls import folder_of
 
 _CHUNK_BYTES = 1 << 20
 
-__all__ = ["Blobs", "FileBlobs", "MemoryBlobs", "open_blobs"]
-
 
 class Blobs(Protocol):
     """Bytes by their hash.

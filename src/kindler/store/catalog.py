@@ -24,8 +24,6 @@ from kindler.store.selectors import Selector
 from kindler.store.urls import without_secrets
 from kindler.store.versions import Address, Draft, File, Manifest, Version, growth
 
-__all__ = ["Catalog", "LackingBlobs", "OvertakenError"]
-
 FORMATS = (1, 2)  # since 2, a version may say only what it has more than the one before it
 _CHUNK = 500
 _LOCK_KEY = 0x6B696E64  # "kind": for PostgreSQL, while tables are made

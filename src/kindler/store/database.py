@@ -17,8 +17,6 @@ from sqlalchemy.pool import NullPool, StaticPool
 
 from kindler.errors import MissingExtraError, StoreError
 
-__all__ = ["Database"]
-
 _PATIENCE_S = 60.0
 _WRITES = "kindler_writes"
 

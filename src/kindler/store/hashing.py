@@ -8,8 +8,6 @@ from typing import BinaryIO
 
 from kindler.errors import DamagedError
 
-__all__ = ["check_whole", "copy_hashed", "sha256_of"]
-
 _CHUNK_BYTES = 1 << 20
 
 

@@ -21,8 +21,6 @@ from kindler.store.database import Database
 from kindler.store.names import LONGEST, check_bucket, matches
 from kindler.store.urls import parse
 
-__all__ = ["SCOPES", "SHELVES", "Key", "Keys"]
-
 SCOPES = ("read", "predict", "write", "admin")
 SHELVES = ("models", "datasets", "scripts")
 _MOST_STARS = 16

@@ -11,8 +11,6 @@ from functools import lru_cache
 
 from kindler.errors import ConfigError
 
-__all__ = ["check_bucket", "check_name", "check_path", "check_tag", "is_hidden", "literal_prefix", "matches"]
-
 LONGEST = 200
 _RESERVED = frozenset('@^[]{}#*?:\\%"<>|')
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")

@@ -15,8 +15,6 @@ from obstore.store import from_url
 from kindler.errors import DamagedError, StoreError
 from kindler.store.hashing import check_whole
 
-__all__ = ["ObjectBlobs"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from kindler.errors import ConfigError
 from kindler.store.names import check_name, check_tag
 
-__all__ = ["Selector", "parse"]
-
 _FORM = re.compile(r"(?P<name>[^@^]*)(?:@(?P<ref>[^@^]*))?(?P<back>\^*)", re.DOTALL)
 
 

@@ -18,8 +18,6 @@ from kindler.store.database import Database
 from kindler.store.urls import parse
 from kindler.store.versions import Address
 
-__all__ = ["Split", "Splits"]
-
 _LOCK_KEY = 0x73706C74  # "splt": for PostgreSQL, while the table is made
 
 _tables = sa.MetaData()

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from kindler.errors import StoreError
 
-__all__ = ["folder", "of_this_user", "sweep"]
-
 _LOCK = ".lock"
 
 

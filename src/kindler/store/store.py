@@ -29,8 +29,6 @@ from kindler.store.versions import Address, Draft, File, Version, check_files
 if TYPE_CHECKING:
     from kindler.store.catalog import Catalog
 
-__all__ = ["Damage", "Store", "Swept", "Verified"]
-
 _SWEPT_AT_ONCE = 200
 _SHOWN = 20  # versions and tags in an error
 _COMPARED = 50  # names that a misspelled one is compared with

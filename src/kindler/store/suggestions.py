@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Suggestions"]
-
 
 class Suggestions:
     """Allows a few looks at once, and then so many a second.

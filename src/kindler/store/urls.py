@@ -16,8 +16,6 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from kindler.errors import ConfigError
 
-__all__ = ["BESIDE", "ENVIRONMENT", "Place", "default_url", "folder_of", "parse", "without_secrets"]
-
 ENVIRONMENT = "KINDLER_STORE"
 BESIDE = "beside:"  # in the folder of the catalog's file, wherever that is moved to
 _HARMLESS = ("endpoint", "region", "virtual_hosted_style_request")

@@ -13,8 +13,6 @@ from kindler.errors import ConfigError
 from kindler.html import card
 from kindler.store.names import check_bucket, check_name, check_path
 
-__all__ = ["Address", "Draft", "File", "Manifest", "Version", "as_json", "check_files", "growth"]
-
 
 @dataclass(frozen=True, slots=True)
 class Address:

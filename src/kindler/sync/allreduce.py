@@ -15,8 +15,6 @@ from kindler.sync.contract import Lockstep, Replica
 if TYPE_CHECKING:
     from kindler.sync.allreduce_torch import TorchExchange
 
-__all__ = ["AllReduce"]
-
 
 class AllReduce(Lockstep):
     """The sync "allreduce"."""

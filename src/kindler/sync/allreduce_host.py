@@ -22,8 +22,6 @@ from kindler.sync.shared_memory import Channel, HostRanks, Member, channels
 from kindler.sync.topology import Topology
 from kindler.sync.wait_clock import Waiting
 
-__all__ = ["HostGroup", "Worker"]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 DType: TypeAlias = np.dtype[Any]
 Layout: TypeAlias = tuple[tuple[tuple[int, ...], DType], ...]

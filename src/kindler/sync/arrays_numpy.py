@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NUMPY"]
-
 
 class _NumpyArrays:
     def view(self, mapping: mmap.mmap, offset: int, nbytes: int, dtype: Any) -> Any:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["TORCH"]
-
 
 class _TorchArrays:
     def view(self, mapping: mmap.mmap, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:

@@ -21,8 +21,6 @@ from kindler.sync.server_link import ServerLink
 from kindler.sync.server_wire import Op
 from kindler.sync.wait_clock import Waiting
 
-__all__ = ["Asynchronous"]
-
 
 class Asynchronous:
     """The sync "async".

@@ -13,8 +13,6 @@ import torch
 from kindler.sync.network_torch import Network, Work
 from kindler.sync.shared_memory import Channel
 
-__all__ = ["Bucket", "HostBucket", "NetworkBucket", "StagedBucket"]
-
 _DOING = "all-reduce of gradients"
 
 

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 from kindler.collective import Array, Collective, Gradients
 from kindler.config import RunSettings
 
-__all__ = ["Lockstep", "Replica", "Sync", "SyncConfig", "Worker"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SyncConfig:

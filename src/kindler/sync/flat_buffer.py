@@ -9,8 +9,6 @@ import numpy as np
 
 from kindler.collective import Array
 
-__all__ = ["FlatLayout"]
-
 _ALIGN_BYTES = 64
 
 

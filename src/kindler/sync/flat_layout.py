@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ALIGN_BYTES", "Piece", "Place", "Plan", "Section", "Window", "plan"]
-
 ALIGN_BYTES = 64  # so that frameworks can take the results without a copy
 
 

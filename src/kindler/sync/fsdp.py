@@ -21,8 +21,6 @@ from kindler.errors import ConfigError
 from kindler.sync.allreduce_host import HostGroup
 from kindler.sync.contract import Lockstep
 
-__all__ = ["Fsdp"]
-
 
 class Fsdp(Lockstep):
     """The sync "fsdp". A replica that cannot divide its parameters steps as with all-reduce.

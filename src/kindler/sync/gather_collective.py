@@ -16,8 +16,6 @@ from kindler.errors import SyncError
 from kindler.sync.flat_buffer import FlatLayout
 from kindler.sync.wait_clock import Waiting
 
-__all__ = ["GatherCollective", "MeanAtHub"]
-
 _WEIGHT = struct.Struct("<d")
 
 

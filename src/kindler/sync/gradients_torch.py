@@ -18,8 +18,6 @@ import torch
 from kindler.errors import SyncError
 from kindler.sync.buckets_torch import Bucket
 
-__all__ = ["BucketGroup", "GradientSync", "Load", "Member", "laid_out_as", "lies_dense", "reals"]
-
 _FIRST_BUCKET_BYTES = 1 << 20
 _BUCKET_BYTES = 25 << 20
 _NUMBERS = 2  # at the end of a load, for the whole step

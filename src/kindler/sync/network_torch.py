@@ -25,8 +25,6 @@ from kindler.sync.arrays_torch import TORCH
 from kindler.sync.ring import Ring, neighbours
 from kindler.sync.wait_clock import Waiting
 
-__all__ = ["Meeting", "Network", "Work", "bound_store", "connect", "meeting_point"]
-
 dist: Any = torch.distributed  # its stubs leave out the classes that are used here
 
 

@@ -36,8 +36,6 @@ from kindler.sync.server_wire import (
 from kindler.sync.shared_memory import Segment
 from kindler.sync.staleness import Outstanding
 
-__all__ = ["ParameterServer", "ServedReplica"]
-
 _log = logging.getLogger(__name__)
 
 

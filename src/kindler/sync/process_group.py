@@ -14,8 +14,6 @@ import torch.distributed
 
 from kindler.sync.network_torch import bound_store, meeting_point
 
-__all__ = ["process_group"]
-
 
 class Meeting(Protocol):
     """The part of a worker that the group needs."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from kindler.registry import Registry, Spec
 from kindler.sync.contract import SyncConfig
 
-__all__ = ["SYNCS", "SyncSpec", "servers_of", "sync_spec"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncSpec(Spec):

@@ -21,8 +21,6 @@ from kindler.sync.arrays_numpy import NUMPY
 from kindler.sync.shared_memory import Arrays
 from kindler.sync.wait_clock import Waiting
 
-__all__ = ["Ring", "neighbours"]
-
 _SMALL_BYTES = 8 << 10  # latency counts more than bytes: half as many hops
 _BLOCK = 64 << 10  # elements that are added and passed on at once, while they are still in the cache
 _NOTHING = memoryview(b"")

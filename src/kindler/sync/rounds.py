@@ -18,8 +18,6 @@ from kindler.sync.allreduce_host import HostGroup
 from kindler.sync.contract import Lockstep, Replica, Worker
 from kindler.sync.gather_collective import MeanAtHub
 
-__all__ = ["Rounds"]
-
 
 class Rounds(Lockstep):
     """The sync "rounds".

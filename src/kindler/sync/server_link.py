@@ -26,8 +26,6 @@ from kindler.sync.server_wire import (
 from kindler.sync.shared_memory import Segment
 from kindler.sync.wait_clock import Waiting
 
-__all__ = ["ServerLink"]
-
 
 class ServerLink:
     """One worker's end.

@@ -12,18 +12,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-__all__ = [
-    "Header",
-    "Op",
-    "ProtocolError",
-    "read_header",
-    "read_into",
-    "read_json",
-    "read_payload",
-    "send",
-    "send_json",
-]
-
 _HEADER = struct.Struct("<4sHHqQ")
 _MAGIC = b"KPS1"
 _MOST_JSON_BYTES = 64 << 20

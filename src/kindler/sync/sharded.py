@@ -16,8 +16,6 @@ from kindler.config import RunSettings
 from kindler.errors import ConfigError
 from kindler.sync.allreduce import AllReduce
 
-__all__ = ["DIVISIONS", "Sharded"]
-
 DIVISIONS = ("elements", "parameters")
 
 

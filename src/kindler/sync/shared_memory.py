@@ -27,8 +27,6 @@ from typing import Any, Protocol
 from kindler.errors import SyncError, SyncTimeoutError
 from kindler.sync.wait_clock import Waiting
 
-__all__ = ["ALIGN_BYTES", "Arrays", "Channel", "HostRanks", "Member", "Rendezvous", "Segment", "channels"]
-
 _LINE_BYTES = 64  # one cache line: counters of two ranks never share one
 ALIGN_BYTES = 4096
 _SPIN_S = 0.00005  # looking without a pause before the core is left to others, the awaited rank among them

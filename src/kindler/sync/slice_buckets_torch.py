@@ -18,8 +18,6 @@ from kindler.sync.network_torch import Network, Work
 from kindler.sync.shared_memory import Channel
 from kindler.sync.topology import Topology
 
-__all__ = ["OneHostSlices", "RingSlices", "SliceBucket", "Stretch", "SummedSlices"]
-
 
 class Stretch(Protocol):
     """A part of a parameter that travels: its values, and where they lie in the bucket."""

@@ -23,8 +23,6 @@ from kindler.sync.shared_memory import ALIGN_BYTES, Channel, channels
 from kindler.sync.slice_buckets_torch import OneHostSlices, RingSlices, SliceBucket, SummedSlices
 from kindler.sync.slice_plan import Share, by_elements, by_parameters
 
-__all__ = ["Piece", "SliceExchange", "SlicedGradients"]
-
 
 @dataclass(slots=True, eq=False)
 class Piece:

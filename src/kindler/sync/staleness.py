@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-__all__ = ["Outstanding"]
-
 
 class Outstanding:
     """The versions that are being worked with.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["Topology"]
-
 
 class Topology:
     """One rank's view of who is where; every rank computes the same leaders.

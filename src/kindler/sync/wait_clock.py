@@ -6,8 +6,6 @@ import time
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Waiting"]
-
 
 class Waiting:
     """`with waiting:` around what blocks until other ranks come.

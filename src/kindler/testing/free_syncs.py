@@ -28,8 +28,6 @@ from kindler.sync.parameter_server import ParameterServer
 from kindler.sync.registry import SYNCS, servers_of, sync_spec
 from kindler.testing.replicas import Rows, cut
 
-__all__ = ["FreeSyncContract"]
-
 _STEPS, _ROWS, _EPOCHS = 6, 12, 8
 _WEIGHTS = np.array([1.0, -2.0, 0.5])
 # Rows of each rank in a step: also none, on one rank and then on another, and on all but one.

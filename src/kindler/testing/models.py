@@ -38,8 +38,6 @@ from kindler.models.signature import Array, fit
 from kindler.omega import Omega
 from kindler.store import Version
 
-__all__ = ["ModelKindContract"]
-
 _FRESH = """
 import sys
 import numpy as np

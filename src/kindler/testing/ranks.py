@@ -26,8 +26,6 @@ from kindler.engine.gpus import Placement
 from kindler.engine.peer_sockets import connect_links
 from kindler.errors import SyncTimeoutError
 
-__all__ = ["DIED", "GangWorker", "RankFailed", "run_ranks"]
-
 DIED = "died"
 
 _DEADLINE_S = 300.0  # only a gang that is stuck comes near it

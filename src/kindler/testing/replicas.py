@@ -25,8 +25,6 @@ from kindler.frameworks.registry import FRAMEWORKS
 from kindler.sync.registry import SYNCS
 from kindler.testing.ranks import GangWorker, run_ranks
 
-__all__ = ["ReplicaCase", "ReplicaContract", "Rows", "assert_close", "cut"]
-
 Columns = tuple[Array, ...]
 Cuts = tuple[tuple[int, ...], ...]
 

@@ -26,8 +26,6 @@ from kindler.data.shards.backend import ShardBackend
 from kindler.data.shards.codec import Packed, pack, unpack
 from kindler.errors import ConfigError, WorkerError
 
-__all__ = ["Put", "ShardBackendContract"]
-
 Put: TypeAlias = Callable[[Iterable[Packed]], ShardBackend]
 """Makes the backend hold shards of this process."""
 

@@ -32,8 +32,6 @@ from kindler.data.spool import Spool, agreed
 from kindler.errors import DataError
 from kindler.testing import thread_workers
 
-__all__ = ["MakeSource", "OpenSource", "SourceSuite"]
-
 MakeSource: TypeAlias = Callable[[pa.Table, ColumnOptions], Source]
 
 _XY = ColumnOptions(feature_cols="x", label_cols="y")

@@ -23,8 +23,6 @@ from kindler.sync.registry import SYNCS
 from kindler.testing.ranks import GangWorker, run_ranks
 from kindler.testing.replicas import assert_close, assert_equal, cut
 
-__all__ = ["SyncContract"]
-
 _STEPS, _ROWS = 3, 12
 
 

@@ -13,8 +13,6 @@ from kindler.data.row_order import Dealing
 from kindler.data.sources import Source
 from kindler.data.spool import Spool
 
-__all__ = ["ThreadWorker", "opened", "together"]
-
 T = TypeVar("T")
 
 

@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 from kindler.errors import first_line
 
-__all__ = ["Journal"]
-
 Entry = Callable[[], None]
 
 _log = logging.getLogger(__name__)

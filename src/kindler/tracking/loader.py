@@ -19,8 +19,6 @@ from kindler.models.loaded import load_files
 from kindler.models.predictor import Predictor
 from kindler.store import archive
 
-__all__ = ["PyfuncModel"]
-
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyfuncModel:
     """The model in an archive; MLflow's name for what loads one."""

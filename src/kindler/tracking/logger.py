@@ -24,8 +24,6 @@ from kindler.tracking.async_writer import Journal
 from kindler.tracking.run import TrackedRun
 from kindler.train.driver_callbacks import DriverCallback, RunStatus
 
-__all__ = ["MLflowLogger"]
-
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _LONGEST_TAG = 5000
 _PATIENCE_S = {"finished": 30.0, "failed": 10.0, "killed": 5.0}

@@ -22,8 +22,6 @@ from kindler.models.loaded import load
 from kindler.store import Store, Version, archive
 from kindler.tracking.signature import signature_of
 
-__all__ = ["requirements", "write"]
-
 _LOADER = "kindler.tracking.loader"
 
 

@@ -7,8 +7,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TrackedRun"]
-
 _NO_METRICS = {"epoch", "steps", "num_samples", "val_num_samples"}
 _PARAMS_AT_ONCE = 100
 _LONGEST_PARAM = 500

@@ -13,8 +13,6 @@ from mlflow.types.schema import TensorSpec as MlflowTensor
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Array, Signature, TensorSpec, example
 
-__all__ = ["signature_of"]
-
 
 def signature_of(predictor: Predictor) -> ModelSignature | None:
     """The signature; None for a model that does not say what it takes before it is called.

@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
-__all__ = ["Gathers", "from_first", "merged_by_first", "to_first"]
-
 
 class Gathers(Protocol):
     """The part of a worker that is used here."""

@@ -15,8 +15,6 @@ from kindler.files import folder_at, place, split
 from kindler.train.checkpoint_file import Header, write_checkpoint
 from kindler.train.metric_names import Direction, improves, parse
 
-__all__ = ["Callback", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "Run", "watched_value"]
-
 Mode = Literal["auto", "min", "max"]
 
 

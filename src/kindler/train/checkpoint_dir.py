@@ -29,8 +29,6 @@ from kindler.train.checkpoint_file import (
 from kindler.train.metric_names import improves
 from kindler.train.metric_names import parse as parse_metric
 
-__all__ = ["Checkpoints", "StoredCheckpoint", "is_model_file", "kept", "latest"]
-
 _NAME = re.compile(r"checkpoint-(?P<number>\d+)-epoch-\d+-step-\d+\.kindler")
 _HEADER_BYTES = 1 << 16
 # The first bytes of model files that callbacks write, by suffix.

@@ -19,20 +19,6 @@ from typing import Any, TypeAlias
 from kindler.errors import ConfigError
 from kindler.files import folder_at, split
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointWarning",
-    "Damaged",
-    "Header",
-    "check",
-    "is_checkpoint",
-    "pack",
-    "parse",
-    "parse_header",
-    "read_checkpoint",
-    "write_checkpoint",
-]
-
 Piece: TypeAlias = "bytes | memoryview"
 
 _FORMAT = 1

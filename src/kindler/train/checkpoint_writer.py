@@ -21,8 +21,6 @@ from kindler.train.run_start import Start, Worker
 from kindler.train.task import Task
 from kindler.train.triggers import EveryEpoch, Progress
 
-__all__ = ["CheckpointWriter", "callback_states", "restore_callbacks"]
-
 
 class FreezableReplica(Protocol):
     """The part of a replica that checkpoints use."""

@@ -11,8 +11,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
 
-__all__ = ["DriverCallback", "DriverCallbackList", "RunStatus", "split_callbacks"]
-
 RunStatus = Literal["finished", "failed", "killed"]
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from kindler.errors import ConfigError
 
-__all__ = ["SUFFIX", "Saved", "read", "write"]
-
 SUFFIX = ".estimator"
 
 _FORMAT = 1

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from kindler.config import RunSettings
 from kindler.errors import KindlerError, StartTimeoutError, SyncError, SyncTimeoutError, WorkerLost
 
-__all__ = ["Raise", "Retry", "decide", "explained", "extended", "is_lost_server"]
-
 _LONGEST_WAIT_S = 30.0
 
 

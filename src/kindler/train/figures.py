@@ -6,8 +6,6 @@ import io
 
 from matplotlib.figure import Figure
 
-__all__ = ["ShownFigure"]
-
 
 class ShownFigure(Figure):
     """A matplotlib figure that knows how to show itself."""

@@ -41,8 +41,6 @@ from kindler.train.run_start import (
 from kindler.train.task import Task
 from kindler.train.triggers import Progress, end_of_epoch
 
-__all__ = ["run"]
-
 _REMEMBERED = 1024  # steps whose rows can be named: more than losses wait to be looked at
 _SHOWN_ROWS = 8
 

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-__all__ = ["IngestLine", "ingest_text"]
-
 _FIRST_S, _REDRAWN_S, _PRINTED_S = 1.0, 0.2, 10.0
 
 

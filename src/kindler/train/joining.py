@@ -11,8 +11,6 @@ from kindler.sync.registry import SYNCS, servers_of
 from kindler.train.run_start import Worker
 from kindler.train.task import Task
 
-__all__ = ["LOOPS", "SERVER", "joined"]
-
 LOOPS = {"step": "kindler.train.loop:run", "fit": "kindler.train.fit_loop:run"}
 """What workers run, by `FrameworkSpec.loop`."""
 

@@ -18,8 +18,6 @@ from kindler.train.callbacks import Callback, EarlyStopping, LearningRateMonitor
 from kindler.train.driver_callbacks import DriverCallback, RunStatus
 from kindler.train.metric_names import Direction, improves
 
-__all__ = ["translated"]
-
 
 def translated(callbacks: Sequence[Any] | None) -> list[Any]:
     """The same callbacks, with those of Lightning's that have a counterpart in its form.

@@ -23,18 +23,6 @@ from kindler.frameworks.creators import call, positional, title
 from kindler.frameworks.loaders import Dealing, is_loader, open_stream, packed
 from kindler.frameworks.rng import Drawing, seed_all, seed_own
 
-__all__ = [
-    "Agreed",
-    "Gathers",
-    "Peeking",
-    "Reader",
-    "StreamSource",
-    "agree",
-    "is_stream",
-    "share",
-    "stream_source",
-]
-
 _MOST_BATCHES = 10_000_000  # of one pass, where nobody knows how many there are
 
 

@@ -20,8 +20,6 @@ from kindler.data.spool import Layout
 from kindler.errors import DataError
 from kindler.train.loader_source import Agreed, Gathers, Peeking, Reader, agree
 
-__all__ = ["AgreedSteps", "NumberedSteps"]
-
 _WINDOW = 8
 
 

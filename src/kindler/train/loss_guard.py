@@ -14,8 +14,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from kindler.errors import NonFiniteLossError
 
-__all__ = ["LossGuard", "OnNan", "on_nan_complaints"]
-
 OnNan: TypeAlias = Literal["raise", "warn", "skip"]
 Describe: TypeAlias = Callable[[], tuple[Sequence[int | str], str]]
 """Gives the first rows of a batch by name, and what is odd about it, if that is known."""

@@ -8,8 +8,6 @@ from typing import Literal
 
 from kindler.errors import ConfigError
 
-__all__ = ["BOOKKEEPING", "Direction", "direction", "improves", "parse"]
-
 Direction = Literal["min", "max"]
 
 # What a row of the history has besides loss and metrics.

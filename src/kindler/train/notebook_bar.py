@@ -6,8 +6,6 @@ import html
 import sys
 from typing import Any
 
-__all__ = ["NotebookBar", "in_notebook"]
-
 
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook, which shows HTML and can change it."""

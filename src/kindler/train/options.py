@@ -22,8 +22,6 @@ from kindler.train.loss_guard import OnNan, on_nan_complaints
 from kindler.train.metric_names import parse
 from kindler.train.triggers import Trigger
 
-__all__ = ["ENDLESS", "EvaluateOptions", "FitOptions", "Ingest", "PredictOptions", "RunOptions", "Runtime"]
-
 Ingest: TypeAlias = Literal["auto", "inline", "direct"]
 Runtime: TypeAlias = Literal["openvino"]
 

@@ -16,8 +16,6 @@ from kindler.data.spool import Spool
 from kindler.errors import ConfigError, DataError
 from kindler.train.task import Task
 
-__all__ = ["preparation_for", "prepared_batches"]
-
 _MOST_THREADS = 4
 _SAMPLE_ROWS = 2
 

@@ -18,8 +18,6 @@ from kindler.train.ingest_progress import IngestLine
 from kindler.train.metric_names import BOOKKEEPING
 from kindler.train.notebook_bar import NotebookBar, in_notebook
 
-__all__ = ["ProgressBar", "epoch_line", "figures", "remaining", "shares"]
-
 _SHOWN_FIGURES = 6
 _BAR = "{desc}: {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {unit}{postfix}"
 

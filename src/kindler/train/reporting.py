@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-__all__ = ["ProgressReporter", "StepReporter"]
-
 _PROGRESS_EVERY_S = 0.1
 _STEPS_EVERY_S = 0.5
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from kindler.train.options import FitOptions
 
-__all__ = ["run_params"]
-
 Plain = str | int | float | bool
 
 _OF_OPTIONS = ("batch_size", "epochs", "steps_per_epoch", "max_steps", "shuffle")

@@ -29,24 +29,6 @@ from kindler.train.prepared import preparation_for, prepared_batches
 from kindler.train.task import Task
 from kindler.train.triggers import Progress, end_of_epoch
 
-__all__ = [
-    "BatchStream",
-    "DataInfo",
-    "IndexedBatches",
-    "Start",
-    "Worker",
-    "begin",
-    "build_replica",
-    "last_step",
-    "load_local_states",
-    "open_batch_stream",
-    "open_batches",
-    "open_indexed_batches",
-    "over_already",
-    "taken_over",
-    "usable",
-]
-
 
 class Worker(Protocol):
     """What training needs of the engine's worker."""

@@ -12,8 +12,6 @@ from kindler.frameworks.registry import FRAMEWORKS
 from kindler.sync.parameter_server import ParameterServer
 from kindler.train.task import Task
 
-__all__ = ["run"]
-
 
 def run(worker: Any, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
     """Serve until the workers are done and this rank is stopped; what the server starts from comes from them.

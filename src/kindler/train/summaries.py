@@ -17,8 +17,6 @@ import numpy as np
 
 from kindler.errors import ConfigError, NotFittedError
 
-__all__ = ["BATCH_LOSS", "Sink", "StepMerge", "Summaries"]
-
 BATCH_LOSS = "batch_loss"
 
 _NOT_DRAWN = {"epoch", "steps", "num_samples", "seconds"}

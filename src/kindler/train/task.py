@@ -11,8 +11,6 @@ from kindler.errors import ConfigError
 from kindler.train.loader_source import StreamSource
 from kindler.train.options import EvaluateOptions, FitOptions
 
-__all__ = ["StateLimit", "Task"]
-
 
 @dataclass(frozen=True, slots=True)
 class StateLimit:

@@ -19,8 +19,6 @@ from typing import Any
 
 from kindler.errors import ConfigError, MissingExtraError
 
-__all__ = ["TensorBoard", "board", "log_folder"]
-
 _FLUSH_EVERY_S = 1.0
 _numbers = itertools.count()
 

@@ -12,21 +12,6 @@ from typing import Any
 from kindler.errors import ConfigError
 from kindler.train.metric_names import BOOKKEEPING
 
-__all__ = [
-    "EveryEpoch",
-    "MaxEpoch",
-    "MaxIteration",
-    "MaxScore",
-    "MinLoss",
-    "Progress",
-    "SeveralIteration",
-    "Trigger",
-    "TriggerAnd",
-    "TriggerOr",
-    "end_of_epoch",
-    "score_of",
-]
-
 _NO_SCORES = BOOKKEEPING | {"loss", "lr"}
 
 

@@ -11,8 +11,6 @@ from matplotlib.ticker import MaxNLocator
 
 from kindler.train.figures import ShownFigure
 
-__all__ = ["draw"]
-
 _ACROSS = 3
 _DECADES = 100.0  # values further apart than this are drawn on a logarithmic axis
 

@@ -16,8 +16,6 @@ from optuna.trial import Trial
 
 from kindler.errors import ConfigError
 
-__all__ = ["Dimension", "Space", "choice", "integer", "loguniform", "uniform"]
-
 _PLAIN = (bool, int, float, str, type(None))
 
 

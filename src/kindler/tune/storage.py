@@ -18,8 +18,6 @@ from optuna.trial import TrialState
 
 from kindler.errors import ConfigError, MissingExtraError
 
-__all__ = ["LOST", "claim", "release", "retake", "storage_url"]
-
 LOST = "kindler:lost"
 _OWNER = "kindler:owner"
 

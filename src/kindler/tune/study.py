@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["Best", "Study"]
-
 _STATES = {
     TrialState.COMPLETE: "finished",
     TrialState.PRUNED: "cut short",

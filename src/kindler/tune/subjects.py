@@ -22,8 +22,6 @@ from kindler.train.driver_callbacks import DriverCallback
 from kindler.train.metric_names import Direction, parse
 from kindler.tune.space import Dimension
 
-__all__ = ["EstimatorSubject", "Report", "StageSubject", "Subject", "subject_of"]
-
 Report = Callable[[int, float], None]  # an epoch and its figure; raises to end the run
 Check = Callable[[], None]  # raises to end the run
 Outcome = tuple[float, Any, dict[str, Any]]

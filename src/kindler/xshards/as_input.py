@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from kindler.spark.frames import Feed
 
-__all__ = ["Chosen", "Offer", "choose", "offer", "prepare", "row_counts", "session", "worked"]
-
 _WORKS = (
     "dicts {'x': ..., 'y': ...} of arrays of one length (or tuples, lists and dicts of arrays); or, with"
     " feature_cols and label_cols, pandas DataFrames and dicts {name: array}"

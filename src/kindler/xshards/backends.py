@@ -9,8 +9,6 @@ from kindler.data.shards.codec import Packed
 from kindler.errors import ConfigError
 from kindler.xshards.spark_session import active_session, session
 
-__all__ = ["choose", "put", "slots"]
-
 
 def choose(home: str) -> str:
     """The home to use for "auto", "local" or "spark"."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame
 
-__all__ = ["XShards"]
-
 _HOWS = ("inner", "left", "right", "outer")
 
 

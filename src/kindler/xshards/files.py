@@ -16,8 +16,6 @@ from kindler.data.shards.codec import Packed, from_table, unpack
 from kindler.errors import ConfigError, DataError
 from kindler.files import beside
 
-__all__ = ["read_parquet", "read_pickles", "write_parquet", "write_pickles"]
-
 _MANIFEST = "shards.json"
 _FORMAT = 1
 

@@ -32,8 +32,6 @@ from kindler.engine.worker import describe
 from kindler.xshards.shared_value import shipping_to
 from kindler.xshards.spark_session import session
 
-__all__ = ["LocalShards"]
-
 _NEVER_S = 1e9  # how long a user's function may take is the user's business
 _STOP = "stop"
 _TARGET = "kindler.xshards.local:work_on_shards"

@@ -15,27 +15,6 @@ from kindler.data.shards.codec import Packed, pack, unpack
 from kindler.errors import ConfigError, DataError
 from kindler.xshards.shared_value import unwrapped
 
-__all__ = [
-    "ByHash",
-    "ByRows",
-    "Grouped",
-    "Transform",
-    "as_frame",
-    "as_pandas",
-    "assembled",
-    "first_rows",
-    "item",
-    "maximum",
-    "null_counts",
-    "opened",
-    "picked",
-    "sampled",
-    "selected",
-    "stacked",
-    "unique_values",
-    "without_missing",
-]
-
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -164,7 +143,6 @@ def without_missing(number: int, packed: Packed) -> Packed:
 
 
 def first_rows(counts: Sequence[int], number: int, packed: Packed) -> Packed:
-    """The first `counts[number]` rows."""
     return rows.cut(packed, 0, counts[number])
 
 

@@ -16,8 +16,6 @@ from kindler.data.shards.shard_files import ShardFolder
 from kindler.errors import ConfigError
 from kindler.xshards.spark_session import active_session
 
-__all__ = ["SharedValue", "check", "shipping_to", "unwrapped"]
-
 _home: ContextVar[str | None] = ContextVar("kindler_shards_home", default=None)
 _FILE = "value.pickle"
 _KEPT = 8

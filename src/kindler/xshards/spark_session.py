@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["active_session", "session"]
-
 
 def active_session() -> Any:
     """The running Spark session, or None."""

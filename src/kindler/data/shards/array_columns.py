@@ -20,8 +20,6 @@ import numpy as np
 from kindler.data.shards.codec import Info, leaves
 from kindler.errors import DataError
 
-__all__ = ["ArrayColumn", "array_columns", "columns_of"]
-
 _ROLES: dict[str, Literal["feature", "label"]] = {"x": "feature", "y": "label"}
 
 

@@ -11,8 +11,6 @@ from kindler.data.shards.codec import Info, Packed
 from kindler.data.shards.frames import Aggregate, MergeNames
 from kindler.errors import ConfigError, KindlerError, revive, worker_error
 
-__all__ = ["Cut", "ShardBackend", "Work", "shard_error", "unsendable"]
-
 Work: TypeAlias = Callable[[int, Packed], Packed]
 """Number and shard -> the new shard. Pickles."""
 

@@ -30,22 +30,6 @@ from kindler.data.columns import Array
 from kindler.data.shards import pytree
 from kindler.errors import DataError
 
-__all__ = [
-    "META",
-    "Info",
-    "Packed",
-    "column_to_array",
-    "from_chunks",
-    "from_table",
-    "leaves",
-    "pack",
-    "read",
-    "table_to_pandas",
-    "to_chunks",
-    "unpack",
-    "write",
-]
-
 META = b"kindler"
 _CHUNK_BYTES = 16 << 20
 _SERIES = "series"

@@ -21,28 +21,6 @@ from kindler.data.columns import Array, unused_name
 from kindler.data.shards.codec import META, Info, Packed, table_to_pandas
 from kindler.errors import ConfigError, DataError
 
-__all__ = [
-    "AGGREGATES",
-    "Aggregate",
-    "MergeNames",
-    "aggregates",
-    "check_columns",
-    "column_types",
-    "conform",
-    "described",
-    "distinct",
-    "grouped",
-    "is_numeric",
-    "merge_names",
-    "merged",
-    "plain",
-    "plain_schema",
-    "schema_of",
-    "sorted_rows",
-    "together",
-    "whole",
-]
-
 AGGREGATES = {
     "count": "count",
     "count_distinct": "count_distinct",

@@ -15,8 +15,6 @@ import numpy as np
 
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["cut", "even_bounds", "is_frame", "is_series", "joined", "lengths", "rows"]
-
 
 def is_frame(thing: Any) -> bool:
     """Whether this is a pandas DataFrame; who has not loaded pandas cannot hand one in."""

@@ -16,8 +16,6 @@ from kindler.data.shards.array_columns import columns_of
 from kindler.data.shards.codec import Packed, column_to_array
 from kindler.errors import DataError
 
-__all__ = ["Values", "pieces", "values"]
-
 Values: TypeAlias = "Array | pa.ChunkedArray"
 
 _PIECE_BYTES = 8 << 20

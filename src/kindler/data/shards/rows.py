@@ -13,8 +13,6 @@ from kindler.data.shards import pytree
 from kindler.data.shards.codec import META, Packed, from_table, pack, unpack
 from kindler.errors import DataError
 
-__all__ = ["column_hashes", "cut", "joined", "overlaps", "shares", "taken"]
-
 _NULL_HASH = np.uint64(0x9E3779B97F4A7C15)
 _WHOLE = (
     pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_duration, pa.types.is_time64

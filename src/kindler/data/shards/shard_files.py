@@ -13,8 +13,6 @@ from kindler import temporary
 from kindler.data.shards.codec import Info, Packed, read, write
 from kindler.errors import ConfigError
 
-__all__ = ["ShardFolder", "StoredShards", "shard_path"]
-
 
 class ShardFolder:
     """A temporary folder of this process; deleted when nobody refers to it, and when the process ends."""

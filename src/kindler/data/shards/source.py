@@ -17,8 +17,6 @@ from kindler.data.shards.shard_files import shard_path
 from kindler.data.shared_spool import Member, shared_spool
 from kindler.data.spool import Spool, SpoolWriter
 
-__all__ = ["ShardSource"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSource:

@@ -18,8 +18,6 @@ from kindler.data.tfrecord.framing import AROUND, HEAD, Block
 from kindler.data.tfrecord.schema import KIND_NAMES, LENGTH, Feature
 from kindler.data.tfrecord.values import Values, WrongKind, even, ragged
 
-__all__ = ["Sample", "decode"]
-
 _LEAVES = {BYTES: pa.binary(), FLOAT: pa.float32(), INT64: pa.int64()}
 _HINT = "\nHint: pass schema={...}, or let more records say what it is with sample_rows=None (all of them)."
 

@@ -22,8 +22,6 @@ from kindler.data.tfrecord.framing import AROUND, HEAD, checksum, length_checksu
 from kindler.data.tfrecord.schema import is_list, kind_of
 from kindler.errors import DataError
 
-__all__ = ["encode"]
-
 _SHORT_BYTES = 24
 _INT64_MAX = np.iinfo(np.int64).max
 

@@ -15,8 +15,6 @@ from kindler.data.columns import Array
 from kindler.data.tfrecord import varints
 from kindler.data.tfrecord.framing import Block
 
-__all__ = ["Entries", "Lists", "Unusual", "entries", "items", "lists", "packed"]
-
 _TAG = np.uint64(0xFF)
 _BYTE = np.uint64(8)
 _MIX = np.uint64(0x9E37_79B9_7F4A_7C15)

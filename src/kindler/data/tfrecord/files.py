@@ -16,18 +16,6 @@ from kindler.data.paths import expand, file_system, hidden
 from kindler.data.tfrecord.framing import HEAD, Readable, is_head
 from kindler.errors import ConfigError
 
-__all__ = [
-    "Compression",
-    "Paths",
-    "check_reading",
-    "find",
-    "free",
-    "opened",
-    "part_name",
-    "staged",
-    "written",
-]
-
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 Compression: TypeAlias = Literal["auto", "gzip"] | None
 

@@ -22,18 +22,6 @@ import numpy as np
 from kindler.data.columns import Array
 from kindler.errors import DataError, MissingExtraError
 
-__all__ = [
-    "AROUND",
-    "HEAD",
-    "Block",
-    "Readable",
-    "blocks",
-    "checksum",
-    "is_head",
-    "length_checksums",
-    "masked",
-]
-
 HEAD = 12  # length and its checksum
 AROUND = HEAD + 4  # and the data's checksum behind it
 # Longer blocks fall out of the processor's cache between two passes over them.

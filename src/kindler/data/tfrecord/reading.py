@@ -13,8 +13,6 @@ from kindler.data.tfrecord.framing import blocks
 from kindler.data.tfrecord.schema import SchemaLike, as_schema, features
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["SAMPLE_ROWS", "Plan", "batches", "plan", "sampled"]
-
 SAMPLE_ROWS = 1000
 
 

@@ -23,8 +23,6 @@ from pyarrow import types
 from kindler.data.tfrecord.canonical import BYTES, FLOAT, INT64
 from kindler.errors import ConfigError
 
-__all__ = ["KIND_NAMES", "LENGTH", "Feature", "SchemaLike", "as_schema", "features", "kind_of", "refusal"]
-
 SchemaLike: TypeAlias = "pa.Schema | Mapping[str, Any]"
 
 LENGTH = b"kindler.length"  # in a field's metadata: how many values all sampled records have

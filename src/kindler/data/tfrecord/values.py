@@ -17,8 +17,6 @@ from kindler.data.tfrecord.canonical import BYTES, FLOAT
 from kindler.data.tfrecord.feature_index import Entries, Lists, Unusual, entries, items, lists, packed
 from kindler.data.tfrecord.framing import AROUND, Block
 
-__all__ = ["Values", "WrongKind", "even", "ragged"]
-
 _SHORT_BYTES = 24  # pieces below this are gathered byte by byte, longer ones one by one
 _FEWEST_ROWS = 16  # not worth a layout
 

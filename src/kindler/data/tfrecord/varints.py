@@ -12,8 +12,6 @@ import numpy as np
 
 from kindler.data.columns import Array
 
-__all__ = ["HUGE", "decode", "encode", "lengths", "one", "sizes"]
-
 HUGE = 1 << 50  # what `lengths` answers where no length ends within seven bytes: more than any file has
 _MORE = np.uint64(0x80)
 _LOW = np.uint64(0x7F)

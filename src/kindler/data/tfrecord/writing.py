@@ -17,8 +17,6 @@ from kindler.data.tfrecord.files import part_name, staged, written
 from kindler.data.tfrecord.schema import refusal
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["checked", "write_files", "write_rows"]
-
 # Rows are encoded so many bytes at a time, which stay in the processor's cache until they are written.
 _CHUNK_BYTES = 2 << 20
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from kindler.spark.frames import Feed
 
-__all__ = ["Input", "Prepared", "ScoreRequest", "SourceRequest"]
-
 Prepared: TypeAlias = "tuple[Source | StreamSource, Feed | None]"
 
 

@@ -29,8 +29,6 @@ from kindler.train.progress import ProgressBar
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ParquetInput", "not_empty", "opener"]
-
 
 class ParquetInput(Input):
     """A Parquet path or a list of them. Scoring writes a Parquet dataset and gives its path."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from kindler.spark.direct_scan import PlainScan
     from kindler.train.options import Ingest
 
-__all__ = ["FrameInput"]
-
 
 class FrameInput(Input):
     """A Spark DataFrame. Scoring it gives a lazy DataFrame, batch or streaming."""

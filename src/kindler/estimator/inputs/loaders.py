@@ -10,8 +10,6 @@ from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, Sou
 from kindler.train.loader_source import is_stream, stream_source
 from kindler.train.options import PredictOptions
 
-__all__ = ["LoaderInput"]
-
 _COMPLAINT = (
     "predict does not take functions or data loaders; pass a Spark DataFrame, an XShards, a Parquet path with"
     " output_path, arrays, a pandas DataFrame or a pyarrow Table."

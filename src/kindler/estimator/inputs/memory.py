@@ -38,8 +38,6 @@ from kindler.temporary import Folder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["DatasetInput", "MemoryInput"]
-
 
 class MemoryInput(Input):
     """Arrays, a pandas DataFrame or an Arrow table. Scoring gives the same kind back."""

@@ -17,8 +17,6 @@ from kindler.estimator.inputs.shards import ShardsInput
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Engine", "choose_engine", "recognise", "session_for"]
-
 Engine = Literal["auto", "local", "spark"]
 
 # The first one that accepts the data takes it.

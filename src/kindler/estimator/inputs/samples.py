@@ -15,8 +15,6 @@ from kindler.engine.hub import Event
 from kindler.errors import DataError
 from kindler.train.progress import ProgressBar
 
-__all__ = ["PROBE_ROWS", "RowCounter", "few_rows", "repeated_row", "zeros"]
-
 PROBE_ROWS = 2  # a model that squeezes its output would lose the rows of a single one
 
 

@@ -25,8 +25,6 @@ from kindler.xshards import XShards, as_input
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ShardsInput"]
-
 
 class ShardsInput(Input):
     """An `XShards`, local or in Spark. Scoring gives one with the outputs, in the same place."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from kindler.data.column_options import ColumnOptions
     from kindler.data.columns import Array, Columns
 
-__all__ = ["SqlFunction", "SqlFunctionInput"]
-
 _DEFAULTS = ("features", "x")
 
 

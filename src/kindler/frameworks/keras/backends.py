@@ -18,24 +18,6 @@ import numpy as np
 from kindler.errors import ConfigError, MissingExtraError
 from kindler.frameworks.devices import is_installed
 
-__all__ = [
-    "BACKENDS",
-    "DEVICE_VARIABLE",
-    "backend_of",
-    "environment",
-    "fitting",
-    "flavour_of",
-    "is_compiled",
-    "load",
-    "may_use_gpus",
-    "on_gpu",
-    "require",
-    "seed_everything",
-    "settle",
-    "taken_bytes",
-    "without_devices",
-]
-
 DEVICE_VARIABLE = "KERAS_TORCH_DEVICE"  # where Keras on PyTorch computes, if it is set
 BACKENDS = ("tensorflow", "jax", "torch")
 

@@ -13,8 +13,6 @@ from typing import Any
 from kindler.frameworks.contract import Watch
 from kindler.frameworks.keras.metrics import plain
 
-__all__ = ["Remembering", "make_hooks", "writes"]
-
 _WRITERS = (
     "ModelCheckpoint",
     "TensorBoard",

@@ -13,8 +13,6 @@ from kindler.frameworks.keras.error_relay import HostCode
 from kindler.frameworks.keras.label_rules import label_rules
 from kindler.frameworks.labels import LabelSource
 
-__all__ = ["Arranged", "Remembering", "dataset", "with_own_threads"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

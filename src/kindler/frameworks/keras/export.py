@@ -23,8 +23,6 @@ from kindler.frameworks.keras.backends import environment
 from kindler.frameworks.keras.spec import custom_objects
 from kindler.temporary import Folder
 
-__all__ = ["export"]
-
 # The backends that can, best first.
 _ABLE = {"openvino": ("tensorflow", "torch"), "onnx": ("torch",)}
 _TITLES = {"openvino": "OpenVINO", "onnx": "ONNX"}

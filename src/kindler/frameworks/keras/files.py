@@ -22,16 +22,6 @@ from kindler.errors import ConfigError, UntrustedError, first_line
 from kindler.frameworks.keras.backends import backend_of, load
 from kindler.frameworks.keras.state import Variables, slots, value_of
 
-__all__ = [
-    "FormatWarning",
-    "check_optimizer",
-    "described",
-    "load_into",
-    "read_model",
-    "save",
-    "with_live_optimizer",
-]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -16,22 +16,6 @@ from kindler.errors import ConfigError
 from kindler.frameworks.keras.error_relay import HostCode
 from kindler.frameworks.row_gather import RowGather, refuse_to_gather
 
-__all__ = [
-    "Exchange",
-    "Means",
-    "Rows",
-    "alone",
-    "count",
-    "install",
-    "install_remote",
-    "instead",
-    "losses_of",
-    "optimizers",
-    "refuse_own_step",
-    "replaced",
-    "scaled_loss",
-]
-
 Means = Callable[[Sequence[Array], float], list[Array]]
 
 

@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 
 from kindler.frameworks.labels import LabelSource, refuse_non_classes, refuse_non_probabilities
 
-__all__ = ["Rule", "kind_of", "label_rules"]
-
 Rule: TypeAlias = Callable[[LabelSource], Any]
 _OF_CLASSES = frozenset(("sparsecategoricalcrossentropy",))
 _OF_PROBABILITIES = frozenset(("binarycrossentropy", "binaryfocalcrossentropy", "bce"))

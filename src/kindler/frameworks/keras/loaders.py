@@ -18,8 +18,6 @@ from kindler.errors import ConfigError
 from kindler.frameworks.keras.dataset import with_own_threads
 from kindler.frameworks.loaders import Dealing, cannot_travel, pickled, says_sharded
 
-__all__ = ["open_dataset", "open_indexed", "pack_dataset", "pack_indexed", "unpack_dataset"]
-
 _HOST_CODE = frozenset({"PyFunc", "EagerPyFunc", "PyFuncStateless"})
 _SHUFFLES = ("ShuffleDataset", "ShuffleAndRepeatDataset")
 

@@ -15,8 +15,6 @@ import numpy as np
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.state import pack, unpack, value_of
 
-__all__ = ["UNTRIED", "Tallies"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _KERAS = ("keras", "tf_keras", "tensorflow")

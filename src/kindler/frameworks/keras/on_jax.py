@@ -24,22 +24,6 @@ from kindler.frameworks.row_gather import RowGather
 jax: Any = importlib.import_module("jax")
 jnp: Any = jax.numpy
 
-__all__ = [
-    "apply",
-    "as_array",
-    "called",
-    "gather",
-    "gradients",
-    "idle_step",
-    "noting",
-    "on_gpu",
-    "send_gradients",
-    "settle",
-    "share_gradients",
-    "taken_bytes",
-    "weigh",
-]
-
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
     """Threads and the one GPU of this rank; a process that has computed already keeps what it has.

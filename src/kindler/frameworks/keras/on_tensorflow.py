@@ -20,25 +20,6 @@ from kindler.frameworks.keras.gradient_hook import Means, Rows, count, instead, 
 from kindler.frameworks.quiet import quiet_without_gpu
 from kindler.frameworks.row_gather import RowGather
 
-__all__ = [
-    "DrawingOps",
-    "apply",
-    "as_array",
-    "called",
-    "gather",
-    "gradients",
-    "idle_step",
-    "judge_once",
-    "noting",
-    "on_gpu",
-    "seed",
-    "send_gradients",
-    "settle",
-    "share_gradients",
-    "taken_bytes",
-    "weigh",
-]
-
 _COMPILED = "_kindler_apply"  # what `apply` keeps on an optimizer
 
 

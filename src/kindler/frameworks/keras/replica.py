@@ -61,8 +61,6 @@ from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.scoring_model import ScoringModel
 from kindler.frameworks.state_format import Buffer
 
-__all__ = ["KerasReplica", "preload"]
-
 
 def preload() -> None:
     """Import what is slow to import: Keras and its backend; the process can be forked afterwards."""
@@ -423,7 +421,6 @@ class KerasReplica(BaseReplica):
         return [] if scheduled else [float(np.asarray(optimizer.learning_rate))]
 
     def set_rates(self, rates: Sequence[float]) -> None:
-        """Set it."""
         if rates:
             self.model.optimizer.learning_rate = rates[0]
 

@@ -18,8 +18,6 @@ from kindler.frameworks.keras.spec import Archive, KerasSpec, dumps, with_archiv
 from kindler.frameworks.keras.state import pack, unpack
 from kindler.frameworks.scoring_model import ScoringModel
 
-__all__ = ["own_state", "scoring_model"]
-
 _WEIGHTS = "model.weights.h5"
 _WHOLE = ("Functional", "Sequential")  # read from an archive, these have all their variables
 _KERAS = ("keras.", "tf_keras.")

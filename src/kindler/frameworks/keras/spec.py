@@ -22,21 +22,6 @@ from kindler.frameworks.keras.backends import flavour_of, is_compiled, load
 from kindler.frameworks.keras.files import check_optimizer, described, with_live_optimizer
 from kindler.frameworks.pickling import travelling
 
-__all__ = [
-    "Archive",
-    "KerasSpec",
-    "against_several",
-    "build_model",
-    "check",
-    "custom_objects",
-    "dumps",
-    "lacking",
-    "loads",
-    "revived",
-    "synchronized",
-    "with_rate",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Archive:
@@ -188,7 +173,6 @@ def build_model(spec: KerasSpec) -> Any:
 
 
 def dumps(spec: KerasSpec) -> bytes:
-    """The spec as bytes."""
     spec = with_archive(spec)
     # The backend goes first: Keras must be on it before unpickling imports the user's modules.
     return spec.backend.encode() + b"\n" + travelling(spec)

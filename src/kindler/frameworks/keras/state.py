@@ -14,8 +14,6 @@ from safetensors.numpy import load, save
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.gradient_hook import optimizers
 
-__all__ = ["Variables", "fork_seeds", "pack", "seed_of", "slots", "unpack", "value_of", "variances"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -121,7 +119,6 @@ def seed_of(seed: int, *place: int) -> int:
 
 
 def pack(fields: Mapping[str, Any], arrays: Sequence[Array]) -> bytes:
-    """Fields and arrays as bytes."""
     known = {f"{i:05d}": np.ascontiguousarray(_plain(array)) for i, array in enumerate(arrays)}
     kinds = [str(array.dtype) for array in arrays]
     shapes = [list(array.shape) for array in arrays]

@@ -23,11 +23,10 @@ from kindler.frameworks.keras.label_rules import kind_of
 from kindler.frameworks.loss_trial import LossTrial, refusal
 from kindler.frameworks.rng import Drawing
 
-__all__ = ["is_own", "try_loss"]
-
 _MOST_ROWS, _MOST_STEP_ROWS = 64, 16
 _LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 2e-5, 1e-3
 _OVER_THE_BATCH = ("circle", "dice", "tversky")  # of Keras's own, and no means over rows
+_NO_CODE = (lambda: None).__code__
 _HINT = (
     "look at the rows of all workers with kindler.all_gather(tensor), as docs/guides/contrastive.md shows"
     " (Keras on PyTorch and TensorFlow); or let the loss return one number for each row; or train with"
@@ -56,7 +55,11 @@ def try_loss(
     rows = len(next(_leaves(batch)))
     most = _MOST_STEP_ROWS if own_step else _MOST_ROWS
     trial = LossTrial(most, _join(keras), strict=False)
-    judge = _gradients(model, backend, batch) if own_step else _losses(model, keras, batch, most)
+    adds = bool(_that_add_losses(model))
+    if own_step:
+        judge = _gradients(model, backend, batch)
+    else:
+        judge = _losses(model, keras, batch, most, anew=adds)
     found = None
     try:
         with Drawing(0), _resting(model) if own_step else ExitStack():
@@ -74,6 +77,8 @@ def try_loss(
         found = None  # a tape sees nothing of the calls for other rows: their gradients are missing here
     if found is not None:
         name = f"the loss {title(unknown[0])}" if len(unknown) == 1 else "the loss of the model"
+        if adds:
+            name = f"the loss of the model, with what {_that_add_losses(model)[0]} adds to it,"
         if own_step:
             name = f"what {type(model).__name__}.train_step gives its optimizer (a sum of gradients)"
         raise refusal(found, name, why="several workers", hint=_HINT)
@@ -82,13 +87,25 @@ def try_loss(
 def is_own(model: Any, keras: Any) -> bool:
     """Whether the model learns by a loss of the user's own, of which nobody knows what it is a mean over."""
     names = ("train_step", "compute_loss")
-    return bool(_unknown(model)) or any(
+    return bool(_unknown(model) or _that_add_losses(model)) or any(
         getattr(type(model), name) is not getattr(keras.Model, name) for name in names
     )
 
 
 def _unknown(model: Any) -> list[Any]:
     return [loss for loss in losses_of(getattr(model, "loss", None)) if _is_unknown(loss)]
+
+
+def _that_add_losses(model: Any) -> list[str]:
+    """The classes of layers that call `add_loss`, beside Keras's own: those add means over rows."""
+    kinds = {type(layer) for layer in (model, *model._flatten_layers(include_self=False))}
+    return sorted(kind.__name__ for kind in kinds if kind.__name__ == "AddLoss" or _calls_add_loss(kind))
+
+
+def _calls_add_loss(kind: type) -> bool:
+    own = [part for part in kind.__mro__ if part.__module__.partition(".")[0] not in ("keras", "tf_keras")]
+    methods = [method for part in own for method in vars(part).values()]
+    return any("add_loss" in getattr(method, "__code__", _NO_CODE).co_names for method in methods)
 
 
 def _is_unknown(loss: Any) -> bool:
@@ -109,16 +126,23 @@ def _undone(judge: Callable[[list[int]], Any], undo: Callable[[], None]) -> Call
     return judged
 
 
-def _losses(model: Any, keras: Any, batch: Sequence[Any], most: int) -> Callable[[list[int]], Any]:
-    """The loss of rows for which the model is called once."""
+def _losses(
+    model: Any, keras: Any, batch: Sequence[Any], most: int, *, anew: bool
+) -> Callable[[list[int]], Any]:
+    """The loss of rows for which the model is called once; `anew` calls it each time, for what layers add."""
     inputs = _mapped(batch[0], lambda array: array[:most])
-    outputs = _mapped(model(inputs, training=False), lambda tensor: _wide(_array(keras, tensor)))
+
+    def called(rows: Any) -> Any:
+        return _mapped(model(rows, training=False), lambda tensor: _wide(_array(keras, tensor)))
+
+    outputs = called(inputs)
 
     def judge(chosen: list[int]) -> list[tuple[float, float]]:
         if len(chosen) > most:
             raise ValueError("the model was not called for so many rows")
         x, y, weights = (*(_taken(part, chosen) for part in batch), None, None)[:3]
-        y, y_pred = (_mapped(part, lambda a: _tensor(keras, a)) for part in (y, _taken(outputs, chosen)))
+        predicted = called(x) if anew else _taken(outputs, chosen)
+        y, y_pred = (_mapped(part, lambda a: _tensor(keras, a)) for part in (y, predicted))
         loss = float(_array(keras, model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights)))
         return [(loss * len(chosen), float(len(chosen)))]
 

@@ -16,8 +16,6 @@ from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, title
 from kindler.frameworks.loaders import Dealing, cannot_travel, is_loader, says_sharded
 
-__all__ = ["Creator", "WorkerStore", "adapt", "open_loader", "pack_loader"]
-
 
 class WorkerStore:
     """What a data creator gets as `kv`: the part of MXNet's kvstore that such functions ask for.

@@ -13,8 +13,6 @@ from typing import Any
 from kindler.errors import ConfigError
 from kindler.frameworks.mxnet.library import mx
 
-__all__ = ["MetricTallies"]
-
 _COUNTS = ("true_positives", "false_positives", "false_negatives", "true_negatives")
 _LOSS = "loss"
 

@@ -11,8 +11,6 @@ from kindler.collective import Array
 from kindler.errors import ConfigError
 from kindler.frameworks.mxnet.library import mx
 
-__all__ = ["Steps"]
-
 _COUNTS = "optimizer counts"
 
 
@@ -31,7 +29,6 @@ class Steps:
         self._updater = mx.optimizer.get_updater(optimizer)
 
     def apply(self, gradients: Sequence[Array]) -> None:
-        """One step."""
         for place, (parameter, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
             weight = parameter.data()
             self._updater(place, mx.nd.array(gradient, ctx=weight.context, dtype=weight.dtype), weight)
@@ -48,7 +45,6 @@ class Steps:
         return [] if self.optimizer.lr_scheduler is not None else [float(self.optimizer.lr)]
 
     def set_rates(self, rates: Sequence[float]) -> None:
-        """Set it."""
         for rate in rates[:1]:
             self.optimizer.set_learning_rate(float(rate))
 

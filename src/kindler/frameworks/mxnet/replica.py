@@ -32,8 +32,6 @@ from kindler.frameworks.mxnet.spec import (
 )
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 
-__all__ = ["MxnetReplica", "preload"]
-
 _PARAMETER = "parameter "
 
 
@@ -96,7 +94,6 @@ class MxnetReplica(BaseReplica):
 
     @cached_property
     def loss(self) -> Any:
-        """The loss."""
         return build_loss(self.spec)
 
     @cached_property
@@ -181,7 +178,6 @@ class MxnetReplica(BaseReplica):
         return self.steps.rates()
 
     def set_rates(self, rates: Sequence[float]) -> None:
-        """Set it."""
         self.steps.set_rates(rates)
 
     def learning_rate(self) -> float:

@@ -10,8 +10,6 @@ from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, title
 from kindler.frameworks.mxnet.library import mx
 
-__all__ = ["MxnetSpec", "build_loss", "build_metrics", "build_model", "build_optimizer", "make_spec"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MxnetSpec:

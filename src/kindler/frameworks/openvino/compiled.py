@@ -24,8 +24,6 @@ from kindler.frameworks.openvino.graph import openvino, shape_of
 from kindler.frameworks.openvino.spec import OpenvinoSpec
 from kindler.temporary import locked, private_folder
 
-__all__ = ["cache_folder", "compiled"]
-
 _log = logging.getLogger(__name__)
 
 _KEPT = 16

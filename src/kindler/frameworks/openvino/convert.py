@@ -9,8 +9,6 @@ from kindler.collective import Array
 from kindler.errors import ConfigError
 from kindler.frameworks.openvino.graph import cause, openvino
 
-__all__ = ["convert"]
-
 
 def convert(
     model: Any,

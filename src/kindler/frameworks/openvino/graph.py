@@ -11,8 +11,6 @@ from typing import Any
 from kindler.errors import ConfigError
 from kindler.temporary import Folder
 
-__all__ = ["SETTINGS", "cause", "core", "names_of", "read_file", "read_ir", "shape_of", "written"]
-
 # Where a processor has them, OpenVINO would compute in 16 bits, and answer otherwise than elsewhere.
 SETTINGS = {"INFERENCE_PRECISION_HINT": "f32"}
 

@@ -14,8 +14,6 @@ from kindler.frameworks.openvino.compiled import compiled
 from kindler.frameworks.openvino.rows import RowCaller
 from kindler.frameworks.openvino.spec import OpenvinoSpec, dumps, loads, make_spec
 
-__all__ = ["OpenvinoReplica", "preload"]
-
 
 def preload() -> None:
     """This module imports what is slow; nothing is compiled, so that no thread starts."""
@@ -67,7 +65,6 @@ class OpenvinoReplica(BaseReplica):
         return self._caller(self._caller.arranged(names, features))
 
     def trained_model(self) -> Any:
-        """The model as an `openvino.Model`."""
         return graph.read_ir(self.spec.xml, self.spec.weights, self.spec.name)
 
     def save(self, path: str) -> NoReturn:

@@ -15,8 +15,6 @@ from kindler.collective import Array
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.openvino.graph import cause, names_of, shape_of
 
-__all__ = ["RowCaller"]
-
 
 class RowCaller:
     """Calls a compiled model; for one thread.

@@ -14,8 +14,6 @@ from kindler.files import folder_at, split
 from kindler.frameworks.openvino import graph
 from kindler.frameworks.state_format import is_packed, pack, unpack
 
-__all__ = ["OpenvinoSpec", "dumps", "loads", "make_spec"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class OpenvinoSpec:

@@ -17,8 +17,6 @@ from kindler.frameworks.tf_graph.spec import GraphSpec, fetched
 from kindler.frameworks.tf_graph.training import clip_limits, of_train_op, trained_by
 from kindler.frameworks.tf_graph.variables import ends_of, graph_variables
 
-__all__ = ["make_spec"]
-
 _LEARNING_PHASE = "keras_learning_phase"
 
 

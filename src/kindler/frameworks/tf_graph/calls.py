@@ -12,8 +12,6 @@ from tensorflow.core.protobuf import config_pb2
 from kindler.collective import Array
 from kindler.frameworks.tf_graph.ends import Ends, Training
 
-__all__ = ["Calls"]
-
 Call = Callable[..., list[Any]]
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from kindler.errors import ConfigError
 
-__all__ = ["Ends", "Parameter", "Port", "Streamed", "Training", "VariableEnds", "ports_of", "tensors_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Port:

@@ -11,8 +11,6 @@ from kindler.collective import Array
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.tf_graph.ends import Ends, Port
 
-__all__ = ["Feed", "Feeds", "unbatched"]
-
 Where = Callable[[int], "int | str"]
 
 

@@ -18,8 +18,6 @@ from kindler.frameworks.tf_graph.ends import VariableEnds
 from kindler.frameworks.tf_graph.spec import GraphSpec, needed_graph
 from kindler.frameworks.tf_graph.variables import Values
 
-__all__ = ["read", "save"]
-
 _SIGNATURE = "serving_default"
 
 

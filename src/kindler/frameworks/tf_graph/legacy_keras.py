@@ -14,8 +14,6 @@ from typing import Any
 
 from kindler.errors import MissingExtraError
 
-__all__ = ["LegacyModule", "restore_legacy_keras"]
-
 _KERAS_1 = "tf_keras.api._v1.keras"
 
 

@@ -19,19 +19,6 @@ from kindler.errors import ConfigError
 from kindler.frameworks.creators import title
 from kindler.frameworks.tf_graph.legacy_keras import restore_legacy_keras
 
-__all__ = [
-    "Built",
-    "Column",
-    "EstimatorSpec",
-    "ModeKeys",
-    "build",
-    "checkpoint_of",
-    "read_checkpoint",
-    "restore",
-    "values_of",
-    "write_checkpoint",
-]
-
 
 class ModeKeys:
     """What a model function is asked to build."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from kindler.errors import ConfigError
 
-__all__ = ["Counters", "assigned", "title"]
-
 _NAMES = {
     "adadelta": "AdadeltaOptimizer",
     "adagrad": "AdagradOptimizer",

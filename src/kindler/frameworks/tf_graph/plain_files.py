@@ -17,8 +17,6 @@ from kindler.frameworks.tf_graph.randomness import make_stateless
 from kindler.frameworks.tf_graph.spec import GraphSpec, PackedGraph, needed_graph, opened
 from kindler.frameworks.tf_graph.variables import Values
 
-__all__ = ["GRAPH", "meta_graph", "read", "without_training", "write"]
-
 GRAPH = "graph.pb"
 _ENDS, _VALUES, _CONSTANTS = "ends.json", "values.npz", "constants.npz"
 _PORTS = ("inputs", "labels", "outputs", "metrics")

@@ -15,8 +15,6 @@ import tensorflow.compat.v1 as tf
 
 from kindler.collective import Array
 
-__all__ = ["DRAWS", "draw_of", "make_stateless", "reseed", "seed_of"]
-
 DRAWS = "kindler/draws"
 _STATELESS = {
     "RandomUniform": "StatelessRandomUniform",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-__all__ = ["PLACEHOLDERS", "VARIABLES", "needed", "op_of"]
-
 PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 

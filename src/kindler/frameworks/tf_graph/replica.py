@@ -29,8 +29,6 @@ from kindler.frameworks.tf_graph.session import worker_config
 from kindler.frameworks.tf_graph.spec import GraphSpec, dumps, opened, unpacked
 from kindler.frameworks.tf_graph.variables import Values
 
-__all__ = ["GraphReplica", "preload"]
-
 
 def preload() -> None:
     """Import what is slow to import; the process can be forked afterwards."""

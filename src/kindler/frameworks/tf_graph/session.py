@@ -11,8 +11,6 @@ from kindler.frameworks.devices import missing_gpu
 from kindler.frameworks.quiet import quiet_without_gpu
 from kindler.frameworks.tf_graph.variables import graph_variables, initialized
 
-__all__ = ["session_of", "worker_config"]
-
 
 def session_of(graph: Any, sess: Any, *, known: set[str]) -> Any:
     """The session that holds a graph's values; what has been added to the graph since gets its first value.

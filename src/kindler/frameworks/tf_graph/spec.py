@@ -23,8 +23,6 @@ from kindler.frameworks.tf_graph.randomness import make_stateless, reseed
 from kindler.frameworks.tf_graph.reach import needed
 from kindler.frameworks.tf_graph.variables import Values
 
-__all__ = ["GraphSpec", "PackedGraph", "dumps", "fetched", "needed_graph", "opened", "unpacked"]
-
 _HOST_CODE = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 
 

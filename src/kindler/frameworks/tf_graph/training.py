@@ -19,8 +19,6 @@ from kindler.frameworks.tf_graph.ends import Parameter, Training
 from kindler.frameworks.tf_graph.optimizers import Counters, assigned
 from kindler.frameworks.tf_graph.reach import PLACEHOLDERS, VARIABLES, needed, op_of
 
-__all__ = ["clip_limits", "gradients_of", "of_train_op", "trained_by"]
-
 # How the types of all operations begin that change a variable.
 _CHANGES = (
     "Assign",

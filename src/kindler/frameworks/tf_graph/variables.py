@@ -13,8 +13,6 @@ from kindler.errors import ConfigError
 from kindler.frameworks.tf_graph.ends import VariableEnds
 from kindler.frameworks.tf_graph.reach import VARIABLES
 
-__all__ = ["Values", "ends_of", "graph_variables", "initialized"]
-
 _COLLECTIONS = ("variables", "trainable_variables", "local_variables", "model_variables", "metric_variables")
 
 

@@ -11,8 +11,6 @@ from torch import nn
 from kindler.collective import Collective
 from kindler.errors import ConfigError
 
-__all__ = ["Tracked"]
-
 
 class Tracked:
     """The buffers that some modules had when training began, always in the same order.

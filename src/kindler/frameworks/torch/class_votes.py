@@ -15,8 +15,6 @@ from torch.nn import functional as F
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.loss import LossRule, as_classes
 
-__all__ = ["Votes", "unclear", "votes_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Votes:

@@ -15,20 +15,6 @@ from kindler.errors import ConfigError, first_line
 from kindler.frameworks.contract import Array
 from kindler.frameworks.torch.outputs import flat
 
-__all__ = [
-    "Conveyor",
-    "OnTheirWay",
-    "arrays",
-    "backward_on",
-    "gpu_problem",
-    "has_gpu_build",
-    "held",
-    "preload",
-    "resolve_device",
-    "taken_bytes",
-    "tensors",
-]
-
 _MOST_HELD = 3  # a third of the memory that is free, so that the rest is left for training
 _CHUNK_BYTES = 64 << 20
 _SMALL_BYTES = 64 << 10

@@ -21,8 +21,6 @@ from kindler.errors import ConfigError
 from kindler.frameworks.torch.spec import TorchSpec, optimizer_kind
 from kindler.frameworks.torch.state import GradientExchange, dump, parse
 
-__all__ = ["DividedOptimizer", "Slices", "against_division", "division_of"]
-
 _OF_ELEMENTS = (
     *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD"),
     *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),

@@ -12,8 +12,6 @@ from kindler.collective import Array
 from kindler.errors import ConfigError, first_line
 from kindler.frameworks.torch.outputs import flat
 
-__all__ = ["export", "numbered"]
-
 
 class Flat(torch.nn.Module):
     """A model with tensors in and a tuple of tensors out, whatever it takes and gives itself.

@@ -19,8 +19,6 @@ from kindler.collective import Collective
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.divided import division_of
 
-__all__ = ["FullySharded"]
-
 dist: Any = tensor  # their stubs leave out much of what is used here
 shard: Any = fsdp
 

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-__all__ = ["step_fused_adam"]
-
 
 def step_fused_adam(optimizer: torch.optim.Optimizer) -> bool:
     """Do what `optimizer.step()` would, if it is an ordinary fused step; whether it was done."""

@@ -12,8 +12,6 @@ from kindler.collective import gathering
 from kindler.errors import ConfigError
 from kindler.frameworks.row_gather import RowGather
 
-__all__ = ["Gather", "join", "take_rows", "without_rows"]
-
 
 class Gather:
     """What `all_gather` is in the training steps of one rank.

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["GraphedStep", "facts_of", "numbers_in_python", "set_capturable", "why_not"]
-
 _WARM_UP_STEPS = 3  # libraries choose their kernels, and optimizers make their state
 _MOST_CAPTURES = 20
 _SCALARS = (int, float, bool, str, type(None))

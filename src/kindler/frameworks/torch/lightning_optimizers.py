@@ -15,8 +15,6 @@ from kindler.frameworks.torch.optim import step_optimizer
 from kindler.frameworks.torch.optimizers import Optimizers, Schedules
 from kindler.frameworks.torch.spec import CLOSURE, needs_closure
 
-__all__ = ["LightningSchedules", "ManualOptimizer", "Schedule", "configured"]
-
 _KNOWN = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
 
 

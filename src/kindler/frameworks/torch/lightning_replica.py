@@ -36,8 +36,6 @@ from kindler.frameworks.torch.state import parse
 from kindler.frameworks.torch.step_replica import StepReplica
 from kindler.frameworks.torch.step_run import logged
 
-__all__ = ["LightningReplica"]
-
 
 def configured_by_module(model: Any, config: Any) -> Any:
     """Stands for the optimizer in a spec: the module configures its own."""
@@ -447,7 +445,6 @@ class Trainer:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers."""
         return list(self._replica.optimizers.named.values())
 
     def __getattr__(self, name: str) -> Any:

@@ -15,8 +15,6 @@ import torch
 from kindler.frameworks.torch.spec import TorchSpec, check
 from kindler.frameworks.torch.step_spec import StepSpec
 
-__all__ = ["LightningSpec", "against_module", "base_of", "check_lightning", "missing_in_module", "overrides"]
-
 _BATCHES = ("tuple", "dict")
 _UNSUPPORTED = {
     "optimizer_step": "set automatic_optimization = False and step in training_step",

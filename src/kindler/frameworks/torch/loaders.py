@@ -15,8 +15,6 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from kindler.frameworks.loaders import Dealing, pickled, says_sharded
 
-__all__ = ["LoaderStream", "open_loader", "pack_loader"]
-
 _KEPT = (
     "num_workers",
     "collate_fn",

@@ -25,8 +25,6 @@ from kindler.frameworks.labels import LabelSource, refuse_non_classes, refuse_no
 from kindler.frameworks.torch.gather import without_rows
 from kindler.frameworks.torch.row_weights import refuse_reduced, unreduced
 
-__all__ = ["Judged", "LossRule", "as_classes"]
-
 _BINARY_MODULES = (nn.BCELoss, nn.BCEWithLogitsLoss)
 _BINARY_FUNCTIONS = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
 _ELEMENT_MODULES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, *_BINARY_MODULES)

@@ -17,8 +17,6 @@ from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.torch.loss import Judged, LossRule
 from kindler.frameworks.torch.named_metrics import Counted
 
-__all__ = ["LossList", "PartLoss", "loss_parts", "weight_parts"]
-
 Sums = tuple[torch.Tensor, Any]
 
 

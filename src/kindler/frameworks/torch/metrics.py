@@ -22,8 +22,6 @@ from kindler.frameworks.torch.loss import Judged, LossRule
 from kindler.frameworks.torch.named_metrics import Counted, Gathered, named
 from kindler.frameworks.torch.spec import is_creator, no_metric
 
-__all__ = ["Counter", "computed_over", "is_metric", "load_states", "named_metrics", "states_of"]
-
 _FORMAT = 2
 _WEIGHT = "weight of the loss"
 _LOOSE_STATES = 256  # before they are joined

@@ -20,8 +20,6 @@ from kindler.errors import ConfigError
 from kindler.frameworks.torch.loss import Judged, LossRule
 from kindler.frameworks.torch.outputs import flat, own_loss, without_loss
 
-__all__ = ["ModelLoss", "Trial", "label_arguments"]
-
 _IGNORED = -100
 _LABELS = ("labels", "label")
 _NEXT_TOKEN = re.compile(r"(ForCausalLM|LMHeadModel)$")

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 
 from torch import nn
 
-__all__ = ["Modes"]
-
 
 class Modes:
     """Switches a model between training and evaluation.

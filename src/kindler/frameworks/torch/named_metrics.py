@@ -20,8 +20,6 @@ from kindler.errors import ConfigError, did_you_mean
 from kindler.frameworks.torch.class_votes import unclear, votes_of
 from kindler.frameworks.torch.loss import LossRule, as_classes
 
-__all__ = ["NAMES", "Counted", "Gathered", "known_name", "named", "unknown_name"]
-
 Sums = tuple[torch.Tensor, Any]
 State = tuple[torch.Tensor, ...]
 Measure = Callable[[torch.Tensor, torch.Tensor], Any]

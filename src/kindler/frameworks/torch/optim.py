@@ -22,15 +22,6 @@ from kindler.frameworks.torch.spec import (
     needs_closure,
 )
 
-__all__ = [
-    "build_optimizer",
-    "build_scheduler",
-    "refuse_several",
-    "step_optimizer",
-    "step_scheduler",
-    "with_rate",
-]
-
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _FUSED_DTYPES = (torch.float32, torch.float64)
 

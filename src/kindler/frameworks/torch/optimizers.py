@@ -13,8 +13,6 @@ from kindler.frameworks.torch.optim import build_optimizer, build_scheduler, ste
 from kindler.frameworks.torch.parameters import group_names, load_optimizer
 from kindler.frameworks.torch.spec import TorchSpec
 
-__all__ = ["ONLY", "Optimizers", "Schedules", "build_optimizers", "build_schedules"]
-
 ONLY = "optimizer"  # the name of one that was given without a name
 
 

@@ -14,8 +14,6 @@ import torch
 
 from kindler.errors import ConfigError
 
-__all__ = ["flat", "names_of", "own_loss", "without_loss"]
-
 _LOSS = "loss"
 # What decoders keep for the next token; it is no output, and has no rows in some forms.
 _LEFT_OUT = ("past_key_values",)

@@ -18,17 +18,6 @@ from torch import nn
 from kindler.collective import Collective, share_bytes
 from kindler.errors import ConfigError
 
-__all__ = [
-    "Parameters",
-    "agree_on",
-    "group_names",
-    "load_optimizer",
-    "lone_change",
-    "named_parameters",
-    "recall_trained",
-    "trained",
-]
-
 _EVERY_WORKER = "callbacks run on every worker; freeze, unfreeze and add parameters on all of them alike."
 
 

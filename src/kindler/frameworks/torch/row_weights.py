@@ -18,8 +18,6 @@ from torch import nn
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import title
 
-__all__ = ["RowWeights", "against_row_weights", "unreduced"]
-
 _HOW = (
     "Hint: use a loss of torch.nn, give yours an attribute or an argument `reduction` that it respects when"
     ' it is "none", or let it return one loss for each row.'

@@ -23,8 +23,6 @@ from kindler.frameworks.torch.spec import TorchSpec
 from kindler.frameworks.torch.state import dump, parse
 from kindler.frameworks.torch.tensor_pickle import TensorPickler
 
-__all__ = ["scoring_model"]
-
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 

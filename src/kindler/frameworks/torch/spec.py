@@ -20,27 +20,6 @@ from kindler.frameworks.pickling import travelling
 from kindler.frameworks.state_format import is_packed, unpack
 from kindler.frameworks.torch.tensor_pickle import TensorUnpickler
 
-__all__ = [
-    "CLOSURE",
-    "PLATEAU_STEP",
-    "SPARSE",
-    "TorchSpec",
-    "against_several",
-    "build_loss",
-    "build_model",
-    "check",
-    "dumps",
-    "is_creator",
-    "is_optimizer_class",
-    "loads",
-    "missing",
-    "needs_closure",
-    "no_metric",
-    "optimizer_kind",
-    "synchronized",
-    "unfit_inputs",
-]
-
 CLOSURE = (
     "optimizer {name} evaluates the model several times a step, through a closure; Kindler computes one"
     " gradient a"

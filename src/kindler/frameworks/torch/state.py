@@ -15,23 +15,6 @@ from kindler.collective import Array, Collective
 from kindler.errors import ConfigError
 from kindler.frameworks.state_format import Buffer, is_packed, pack, unpack
 
-__all__ = [
-    "Buffered",
-    "Exchange",
-    "Freezer",
-    "GradientExchange",
-    "changes",
-    "dump",
-    "fork_seed",
-    "load_merged",
-    "merge_buffers",
-    "parse",
-    "parse_weights",
-    "save_weights",
-    "snapshot",
-    "to_array",
-]
-
 _FORMAT = 3
 _TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
 _LARGE_BYTES = 1 << 16

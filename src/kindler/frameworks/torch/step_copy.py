@@ -17,8 +17,6 @@ from kindler.frameworks.torch.metrics import is_metric
 from kindler.frameworks.torch.optimizers import Optimizers, Schedules
 from kindler.frameworks.torch.state import snapshot
 
-__all__ = ["Undo", "attributes_of", "undo_of"]
-
 Undo = Callable[[], None]
 
 

@@ -11,8 +11,6 @@ import torch
 
 from kindler.frameworks.torch.metrics import Counter, computed_over, load_states, states_of
 
-__all__ = ["StepCounter"]
-
 Number = float | torch.Tensor
 
 # What the history has of every epoch.

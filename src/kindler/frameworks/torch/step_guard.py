@@ -14,8 +14,6 @@ from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.torch.buffers import Tracked
 from kindler.frameworks.torch.state import snapshot
 
-__all__ = ["StepGuard"]
-
 _SHOWN_ROWS = 8
 
 

@@ -39,8 +39,6 @@ from kindler.frameworks.torch.step_run import StepRun, logged
 from kindler.frameworks.torch.step_spec import StepSpec, check_step, missing_in_step
 from kindler.frameworks.torch.tried_step import TriedStep
 
-__all__ = ["StepReplica"]
-
 _END = -1  # stands for the end of a step where ranks compare what they do
 _MADE_UP_ROWS = 2  # BatchNorm needs more than one
 

@@ -13,8 +13,6 @@ from kindler.errors import ConfigError
 if TYPE_CHECKING:
     from kindler.frameworks.torch.step_replica import StepReplica
 
-__all__ = ["StepRun"]
-
 
 class StepRun:
     """The first argument of `train_step` and `eval_step`.

@@ -8,8 +8,6 @@ from typing import Any
 
 from kindler.frameworks.torch.spec import TorchSpec, check, is_optimizer_class, missing
 
-__all__ = ["StepSpec", "check_step", "missing_in_step"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec(TorchSpec):

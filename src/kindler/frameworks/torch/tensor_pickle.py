@@ -10,8 +10,6 @@ from typing import Any
 import cloudpickle
 import torch
 
-__all__ = ["TensorPickler", "TensorUnpickler"]
-
 # Neither is annotated by torch.
 _typed_storage: Any = torch.storage.TypedStorage
 _untyped_storage: Any = torch.UntypedStorage

@@ -17,8 +17,6 @@ from kindler.frameworks.rng import Drawing
 from kindler.frameworks.torch.gather import join, take_rows
 from kindler.frameworks.torch.loss import LossRule
 
-__all__ = ["HOW_TO_GATHER", "TriedLoss", "undrawn"]
-
 _MOST_ROWS = 64
 _EXACT, _HALF = 2e-5, 2e-2
 HOW_TO_GATHER = (

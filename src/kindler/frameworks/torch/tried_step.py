@@ -23,8 +23,6 @@ from kindler.frameworks.torch.tried_loss import HOW_TO_GATHER, undrawn
 if TYPE_CHECKING:
     from kindler.frameworks.torch.step_replica import StepReplica
 
-__all__ = ["TriedStep"]
-
 _MOST_ROWS = 16  # the model is called for them
 _TOLERANCE, _HALF = 1e-4, 2e-2
 _HINT = (

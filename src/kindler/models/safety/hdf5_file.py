@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-__all__ = ["dangers"]
-
 # The filters that come with HDF5 and h5py; any other is a library that HDF5 looks for and loads.
 _FILTERS = frozenset({1, 2, 3, 4, 5, 6, 32000})
 # What can at most be packed into a byte, and how large a dataset may be that is not stored at all.

@@ -20,8 +20,6 @@ from kindler.models.safety import hdf5_file
 from kindler.models.safety.keras_names import CLASSES, FUNCTIONS, TENSORFLOW
 from kindler.store.names import check_path
 
-__all__ = ["dangers"]
-
 _CONFIG_BYTES = 64 << 20
 # An entry may unpack to so many times the file's size, or to so many bytes.
 _RATIO, _UNPACKED_BYTES = 200, 256 << 20

@@ -7,8 +7,6 @@ functions (Map, Scan, Cond). What a later Keras adds needs trust until it is nam
 
 from __future__ import annotations
 
-__all__ = ["CLASSES", "FUNCTIONS", "TENSORFLOW"]
-
 _CLASSES = """
     AUC AWQDTypePolicy AbsMaxQuantizer AbstractRNNCell Accuracy Activation ActivityRegularization
     Adadelta Adafactor Adagrad Adam AdamW Adamax AdaptiveAveragePooling1D AdaptiveAveragePooling2D

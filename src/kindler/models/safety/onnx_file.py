@@ -10,8 +10,6 @@ from pathlib import Path
 from kindler.errors import ConfigError
 from kindler.models.safety.protobuf_fields import Malformed, messages, texts
 
-__all__ = ["Found", "scan"]
-
 _DEEPEST = 64
 # ONNX's own operations, and those that every onnxruntime has.
 _DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
-__all__ = ["Malformed", "fields", "messages", "spans", "texts"]
-
 Bytes: TypeAlias = "bytes | memoryview"
 
 

@@ -17,8 +17,6 @@ from kindler.models.safety.protobuf_fields import Malformed, fields, messages, t
 from kindler.models.safety.tf_operations import HARMLESS
 from kindler.store.names import check_path
 
-__all__ = ["dangers", "graph_dangers"]
-
 # SavedModel.meta_graphs; MetaGraphDef.graph_def, .saver_def, .asset_file_def, .object_graph_def
 _META, _GRAPH, _SAVER, _ASSETS, _OBJECTS = 2, 2, 3, 6, 7
 _NODE, _LIBRARY = 1, 2  # of GraphDef

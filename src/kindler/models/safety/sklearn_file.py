@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HARMLESS", "compiled"]
-
 # Beside what skops knows by itself: plain Python with numbers in it, and pure functions.
 HARMLESS = frozenset(
     {

@@ -10,8 +10,6 @@ others by name (queues, stages, sessions, barriers), and all of tf.data.
 
 from __future__ import annotations
 
-__all__ = ["HARMLESS"]
-
 _NAMES = """
     Abs AccumulateNV2 Acos Acosh Add AddN AddV2 AdjustContrast AdjustContrastv2 AdjustHue
     AdjustSaturation All AllCandidateSampler Angle AnonymousHashTable AnonymousMutableDenseHashTable

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from kindler.serve.http_errors import Problem
 from kindler.serve.memory import resident_bytes
 
-__all__ = ["Shares", "Upload", "Uploads"]
-
 _LOOK_S = 0.1  # between two looks at messages on their way
 
 

@@ -11,14 +11,11 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-__all__ = ["INFERENCE", "descriptors", "message", "methods"]
-
 INFERENCE = "inference.GRPCInferenceService"
 
 
 @lru_cache(None)
 def descriptors() -> descriptor_pool.DescriptorPool:
-    """The pool."""
     files = descriptor_pb2.FileDescriptorSet.FromString(
         Path(__file__).with_name("descriptors.binpb").read_bytes()
     )

@@ -18,8 +18,6 @@ from kindler.serve.grpc_api.service import Service
 from kindler.serve.predict_app import Front
 from kindler.serve.tls import Tls
 
-__all__ = ["GrpcServer"]
-
 _HEAD_BYTES = 64 << 10
 _AHEAD_BYTES = 64 << 10  # what a call may send before it is known who sends it
 _STREAMS = 100  # calls of one connection at a time; clients keep others waiting

@@ -40,8 +40,6 @@ from kindler.serve.triton import (
 )
 from kindler.store.keys import SCOPES, Key
 
-__all__ = ["Service"]
-
 _NAME = "grpc"
 _HEALTH = "grpc.health.v1.Health"
 _REFLECTION = "grpc.reflection.v1alpha.ServerReflection"

@@ -20,8 +20,6 @@ from kindler.serve.http_errors import Problem
 from kindler.serve.protocols.v2 import DTYPES, checked_shape, datatype_of, from_bytes, raw_bytes, timeout_of
 from kindler.serve.requests import METHODS, Answer, InferRequest
 
-__all__ = ["MOST_FIELDS", "InferMessage", "TooManyFields", "parsed", "request_from", "response_to"]
-
 _WIDE = {"i": np.int64, "u": np.uint64}  # what values have before they are made what their datatype says
 _INPUTS, _RAW_INPUTS, _RAW_OUTPUTS, _INFER_RESPONSE = 5, 7, 6, 2  # numbers of fields
 MOST_FIELDS = 10_000  # of a message

@@ -15,8 +15,6 @@ from kindler.errors import first_line
 from kindler.models.arrow_columns import is_text
 from kindler.serve.http_errors import Problem
 
-__all__ = ["read_arrow", "read_parquet"]
-
 _GROWTH = 16  # how much larger than the body a Parquet file may say that it is
 _SPARE_BYTES = 64 << 20
 

@@ -23,8 +23,6 @@ from kindler.serve.protocols.tables import (
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
 from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
 
-__all__ = ["Mlflow"]
-
 _PATH = re.compile(r"/(?:models/(?P<name>.+)/)?invocations")
 _FIELDS = ("dataframe_split", "dataframe_records", "instances", "inputs")
 _CODES = {

@@ -19,8 +19,6 @@ from kindler.serve.protocols.tables import ARROW, columns_of, from_arrow, from_r
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
 from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
 
-__all__ = ["RAW", "OmegaCodec"]
-
 RAW = "application/octet-stream"
 _PATH = re.compile(rf"/api/v1/model/(?P<name>.+)/(?P<action>{'|'.join(METHODS)})/?")
 _ALIAS = re.compile(r"/api/v1/model/.+/aliases/[^/]+")  # which may have the name of an action

@@ -20,19 +20,6 @@ from kindler.serve.protocols.arrow import read_arrow, read_parquet
 from kindler.serve.protocols.values import as_object, as_tensor, loads
 from kindler.serve.requests import Answer
 
-__all__ = [
-    "ARROW",
-    "PARQUET",
-    "columns_of",
-    "from_arrow",
-    "from_csv",
-    "from_parquet",
-    "from_records",
-    "read_table",
-    "table_columns",
-    "to_arrow",
-]
-
 ARROW = "application/vnd.apache.arrow.stream"
 PARQUET = "application/vnd.apache.parquet"
 

@@ -15,8 +15,6 @@ from kindler.serve.protocols import Sent
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain, with_bytes
 from kindler.serve.requests import Answer, InferRequest, Reply, Target
 
-__all__ = ["TfServing"]
-
 _PATH = re.compile(
     r"/v1/models/(?P<name>[^:]+?)(?:/versions/(?P<version>[^/:]+)|/labels/(?P<label>[^/:]+))?:(?P<verb>\w+)",
     re.IGNORECASE,

@@ -21,19 +21,6 @@ from kindler.serve.protocols import Sent
 from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
 from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
 
-__all__ = [
-    "DTYPES",
-    "LENGTH",
-    "V2",
-    "TooManyTexts",
-    "checked_shape",
-    "datatype_of",
-    "described",
-    "from_bytes",
-    "raw_bytes",
-    "timeout_of",
-]
-
 LENGTH = "inference-header-content-length"
 _PATH = re.compile(r"/v2/models/(?P<name>.+?)(?:/versions/(?P<version>[^/]+))?/infer")
 DTYPES = {

@@ -16,8 +16,6 @@ import orjson
 from kindler.models.signature import Array
 from kindler.serve.http_errors import Problem
 
-__all__ = ["as_object", "as_tensor", "dumps", "loads", "plain", "with_bytes"]
-
 _SHOWN = 80
 _LONG = 256  # values in a list from which it pays to look at the first of them
 _MOST_DIMS = 32

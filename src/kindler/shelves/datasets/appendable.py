@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 from kindler.models.kind import Handler
 
-__all__ = ["Handle", "Opened", "Parts", "part_name", "parts_in", "renumber"]
-
 
 class Opened(Protocol):
     """The files of a dataset, looked into but not read."""

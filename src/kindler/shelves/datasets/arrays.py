@@ -12,8 +12,6 @@ from kindler.errors import ConfigError, DataError
 from kindler.shelves.datasets.appendable import Parts, part_name, parts_in
 from kindler.shelves.datasets.numpy import Array, native, stored
 
-__all__ = ["ArraysHandler"]
-
 
 class ArraysHandler(Parts):
     """Dicts and tuples of arrays. What is appended follows along the first axis of each."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from kindler.errors import ConfigError
 
-__all__ = ["Expression", "parse_expression"]
-
 _FORM = re.compile(
     r"(?P<name>[^\[\]{}#@^]+)(?P<first>[@^][^\[\]{}#]*)?"
     r"(?:\[(?P<columns>[^\[\]{}#]*)\])?(?P<second>[@^][^\[\]{}#]*)?"

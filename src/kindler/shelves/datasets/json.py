@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 from kindler.errors import DataError
 from kindler.models.kind import Handler
 
-__all__ = ["JsonHandler"]
-
 _FILE = "value.json"
 
 

@@ -11,8 +11,6 @@ import numpy as np
 from kindler.errors import ConfigError, DataError
 from kindler.shelves.datasets.appendable import Parts, part_name, parts_in
 
-__all__ = ["Array", "NumpyHandler", "native", "stored"]
-
 Array = np.ndarray[Any, Any]
 
 

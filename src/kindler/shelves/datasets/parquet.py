@@ -18,8 +18,6 @@ from kindler.shelves.datasets.appendable import Parts, part_name, parts_in
 from kindler.shelves.filters import expression
 from kindler.store import File, Store, Version
 
-__all__ = ["ParquetHandler", "described", "schema_of"]
-
 _FORMS = ("pandas", "arrow", "spark")
 
 

@@ -15,8 +15,6 @@ from kindler.shelves.shelf import Shelf, listed
 from kindler.store import Address, File, Version
 from kindler.store.selectors import parse
 
-__all__ = ["Datasets", "Mode"]
-
 Mode = Literal["fail", "replace", "append"]
 
 _MODES = ("fail", "replace", "append")

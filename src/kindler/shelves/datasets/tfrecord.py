@@ -18,8 +18,6 @@ from kindler.data.tfrecord.framing import blocks, checksum, masked
 from kindler.errors import ConfigError, MissingExtraError
 from kindler.shelves.datasets.appendable import Parts, part_name, parts_in
 
-__all__ = ["TfrecordHandler"]
-
 _FORMS = ("examples", "arrow", "tf.data")
 _EXAMPLE = "tensorflow.core.example.example_pb2"
 
