@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import struct
 from collections.abc import Iterator
@@ -356,6 +357,16 @@ def test_a_client_with_more_calls_than_a_connection_takes_at_a_time_gets_all_ans
         message("inference.ModelInferResponse").FromString(one).raw_output_contents[0] for one in answers
     }
     assert all(np.allclose(np.frombuffer(content), expected(ROWS)) for content in found)
+
+
+def test_threads_that_read_what_strangers_send_come_after_the_rest_of_the_server(
+    served: Served, client: Any
+) -> None:
+    assert client.is_server_live()
+    threads = list(Path(f"/proc/{served.process.pid}/task").glob("*"))
+    engine = [int(one.name) for one in threads if (one / "comm").read_text().startswith("event_engine")]
+    assert 10 in {os.getpriority(os.PRIO_PROCESS, number) for number in engine}
+    assert os.getpriority(os.PRIO_PROCESS, served.process.pid) == 0
 
 
 def test_large_messages_packed_ones_and_large_answers_pass(served: Served) -> None:

@@ -55,11 +55,11 @@ def try_loss(
     rows = len(next(_leaves(batch)))
     most = _MOST_STEP_ROWS if own_step else _MOST_ROWS
     trial = LossTrial(most, _join(keras), strict=False)
-    adds = bool(_that_add_losses(model))
+    adding = _that_add_losses(model)
     if own_step:
         judge = _gradients(model, backend, batch)
     else:
-        judge = _losses(model, keras, batch, most, anew=adds)
+        judge = _losses(model, keras, batch, most, anew=bool(adding))
     found = None
     try:
         with Drawing(0), _resting(model) if own_step else ExitStack():
@@ -77,8 +77,8 @@ def try_loss(
         found = None  # a tape sees nothing of the calls for other rows: their gradients are missing here
     if found is not None:
         name = f"the loss {title(unknown[0])}" if len(unknown) == 1 else "the loss of the model"
-        if adds:
-            name = f"the loss of the model, with what {_that_add_losses(model)[0]} adds to it,"
+        if adding:
+            name = f"the loss of the model, with what {adding[0]} adds to it,"
         if own_step:
             name = f"what {type(model).__name__}.train_step gives its optimizer (a sum of gradients)"
         raise refusal(found, name, why="several workers", hint=_HINT)
@@ -103,9 +103,12 @@ def _that_add_losses(model: Any) -> list[str]:
 
 
 def _calls_add_loss(kind: type) -> bool:
-    own = [part for part in kind.__mro__ if part.__module__.partition(".")[0] not in ("keras", "tf_keras")]
-    methods = [method for part in own for method in vars(part).values()]
+    methods = [method for part in kind.__mro__ if not _of_keras(part) for method in vars(part).values()]
     return any("add_loss" in getattr(method, "__code__", _NO_CODE).co_names for method in methods)
+
+
+def _of_keras(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("keras", "tf_keras")
 
 
 def _is_unknown(loss: Any) -> bool:
@@ -174,8 +177,7 @@ def _resting(model: Any) -> Iterator[None]:
     """Keras's own layers as in evaluation, whatever a step asks for."""
     changed = []
     for layer in model._flatten_layers(include_self=False):
-        of_keras = type(layer).__module__.partition(".")[0] in ("keras", "tf_keras")
-        if of_keras and "training" in inspect.signature(layer.call).parameters:
+        if _of_keras(type(layer)) and "training" in inspect.signature(layer.call).parameters:
             changed.append(layer)
             object.__setattr__(layer, "call", _in_evaluation(layer.call))
     try:

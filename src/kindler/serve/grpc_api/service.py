@@ -524,11 +524,7 @@ def _small(taken: Any, content: bytes) -> Any:
 
 def _unary(answer: Callable[..., Awaitable[bytes]], method: _Method) -> Any:
     """A handler that reads its message itself: grpcio would read one before it asks who sends it."""
-
-    async def handle(requests: Any, context: Any) -> bytes:  # grpcio looks at it in each call: no partial
-        return await answer(method, requests, context)
-
-    return grpc.stream_unary_rpc_method_handler(handle)
+    return grpc.stream_unary_rpc_method_handler(partial(answer, method))
 
 
 def _pool() -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from kindler.data.tfrecord import varints
 from kindler.models.safety.protobuf_fields import Malformed, spans
 from kindler.models.signature import Array
 from kindler.serve.grpc_api.messages import message
@@ -178,12 +179,7 @@ def response_to(answer: Answer, request: InferRequest, *, in_stream: bool = Fals
 
 def _field(number: int, size: int) -> bytes:
     """What comes before a field of so many bytes."""
-    found = bytearray([number << 3 | 2])
-    while size > 0x7F:
-        found.append(size & 0x7F | 0x80)
-        size >>= 7
-    found.append(size)
-    return bytes(found)
+    return varints.one(number << 3 | 2) + varints.one(size)
 
 
 def _array(tensor: Any, raw: memoryview | None, most_texts: int | None) -> Array:
