@@ -14,6 +14,9 @@ TORCH ?= torch==2.13.0
 
 PYTEST ?= $(BIN)/python -m pytest
 
+# The second distribution of this repository: faces of old systems, and the frameworks that only they need.
+COMPAT := packages/kindler-compat
+
 BENCHMARKS ?= $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
 export NO_MKDOCS_2_WARNING := 1
@@ -22,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test gate test-orca test-tensorflow1 test-unit test-torch test-keras test-tf-graph test-seeds-whole test-openvino test-mxnet test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-gpu costs wheels check check-style check-types check-layers check-docs bench docs clean
+.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs wheels check check-style check-types check-layers check-docs bench docs docs-migration clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -45,8 +48,8 @@ $(VENV)/.pyspark: | $(BIN)/python
 	$(SPARK_PIP) 'pyspark>=4.0'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.torch $(VENV)/.pyspark
-	$(PIP) -e '.[spark,java,torch,tensorflow,tf-keras,tensorflow1,jax,keras,plot,tensorboard,dev]'
+$(VENV)/.dev: pyproject.toml $(COMPAT)/pyproject.toml $(VENV)/.torch $(VENV)/.pyspark
+	$(PIP) -e '.[spark,java,torch,tensorflow,tf-keras,jax,keras,plot,tensorboard,dev]' -e '$(COMPAT)[tensorflow1]'
 	@touch $(VENV)/.quickstart $@
 
 # Older Sparks that are supported, beside the newest one: tests put them first on the path.
@@ -83,8 +86,11 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 # runs all of them and still fails if one did. Spark's classes come first: make puts a part whose needs are still being made
 # behind all others.
 IN_TURN := --no-print-directory --keep-going --jobs=3 --output-sync=target
-PARTS = test-torch test-keras-tensorflow test-serve test-spark test-spark-programs test-tensorflow1 test-orca test-examples test-cluster $(filter-out test-keras-tensorflow,$(KERAS_FLAVOURS:%=test-keras-%)) \
-	test-tf-graph test-unit test-runtime test-page test-store test-cli test-tracking test-tune test-mxnet test-openvino
+CORE_PARTS = test-torch test-keras-tensorflow test-serve test-spark test-spark-programs test-examples test-cluster $(filter-out test-keras-tensorflow,$(KERAS_FLAVOURS:%=test-keras-%)) \
+	test-unit test-runtime test-page test-store test-cli test-tracking test-tune test-openvino
+COMPAT_PARTS = test-compat-tensorflow1 test-compat-orca test-compat-docs test-compat-graphs test-compat-tensorflowonspark \
+	test-compat-mxnet $(COMPAT_KERAS:%=test-compat-keras-%)
+PARTS = $(CORE_PARTS) $(COMPAT_PARTS)
 CHECKS := check-types check-docs check-layers check-style
 
 test: install ## run every test
@@ -92,18 +98,6 @@ test: install ## run every test
 
 gate: install ## check and test, what `.ci/run` does
 	$(MAKE) $(IN_TURN) build/java/options $(CHECKS) $(PARTS)
-
-# Folders that need the same framework share a process, its imports and its Spark.
-test-orca: $(VENV)/.dev build/java/options $(VENV)/.mxnet ## BigDL and Orca, and programs of the old systems' documentation
-	$(PYTEST) tests/bigdl tests/seeds
-
-test-tensorflow1: $(VENV)/.dev build/java/options ## TFPark, SparkFlow, and programs of their documentation
-	$(PYTEST) tests/tfpark tests/sparkflow tests/seeds_graphs
-
-test-seeds-whole: $(VENV)/.dev $(VENV)/.mxnet ## all of them as large as they are there: MNIST, CIFAR-10, a Spark cluster
-	KINDLER_TEST_WHOLE=1 $(PYTEST) tests/seeds
-	KINDLER_TEST_WHOLE=1 $(PYTEST) tests/seeds_graphs
-	KINDLER_TEST_WHOLE=1 KINDLER_TEST_KERAS=tensorflow $(PYTEST) tests/keras/test_omegaml_programs.py
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 	$(PYTEST) tests/unit tests/architecture
@@ -119,14 +113,8 @@ test-keras: $(VENV)/.dev ## Keras on the local engine, each backend in a process
 test-keras-%: $(VENV)/.dev
 	KINDLER_TEST_KERAS=$* $(PYTEST) tests/keras
 
-test-tf-graph: $(VENV)/.dev ## TensorFlow graphs and model functions, on both engines
-	$(PYTEST) tests/tf_graph
-
 test-openvino: $(VENV)/.dev ## models of OpenVINO, on the local engine
 	$(PYTEST) tests/openvino
-
-test-mxnet: $(VENV)/.dev $(VENV)/.mxnet ## Gluon blocks of MXNet, on the local engine
-	$(PYTEST) tests/mxnet
 
 test-spark: $(VENV)/.dev build/java/options ## everything that can share one Spark session
 	$(PYTEST) tests/spark
@@ -164,6 +152,38 @@ test-examples: $(VENV)/.dev build/java/options ## the examples and the code in t
 test-gpu: $(VENV)/.dev ## what needs a GPU; skipped, with the reason, where there is none
 	$(PYTEST) tests/gpu -rs
 
+test-compat: $(VENV)/.dev ## everything of packages/kindler-compat
+	$(MAKE) $(IN_TURN) build/java/options $(COMPAT_PARTS)
+
+# Folders that need the same framework share a process, its imports and its Spark.
+test-compat-orca: $(VENV)/.dev build/java/options $(VENV)/.mxnet ## BigDL, Orca and omega|ml, and programs of the old systems' documentation
+	$(PYTEST) $(COMPAT)/tests/bigdl $(COMPAT)/tests/seeds $(COMPAT)/tests/omegaml
+
+test-compat-tensorflow1: $(VENV)/.dev build/java/options ## TFPark, SparkFlow, and programs of their documentation
+	$(PYTEST) $(COMPAT)/tests/tfpark $(COMPAT)/tests/sparkflow $(COMPAT)/tests/seeds_graphs
+
+test-compat-graphs: $(VENV)/.dev ## TensorFlow graphs and model functions, on both engines
+	$(PYTEST) $(COMPAT)/tests/tf_graph
+
+test-compat-mxnet: $(VENV)/.dev $(VENV)/.mxnet ## Gluon blocks of MXNet, on the local engine
+	$(PYTEST) $(COMPAT)/tests/mxnet
+
+test-compat-tensorflowonspark: $(VENV)/.dev build/java/options ## TensorFlowOnSpark and spark-tensorflow-distributor
+	$(PYTEST) $(COMPAT)/tests/tensorflowonspark
+
+COMPAT_KERAS := tensorflow torch tf_keras
+
+test-compat-keras-%: $(VENV)/.dev
+	KINDLER_TEST_KERAS=$* $(PYTEST) $(COMPAT)/tests/keras_faces
+
+test-compat-docs: $(VENV)/.dev build/java/options ## the code of the pages that need kindler-compat, and the plug-in itself
+	$(PYTEST) $(COMPAT)/tests/docs $(COMPAT)/tests/plugin
+
+test-compat-whole: $(VENV)/.dev $(VENV)/.mxnet ## programs of the old systems as large as they are there: MNIST, CIFAR-10, a Spark cluster
+	KINDLER_TEST_WHOLE=1 $(PYTEST) $(COMPAT)/tests/seeds
+	KINDLER_TEST_WHOLE=1 $(PYTEST) $(COMPAT)/tests/seeds_graphs
+	KINDLER_TEST_WHOLE=1 KINDLER_TEST_KERAS=tensorflow $(PYTEST) $(COMPAT)/tests/keras_faces/test_omegaml_programs.py
+
 costs: ## run every test, print the CPU seconds of the parts and of the slowest tests
 	rm -rf build/costs
 	$(MAKE) --no-print-directory test PYTEST='$(PYTEST) -p tests.costs'; \
@@ -185,7 +205,7 @@ check-layers: $(VENV)/.dev
 check-docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict --quiet
 
-wheels: $(BIN)/python ## build the wheel, try it in a fresh environment of each Python from 3.10 to 3.13
+wheels: $(BIN)/python ## build both wheels, try them in a fresh environment of each Python from 3.10 to 3.13
 	$(BIN)/python tests/wheels/smoke.py
 
 bench: $(VENV)/.dev ## run every benchmark (one question a file), print the ratios
@@ -199,7 +219,10 @@ bench: $(VENV)/.dev ## run every benchmark (one question a file), print the rati
 docs: $(VENV)/.dev ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
+docs-migration: $(VENV)/.dev ## write the pages of docs/migration from the tables of kindler-compat's tests
+	PYTHONPATH=.:$(COMPAT) $(BIN)/python -m tests.seeds.page
+
 clean: ## remove what the targets made, except .venv
 	rm -rf build dist site benchmarks/results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -rf spark-warehouse artifacts metastore_db derby.log
-	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
+	find src packages tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -25,8 +25,8 @@ def public_entries() -> set[str]:
     return {name for name, _ in inspect.getmembers(Estimator) if not name.startswith("_")}
 
 
-# tests/tf_graph, tests/openvino, tests/mxnet, tests/torch/test_lightning.py, tests/spark/test_sql_function.py
-ELSEWHERE = {"from_graph", "from_model_fn", "from_openvino", "from_mxnet", "from_lightning", "register_udf"}
+# tests/openvino, tests/torch/test_lightning.py, tests/spark/test_sql_function.py
+ELSEWHERE = {"from_openvino", "from_lightning", "register_udf"}
 
 
 def entries(

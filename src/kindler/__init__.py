@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from kindler.engine.here import WorkerInfo as WorkerInfo
     from kindler.engine.here import worker as worker
     from kindler.estimator.estimator import Estimator as Estimator
-    from kindler.estimator.model_fn import InputData as InputData
     from kindler.features import MinMaxScaler as MinMaxScaler
     from kindler.features import StandardScaler as StandardScaler
     from kindler.features import StringIndexer as StringIndexer
-    from kindler.frameworks.tf_graph.model_fn import EstimatorSpec as EstimatorSpec
-    from kindler.frameworks.tf_graph.model_fn import ModeKeys as ModeKeys
     from kindler.omega import Omega as Omega
     from kindler.omega import om as om
     from kindler.readers import read_csv as read_csv
@@ -67,10 +64,8 @@ _PUBLIC = {
     "DriverCallback": "kindler.train.driver_callbacks",
     "EarlyStopping": "kindler.train.callbacks",
     "Estimator": "kindler.estimator.estimator",
-    "EstimatorSpec": "kindler.frameworks.tf_graph.model_fn",
     "EveryEpoch": "kindler.train.triggers",
     "History": "kindler.train.history",
-    "InputData": "kindler.estimator.model_fn",
     "LearningRateMonitor": "kindler.train.callbacks",
     "MLflowLogger": "kindler.tracking.logger",
     "MaxEpoch": "kindler.train.triggers",
@@ -78,7 +73,6 @@ _PUBLIC = {
     "MaxScore": "kindler.train.triggers",
     "MinLoss": "kindler.train.triggers",
     "MinMaxScaler": "kindler.features",
-    "ModeKeys": "kindler.frameworks.tf_graph.model_fn",
     "ModelCheckpoint": "kindler.train.callbacks",
     "Omega": "kindler.omega",
     "RunSettings": "kindler.config",
@@ -104,6 +98,9 @@ _PUBLIC = {
     "worker": "kindler.engine.here",
 }
 
+# Found here by programs that were written before these were kindler-compat's.
+_MOVED = dict.fromkeys(("EstimatorSpec", "InputData", "ModeKeys"), "kindler.compat.estimators")
+
 _SUBMODULES = frozenset(
     {
         "cluster",
@@ -126,10 +123,8 @@ __all__ = [
     "DriverCallback",
     "EarlyStopping",
     "Estimator",
-    "EstimatorSpec",
     "EveryEpoch",
     "History",
-    "InputData",
     "LearningRateMonitor",
     "MLflowLogger",
     "MaxEpoch",
@@ -137,7 +132,6 @@ __all__ = [
     "MaxScore",
     "MinLoss",
     "MinMaxScaler",
-    "ModeKeys",
     "ModelCheckpoint",
     "Omega",
     "RunSettings",
@@ -169,9 +163,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"kindler.{name}")
-    if name not in _PUBLIC:
+    module = _PUBLIC.get(name) or _MOVED.get(name)
+    if module is None:
         raise AttributeError(f"module 'kindler' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:

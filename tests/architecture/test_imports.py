@@ -82,7 +82,6 @@ def test_the_parts_that_pages_name_are_attributes_of_kindler() -> None:
         "runtime",
         "serve",
         "testing",
-        "compat",
         "errors",
     ]
     code = f"""
@@ -97,6 +96,22 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="no attribute 'Estimater'"):
         kindler.Estimater  # noqa: B018
+
+
+def test_without_kindler_compat_it_is_named_with_its_extra() -> None:
+    code = """
+import json, sys
+sys.path[:] = [entry for entry in sys.path if "kindler-compat" not in entry]
+import kindler
+said = []
+for line in ("kindler.compat", "kindler.EstimatorSpec", "import kindler.compat.zoo.orca"):
+    try:
+        exec(line)
+    except ImportError as exc:
+        said.append([type(exc).__name__, exc.extra, "pip install 'kindler[compat]'" in str(exc)])
+print(json.dumps(said))
+"""
+    assert fresh(code) == [["MissingExtraError", "compat", True]] * 3
 
 
 def test_spark_missing_is_named_with_its_extra(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib  # type: ignore[import-not-found, no-redef]
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src"
+SOURCES = (ROOT / "src", ROOT / "packages/kindler-compat/src")  # of two distributions, one package
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 LAYERS = [
     [part.strip() for part in layer.split("|")]
@@ -41,10 +41,9 @@ HOMES = {
     "transformers": ("models",),
     "lightning": (),
     "keras": ("frameworks.keras", "models", "compat.zoo"),
-    "tf_keras": ("frameworks.keras", "frameworks.tf_graph", "models", "compat"),
+    "tf_keras": ("frameworks.keras", "models", "compat"),
     "tensorflow": (
         "frameworks.keras",
-        "frameworks.tf_graph",
         "models",
         "shelves.datasets",
         "cluster.tf_dataset",
@@ -52,7 +51,7 @@ HOMES = {
         "compat",
     ),
     "jax": ("frameworks.keras", "models"),
-    "mxnet": ("frameworks.mxnet", "compat.mxnet"),
+    "mxnet": ("compat.frameworks.mxnet", "compat.mxnet"),
     "openvino": ("frameworks.openvino", "models"),
     "onnxruntime": ("models",),
     "mlflow": ("tracking",),
@@ -66,12 +65,12 @@ ALIASES = {
 _NAME = re.compile(r"kindler(\.\w+)+(:\w+)?")
 
 
-def module_of(path: Path) -> str:
-    parts = path.relative_to(SOURCE).with_suffix("").parts
+def module_of(path: Path, source: Path) -> str:
+    parts = path.relative_to(source).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_of(path): path for path in sorted(SOURCE.glob("kindler/**/*.py"))}
+MODULES = {module_of(path, root): path for root in SOURCES for path in sorted(root.glob("kindler/**/*.py"))}
 
 
 def known(name: str) -> str | None:
@@ -136,6 +135,18 @@ def test_neither_imports_nor_strings_reach_upward_or_sideways() -> None:
         and (module, target) not in ALIASES
         and part(target) != part(module)
         and FLOOR[part(target)] >= FLOOR[part(module)]
+    ]
+
+    assert not wrong
+
+
+def test_the_core_knows_nothing_of_kindler_compat() -> None:
+    wrong = [
+        f"{module} -> {name}"
+        for module, path in MODULES.items()
+        if path.is_relative_to(SOURCES[0]) and module not in ("kindler", "kindler.compat")
+        for name in {*IMPORTS[module], *STRINGS[module]}
+        if name.startswith("kindler.compat")
     ]
 
     assert not wrong

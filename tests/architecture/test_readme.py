@@ -54,9 +54,7 @@ FRAMEWORK_WORDS = {
     "torch_step": "training step of your own",
     "lightning": "LightningModules",
     "keras": "Keras",
-    "tf_graph": "TensorFlow graphs",
     "openvino": "OpenVINO",
-    "mxnet": "MXNet",
 }
 
 

@@ -52,7 +52,9 @@ def _lines() -> Iterator[str]:
         (_framework(FRAMEWORKS.spec(name)) for name in _TITLES),
     )
     yield ""
-    yield from _table(("stored model", "CPU", "GPU"), map(_kind, MODEL_KINDS.rows))
+    yield from _table(
+        ("stored model", "CPU", "GPU"), map(_kind, [*MODEL_KINDS.rows, MODEL_KINDS.row("tf_graph", {})])
+    )
     yield ""
     yield from _table(("`sync=`", "GPUs"), ((f"`{name}`", _ON_GPUS[name]) for name in SYNCS.names))
 

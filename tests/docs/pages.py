@@ -14,13 +14,19 @@ import contextlib
 import doctest
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Block", "blocks", "problem"]
+__all__ = ["Block", "blocks", "needs_compat", "problem", "run", "runs", "starts_spark"]
+
+ROOT = Path(__file__).parents[2]
+_PATHS = ("src", "packages/kindler-compat/src", ".")
+_COMPAT = re.compile(r"kindler\.compat|from_graph|from_model_fn|from_mxnet")
 
 _FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+) -->\s*\Z")
@@ -75,6 +81,36 @@ def problem(page: Path) -> str | None:
         ):
             return f"{page}:{block.line} should print\n{block.expected}\nbut printed\n{printed.getvalue()}"
     return None
+
+
+def runs(page: Path) -> bool:
+    """Whether any code of a page is run."""
+    return any(not block.not_run for block in blocks(page.read_text()))
+
+
+def needs_compat(page: Path) -> bool:
+    """Whether code of a page that is run needs the distribution kindler-compat."""
+    return any(_COMPAT.search(block.code) for block in blocks(page.read_text()) if not block.not_run)
+
+
+def starts_spark(page: Path) -> bool:
+    """Pages that do come last: the others run on local processes, as for their reader, and cheaper."""
+    return any("kindler.init" in block.code for block in blocks(page.read_text()) if not block.not_run)
+
+
+def run(pages: list[Path], folder: Path, **environ: str) -> dict[str, str | None]:
+    """What went wrong on each page; all run in one process, in that folder."""
+    done = subprocess.run(
+        [sys.executable, __file__, *map(str, pages)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in _PATHS), **environ},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    outcomes: dict[str, str | None] = json.loads(done.stdout)
+    return outcomes
 
 
 def main(pages: list[str]) -> None:

@@ -18,7 +18,7 @@ __all__ = ["PAGE", "text"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 
-# What users call the rows of the tables; a row without a name here fails.
+# What users call the rows of the tables, those of kindler-compat included.
 _FRAMEWORKS = {
     "torch": ("PyTorch", "`from_torch`"),
     "torch_step": ("PyTorch, with a step of your own", "`from_torch(train_step=...)`"),
@@ -115,7 +115,7 @@ def _of_syncs() -> str:
 
 
 def _frameworks() -> list[FrameworkSpec]:
-    return list(FRAMEWORKS.built_in)
+    return [FRAMEWORKS.spec(name) for name in _FRAMEWORKS]
 
 
 def _syncs() -> list[SyncSpec]:

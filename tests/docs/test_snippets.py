@@ -6,11 +6,7 @@ import ast
 import doctest
 import importlib
 import inspect
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +14,17 @@ import pytest
 
 import kindler
 import kindler.errors
-from tests.docs.pages import blocks, problem
+from tests.docs.pages import blocks, needs_compat, problem, run, runs, starts_spark
 from tests.warm_daemon import environment
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The README's examples are files, word for word, and tests/examples runs them.
 README_EXAMPLES = ("first_steps.py", "first_steps_keras.py", "store_and_runtime.py")
-RUNNABLE = [page for page in PAGES[1:] if any(not block.not_run for block in blocks(page.read_text()))]
+# Those that need kindler-compat run in its tests.
+RUNNABLE = [page for page in PAGES[1:] if runs(page) and not needs_compat(page)]
 # Frameworks do not share a process: pages about Keras and TensorFlow run in one of their own.
 KERAS_PAGES = [p for p in RUNNABLE if re.search(r"import (keras|tensorflow\.compat)", p.read_text())]
-# `kindler.compat.tensorflow` turns eager execution off for the whole process.
-GRAPH_PAGES = [page for page in RUNNABLE if "compat import tensorflow" in page.read_text()]
 INCLUDE = re.compile(r'--8<-- "(?P<path>[^":]+)(?::(?P<section>\w+))?"')
 
 
@@ -47,31 +42,10 @@ def modules_with_doctests() -> list[str]:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """What went wrong on each page; all run in one process a framework, in an empty folder."""
-    others = [page for page in RUNNABLE if page not in (*KERAS_PAGES, *GRAPH_PAGES)]
-    return (
-        run(sorted(others, key=starts_spark), tmp_path_factory.mktemp("pages"), **environment())
-        | run(KERAS_PAGES, tmp_path_factory.mktemp("keras-pages"), KERAS_BACKEND="tensorflow")
-        | run(GRAPH_PAGES, tmp_path_factory.mktemp("graph-pages"))
+    others = [page for page in RUNNABLE if page not in KERAS_PAGES]
+    return run(sorted(others, key=starts_spark), tmp_path_factory.mktemp("pages"), **environment()) | run(
+        KERAS_PAGES, tmp_path_factory.mktemp("keras-pages"), KERAS_BACKEND="tensorflow"
     )
-
-
-def starts_spark(page: Path) -> bool:
-    """Pages that do come last: the others run on local processes, as for their reader, and cheaper."""
-    return any("kindler.init" in block.code for block in blocks(page.read_text()) if not block.not_run)
-
-
-def run(pages: list[Path], folder: Path, **environ: str) -> dict[str, str | None]:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/docs/pages.py"), *map(str, pages)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **environ},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    outcomes: dict[str, str | None] = json.loads(done.stdout)
-    return outcomes
 
 
 @pytest.mark.timeout(2400)

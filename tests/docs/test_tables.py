@@ -9,33 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.docs import support
-
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def benchmarks() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "benchmarks" / "_page.py"))
-
-
-def test_the_page_of_what_works_with_what_is_made_of_the_code() -> None:
-    assert support.PAGE.read_text() == support.text(), "run: python -m tests.docs.support"
-
-
-def test_only_pytorch_divides_its_optimizer_and_own_steps_only_all_reduce() -> None:
-    section = support.text().split("## To train", 1)[1].split("\n## ", 1)[0]
-    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
-    refused: dict[str, set[str]] = {}
-    for row in rows:
-        refused.setdefault(row[0], set()).update({row[1]} if "no" in row else ())
-
-    assert len(rows) == 6 * 5
-    dividing = {'`"sharded"`', '`"fsdp"`'}
-    own = {'`"async"`', '`"rounds"`', *dividing}
-    assert [refused.pop(name) for name in ("PyTorch", "PyTorch, with a step of your own")] == [set(), own]
-    assert refused.pop("LightningModules") == own
-    assert set(map(frozenset, refused.values())) == {frozenset(dividing)}
 
 
 def test_the_tables_of_the_benchmarks_are_made_of_recorded_figures(benchmarks: dict[str, Any]) -> None:

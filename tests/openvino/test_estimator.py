@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 
 from kindler import Estimator, XShards
-from kindler.compat.zoo.orca.learn.openvino import Estimator as OrcaEstimator
 from kindler.config import RunSettings
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.openvino.compiled import cache_folder, compiled
@@ -273,30 +272,3 @@ def test_an_interrupt_after_models_are_gone_is_an_interrupt(tmp_path: Path) -> N
     )
 
     assert (done.returncode, done.stdout) == (0, b"interrupted")
-
-
-def test_orcas_estimator_gives_shards_their_prediction(tmp_path: Path) -> None:
-    path = two_inputs(tmp_path / "two.xml")
-    a, b = np.ones((5, 3), "float32"), np.arange(5, dtype="float32")
-    shards = XShards.from_shards(
-        [{"x": (a[:2], b[:2]), "y": b[:2]}, {"x": (a[2:], b[2:]), "y": b[2:]}], home="local"
-    )
-    two = OrcaEstimator.from_openvino(model_path=str(path)).predict(shards).collect()
-    assert [sorted(shard) for shard in two] == [["prediction", "x", "y"]] * 2
-    close(np.concatenate([shard["prediction"][1] for shard in two]), a - b[:, None])
-
-    pixels = np.random.default_rng(0).normal(size=(4, 3, 2, 2)).astype("float32")
-    scorer = OrcaEstimator.from_openvino(model_path=str(classifier(tmp_path / "one.xml", [-1, 3, 2, 2])))
-    (one,) = scorer.predict(XShards.from_shards([{"x": pixels}], home="local")).collect()
-    close(one["prediction"], direct(tmp_path / "one.xml", pixels)[0])
-
-    est = OrcaEstimator.from_openvino(model_path=str(path))
-    for found in (
-        est.predict([b, a], input_cols=["b", "a"]),
-        est.predict(XShards.from_shards([{"x": (b, a)}], home="local"), input_cols=["b", "a"]).first()[
-            "prediction"
-        ],
-    ):
-        close(found[1], a - b[:, None])
-    with pytest.raises(RuntimeError, match="input_cols=.'b', 'c'.: the model has the inputs .'a', 'b'."):
-        est.predict([b, a], input_cols=["b", "c"])

@@ -77,8 +77,6 @@ def test_each_worker_sees_the_gpu_that_spark_gave_to_its_task(told: dict[str, An
 def test_more_nodes_than_the_master_has_cores_for_are_refused_long_before_the_time_to_start(
     told: dict[str, Any],
 ) -> None:
-    with_servers, instances = told["too many"]
-
-    assert "workers=3 but this Spark application can run 2 tasks side by side" in with_servers
-    assert "1 are parameter servers: they run on executors" in with_servers
-    assert "workers=3 but this Spark application can run 2 tasks side by side" in instances
+    for message in told["too many"]:
+        assert "workers=3 but this Spark application can run 2 tasks side by side" in message
+    assert len(told["too many"]) == 2

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kindler import Omega
-from kindler.compat.omegaml import Omega as OmegaMl
-from kindler.errors import ConfigError, DamagedError, NotFoundError, StoreError, UntrustedError
+from kindler.errors import ConfigError, DamagedError, NotFoundError, StoreError
 from kindler.store import Address
 from kindler.store.keys import Keys
 
@@ -252,19 +251,3 @@ def test_a_page_reads_no_more_rows_than_it_shows_and_a_few(
     monkeypatch.setattr(catalog, "newest", lambda *a, **k: asked.append(k["limit"]) or real(*a, **k))
     assert [v.name for v in local.datasets.newest(limit=2, after="n200")] == ["n201", "n202"]
     assert asked == [102]
-
-
-class Anything:
-    """An object that can only be pickled."""
-
-
-def test_trust_that_was_said_once_reaches_put_and_get(tmp_path: Path) -> None:
-    trusting = OmegaMl(tmp_path / "store", trusted=True)
-    trusting.models.put(Anything(), "x", kind="pickle")
-    trusting.datasets.put(Anything(), "x", kind="pickle")
-    assert isinstance(trusting.models.get("x"), Anything)
-    trusting.close()
-    careful = OmegaMl(tmp_path / "store")
-    with pytest.raises(UntrustedError):
-        careful.models.put(Anything(), "x", kind="pickle")
-    careful.close()

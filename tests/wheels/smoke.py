@@ -1,4 +1,4 @@
-"""Build the wheel and try it, for each Python, in an environment that does not know of the repository.
+"""Build the wheels and try them, for each Python, in an environment that does not know of the repository.
 
 `python tests/wheels/smoke.py [--example] [PYTHON...]` (or `make wheels`). Without arguments it takes every
 Python from 3.10 to 3.13 that is on PATH or of pyenv. Each installs the wheel with its smallest set of
@@ -32,7 +32,18 @@ try:
     kindler.init()
 except kindler.errors.MissingExtraError as error:
     assert "pip install 'kindler[spark]'" in str(error)
+try:
+    import kindler.compat.zoo
+except kindler.errors.MissingExtraError as error:
+    assert "pip install 'kindler[compat]'" in str(error)
 print(kindler.__version__, sys.version.split()[0], "works")
+"""
+COMPAT = """
+import kindler.compat.zoo.orca
+from kindler import Estimator
+from kindler.frameworks.registry import FRAMEWORKS
+assert {"tf_graph", "mxnet"} <= set(FRAMEWORKS.names)
+assert Estimator.from_graph.__doc__ and FRAMEWORKS.spec("tf_graph").gpus
 """
 
 
@@ -47,11 +58,13 @@ def pythons() -> list[str]:
     return found
 
 
-def built(folder: Path) -> Path:
-    """The wheel, built from a copy of what is in the repository."""
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT, cwd=folder)
-    (wheel,) = folder.glob("kindler-*.whl")
-    return wheel
+def built(folder: Path) -> tuple[Path, Path]:
+    """The wheels of kindler and kindler-compat, built from what is in the repository."""
+    for source in (ROOT, ROOT / "packages/kindler-compat"):
+        words = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, source)
+        run(sys.executable, *words, cwd=folder)
+    (core,), (compat,) = folder.glob("kindler-*.whl"), folder.glob("kindler_compat-*.whl")
+    return core, compat
 
 
 def readme() -> tuple[str, str]:
@@ -74,7 +87,7 @@ def run(*words: object, cwd: Path) -> str:
     return done.stdout
 
 
-def smoke(python: str, wheel: Path, folder: Path, *, example: bool) -> None:
+def smoke(python: str, wheel: Path, compat: Path, folder: Path, *, example: bool) -> None:
     run(python, "-m", "venv", folder / "venv", cwd=folder)
     own = folder / "venv" / "bin"
     asked = [str(wheel)]
@@ -84,6 +97,8 @@ def smoke(python: str, wheel: Path, folder: Path, *, example: bool) -> None:
     run(own / "pip", "install", "--quiet", *asked, cwd=folder)
     if not example:
         sys.stdout.write(run(own / "python", "-c", CORE, cwd=folder))
+        run(own / "pip", "install", "--quiet", compat, cwd=folder)
+        run(own / "python", "-c", COMPAT, cwd=folder)
     (folder / "example.py").write_text(program)
     if example:
         sys.stdout.write(run(own / "python", "example.py", cwd=folder))
@@ -97,14 +112,15 @@ def main() -> None:
     parser.add_argument("pythons", nargs="*", help="paths of Pythons")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kindler-wheels-") as folder:
-        wheel = built(Path(folder))
+        wheels = built(Path(folder))
         for number, python in enumerate(chosen.pythons or pythons()):
             place = Path(folder, str(number))
             place.mkdir()
-            smoke(python, wheel, place, example=chosen.example)
+            smoke(python, *wheels, place, example=chosen.example)
         target = ROOT / "dist"
         target.mkdir(exist_ok=True)
-        shutil.copy(wheel, target)
+        for wheel in wheels:
+            shutil.copy(wheel, target)
 
 
 if __name__ == "__main__":

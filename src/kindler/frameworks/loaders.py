@@ -1,7 +1,8 @@
 """Data that the user's own code makes, batch by batch: which batches fall to a rank, pass after pass.
 
-A table says which module knows loaders of which library; it is loaded when such a loader is met. Anything
-else that can be iterated is taken as it is. What is in a batch is not looked at here.
+A table says which module knows loaders of which library; it is loaded when such a loader is met. Entry points
+of the group `kindler.loaders` add to it. Anything else that can be iterated is taken as it is. What is in a
+batch is not looked at here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import entry_points
 from typing import Any, Literal, Protocol
 
 import cloudpickle
@@ -101,36 +103,46 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A class, by name so that nobody imports it, and where the code is that reads its objects."""
+    """The code that reads objects of a class: functions of a module that is imported when one is met."""
 
-    package: str
-    name: str
     module: str
-    opens: str
-    packs: str
+    opens: str = "open_loader"
+    packs: str = "pack_loader"
 
-    def of(self, made: Any) -> bool:
-        return any(
-            cls.__name__ == self.name and cls.__module__.split(".")[0] == self.package
-            for cls in type(made).__mro__
-        )
+    def open(self, made: Any, dealing: Dealing) -> Stream:
+        opened: Stream = getattr(importlib.import_module(self.module), self.opens)(made, dealing)
+        return opened
+
+    def pack(self, loader: Any) -> Callable[[], Any]:
+        packed: Callable[[], Any] = getattr(importlib.import_module(self.module), self.packs)(loader)
+        return packed
 
 
 _KERAS = "kindler.frameworks.keras.loaders"
-_MXNET = "kindler.frameworks.mxnet.loaders"
-_KINDS = (
-    _Kind("torch", "DataLoader", "kindler.frameworks.torch.loaders", "open_loader", "pack_loader"),
-    _Kind("tensorflow", "DatasetV2", _KERAS, "open_dataset", "pack_dataset"),
-    _Kind("keras", "PyDataset", _KERAS, "open_indexed", "pack_indexed"),
-    _Kind("tf_keras", "Sequence", _KERAS, "open_indexed", "pack_indexed"),
-    _Kind("mxnet", "DataIter", _MXNET, "open_loader", "pack_loader"),
-    _Kind("mxnet", "DataLoader", _MXNET, "open_loader", "pack_loader"),
-)
+_KINDS = {  # by the package and the name of a class
+    "torch.DataLoader": _Kind("kindler.frameworks.torch.loaders"),
+    "tensorflow.DatasetV2": _Kind(_KERAS, "open_dataset", "pack_dataset"),
+    "keras.PyDataset": _Kind(_KERAS, "open_indexed", "pack_indexed"),
+    "tf_keras.Sequence": _Kind(_KERAS, "open_indexed", "pack_indexed"),
+}
+
+
+@cache
+def _kinds_of_others() -> dict[str, _Kind]:
+    """Entry points, named as the rows above, of modules with `open_loader` and `pack_loader`."""
+    return {entry.name: _Kind(entry.value) for entry in entry_points(group="kindler.loaders")}
+
+
+def _kind_of(made: Any) -> _Kind | None:
+    names = [f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(made).__mro__]
+    return next(
+        (kinds[name] for kinds in (_KINDS, _kinds_of_others()) for name in names if name in kinds), None
+    )
 
 
 def is_loader(made: Any) -> bool:
     """Whether one of the table's libraries made this; nothing is imported to find out."""
-    return any(kind.of(made) for kind in _KINDS)
+    return _kind_of(made) is not None
 
 
 def packed(loader: Any) -> Callable[[], Any]:
@@ -139,9 +151,9 @@ def packed(loader: Any) -> Callable[[], Any]:
     Raises:
         ConfigError: It cannot travel; says why, and that a function can make it there instead.
     """
-    kind = next(kind for kind in _KINDS if kind.of(loader))
-    pack: Callable[[Any], Callable[[], Any]] = getattr(importlib.import_module(kind.module), kind.packs)
-    return pack(loader)
+    kind = _kind_of(loader)
+    assert kind is not None
+    return kind.pack(loader)
 
 
 def pickled(loader: Any) -> Callable[[], Any]:
@@ -172,10 +184,9 @@ def open_stream(make: Callable[[], Any], dealing: Dealing, *, title: str) -> Str
         ConfigError: It is nothing that gives batches.
     """
     made = make()
-    for kind in _KINDS:
-        if kind.of(made):
-            opened: Stream = getattr(importlib.import_module(kind.module), kind.opens)(made, dealing)
-            return opened
+    kind = _kind_of(made)
+    if kind is not None:
+        return kind.open(made, dealing)
     data = isinstance(made, str | bytes | Mapping | tuple | np.ndarray) or hasattr(made, "columns")
     if data or not isinstance(made, Iterable):
         raise ConfigError(

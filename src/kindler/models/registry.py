@@ -1,26 +1,34 @@
 """The table of kinds of models, and what such a table can do. Loads no framework.
 
 The first row that takes an object stores it. A row whose framework is not loaded is passed over without
-asking: an object of a framework cannot exist before it. Kinds of other packages, see `plugins.py`, are asked
-after those of Kindler's own, and before those that take any object.
+asking: an object of a framework cannot exist before it.
+
+Kinds of other packages are entry points, named as the kind: of the group `kindler.models`, a subclass of
+`ModelKind`, loaded when no kind of Kindler's own takes an object; or of `kindler.model_rows`, a `Row`, which
+says as much as those of Kindler's own. They are asked before those that take any object.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from kindler.errors import ConfigError, UntrustedError
-from kindler.models import plugins
+from kindler.errors import ConfigError, UntrustedError, first_line
 from kindler.models.kind import Handler, ModelKind
 from kindler.registry import Registry, Spec
 
+GROUP, ROWS = "kindler.models", "kindler.model_rows"
+
 _MODELS = "models"
 _CERTAIN = (types.FunctionType, types.BuiltinFunctionType, type)  # never a model of another package
+_log = logging.getLogger("kindler.models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +37,7 @@ class Row:
 
     Attributes:
         name: Its name in the catalog.
-        target: Where its code is, as "module:attribute" below `kindler`.
+        target: Where its code is, as "module:attribute".
         shelves: The shelves that take it.
         loaded: Modules, of which one must be loaded for such an object to exist; none for plain Python.
         package: The distribution that the code imports, as Python names it.
@@ -64,7 +72,7 @@ class Row:
     @property
     def spec(self) -> Spec:
         """The row as `Registry` has it."""
-        return Spec(name=self.name, target=f"kindler.{self.target}", package=self.package, extra=self.extra)
+        return Spec(name=self.name, target=self.target, package=self.package, extra=self.extra)
 
     def may_take(self, obj: Any) -> bool:
         """Whether it is worth asking the code."""
@@ -113,9 +121,9 @@ class Kinds:
             MissingExtraError: What it needs is not installed.
         """
         if kind not in self._registry.names:
-            plugin = plugins.load(kind)
-            if plugin is not None:
-                return plugin
+            other = _load(kind)
+            if other is not None:
+                return other
         made: Handler = self._registry.load(kind)()
         return made
 
@@ -133,14 +141,13 @@ class Kinds:
 
     def family(self, kind: str, meta: Mapping[str, Any]) -> str:
         """What a stored model computes with. Loads nothing."""
-        inside = _inside(kind, meta)
-        families = {row.name: row.family for row in self.rows if row.family}
-        return families.get(inside, inside)
+        return self.row(kind, meta).family or _inside(kind, meta)
 
     def row(self, kind: str, meta: Mapping[str, Any]) -> Row:
         """The row of a stored model, or of the model in an estimator. Loads nothing."""
         inside = _inside(kind, meta)
-        return next((row for row in self.rows if row.name == inside), Row(inside, "", gpus=True))
+        own = next((row for row in self.rows if row.name == inside), None)
+        return own or _row_of_others(inside) or Row(inside, "", gpus=True)
 
     def locked_in(self, what: str, kind: str, meta: Mapping[str, Any], lacking: str | None) -> bool:
         """Whether a model of a stranger is read and called by a process that is locked in.
@@ -166,9 +173,7 @@ class Kinds:
         rows = [row for row in self.rows if shelf in row.shelves and row.may_take(obj)]
         yield from (self.handler(row.name) for row in rows if not row.takes_any)
         if shelf == _MODELS and not isinstance(obj, _CERTAIN):
-            plugin = plugins.taking(obj)
-            if plugin is not None:
-                yield plugin
+            yield from _of_others(obj)
         yield from (self.handler(row.name) for row in rows if row.takes_any)
 
     def _named(self, obj: Any, shelf: str, kind: str) -> list[Handler]:
@@ -179,12 +184,67 @@ class Kinds:
 
     def _names(self, shelf: str) -> list[str]:
         own = [row.name for row in self.rows if shelf in row.shelves]
-        return [*own, *(name for name in plugins.names() if name not in own)] if shelf == _MODELS else own
+        return [*own, *(name for name in _names_of_others() if name not in own)] if shelf == _MODELS else own
 
 
 def _inside(kind: str, meta: Mapping[str, Any]) -> str:
     """The kind of the model in an estimator. Whatever else has such metadata is what its own kind says."""
     return str(meta.get("model_kind", kind)) if kind == "estimator" else kind
+
+
+def _names_of_others() -> list[str]:
+    return sorted({entry.name for group in (GROUP, ROWS) for entry in entry_points(group=group)})
+
+
+@cache
+def _row_of_others(kind: str) -> Row | None:
+    for entry in entry_points(group=ROWS, name=kind):
+        row = entry.load()
+        if isinstance(row, Row) and row.name == kind:
+            return row
+        raise ConfigError(
+            f"the entry point {kind!r} of {ROWS} ({entry.value}) is not a Row whose name is {kind!r}."
+        )
+    return None
+
+
+def _of_others(obj: Any) -> Iterator[ModelKind]:
+    """Kinds of other packages that may take an object. What cannot be loaded is left out, with a warning."""
+    for name in _names_of_others():
+        try:
+            row = _row_of_others(name)
+            kind = _load(name) if row is None or row.may_take(obj) else None
+        except ConfigError as exc:
+            _log.warning("%s", exc)
+            continue
+        if kind is not None:
+            yield kind
+
+
+def _load(kind: str) -> ModelKind | None:
+    """The kind of another package; None if no installed package has it.
+
+    Raises:
+        ConfigError: It cannot be loaded, or is not a model kind.
+    """
+    row = _row_of_others(kind)
+    if row is not None:
+        made: ModelKind = Registry("kind", [row.spec]).load(kind)()
+        return made
+    for entry in entry_points(group=GROUP, name=kind):
+        try:
+            cls = entry.load()
+        except Exception as exc:  # code of the other package: it says why
+            raise ConfigError(
+                f"the model kind {kind!r} ({entry.value}) cannot be loaded: {first_line(exc)}"
+            ) from exc
+        if not (isinstance(cls, type) and issubclass(cls, ModelKind) and cls.kind == kind):
+            raise ConfigError(
+                f"the entry point {kind!r} of {GROUP} ({entry.value}) is not a subclass of ModelKind whose"
+                f" kind is {kind!r}."
+            )
+        return cls()
+    return None
 
 
 def _checked(found: Handler) -> ModelKind:
@@ -197,10 +257,10 @@ _ANYWHERE = (_MODELS, "datasets", "scripts")
 
 MODEL_KINDS = Kinds(
     [
-        Row("estimator", "models.estimator:EstimatorKind", loaded=("kindler.estimator.estimator",)),
+        Row("estimator", "kindler.models.estimator:EstimatorKind", loaded=("kindler.estimator.estimator",)),
         Row(
             "keras",
-            "models.keras:KerasKind",
+            "kindler.models.keras:KerasKind",
             loaded=("keras",),
             package="keras",
             extra="keras",
@@ -212,7 +272,7 @@ MODEL_KINDS = Kinds(
         ),
         Row(
             "tf_keras",
-            "models.keras:TfKerasKind",
+            "kindler.models.keras:TfKerasKind",
             loaded=("tf_keras",),
             package="tf_keras",
             extra="tf-keras",
@@ -224,7 +284,7 @@ MODEL_KINDS = Kinds(
         ),
         Row(
             "peft",
-            "models.peft:PeftKind",
+            "kindler.models.peft:PeftKind",
             loaded=("peft",),
             package="peft",
             extra="peft",
@@ -233,7 +293,7 @@ MODEL_KINDS = Kinds(
         ),
         Row(
             "huggingface",
-            "models.huggingface:HuggingFaceKind",
+            "kindler.models.huggingface:HuggingFaceKind",
             loaded=("transformers.modeling_utils",),
             package="transformers",
             extra="huggingface",
@@ -242,7 +302,7 @@ MODEL_KINDS = Kinds(
         ),
         Row(
             "torch",
-            "models.torch:TorchKind",
+            "kindler.models.torch:TorchKind",
             loaded=("torch",),
             package="torch",
             extra="torch",
@@ -253,26 +313,15 @@ MODEL_KINDS = Kinds(
             needs_jail=False,
         ),
         Row(
-            "tf_graph",
-            "models.tf_graph:GraphKind",
-            loaded=("kindler.frameworks.tf_graph.spec",),
-            package="tensorflow",
-            extra="tensorflow",
-            family="keras",
-            preload=("kindler.models.tf_graph",),
-            threads=True,
-            gpus=True,
-        ),
-        Row(
             "sklearn",
-            "models.sklearn:SklearnKind",
+            "kindler.models.sklearn:SklearnKind",
             loaded=("sklearn",),
             preload=("skops.io", "kindler.models.sklearn:preload"),
             needs_jail=False,
         ),
         Row(
             "savedmodel",
-            "models.saved_model:SavedModelKind",
+            "kindler.models.saved_model:SavedModelKind",
             holds="saved_model.pb",
             family="keras",
             preload=("kindler.models.saved_model", "tensorflow"),
@@ -281,7 +330,7 @@ MODEL_KINDS = Kinds(
         ),
         Row(
             "onnx",
-            "models.onnx:OnnxKind",
+            "kindler.models.onnx:OnnxKind",
             loaded=("onnx",),
             suffixes=(".onnx",),
             preload=("kindler.models.onnx", "onnxruntime"),
@@ -290,16 +339,16 @@ MODEL_KINDS = Kinds(
         ),
         Row(
             "openvino",
-            "models.openvino:OpenvinoKind",
+            "kindler.models.openvino:OpenvinoKind",
             loaded=("openvino",),
             suffixes=(".xml",),
             preload=("kindler.models.openvino",),
             threads=True,
         ),
-        Row("function", "models.function:FunctionKind", _ANYWHERE, takes_any=True),
+        Row("function", "kindler.models.function:FunctionKind", _ANYWHERE, takes_any=True),
         Row(
             "pickle",
-            "models.pickle:PickleKind",
+            "kindler.models.pickle:PickleKind",
             _ANYWHERE,
             suffixes=(".pt", ".pth", ".pkl", ".joblib"),
             takes_any=True,

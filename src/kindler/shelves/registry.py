@@ -10,21 +10,27 @@ KINDS = Kinds(
     [
         Row(
             "parquet",
-            "shelves.datasets.parquet:ParquetHandler",
+            "kindler.shelves.datasets.parquet:ParquetHandler",
             _DATASETS,
             loaded=("pandas", "pyarrow", "pyspark"),
             suffixes=(".parquet",),
         ),
-        Row("numpy", "shelves.datasets.numpy:NumpyHandler", _DATASETS, loaded=("numpy",), suffixes=(".npy",)),
+        Row(
+            "numpy",
+            "kindler.shelves.datasets.numpy:NumpyHandler",
+            _DATASETS,
+            loaded=("numpy",),
+            suffixes=(".npy",),
+        ),
         Row(
             "tfrecord",
-            "shelves.datasets.tfrecord:TfrecordHandler",
+            "kindler.shelves.datasets.tfrecord:TfrecordHandler",
             _DATASETS,
             loaded=("tensorflow",),
             suffixes=(".tfrecord", ".tfrecords"),
         ),
-        Row("arrays", "shelves.datasets.arrays:ArraysHandler", _DATASETS, loaded=("numpy",)),
-        Row("json", "shelves.datasets.json:JsonHandler", _DATASETS, suffixes=(".json",)),
+        Row("arrays", "kindler.shelves.datasets.arrays:ArraysHandler", _DATASETS, loaded=("numpy",)),
+        Row("json", "kindler.shelves.datasets.json:JsonHandler", _DATASETS, suffixes=(".json",)),
         *MODEL_KINDS.rows,
     ]
 )

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import kindler
-from kindler.compat.tensorflowonspark import TFCluster, TFParallel
+from kindler import cluster
 from kindler.engine.job import TASK_GPUS
 from kindler.spark.slots import slots
 from tests.spark_programs.cluster import ONE_GPU_A_TASK, worker
@@ -179,20 +179,15 @@ def bring_back(spark: Any, master: str, folder: Path, stack: ExitStack) -> None:
 
 
 def too_many(spark: Any) -> list[str]:
-    """What programs of TensorFlowOnSpark are told that want three nodes, though they would wait for a day."""
+    """What clusters of three nodes are told, though they would wait for a day."""
 
     def program(args: Any, ctx: Any) -> None:
         raise AssertionError("it was started")
 
-    sc, mode = spark.sparkContext, TFCluster.InputMode.SPARK
-    servers: dict[str, Any] = {"num_ps": 1, "driver_ps_nodes": True, "reservation_timeout": 86400}
     told = []
-    for run in (
-        lambda: TFCluster.run(sc, program, {}, 3, input_mode=mode, **servers),
-        lambda: TFParallel.run(sc, program, {}, 3),
-    ):
+    for options in ({"workers": 2, "ps": 1, "input_mode": "spark"}, {"workers": 3, "chief": False}):
         try:
-            run()
+            cluster.run(program, {}, spark=spark, start_timeout_s=86400, **options)
         except kindler.errors.ConfigError as exc:
             told.append(str(exc))
     return told

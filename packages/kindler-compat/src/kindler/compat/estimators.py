@@ -1,0 +1,230 @@
+"""Estimators of graphs of TensorFlow 1, of model functions, and of MXNet's blocks. Loads neither framework.
+
+Users call them as `Estimator.from_graph` and so on: they are entry points of the group `kindler.estimators`,
+which are called with the class that an estimator is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from os import PathLike
+from typing import Any
+
+from kindler.compat.frameworks.mxnet.config import create_config
+from kindler.compat.frameworks.tf_graph.model_fn import EstimatorSpec, ModeKeys
+from kindler.compat.model_fn_estimator import InputData, ModelFnEstimator
+from kindler.config import RunSettings
+from kindler.estimator.checks import backend_complaints, refuse
+from kindler.estimator.estimator import Estimator
+from kindler.estimator.inputs.recognise import Engine
+from kindler.frameworks.caller_state import leaves_no_trace
+
+__all__ = [
+    "EstimatorSpec",
+    "InputData",
+    "ModeKeys",
+    "create_config",
+    "from_graph",
+    "from_model_fn",
+    "from_mxnet",
+]
+
+
+@leaves_no_trace
+def from_graph(
+    cls: type[Estimator],
+    *,
+    inputs: Any,
+    outputs: Any = None,
+    labels: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
+    metrics: Any = None,
+    clip_norm: float | None = None,
+    clip_value: Any = None,
+    updates: Any = None,
+    sess: Any = None,
+    model_dir: str | PathLike[str] | None = None,
+    train_op: Any = None,
+    tensor_with_value: Any = None,
+    global_step: Any = None,
+    session_config: Any = None,
+    config: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    engine: Engine = "auto",
+    device: str = "auto",
+    share_gpus: bool = False,
+    seed: int = 0,
+    log_dir: str | PathLike[str] | None = None,
+    settings: RunSettings | None = None,
+    backend: str | None = None,
+) -> Estimator:
+    """Create an estimator from a TensorFlow graph, as programs of TensorFlow 1 build them.
+
+    Training starts from the values that the session holds, and the session gets the trained ones, so that
+    `tf.train.Saver().save(sess, ...)` saves them. `get_model()` returns the session. `tf` is
+    `tensorflow.compat.v1` throughout.
+
+    Args:
+        inputs: The tensor that the feature column is fed to, usually a placeholder; or a list of them in
+            the order of the columns, or a dict by the columns' names. The shape begins with None.
+        outputs: What `predict` returns: a tensor, a list, or a dict whose keys name the output columns.
+        labels: What label columns are fed to, like `inputs`. None for a loss that needs no labels.
+        loss: A scalar tensor: the mean over the rows that are fed.
+        optimizer: A `tf.train.Optimizer`, whose slots become part of the graph; a name, such as "adam";
+            a dict from prefixes of variables' names to optimizers; or a function that is called with
+            counters, whose tensors `step` and `epoch` a learning rate may depend on, and returns an
+            optimizer.
+        metrics: A dict from names to tensors that are means over the rows that are fed, or to pairs of
+            `tf.metrics`.
+        clip_norm: Clip the gradient of all variables together to this norm.
+        clip_value: Clip each element of the gradient to this absolute value, or between a pair.
+        updates: Operations that run with every step. None takes those of the graph's collection
+            `UPDATE_OPS`, such as those of BatchNorm; `[]` is none.
+        sess: The session with the variables' values. None takes the default session, or makes one and
+            initializes every variable.
+        model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
+            several machines must share it.
+        train_op: Instead of `optimizer`: what `minimize` of a `tf.train.Optimizer` returned. Its
+            gradients are found in the graph.
+        tensor_with_value: A dict from tensors that no column is fed to, such as a rate of dropout, to a
+            pair: the value in training, and the value otherwise. One value serves for both.
+        global_step: The variable that counts steps. None takes the graph's own, if it has one.
+        session_config: A `tf.ConfigProto` for the sessions of the workers.
+        config: The argument of functions that make data.
+        workers: Number of workers. None is one per slot of the Spark application, or one per core.
+        engine: "spark", "local", or "auto": Spark if the data is in Spark.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
+        seed: Decides the order of rows, and what random operations of the graph draw.
+        log_dir: The folder that the driver writes event files for TensorBoard to.
+        settings: Time limits, threads, shared memory.
+        backend: Accepted for programs written for Orca ("bigdl"), without effect.
+
+    Raises:
+        ConfigError: The graph cannot be trained or scored as the arguments say.
+    """
+    refuse(*backend_complaints(backend))
+    return cls.from_framework(
+        "tf_graph",
+        inputs=inputs,
+        outputs=outputs,
+        labels=labels,
+        loss=loss,
+        optimizer=optimizer,
+        metrics=metrics,
+        clip_norm=clip_norm,
+        clip_value=clip_value,
+        updates=updates,
+        sess=sess,
+        train_op=train_op,
+        tensor_with_value=tensor_with_value,
+        global_step=global_step,
+        session_config=session_config,
+        config=config,
+        workers=workers,
+        engine=engine,
+        device=device,
+        model_dir=model_dir,
+        seed=seed,
+        settings=settings,
+        share_gpus=share_gpus,
+        log_dir=log_dir,
+    )
+
+
+def from_model_fn(
+    cls: type[Estimator],
+    model_fn: Callable[..., Any],
+    optimizer: Any = None,
+    model_dir: str | PathLike[str] | None = None,
+    params: Any = None,
+    config: Any = None,
+    warm_start_from: str | PathLike[str] | None = None,
+    **options: Any,
+) -> ModelFnEstimator:
+    """Create an estimator from a function that builds a TensorFlow graph, as `tf.estimator` had them.
+
+    Args:
+        model_fn: Called as `model_fn(features, labels, mode)`, with `params` and `config` where it takes
+            them; returns an `EstimatorSpec`. `mode` is one of `ModeKeys`.
+        optimizer: What `from_graph` takes. None where the spec has a `train_op`.
+        model_dir: The folder for checkpoints, which `tf.train.Saver` reads as well. Training goes on from
+            the newest one.
+        params: Passed to `model_fn`.
+        config: Passed to `model_fn`.
+        warm_start_from: A checkpoint, or a folder of them, that the first training takes the values of
+            variables from, as far as it has them.
+        options: More of `from_graph`: `workers`, `engine`, `clip_norm`, `session_config` and so on.
+    """
+    return ModelFnEstimator(
+        partial(from_graph, cls),
+        model_fn,
+        optimizer=optimizer,
+        model_dir=model_dir,
+        params=params,
+        config=config,
+        warm_start_from=warm_start_from,
+        options=options,
+    )
+
+
+@leaves_no_trace
+def from_mxnet(
+    cls: type[Estimator],
+    config: Mapping[str, Any] | None,
+    model_creator: Callable[..., Any],
+    loss_creator: Callable[..., Any] | None = None,
+    eval_metrics_creator: Callable[..., Any] | None = None,
+    validation_metrics_creator: Callable[..., Any] | None = None,
+    workers: int | None = 2,
+    *,
+    engine: Engine = "auto",
+    model_dir: str | PathLike[str] | None = None,
+    seed: int | None = None,
+    log_dir: str | PathLike[str] | None = None,
+    settings: RunSettings | None = None,
+) -> Estimator:
+    """Create an estimator from a Gluon block of Apache MXNet 1.9.1.
+
+    `fit` and `evaluate` also take functions of `(config, kv)` that return an MXNet data iterator or a
+    Gluon DataLoader on each worker: `config["batch_size"]` is the worker's share, and `kv` has `rank` and
+    `num_workers`.
+
+    Args:
+        config: The argument of all creators, such as `create_config` makes it:
+            "optimizer" and "optimizer_params" are those of MXNet.
+        model_creator: Called with `config`; returns a `mxnet.gluon.Block`.
+        loss_creator: Called with `config`; returns a `mxnet.gluon.loss.Loss`. Not needed to predict.
+        eval_metrics_creator: Called with `config`; returns the `mxnet.metric` objects of training.
+        validation_metrics_creator: The same for validation and evaluation; None takes those of training.
+        workers: Number of workers. None is one per slot of the Spark application, or one per core.
+        engine: "spark", "local", or "auto": Spark if the data is in Spark.
+        model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
+            several machines must share it.
+        seed: Decides the initial weights, the order of rows, and dropout. None is that of `config`, or 0.
+        log_dir: The folder that the driver writes event files for TensorBoard to.
+        settings: Time limits, threads, shared memory.
+
+    Raises:
+        ConfigError: A creator is not a function.
+        MissingExtraError: MXNet is not installed.
+    """
+    if seed is None:
+        seed = config.get("seed", 0) if isinstance(config, Mapping) else 0
+    return cls.from_framework(
+        "mxnet",
+        workers=workers,
+        engine=engine,
+        device="cpu",
+        model_dir=model_dir,
+        seed=seed,
+        log_dir=log_dir,
+        settings=settings,
+        config=config,
+        model_creator=model_creator,
+        loss_creator=loss_creator,
+        eval_metrics_creator=eval_metrics_creator,
+        validation_metrics_creator=validation_metrics_creator,
+    )

@@ -1,0 +1,143 @@
+"""Batches of MXNet's own: functions of `(config, kv)`, data iterators, and Gluon's DataLoader.
+
+Every n-th batch is a rank's, of iterators that are the same on all of them. A function that asks `kv` for its
+rank makes that rank's own part, which is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Any
+
+import cloudpickle
+
+from kindler.errors import ConfigError
+from kindler.frameworks.creators import call, title
+from kindler.frameworks.loaders import Dealing, cannot_travel, is_loader, says_sharded
+
+
+class WorkerStore:
+    """What a data creator gets as `kv`: the part of MXNet's kvstore that such functions ask for.
+
+    Attributes:
+        asked: Whether somebody has asked which worker this is.
+        type: As MXNet calls training in step.
+    """
+
+    type = "dist_sync"
+
+    def __init__(self, rank: int, workers: int) -> None:
+        self._rank, self._workers = rank, workers
+        self.asked = False
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker."""
+        self.asked = True
+        return self._rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return self._workers
+
+
+class Creator:
+    """A function of `(config, kv)` in the form that Kindler calls. Travels without importing MXNet.
+
+    Args:
+        function: The user's function.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.__qualname__ = title(function).removesuffix("()")
+        try:
+            self._packed = cloudpickle.dumps(function)
+        except Exception as exc:
+            raise ConfigError(cannot_travel(function, str(exc).partition("\n")[0])) from exc
+
+    def __call__(self, config: dict[str, Any], batch_size: int, rank: int, workers: int) -> Any:
+        """What the function makes on this worker; `config["batch_size"]` is the worker's share."""
+        made_for = WorkerStore(rank, workers)
+        function = _unpacked(self._packed)
+        made = call(function, {**config, "batch_size": batch_size}, made_for)
+        if made_for.asked and not says_sharded(made):
+            made.sharded = True
+        return made
+
+
+def adapt(data: Any) -> Any:
+    """Functions in the form that Kindler calls; anything else as it is."""
+    return Creator(data) if callable(data) and not is_loader(data) else data
+
+
+def pack_loader(loader: Any) -> Callable[[], Any]:
+    """A loader as a function that gives it elsewhere."""
+    try:
+        return partial(_unpacked, cloudpickle.dumps(loader))
+    except Exception as exc:
+        raise ConfigError(cannot_travel(loader, str(exc).partition("\n")[0])) from exc
+
+
+def open_loader(loader: Any, dealing: Dealing) -> LoaderStream:
+    """A data iterator, or a DataLoader, as this rank's batches."""
+    return LoaderStream(loader, dealing)
+
+
+class LoaderStream:
+    """One rank's batches.
+
+    Args:
+        loader: The loader.
+        dealing: Who asks.
+    """
+
+    fresh = True  # arrays are copied out of MXNet's memory
+
+    def __init__(self, loader: Any, dealing: Dealing) -> None:
+        self._loader, self._dealing = loader, dealing
+        self._sharded = says_sharded(loader)
+        self.cut = dealing.whole and not self._sharded and dealing.size > 1
+
+    def length(self) -> float | None:
+        """A DataLoader knows it."""
+        try:
+            length = len(self._loader)
+        except TypeError:
+            return None
+        return length if self._sharded or self.cut else self._dealing.share_of(length)
+
+    def batches(self, number: int) -> Generator[Any, None, None]:
+        """One pass; what it draws is the same on all ranks."""
+        drawing = self._dealing.drawing(number)
+        with drawing:
+            if hasattr(self._loader, "reset"):
+                self._loader.reset()
+            items: Iterator[Any] = iter(self._loader)
+        yield from map(_arrays, self._dealing.share(items, drawing, whole=self._sharded or self.cut))
+
+    def close(self) -> None:
+        """Iterators have nothing to close."""
+
+
+def _arrays(batch: Any) -> Any:
+    """A batch as (x, y), without the rows that fill up the last one."""
+    if not hasattr(batch, "pad"):
+        return _numpy(batch)
+    rows = batch.data[0].shape[0] - (batch.pad or 0)
+    parts = [[array.asnumpy()[:rows] for array in arrays or []] for arrays in (batch.data, batch.label)]
+    x, y = (part[0] if len(part) == 1 else tuple(part) for part in parts)
+    return (x, y) if parts[1] else (x,)
+
+
+def _numpy(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_numpy(part) for part in value)
+    return value.asnumpy() if hasattr(value, "asnumpy") else value
+
+
+def _unpacked(packed: bytes) -> Any:
+    import kindler.compat.frameworks.mxnet.library  # noqa: F401 - before user code imports MXNet
+
+    return cloudpickle.loads(packed)

@@ -1,0 +1,328 @@
+"""Estimators of model functions: a graph for each of training, judging and predicting, one set of values.
+
+What the function builds is in `frameworks/tf_graph/model_fn.py`; each graph is trained and scored by an
+`Estimator` of its own, made by `Estimator.from_graph`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from kindler.data import parquet
+from kindler.data.arrays import named, values
+from kindler.data.column_options import ColumnOptions, Names
+from kindler.data.columns import Array, conform, to_numpy
+from kindler.errors import ConfigError, NotFittedError
+from kindler.estimator.inputs.contract import Input
+from kindler.estimator.inputs.files import ParquetInput, opener
+from kindler.estimator.inputs.frames import FrameInput
+from kindler.estimator.inputs.loaders import LoaderInput
+from kindler.estimator.inputs.memory import MemoryInput
+from kindler.estimator.inputs.recognise import recognise
+from kindler.frameworks.creators import call
+from kindler.frameworks.registry import FRAMEWORKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputData:
+    """What an input function returns where the data alone does not say everything.
+
+    Attributes:
+        data: Data of any kind that `Estimator.fit` takes.
+        batch_size: Rows per step, over all workers together.
+        feature_cols: The columns that the model function gets as features.
+        label_cols: The columns that it gets as labels.
+        options: More options of `fit`, `evaluate` and `predict`, such as `shapes`.
+    """
+
+    data: Any
+    batch_size: int = 32
+    feature_cols: Names = None
+    label_cols: Names = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ModelFnEstimator:
+    """Trains, judges and scores what a model function builds; made by `Estimator.from_model_fn`.
+
+    Each call builds a graph for its mode. Values go from one to the next through checkpoints in `model_dir`,
+    which `tf.train.Saver` reads as well, or in memory where there is none.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        model_fn: Callable[..., Any],
+        *,
+        optimizer: Any,
+        model_dir: str | PathLike[str] | None,
+        params: Any,
+        config: Any,
+        warm_start_from: str | PathLike[str] | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        if not callable(model_fn):
+            raise ConfigError(f"model_fn must be a function; received {type(model_fn).__qualname__}.")
+        FRAMEWORKS.load("tf_graph")  # names what is not installed
+        from kindler.compat.frameworks.tf_graph import model_fn as graphs
+
+        self._graphs = graphs
+        self._make, self._model_fn, self._optimizer = make, model_fn, optimizer
+        self._model_dir = None if model_dir is None else str(model_dir)
+        self._params, self._config, self._options = params, config, dict(options)
+        self._warm = None if warm_start_from is None else str(warm_start_from)
+        self._values: dict[str, Array] | None = None
+        self.history: list[dict[str, Any]] = []
+
+    @property
+    def global_step(self) -> int:
+        """Steps that the newest values have been trained for; 0 before any."""
+        known = self._known(None)
+        return int(known["global_step:0"]) if known is not None else 0
+
+    def latest_checkpoint(self) -> str | None:
+        """The newest checkpoint in `model_dir`, or None."""
+        return None if self._model_dir is None else self._graphs.checkpoint_of(self._model_dir)
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        *,
+        epochs: int | None = None,
+        **options: Any,
+    ) -> ModelFnEstimator:
+        """Train, from where the newest checkpoint left off, and write a checkpoint.
+
+        Args:
+            input_fn: Called with the mode if it takes it; returns data of any kind that `Estimator.fit`
+                takes, or an `InputData`.
+            steps: Optimizer steps to make. None makes one epoch, or `epochs`.
+            epochs: Passes over the data.
+            options: Options of `Estimator.fit`.
+        """
+        keys = self._graphs.ModeKeys
+        given, features, labels = self._read(input_fn, keys.TRAIN)
+        built = self._built(keys.TRAIN, features, labels)
+        if built.train_op is None and self._optimizer is None:
+            raise ConfigError(
+                "there is no optimizer.\nHint: pass optimizer=... to from_model_fn, or let the model function"
+                " return an EstimatorSpec with train_op=optimizer.minimize(loss)."
+            )
+        run_dir = None if self._model_dir is None else f"{self._model_dir.rstrip('/')}/run"
+        estimator = self._estimator(
+            built, loss=built.loss, optimizer=self._optimizer, train_op=built.train_op, model_dir=run_dir
+        )
+        session = estimator.get_model()
+        self._start(session)
+        before = self.global_step
+        rows = estimator.fit(
+            given.data, epochs, given.batch_size, max_steps=steps, **self._columns(given), **options
+        )
+        self.history += rows
+        found = self._graphs.values_of(session)
+        if int(found["global_step:0"]) == before:  # a train op of the user's that does not count steps
+            found["global_step:0"] = np.asarray(before + sum(row["steps"] for row in rows), np.int64)
+        self._values = found
+        if self._model_dir is not None:
+            self._graphs.write_checkpoint(self._model_dir, found, int(found["global_step:0"]))
+        return self
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        eval_methods: Sequence[str] | None = None,
+        checkpoint_path: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Judge every row.
+
+        Args:
+            input_fn: As in `train`.
+            eval_methods: Names of metrics besides those of the model function's spec: "acc" (or "accuracy"),
+                "top5acc", "mae", "mse", "auc", "loss".
+            checkpoint_path: The checkpoint to judge. None is the newest.
+            options: Options of `Estimator.evaluate`.
+
+        Returns:
+            The loss, each metric by its name, `num_samples` and `global_step`.
+        """
+        keys = self._graphs.ModeKeys
+        given, features, labels = self._read(input_fn, keys.EVAL)
+        built = self._built(keys.EVAL, features, labels, methods=tuple(eval_methods or ()))
+        estimator = self._estimator(built, loss=built.loss, metrics=built.metrics)
+        known = self._required(checkpoint_path)
+        self._graphs.restore(estimator.get_model(), known)
+        figures = estimator.evaluate(given.data, given.batch_size, **self._columns(given), **options)
+        return {**figures, "global_step": int(known.get("global_step:0", 0))}
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Sequence[str] | str | None = None,
+        checkpoint_path: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Score every row; see `Estimator.predict` for what comes back.
+
+        Args:
+            input_fn: As in `train`; labels are not read.
+            predict_keys: Those of the predictions to return, where the model function predicts a dict.
+            checkpoint_path: The checkpoint to predict with. None is the newest.
+            options: Options of `Estimator.predict`.
+        """
+        keys = self._graphs.ModeKeys
+        given, features, _ = self._read(input_fn, keys.PREDICT)
+        built = self._built(keys.PREDICT, features, ())
+        outputs = _chosen(built.predictions, predict_keys)
+        estimator = self._estimator(built, outputs=outputs)
+        self._graphs.restore(estimator.get_model(), self._required(checkpoint_path))
+        columns = {name: value for name, value in self._columns(given).items() if name != "label_cols"}
+        return estimator.predict(given.data, **columns, **options)
+
+    def _read(self, input_fn: Callable[..., Any], mode: str) -> tuple[InputData, Any, Any]:
+        made = call(input_fn, mode)
+        given = made if isinstance(made, InputData) else InputData(data=made)
+        columns = ColumnOptions(
+            feature_cols=given.feature_cols,
+            label_cols=given.label_cols,
+            need_labels=mode != self._graphs.ModeKeys.PREDICT,
+            **{name: given.options[name] for name in ("shapes", "dtypes") if name in given.options},
+        )
+        features, labels = _described(recognise(given.data), columns, self._graphs.Column)
+        return given, features, labels
+
+    def _columns(self, given: InputData) -> dict[str, Any]:
+        named = {"feature_cols": given.feature_cols, "label_cols": given.label_cols}
+        return {**{name: value for name, value in named.items() if value is not None}, **given.options}
+
+    def _built(self, mode: str, features: Any, labels: Any, methods: Sequence[str] = ()) -> Any:
+        return self._graphs.build(
+            self._model_fn,
+            mode,
+            features=features,
+            labels=labels,
+            params=self._params,
+            config=self._config,
+            methods=methods,
+        )
+
+    def _estimator(self, built: Any, **arguments: Any) -> Any:
+        needs_labels = arguments.get("loss") is not None
+        return self._make(
+            inputs=built.inputs,
+            labels=built.labels if needs_labels else None,
+            **{**self._options, **arguments},
+        )
+
+    def _start(self, session: Any) -> None:
+        """Values to train from: the newest, or those of `warm_start_from` for variables that it has."""
+        known = self._known(None)
+        if known is not None:
+            self._graphs.restore(session, known, needs="trainable")
+        elif self._warm is not None:
+            prefix = self._graphs.checkpoint_of(self._warm)
+            if prefix is None:
+                raise ConfigError(f"warm_start_from={self._warm!r}: there is no checkpoint.")
+            found = self._graphs.read_checkpoint(prefix)
+            taken = self._graphs.restore(
+                session,
+                {name: value for name, value in found.items() if name != "global_step:0"},
+                needs="nothing",
+            )
+            if not taken:
+                raise ConfigError(f"warm_start_from={self._warm!r} has none of the model's variables.")
+
+    def _known(self, checkpoint_path: str | PathLike[str] | None) -> dict[str, Array] | None:
+        if checkpoint_path is not None:
+            prefix = self._graphs.checkpoint_of(str(checkpoint_path))
+            if prefix is None:
+                raise ConfigError(f"checkpoint_path={str(checkpoint_path)!r}: there is no checkpoint.")
+            return self._graphs.read_checkpoint(prefix)
+        newest = self.latest_checkpoint()
+        return self._values if newest is None else self._graphs.read_checkpoint(newest)
+
+    def _required(self, checkpoint_path: str | PathLike[str] | None) -> dict[str, Array]:
+        known = self._known(checkpoint_path)
+        if known is None:
+            raise NotFittedError("nothing was trained yet; call train() first, or pass checkpoint_path=...")
+        return known
+
+
+def _chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
+    if keys is None:
+        return predictions
+    wanted = [keys] if isinstance(keys, str) else list(keys)
+    if not isinstance(predictions, Mapping):
+        raise ConfigError(f"predict_keys={wanted}: the model function predicts one tensor, without keys.")
+    missing = [key for key in wanted if key not in predictions]
+    if missing:
+        raise ConfigError(f"predict_keys: there is no {missing[0]!r} among {sorted(predictions)}.")
+    return {key: predictions[key] for key in wanted}
+
+
+def _described(
+    given: Input, options: ColumnOptions, column: Callable[..., Any]
+) -> tuple[list[Any], list[Any]]:
+    """The columns of some data, each with dtype and row shape, from one row of it."""
+    if isinstance(given, LoaderInput):
+        return _of_batches(given.data, column)
+    asked, found = options, named(_one_row(given))
+    found = found.called(asked.features, asked.labels)
+    if asked.feature_cols is None:
+        asked = replace(asked, feature_cols=found.features)
+    if asked.label_cols is None and asked.need_labels:
+        asked = replace(asked, label_cols=found.labels)
+    planned = asked.plan(found.types)
+
+    def described(each: Any) -> Any:
+        part = values(found.columns[each.name], each.name)[:1]
+        row = (
+            conform(part, each, where=str)
+            if isinstance(part, np.ndarray)
+            else to_numpy(part, each, where=str)
+        )
+        return column(each.name, row.dtype.name, tuple(row.shape[1:]))
+
+    return [described(each) for each in planned.features], [described(each) for each in planned.labels]
+
+
+def _one_row(given: Input) -> Any:
+    """Local data that has at least one row, with the same columns."""
+    if isinstance(given, FrameInput):
+        from kindler.spark.frames import collected
+
+        return collected(given.data, given.data.columns, rows=1)
+    if isinstance(given, ParquetInput):
+        files = parquet.inspect(given.data, opener(None))
+        return next(iter(parquet.scan(files, parquet.schema(files).names, 0, 1)))
+    return given.rows if isinstance(given, MemoryInput) else given.data.head(1)
+
+
+def _of_batches(data: Any, column: Callable[..., Any]) -> tuple[list[Any], list[Any]]:
+    """The same of a `tf.data.Dataset`, which says what its batches are."""
+    spec = getattr(data, "element_spec", None)
+    if spec is None:
+        raise ConfigError(
+            f"input_fn returned {type(data).__qualname__}, whose batches are known only once it runs.\n"
+            "Hint: return a tf.data.Dataset, arrays, an XShards or a DataFrame."
+        )
+    parts = spec if isinstance(spec, tuple) else (spec,)
+    sides = []
+    for role, part in zip(("x", "y"), (*parts, None)[:2], strict=True):
+        leaves = dict(part) if isinstance(part, Mapping) else {} if part is None else {role: part}
+        for name, leaf in leaves.items():
+            if leaf.shape.rank == 0:
+                raise ConfigError(
+                    f"the dataset's {name!r} is a single value: its elements are rows, not batches of them.\n"
+                    "Hint: dataset.batch(n)."
+                )
+        sides.append(
+            [column(name, leaf.dtype.name, tuple(leaf.shape.as_list()[1:])) for name, leaf in leaves.items()]
+        )
+    return sides[0], sides[1]

@@ -1,0 +1,150 @@
+"""Training a graph as SparkFlow does: asynchronously, a worker for each partition, on what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, is_remote
+
+from kindler.compat.estimators import from_graph
+from kindler.compat.sparkflow.graphs import OpenGraph
+from kindler.errors import ConfigError
+from kindler.estimator.estimator import Estimator
+from kindler.spark.slots import slots
+from kindler.train.callbacks import Callback
+
+__all__ = ["Job", "dropout_values", "train"]
+
+LossCallback = Callable[[float, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to train, and how; the names are those of `SparkAsyncDL`.
+
+    Attributes:
+        graph: The graph's text.
+        tf_input: The tensor that features are fed to.
+        tf_label: The tensor that labels are fed to; None for a loss without labels.
+        make_optimizer: Makes the optimizer, within the graph.
+        iters: Passes over the data.
+        partitions: The most workers.
+        mini_batch: Rows of a batch of each worker; all that it has, if it is not positive.
+        mini_stochastic_iters: If positive, so many batches a pass.
+        lock: Whether weights are read between updates only.
+        shuffle: Whether each pass takes the rows in another order.
+        dropout: The tensor that is fed at `transform`; in training it keeps its own value.
+        to_keep: Whether it is a probability to keep, not to drop.
+        verbose: 0 shows no progress.
+        partition_shuffles: How often the rows are dealt anew, for as many times the passes.
+        sync: "async", "rounds" or "allreduce".
+        seed: Decides first weights and the order of rows.
+        loss_callback: Called on workers after each pass with the loss, its number and the worker's.
+    """
+
+    graph: str
+    tf_input: str
+    tf_label: str | None
+    make_optimizer: Callable[[], Any]
+    iters: int = 1000
+    partitions: int = 5
+    mini_batch: int = 128
+    mini_stochastic_iters: int = -1
+    lock: bool = False
+    shuffle: bool = True
+    dropout: str | None = None
+    to_keep: bool = False
+    verbose: int = 0
+    partition_shuffles: int = 1
+    sync: str = "async"
+    seed: int = 0
+    loss_callback: LossCallback | None = None
+
+
+def train(job: Job, frame: DataFrame, features: str, labels: str | None) -> OpenGraph:
+    """Train; returns the graph with its trained values.
+
+    Raises:
+        ConfigError: The graph, the columns and the parameters do not go together.
+    """
+    _check(job, labels)
+    opened = OpenGraph.of(job.graph, seed=job.seed)
+    partitions = _partitions(frame, job.partitions)
+    workers = max(1, min(partitions, slots(frame.sparkSession)))
+    with opened.graph.as_default():
+        estimator = from_graph(
+            Estimator,
+            inputs=opened.tensor(job.tf_input, "tfInput"),
+            labels=None if job.tf_label is None else opened.tensor(job.tf_label, "tfLabel"),
+            loss=opened.loss(),
+            optimizer=job.make_optimizer(),
+            tensor_with_value=dropout_values(opened, job.dropout, to_keep=job.to_keep),
+            sess=opened.sess,
+            workers=workers,
+            seed=job.seed,
+        )
+    whole = job.mini_batch < 1
+    options: dict[str, Any] = {
+        "epochs": job.iters,
+        "batch_size": max(1, frame.count()) if whole else job.mini_batch * workers,
+        "feature_cols": features,
+        "label_cols": [] if labels is None else labels,
+        "steps_per_epoch": job.mini_stochastic_iters if job.mini_stochastic_iters > 0 and not whole else None,
+        "shuffle": job.shuffle,
+        "verbose": job.verbose,
+        "sync": job.sync,
+        "sync_options": {"lock": job.lock} if job.sync == "async" else None,
+        "callbacks": [] if job.loss_callback is None else [LossReport(job.loss_callback)],
+    }
+    for number in range(job.partition_shuffles):
+        estimator.fit(frame if number == 0 else frame.repartition(partitions), **options)
+    return opened
+
+
+def dropout_values(opened: OpenGraph, name: str | None, *, to_keep: bool) -> dict[Any, Any]:
+    """What the tensor of the dropout is fed with: its own value in training, no dropout otherwise.
+
+    Raises:
+        ConfigError: It is a placeholder without a value.
+    """
+    if not name:
+        return {}
+    tensor = opened.tensor(name, "tfDropout")
+    if tensor.op.type == "Placeholder":
+        raise ConfigError(
+            f"tfDropout={name!r} is a placeholder without a value for training.\n"
+            f"Hint: tf.placeholder_with_default(0.5, shape=[], name={tensor.op.name!r}) has one."
+        )
+    return {tensor: (opened.sess.run(tensor), 1.0 if to_keep else 0.0)}
+
+
+class LossReport(Callback):
+    """Calls a function on each worker after each pass."""
+
+    def __init__(self, function: LossCallback) -> None:
+        self._function = function
+
+    def on_epoch_end(self, run: Any, logs: dict[str, Any]) -> None:
+        self._function(float(logs["loss"]), int(logs["epoch"]), int(run.rank))
+
+
+def _check(job: Job, labels: str | None) -> None:
+    if (job.tf_label is None) != (labels is None):
+        raise ConfigError(
+            f"tfLabel={job.tf_label!r} and labelCol={labels!r}: a loss with labels needs both, one without"
+            " needs neither."
+        )
+    for name, value in (
+        ("iters", job.iters),
+        ("partitions", job.partitions),
+        ("partitionShuffles", job.partition_shuffles),
+    ):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1; received {value}.")
+
+
+def _partitions(frame: DataFrame, most: int) -> int:
+    """As many as the frame has, at most so many; on Spark Connect nobody knows how many it has."""
+    return most if is_remote() else max(1, min(most, frame.rdd.getNumPartitions()))

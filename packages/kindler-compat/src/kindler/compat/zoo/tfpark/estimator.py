@@ -1,0 +1,411 @@
+"""`TFEstimator`: a model function, trained, evaluated and scored over what an input function returns."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from kindler.compat.bigdl.optim.summaries import Summary
+from kindler.compat.bigdl.optim.validation import Scores, named_all
+from kindler.compat.estimators import from_graph
+from kindler.compat.frameworks.tf_graph.model_fn import EstimatorSpec, ModeKeys
+from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
+from kindler.compat.zoo.tfpark.structures import flatten
+from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
+from kindler.compat.zoo.tfpark.tf_predictor import predict_graph
+from kindler.compat.zoo.tfpark.training import TFParkEstimator, engine
+from kindler.errors import ConfigError
+
+__all__ = ["Estimator", "EstimatorSpec", "ModeKeys", "TFEstimator", "TFEstimatorSpec"]
+
+
+class TFEstimatorSpec:
+    """What a model function returns.
+
+    Args:
+        mode: One of `ModeKeys`.
+        predictions: A tensor, or a dict of tensors.
+        loss: A scalar tensor, in training and evaluation.
+    """
+
+    def __init__(self, mode: str, predictions: Any = None, loss: Any = None) -> None:
+        self.mode, self.predictions, self.loss = mode, predictions, loss
+        self.train_op: Any = None
+
+
+@dataclass
+class Estimator:
+    """What `tf.estimator.Estimator` was made of; `TFEstimator` runs it.
+
+    Attributes:
+        model_fn: A function of (features, labels, mode, params, config) that returns an `EstimatorSpec`.
+        model_dir: The folder of checkpoints; None is a temporary one.
+        config: What `config` of the model function is.
+        params: What `params` of the model function is.
+        warm_start_from: A checkpoint whose values new models start from.
+    """
+
+    model_fn: Callable[..., Any]
+    model_dir: str | None = None
+    config: Any = None
+    params: Any = None
+    warm_start_from: str | None = None
+
+    def latest_checkpoint(self) -> str | None:
+        """The newest checkpoint in `model_dir`."""
+        found: str | None = tf.train.latest_checkpoint(self.model_dir) if self.model_dir else None
+        return found
+
+
+class TFEstimator:
+    """Trains, evaluates and scores a model function.
+
+    Args:
+        model_fn: A function of (features, labels, mode), and (params, config) if it has them, that returns a
+            `TFEstimatorSpec`, or an `EstimatorSpec` whose `train_op` it makes itself. Or an `Estimator`.
+        optimizer: Minimizes the loss of a `TFEstimatorSpec`: of `tf.train`, or of `bigdl.optim.optimizer`.
+        model_dir: The folder of checkpoints, `model-<step>`, as `tf.train.Saver` writes them.
+        config: Passed on to `model_fn`.
+        params: Passed on to `model_fn`.
+        warm_start_from: A checkpoint, or a folder of them, whose values a new model starts from.
+    """
+
+    def __init__(
+        self,
+        model_fn: Any,
+        optimizer: Any = None,
+        model_dir: str | None = None,
+        config: Any = None,
+        params: Any = None,
+        warm_start_from: str | None = None,
+    ) -> None:
+        if not callable(model_fn) and hasattr(model_fn, "model_fn"):
+            self.estimator = model_fn
+        elif callable(model_fn):
+            self.estimator = Estimator(model_fn, model_dir, config, params, warm_start_from)
+        else:
+            raise ConfigError(f"model_fn must be a function; received {type(model_fn).__qualname__}.")
+        if self.estimator.model_dir is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="kindler-estimator-")
+            self.estimator.model_dir = self._temporary.name
+        self.optimizer = optimizer
+        self.train_summary: Summary | None = None
+        self.val_summary: Summary | None = None
+        self._clip_norm: float | None = None
+        self._clip_value: Any = None
+
+    @classmethod
+    def from_model_fn(
+        cls,
+        model_fn: Callable[..., Any],
+        model_dir: str | None = None,
+        config: Any = None,
+        params: Any = None,
+        warm_start_from: str | None = None,
+    ) -> TFEstimator:
+        """An estimator of a model function whose specs have a `train_op`, made with `ZooOptimizer`."""
+        return cls(model_fn, None, model_dir, config, params, warm_start_from)
+
+    @property
+    def model_dir(self) -> str:
+        """The folder of checkpoints."""
+        return str(self.estimator.model_dir)
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Use another optimizer."""
+        self.optimizer = optimizer
+
+    def set_train_summary(self, summary: Summary) -> None:
+        """Write loss, learning rate and throughput of every iteration to a `TrainSummary`."""
+        self.train_summary = summary
+
+    def set_val_summary(self, summary: Summary) -> None:
+        """Write the metrics of every validation to a `ValidationSummary`."""
+        self.val_summary = summary
+
+    def clear_gradient_clipping(self) -> None:
+        """Do not clip gradients."""
+        self._clip_norm = self._clip_value = None
+
+    def set_constant_gradient_clipping(self, min: float, max: float) -> None:  # noqa: A002 - TFPark's names
+        """Clip each element of the gradient."""
+        self._clip_value = (min, max)
+
+    def set_gradient_clipping_by_l2_norm(self, clip_norm: float) -> None:
+        """Clip the gradient to a norm."""
+        self._clip_norm = clip_norm
+
+    def latest_checkpoint(self) -> str | None:
+        """The newest checkpoint in `model_dir`."""
+        found: str | None = tf.train.latest_checkpoint(self.model_dir)
+        return found
+
+    def train(
+        self, input_fn: Callable[..., Any], steps: int | None = None, session_config: Any = None
+    ) -> TFEstimator:
+        """Train on, from the newest checkpoint in `model_dir`, and write a new one.
+
+        Args:
+            input_fn: A function of the mode, or of nothing, that returns a `TFDataset` with `batch_size`.
+            steps: How many more steps; None is one pass over the dataset.
+            session_config: A `tf.ConfigProto` for the sessions of the workers.
+        """
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+            raise ConfigError(f"steps must be a whole number of at least 1; received {steps!r}.")
+        with tf.Graph().as_default() as graph:
+            counter = tf.train.get_or_create_global_step(graph)
+            dataset = self._input(input_fn, ModeKeys.TRAIN)
+            dataset.require_training("used for training")
+            spec = self._spec(dataset, ModeKeys.TRAIN)
+            if spec.loss is None:
+                raise ConfigError("model_fn returned no loss in training.")
+            with tf.Session(graph=graph) as sess:
+                sess.run(tf.global_variables_initializer())
+                made = from_graph(
+                    TFParkEstimator,
+                    inputs=dataset.fed_features,
+                    labels=dataset.fed_labels or None,
+                    loss=spec.loss,
+                    sess=sess,
+                    engine=engine(),
+                    session_config=session_config,
+                    global_step=counter,
+                    **self._training(spec),
+                )
+                assert isinstance(made, TFParkEstimator)
+                made.train_summary, made.val_summary = self.train_summary, self.val_summary
+                self._restore(sess, self.latest_checkpoint(), partial=True)
+                before = int(sess.run(counter))
+                columns, checked = dataset.columns(), dataset.validation_columns()
+                limits: dict[str, Any] = {"epochs": 1} if steps is None else {"max_steps": steps}
+                made.fit(
+                    columns.data,
+                    batch_size=dataset.batch_size,
+                    validation_data=None if checked is None else checked.data,
+                    shuffle=dataset.shuffle,
+                    **limits,
+                    **columns.options(),
+                )
+                _, made_steps = made.counters
+                if int(sess.run(counter)) == before:  # the model function's train_op does not count
+                    counter.load(before + made_steps, sess)
+                os.makedirs(self.model_dir, exist_ok=True)
+                saver = tf.train.Saver(max_to_keep=5)
+                earlier = tf.train.get_checkpoint_state(self.model_dir)
+                if earlier is not None:
+                    saver.recover_last_checkpoints(list(earlier.all_model_checkpoint_paths))
+                saver.save(sess, os.path.join(self.model_dir, "model"), global_step=int(sess.run(counter)))
+        return self
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        eval_methods: Any,
+        steps: int | None = None,
+        checkpoint_path: str | None = None,
+    ) -> Scores:
+        """Evaluate on every element of a dataset.
+
+        Args:
+            input_fn: A function of the mode, or of nothing, that returns a `TFDataset` with labels.
+            eval_methods: A list of "acc", "top5acc", "mae", "mse", "auc", "loss", "treennaccuracy".
+            steps: Must be None: every element is evaluated.
+            checkpoint_path: The checkpoint to evaluate; None is the newest in `model_dir`.
+        """
+        if steps is not None:
+            raise ConfigError("steps must be None: evaluate judges every element of the dataset.")
+        methods = named_all(eval_methods)
+        with tf.Graph().as_default() as graph:
+            tf.train.get_or_create_global_step(graph)
+            dataset = self._input(input_fn, ModeKeys.EVAL)
+            spec = self._spec(dataset, ModeKeys.EVAL)
+            if spec.predictions is None:
+                raise ConfigError("model_fn returned no predictions in evaluation.")
+            output, label = flatten(spec.predictions)[0], (flatten(dataset.label_tensors) or [None])[0]
+            with tf.Session(graph=graph) as sess:
+                self._open(sess, checkpoint_path)
+                own = dict(getattr(spec, "eval_metric_ops", None) or {})
+                inside: dict[str, float] = {}
+                if dataset.has_batch:
+                    tensors = {m.tag: m.tensor(tf, output, label) for m in methods}
+                    tensors = {tag: tensor for tag, tensor in tensors.items() if tensor is not None}
+                    if tensors or own or _wants_loss(methods):
+                        inside = self._inside(sess, dataset, spec, {**own, **tensors})
+                elif _wants_loss(methods):
+                    raise ConfigError("the loss of single elements is not evaluated; give batch_per_thread.")
+                rest = [m for m in methods if m.tag not in inside]
+                if rest:
+                    outputs = _stacked(predict_graph(sess, dataset, [output]))
+                    if not dataset.has_batch and outputs.ndim > 1:  # each element has a row of its own
+                        outputs = outputs.reshape(len(outputs), *outputs.shape[2:])
+                    labels = dataset.label_arrays()
+                    inside |= {m.tag: m.score(outputs, labels) for m in rest}
+        found = {_short(m.tag): inside[m.tag] for m in methods}
+        return Scores(found | {name: inside[name] for name in own if name in inside})
+
+    def predict(
+        self, input_fn: Callable[..., Any], predict_keys: Any = None, checkpoint_path: str | None = None
+    ) -> Any:
+        """The predictions for every element, as an RDD of arrays, or of dicts if `model_fn` returns one.
+
+        Args:
+            input_fn: A function of the mode, or of nothing, that returns a `TFDataset`.
+            predict_keys: The keys to compute, if predictions are a dict; None is all.
+            checkpoint_path: The checkpoint to use; None is the newest in `model_dir`.
+        """
+        with tf.Graph().as_default() as graph:
+            tf.train.get_or_create_global_step(graph)
+            dataset = self._input(input_fn, ModeKeys.PREDICT)
+            spec = self._spec(dataset, ModeKeys.PREDICT)
+            predictions = spec.predictions
+            if predictions is None:
+                raise ConfigError("model_fn returned no predictions.")
+            keys = None
+            if isinstance(predictions, Mapping):
+                keys = _keys(predictions, predict_keys)
+                predictions = [predictions[key] for key in keys]
+            with tf.Session(graph=graph) as sess:
+                self._open(sess, checkpoint_path)
+                rdd = predict_graph(sess, dataset, flatten(predictions))
+        if keys is not None:
+            rdd = rdd.map(_Named(keys)) if hasattr(rdd, "map") else [_Named(keys)(row) for row in rdd]
+        source = dataset.source
+        return source.with_predictions(rdd) if hasattr(source, "with_predictions") else rdd
+
+    def _input(self, input_fn: Callable[..., Any], mode: str) -> TFDataset:
+        dataset = _called(input_fn, mode=mode, params=self.estimator.params, config=self.estimator.config)
+        if not isinstance(dataset, TFDataset):
+            raise ConfigError(
+                f"input_fn must return a TFDataset; it returned {type(dataset).__qualname__}.\n"
+                "Hint: TFDataset.from_tf_data_dataset(dataset, batch_size=...) takes a tf.data.Dataset."
+            )
+        dataset.renew()
+        return dataset
+
+    def _spec(self, dataset: TFDataset, mode: str) -> Any:
+        labels = None if mode == ModeKeys.PREDICT else dataset.label_tensors
+        spec = _called(
+            self.estimator.model_fn,
+            features=dataset.feature_tensors,
+            labels=labels,
+            mode=mode,
+            params=self.estimator.params,
+            config=self.estimator.config,
+        )
+        if not hasattr(spec, "predictions") or not hasattr(spec, "loss"):
+            raise ConfigError(
+                "model_fn must return a TFEstimatorSpec or an EstimatorSpec; it returned"
+                f" {type(spec).__qualname__}."
+            )
+        return spec
+
+    def _training(self, spec: Any) -> dict[str, Any]:
+        if self.optimizer is not None:
+            options = {"clip_norm": self._clip_norm, "clip_value": self._clip_value}
+            return {"optimizer": graph_optimizers(self.optimizer), **options}
+        if getattr(spec, "train_op", None) is None:
+            raise ConfigError(
+                "there is nothing to train with: TFEstimator has no optimizer, and model_fn returned no"
+                " train_op.\n"
+                "Hint: TFEstimator(model_fn, tf.train.AdamOptimizer()), or"
+                " EstimatorSpec(mode, loss=loss,"
+                " train_op=ZooOptimizer(tf.train.AdamOptimizer()).minimize(loss))."
+            )
+        if self._clip_norm is not None or self._clip_value is not None:
+            raise ConfigError(
+                "gradients of a train_op that model_fn makes are clipped there, not by TFEstimator."
+            )
+        return {"train_op": spec.train_op}
+
+    def _inside(self, sess: Any, dataset: TFDataset, spec: Any, tensors: dict[str, Any]) -> dict[str, float]:
+        """The means over rows that the graph computes."""
+        if spec.loss is None:
+            raise ConfigError("model_fn returned no loss in evaluation.")
+        made = from_graph(
+            TFParkEstimator,
+            inputs=dataset.fed_features,
+            labels=dataset.fed_labels or None,
+            loss=spec.loss,
+            metrics=tensors or None,
+            sess=sess,
+            engine=engine(),
+        )
+        columns = dataset.columns()
+        rows = dataset.rows_per_call * dataset.total_core_num
+        found = made.evaluate(columns.data, batch_size=rows, verbose=0, **columns.options())
+        return {**{tag: float(found[tag]) for tag in tensors}, "Loss": float(found["loss"])}
+
+    def _open(self, sess: Any, checkpoint_path: str | None) -> None:
+        """Initialize everything, then take the values of a checkpoint."""
+        sess.run(tf.global_variables_initializer())
+        self._restore(sess, checkpoint_path or self.latest_checkpoint(), partial=False)
+
+    def _restore(self, sess: Any, path: str | None, *, partial: bool) -> None:
+        warm = False
+        if path is None and self.estimator.warm_start_from is not None:
+            given = self.estimator.warm_start_from
+            path, warm = (tf.train.latest_checkpoint(given) if os.path.isdir(given) else given), True
+        if path is None:
+            return
+        reader = tf.train.load_checkpoint(path)
+        stored = reader.get_variable_to_shape_map()
+        missing = []
+        for variable in sess.graph.get_collection("variables"):
+            name = variable.op.name
+            if name in stored and not (warm and name == "global_step"):
+                variable.load(reader.get_tensor(name), sess)
+            elif variable in sess.graph.get_collection("trainable_variables"):
+                missing.append(name)
+        if missing and not partial:
+            raise ConfigError(f"{path} has no values of {missing}; it is a checkpoint of another model.")
+
+
+class _Named:
+    """Puts outputs under their keys; runs on the executors."""
+
+    def __init__(self, keys: list[str]) -> None:
+        self.keys = keys
+
+    def __call__(self, row: Any) -> dict[str, Any]:
+        return dict(zip(self.keys, row if isinstance(row, list) else [row], strict=True))
+
+
+def _keys(predictions: Mapping[str, Any], wanted: Any) -> list[str]:
+    keys = sorted(predictions)
+    if wanted is None:
+        return keys
+    chosen = [wanted] if isinstance(wanted, str) else list(wanted)
+    unknown = [key for key in chosen if key not in predictions]
+    if unknown:
+        raise ConfigError(f"predict_keys: model_fn's predictions have no {unknown}; they have {keys}.")
+    return [key for key in keys if key in chosen]
+
+
+def _called(function: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a function with those of the arguments that it has parameters for."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return function(**arguments)
+    known = {name: value for name, value in arguments.items() if name in parameters}
+    if not known and parameters:  # its one parameter has a name of its own
+        return function(next(iter(arguments.values())))
+    return function(**known)
+
+
+def _stacked(rows: Any) -> np.ndarray[Any, Any]:
+    return np.stack(rows if isinstance(rows, list) else rows.collect())
+
+
+def _wants_loss(methods: Any) -> bool:
+    return any(method.tag == "Loss" for method in methods)
+
+
+def _short(tag: str) -> str:
+    return {"Top1Accuracy": "acc Top1Accuracy", "Loss": "loss"}.get(tag, tag)
