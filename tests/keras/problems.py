@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kindler.data.batches import Batches
+from kindler.data.batches import Batches, BatchOptions
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Columns
 from kindler.data.sources import arrow_source
@@ -128,11 +128,7 @@ def global_batches(
         Batches(
             uneven.of_rank(rank),
             source.columns,
-            counts=cuts,
-            rank=rank,
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=shuffle,
+            BatchOptions(counts=cuts, rank=rank, batch_size=batch_size, seed=seed, shuffle=shuffle),
         )
         for rank in range(len(cuts))
     ]

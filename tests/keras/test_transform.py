@@ -15,7 +15,7 @@ import pytest
 from flavour import FLAVOUR, KERAS, one_unless_whole, tensorflow_only, two_unless_whole
 
 from kindler import Estimator
-from kindler.data.row_rng import RowRandom
+from kindler.data.row_order import RowRandom
 from kindler.errors import DataError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]

@@ -1,24 +1,30 @@
 """A worker's share of every step, as numpy arrays that belong to whoever receives them.
 
-Which rows make a step is decided by `steps` and `dealing`; what happens with them is the replica's business.
+`Rows` is an opened data set: what the loops of `kindler.train` see, wherever rows come from. `Batches` has
+them in a spool, `PreparedBatches` sends them through a `Preparer` in threads beside the step, and the loaders
+of `kindler.train` read streams. Which rows make a step is decided by `row_order`.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from kindler.data import steps as rules
+from kindler.data import row_order as rules
 from kindler.data.columns import Array, Column, Columns
-from kindler.data.prefetch import ahead
-from kindler.data.row_order import Rounds
+from kindler.data.prefetch import ahead, in_pool
+from kindler.data.preparation import PreparedRows, Preparer
+from kindler.data.ragged import Ragged
+from kindler.data.row_order import Bucketed, Rounds
 from kindler.data.spool import Layout, Spool
 from kindler.errors import ConfigError
+
+Taker: TypeAlias = Callable[["slice | Array"], Any]
 
 _PREFETCH = 2
 _STEPS_AT_ONCE = 8
@@ -30,12 +36,12 @@ class Batch:
     """One worker's rows of one step.
 
     Attributes:
-        features: One array a feature column (or one for all, when they are stacked); what `held_by` gave, if
-            that was called.
+        features: One array a feature column (or one for all, when they are stacked); what the takers of
+            `Rows.held_by` returned, if that was called.
         labels: One array a label column.
         rows: How many rows this worker has in this step; may be 0.
         global_rows: How many rows all workers together have in this step.
-        ends: Whether a pass whose length nobody knew ends with it.
+        ends: Whether a pass of unknown length ends with it.
         where: Names a row of this worker's by where it stood in the data; None where that is not known.
     """
 
@@ -47,6 +53,115 @@ class Batch:
     where: Callable[[int], int | str] | None = None
 
 
+class Rows:
+    """An opened data set of one worker. Passes follow one another without end, and every step is one of all
+    workers. Loops use either `stretch`, or `batch` with its companions, which may be called from any thread.
+
+    Attributes:
+        features: Names of the inputs.
+        labels: Names of the targets, without the weight.
+        by_name: Whether the model is called with names, because its inputs have them.
+        steps: Steps of one pass; None if that shows only at its end.
+        expected: The approximate number of steps, for progress bars.
+        counts: Rows of every lane; empty if they were not counted. With `marks`, this tells the data from
+            other data: only then can a run resume in the middle of an epoch.
+        marks: A fingerprint of the rows of every lane; see `Spool.mark`.
+        label_shapes: The shape of a row of each label in the first batch, where other batches may have other
+            ones; else None.
+        varies: Whether shapes of rows differ between batches.
+        prepares: Whether waiting for a batch is waiting for a transform.
+        may_idle: Whether this worker may have steps without a row in some pass.
+    """
+
+    features: tuple[str, ...]
+    labels: tuple[str, ...]
+    by_name: bool = False
+    steps: int | None
+    expected: int | None
+    counts: tuple[int, ...] = ()
+    marks: tuple[str, ...] = ()
+    label_shapes: Sequence[Sequence[int]] | None = None
+    varies: bool = False
+    prepares: bool = False
+
+    @property
+    def may_idle(self) -> bool:
+        return True
+
+    @property
+    def layout(self) -> Layout:
+        """dtype and row shape of each column."""
+        raise NotImplementedError
+
+    def no_rows(self) -> list[Array] | None:
+        """The inputs as arrays without rows; None where their shapes are not known ahead."""
+        return [
+            np.empty((0, *shape), dtype) for dtype, shape in (self.layout[name] for name in self.features)
+        ]
+
+    def held_by(self, hold: Callable[[Sequence[Array]], Sequence[Taker] | None]) -> None:
+        """Let the model's device keep rows that are read in every epoch."""
+
+    def stretch(self, epoch: int, *, done: int = 0, steps: int | None = None) -> Generator[Batch, None, None]:
+        """The steps of an epoch after the first `done`: one pass, or `steps` steps that run through passes.
+
+        Epochs count from 1; 0 is for evaluation. Close it when done.
+        """
+        raise NotImplementedError
+
+    def batch(self, step: int) -> Batch:
+        """One step, counted through all passes."""
+        raise NotImplementedError
+
+    def sample(self) -> Batch:
+        """A batch that has the shapes of all others."""
+        return self.batch(0)
+
+    def own_steps(self) -> Sequence[int]:
+        """The steps of a pass in which this worker has a batch."""
+        raise NotImplementedError
+
+    def rows_of(self, first: int, last: int) -> tuple[int, int]:
+        """Rows of this worker, and about how many of all workers, in the steps [first, last)."""
+        raise NotImplementedError
+
+    def rows_of_all(self, first: int, last: int) -> int:
+        """Rows of all workers in those steps, after they were made; all workers call it together."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End what was started; files stay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """How the rows of all workers are cut into steps.
+
+    Attributes:
+        counts: The rows of every lane.
+        rank: This worker.
+        size: How many workers share the lanes; None where each has one.
+        batch_size: Rows of one step over all workers.
+        seed: With the epoch, fixes the order.
+        shuffle: Take the rows in a new order in each pass; otherwise in that of their numbers, or where they
+            have none, a row of each lane in turn.
+        marks: The marks of every lane's rows, if they are needed.
+        weighted: Whether the last label column is a weight per row.
+        memory_bytes: What the process may use. A thread reads rows ahead where they take most of it; for
+            others that is slower than to read them when they are asked for.
+    """
+
+    counts: Sequence[int]
+    rank: int
+    size: int | None = None
+    batch_size: int
+    seed: int = 0
+    shuffle: bool = True
+    marks: Sequence[str] = ()
+    weighted: bool = False
+    memory_bytes: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _AtOnce:
     """What takers gave for the rows [start, stop) of a pass."""
@@ -56,72 +171,43 @@ class _AtOnce:
     taken: tuple[Any, ...]
 
 
-class Batches:
-    """The batches of one worker: every row of its spool exactly once a pass.
+class Batches(Rows):
+    """Rows of a spool, every one exactly once a pass.
 
-    Passes follow one another without end: step `s` of this stream belongs to pass `s // steps + 1`. Training
-    counts passes from 1; pass 0, the steps before step 0, is there for whoever judges.
-
-    Attributes:
-        steps: Steps of one pass.
-        expected: The same.
-        features: Names of the inputs.
-        labels: Names of the targets, without the weight.
-        by_name: False: whether the model is called with names is its own affair.
-        counts: The rows of every lane.
-        marks: What tells the rows of every lane from others; see `Spool.mark`.
+    Step `s` of the stream belongs to pass `s // steps + 1`. Training counts passes from 1; pass 0, the steps
+    before step 0, is for evaluation.
 
     Args:
         spool: The worker's rows; an empty one needs the others' layout (`Spool.with_layout`). Without lanes
             they are the worker's only one.
         columns: Which columns are features and labels.
-        counts: The rows of every lane.
-        rank: This worker.
-        size: How many workers share the lanes; None where each has one.
-        marks: The marks of every lane's rows, if anybody will ask.
-        batch_size: Rows of one step over all workers.
-        seed: With the epoch, fixes the order.
-        shuffle: Take the rows in a new order in each pass; otherwise in that of their numbers, or where they
-            have none, a row of each lane in turn.
-        prefetch: How many batches are made ahead, by a thread; 0 makes them when asked; None does that
-            for data that fits in memory, where taking a batch is quicker than handing it over.
-        weighted: Whether the last label column is a weight per row.
+        options: How they are cut into steps.
     """
 
-    by_name = False
+    steps: int
 
-    def __init__(
-        self,
-        spool: Spool,
-        columns: Columns,
-        *,
-        counts: Sequence[int],
-        rank: int,
-        size: int | None = None,
-        batch_size: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        prefetch: int | None = None,
-        marks: Sequence[str] = (),
-        weighted: bool = False,
-    ) -> None:
-        self._size = len(counts) if size is None else size
-        self._rounds = Rounds(counts, rank=rank, size=self._size, seed=seed if shuffle else None)
+    def __init__(self, spool: Spool, columns: Columns, options: BatchOptions) -> None:
+        counts, rank = options.counts, options.rank
+        self._size = len(counts) if options.size is None else options.size
+        self._seed = options.seed if options.shuffle else None
+        self._rounds = Rounds(counts, rank=rank, size=self._size, seed=self._seed)
         if self._rounds.rows != spool.rows:
             raise ValueError(f"rank {rank} has {spool.rows} rows, but counts say {list(counts)}.")
         self._rows = self._rounds.total
-        self.steps = self.expected = rules.steps(self._rows, batch_size)
+        self.steps = self.expected = rules.steps(self._rows, options.batch_size)
         self.features = tuple(column.name for column in columns.features)
         labels = tuple(column.name for column in columns.labels)
-        self.labels = labels[:-1] if weighted else labels
+        self.labels = labels[:-1] if options.weighted else labels
         self._spool = spool
         self._columns = columns
         self.counts = tuple(int(count) for count in counts)
-        self.marks = tuple(marks)
-        self._shuffle = shuffle
-        self._numbers = None if shuffle else spool.numbers
+        self.marks = tuple(options.marks)
+        self._shuffle = options.shuffle
+        self._numbers = None if options.shuffle else spool.numbers
         self._by_lane = None if self._numbers is not None else _by_lane(spool)
-        self._prefetch = _ahead_for(spool) if prefetch is None else prefetch
+        nbytes = sum(array.nbytes for array in spool.arrays.values())
+        memory = options.memory_bytes
+        self._prefetch = _PREFETCH if memory is not None and nbytes > memory // 4 else 0
         self._features = [spool.arrays[column.name] for column in columns.features]
         self._labels = [(column, spool.arrays[column.name]) for column in columns.labels]
         self._takers: tuple[Any, ...] | None = None
@@ -130,12 +216,10 @@ class Batches:
         if columns.stack_features:
             _check_stackable(columns.features, self._features)
 
-    def held_by(
-        self, hold: Callable[[Sequence[Array]], Sequence[Callable[[slice | Array], Any]] | None]
-    ) -> None:
+    def held_by(self, hold: Callable[[Sequence[Array]], Sequence[Taker] | None]) -> None:
         """Let whoever computes take rows of the features, in their own way.
 
-        A taker with a true attribute `holds` has all rows where they are needed: nothing is made ahead then.
+        A taker with a true attribute `holds` has all rows where they are needed: nothing is read ahead then.
         One with `together`, a number of rows, is asked for the rows of several steps at once if they are not
         more. It cuts them with `split`, which gives None where steps must be asked for by themselves.
         """
@@ -150,7 +234,6 @@ class Batches:
         return self.span((epoch - 1) * self.steps, epoch * self.steps)
 
     def stretch(self, epoch: int, *, done: int = 0, steps: int | None = None) -> Generator[Batch, None, None]:
-        """The steps of an epoch after the first `done`: one pass, or `steps` that go on through passes."""
         length = steps or self.steps
         first = (epoch - 1) * length
         return self.span(first + done, first + length)
@@ -170,38 +253,37 @@ class Batches:
         self._following = (step + 1, stream)
         return next(stream)
 
-    def sample(self) -> Batch:
-        """A batch that has the shapes of all."""
-        return self.batch(0)
-
     def own_steps(self) -> Sequence[int]:
-        """The steps of the first pass in which this worker has rows; without shuffling, of any."""
+        """Those of the first pass; without shuffling, of any."""
         return [int(step) for step in np.flatnonzero(self._own_sizes())]
 
     @property
     def may_idle(self) -> bool:
-        """Whether this worker may have steps without a row in some pass."""
         if self._shuffle:
             return self._rounds.may_miss(self._bounds())
         return bool((self._own_sizes() == 0).any())
 
+    @property
+    def layout(self) -> Layout:
+        return self._spool.layout()
+
     def rows_of(self, first: int, last: int) -> tuple[int, int]:
-        """Rows of this worker and of all in the steps [first, last) of the stream."""
-        return self._own_until(last) - self._own_until(first), self._until(last) - self._until(first)
+        return self._own_until(last) - self._own_until(first), self.rows_of_all(first, last)
 
     def rows_of_all(self, first: int, last: int) -> int:
-        """Rows of all workers in these steps."""
         return self._until(last) - self._until(first)
 
-    def close(self) -> None:
-        """Nothing is open but files."""
-
-    def _made(self, start: int, stop: int | None) -> Generator[Batch, None, None]:
+    def _passes(self, start: int, stop: int | None) -> Iterator[tuple[int, int, int]]:
+        """The steps [start, stop) of the stream as (pass, first step in it, last step in it)."""
         while stop is None or start < stop:
             number, first = divmod(start, self.steps)
             last = self.steps if stop is None else min(self.steps, first + stop - start)
-            yield from self._pass(number + 1, first, last)
+            yield number + 1, first, last
             start += last - first
+
+    def _made(self, start: int, stop: int | None) -> Generator[Batch, None, None]:
+        for epoch, first, last in self._passes(start, stop):
+            yield from self._pass(epoch, first, last)
 
     def _pass(self, epoch: int, first: int, last: int) -> Generator[Batch, None, None]:
         """The steps [first, last) of one pass."""
@@ -296,11 +378,6 @@ class Batches:
         """The first row of a step, counted from the first of its pass."""
         return rules.bound(step, self._rows, self.steps)
 
-    @property
-    def layout(self) -> Layout:
-        """dtype and row shape of each column."""
-        return self._spool.layout()
-
 
 def inputs(columns: Columns, arrays: Sequence[Array]) -> tuple[Array, ...]:
     """What the model is called with: the feature arrays, or one float32 matrix of them all."""
@@ -318,13 +395,6 @@ def _by_lane(spool: Spool) -> Array | None:
         return spool.order
     sorted_rows = np.argsort(spool.lanes, kind="stable")
     return sorted_rows if spool.order is None else spool.order[sorted_rows]
-
-
-def _ahead_for(spool: Spool) -> int:
-    """A thread pays where rows come from the disk: when the spool takes most of the memory."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    nbytes = sum(array.nbytes for array in spool.arrays.values())
-    return _PREFETCH if nbytes > memory // 4 else 0
 
 
 def _taken(array: Array, rows: slice | Array) -> Array:
@@ -353,3 +423,250 @@ def _check_stackable(columns: Sequence[Column], arrays: Sequence[Array]) -> None
                 f" {array.shape[1:]}.\nHint: leave stack_features out, so that the model gets one input"
                 f" a column, or flatten it with shapes={{{column.name!r}: ({math.prod(array.shape[1:])},)}}."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllRows:
+    """What a worker knows of the rows of all workers, those of a lane together, one lane after another.
+
+    Attributes:
+        lengths: How long each row is, by column.
+        numbers: The number of each row; None where nobody knows it.
+    """
+
+    lengths: Mapping[str, Array]
+    numbers: Array | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedLayout:
+    """What prepared batches consist of: dtype and row shape by name, None for a length that varies."""
+
+    features: Layout
+    labels: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One step of this worker: its rows as places in their natural order, and how many rows all have."""
+
+    epoch: int
+    step: int
+    rows: Array
+    global_rows: int
+
+
+class PreparedBatches(Batches):
+    """`Batches` of prepared rows; keeps the same promises.
+
+    Args:
+        spool: The worker's rows.
+        columns: Which columns are features and labels.
+        options: How they are cut into steps.
+        preparer: What is done to them.
+        prepared: What comes out of it.
+        everybody: What is known of all workers' rows.
+        length_col: The column of `everybody.lengths` that rows are bucketed by.
+        stack: Whether all features are joined to one float32 matrix at last.
+        threads: How many threads prepare batches.
+        trains: Whether the rows are trained on, pass after pass.
+    """
+
+    prepares = True
+
+    def __init__(
+        self,
+        spool: Spool,
+        columns: Columns,
+        options: BatchOptions,
+        *,
+        preparer: Preparer,
+        prepared: PreparedLayout,
+        everybody: AllRows,
+        length_col: str | None = None,
+        stack: bool = False,
+        threads: int = 1,
+        trains: bool = True,
+    ) -> None:
+        super().__init__(spool, columns, options)
+        self._preparer, self._prepared, self._everybody = preparer, prepared, everybody
+        self._threads, self._trains, self._stack = threads, trains, stack
+        self._sequences = Rounds(self.counts, rank=0, size=1, seed=self._seed)
+        if length_col is not None:
+            self._rounds = Bucketed(
+                self.counts,
+                rank=options.rank,
+                size=self._size,
+                seed=options.seed,
+                lengths=everybody.lengths[length_col],
+                bounds=self._bounds(),
+            )
+        self.features = tuple(prepared.features)
+        labels = [shape for _, shape in prepared.labels.values()]
+        self.varies = any(None in shape for shape in (*labels, *(s for _, s in prepared.features.values())))
+        if any(None in shape for shape in labels):
+            self.label_shapes = [_filled(shape) for shape in labels]
+        self._padded = [name for name in everybody.lengths if preparer.pads(name)]
+        self._widths_of: tuple[int, dict[str, Array]] | None = None
+        self._lock = threading.Lock()
+
+    def held_by(self, hold: Callable[[Sequence[Array]], Sequence[Taker] | None]) -> None:
+        """What is made anew in every epoch is not worth keeping."""
+
+    def no_rows(self) -> None:
+        return None
+
+    def span(self, start: int, stop: int) -> Generator[Batch, None, None]:
+        return in_pool(
+            self._jobs(start, stop), self._batch_of, threads=self._threads, name="kindler-transform"
+        )
+
+    def batch(self, step: int) -> Batch:
+        with self._lock:
+            stream = self._stream_at(step)
+            self._following = (step + 1, stream)
+            return next(stream)
+
+    def _stream_at(self, step: int) -> Generator[Batch, None, None]:
+        """The stream that goes on with this step; a new one unless it follows, or only idle steps between."""
+        if self._following is not None:
+            at, stream = self._following
+            between = range(at, step)
+            if len(between) < self.steps and not any(self.rows_of(s, s + 1)[0] for s in between):
+                for _ in between:
+                    next(stream)
+                if at <= step:
+                    return stream
+            stream.close()
+        # What is judged ends with its pass; what is trained on goes on.
+        end = None if self._trains else (step // self.steps + 1) * self.steps
+        return in_pool(self._jobs(step, end), self._batch_of, threads=self._threads, name="kindler-transform")
+
+    def sample(self) -> Batch:
+        return self._batch_of(next(self._jobs(0, 1)))
+
+    def close(self) -> None:
+        """End the threads."""
+        with self._lock:
+            if self._following is not None:
+                self._following[1].close()
+                self._following = None
+
+    def _jobs(self, start: int, stop: int | None) -> Generator[_Job, None, None]:
+        for epoch, first, last in self._passes(start, stop):
+            rows = self._natural(epoch)
+            for step in range(first, last):
+                low, high = self._bound(step), self._bound(step + 1)
+                mine = slice(int(self._own_before(low, epoch)), int(self._own_before(high, epoch)))
+                yield _Job(epoch, step, rows[mine], high - low)
+
+    def _natural(self, epoch: int) -> Array:
+        """This worker's rows in the order of a pass, as places in their natural order."""
+        if self._numbers is not None:
+            return np.arange(self._spool.rows)
+        turns = self._rounds.order(epoch)
+        lanes = self._spool.lanes
+        return turns if lanes is None else np.argsort(lanes, kind="stable")[turns]
+
+    def _batch_of(self, job: _Job) -> Batch:
+        rows, spool = job.rows, self._spool
+        locate = spool.locate
+        where = None if locate is None else lambda row: locate(int(rows[row]))
+        if len(rows):
+            places = rows if spool.order is None else spool.order[rows]
+            columns = (*self._columns.features, *self._columns.labels)
+            raw = {name: spool.arrays[name][places] for name in dict.fromkeys(c.name for c in columns)}
+            made = self._preparer(
+                raw,
+                rows=len(rows),
+                where=where or (lambda row: int(rows[row])),
+                epoch=job.epoch if self._trains else 0,
+                numbers=rows if spool.numbers is None else spool.numbers[rows],
+                widths=self._widths(job),
+            )
+            _check_names(made, self._prepared)
+        else:
+            made = self._nothing()
+        return Batch(
+            features=stacked(made.features, stack=self._stack),
+            labels=tuple(made.labels.values()),
+            rows=len(rows),
+            global_rows=job.global_rows,
+            where=where,
+        )
+
+    def _nothing(self) -> PreparedRows:
+        """The arrays of a step in which this worker has no rows."""
+        layouts = (self._prepared.features, self._prepared.labels)
+        made = [
+            {n: np.empty((0, *_filled(shape)), dtype) for n, (dtype, shape) in lay.items()} for lay in layouts
+        ]
+        return PreparedRows(made[0], made[1])
+
+    def _widths(self, job: _Job) -> dict[str, int]:
+        """The longest row of a step over all workers, of each column that is padded to it."""
+        if not self._padded:
+            return {}
+        kept = self._widths_of
+        if kept is None or kept[0] != job.epoch:
+            rows, starts = self._sequence(job.epoch), self._bounds()[:-1]
+            found = {
+                name: np.maximum.reduceat(self._everybody.lengths[name][rows], starts)
+                for name in self._padded
+            }
+            kept = self._widths_of = (job.epoch, found)
+        return {name: int(widths[job.step]) for name, widths in kept[1].items()}
+
+    def _sequence(self, epoch: int) -> Array:
+        """All workers' rows in the order of a pass, as places in `AllRows`."""
+        if isinstance(self._rounds, Bucketed):
+            return self._rounds.sequence(epoch)
+        if self._numbers is not None and self._everybody.numbers is not None:
+            return np.argsort(self._everybody.numbers, kind="stable")
+        return self._sequences.order(epoch)
+
+
+def lengths_of(array: Any, places: Array) -> Array:
+    """How long these rows are: of a ragged column its lengths, of a column of numbers what it says."""
+    if isinstance(array, Ragged):
+        lengths: Array = array.offsets[places + 1] - array.offsets[places]
+        return lengths.astype(np.int64)
+    return np.asarray(array[places]).astype(np.int64)
+
+
+def layout_of(made: PreparedRows, *, free: bool) -> PreparedLayout:
+    """What a batch consists of.
+
+    Args:
+        made: The batch.
+        free: Whether user code makes the arrays, so that any length may differ.
+    """
+
+    def entries(arrays: Mapping[str, Array]) -> Layout:
+        return {
+            name: [
+                a.dtype.name,
+                [None if free or (i == 0 and name in made.padded) else n for i, n in enumerate(a.shape[1:])],
+            ]
+            for name, a in arrays.items()
+        }
+
+    return PreparedLayout(features=entries(made.features), labels=entries(made.labels))
+
+
+def stacked(features: Mapping[str, Array], *, stack: bool) -> tuple[Array, ...]:
+    """What the model is called with: prepared features, or one matrix of them."""
+    columns = tuple(Column(name=name, role="feature") for name in features)
+    return inputs(Columns(features=columns, labels=(), stack_features=stack), list(features.values()))
+
+
+def _check_names(made: PreparedRows, known: PreparedLayout) -> None:
+    if list(made.features) != list(known.features):
+        raise ConfigError(
+            f"the transform returned the features {list(made.features)} for some rows and"
+            f" {list(known.features)} for others; all must have the same, in the same order."
+        )
+
+
+def _filled(shape: Sequence[int | None]) -> tuple[int, ...]:
+    return tuple(1 if size is None else int(size) for size in shape)

@@ -256,7 +256,7 @@ class ImageTransform:
 
         Args:
             columns: The columns.
-            rngs: The random numbers of the rows (`kindler.data.row_rng.RowRandoms`).
+            rngs: The random numbers of the rows (`kindler.data.row_order.RowRandoms`).
 
         Raises:
             DataError: Of the first image that cannot be used; its `position` says which it is.

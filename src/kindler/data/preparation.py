@@ -19,7 +19,7 @@ import numpy as np
 from kindler.data.columns import Array, Column, Columns, Where, conform
 from kindler.data.padding import AsLists, Pad, PadValue, fill_value, gathered, padded, rule_for
 from kindler.data.ragged import Ragged
-from kindler.data.row_rng import RowRandom, RowRandoms
+from kindler.data.row_order import RowRandom, RowRandoms
 from kindler.errors import ConfigError, DataError, KindlerError, first_line
 
 Function: TypeAlias = Callable[..., Any]

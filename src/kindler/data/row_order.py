@@ -4,6 +4,10 @@ Rows are dealt to *lanes*, more than there are workers; worker r of W has the la
 epoch goes round the lanes, takes one row of each in turn, and this sequence is cut into the steps. All of it
 follows from the seed, the lanes and the rows, and nothing else from W: numbers of workers that have the same
 lanes make the same global batches of the same rows. Which numbers those are is in `Dealing.between`.
+
+With N rows in all and T = ceil(N / batch size) steps, every step takes nearly N / T rows. `Bucketed` puts
+rows of similar length together: a stretch of many steps is taken in the order that an epoch has anyway,
+sorted by length, cut into steps and the steps shuffled. `RowRandom` has the random numbers of one row.
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 
 from kindler.data.columns import Array
+from kindler.errors import ConfigError
 
 # 1, 2, 3, 4 and 6 divide twelve; of ten times as many lanes 5, 8, 10, 15, 20, 24 and 30 have even shares too.
 BASE = 12
@@ -26,7 +32,29 @@ _FEWEST_PER_WORKER = 4  # where a worker has as many of those that everybody has
 _ROWS_PER_LANE, _ROWS_PER_LANE_MIN = 8, 4  # lanes of fewer rows are joined, or there is little to shuffle
 _CHUNK_ROWS = 1 << 20
 _BLOCKS = 256
-_DEALING = 0x6465616C  # what sets the dealing's randomness apart from an epoch's
+_BUCKET_STEPS = 64  # that are sorted together: batches of nearly one length, and still a random sample
+# What sets the random numbers of one purpose apart from others of the same seed.
+_DEALING, _BUCKETS, _ROWS = 0x6465616C, 0x6275636B, 0x726F7773
+
+
+def steps(total_rows: int, batch_size: int) -> int:
+    """How many steps an epoch over `total_rows` rows has.
+
+    >>> steps(10, 4)
+    3
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size}: must be at least 1.")
+    return -(-total_rows // batch_size)
+
+
+def bound(step: int, total_rows: int, steps: int) -> int:
+    """How many rows come before a step: all have N / steps rows, rounded down or up.
+
+    >>> [bound(step, 10, 3) for step in range(4)]
+    [0, 3, 6, 10]
+    """
+    return step * total_rows // steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +292,123 @@ class Rounds:
         if self._seed is None:
             return np.arange(rows)
         return generator(self._seed, epoch, lane).permutation(rows)
+
+
+class Bucketed(Rounds):
+    """`Rounds` with rows of similar length in each step.
+
+    Args:
+        counts: The rows of every lane.
+        rank: Whose rows are asked for.
+        size: How many workers share the lanes.
+        seed: With the epoch, decides the order.
+        lengths: How long each row is, those of a lane together.
+        bounds: Where each step begins, and the last one ends.
+    """
+
+    def __init__(
+        self, counts: Sequence[int], *, rank: int, size: int, seed: int, lengths: Array, bounds: Array
+    ) -> None:
+        super().__init__(counts, rank=rank, size=size, seed=seed)
+        self._everybody = Rounds(counts, rank=0, size=1, seed=seed)
+        self._bucket_seed, self._lengths, self._step_bounds = seed, lengths, bounds
+        lanes = np.repeat(np.arange(len(counts)), counts)
+        self._is_own = lanes % size == rank
+        self._own_place = np.cumsum(self._is_own) - 1
+        self._made: tuple[int, Array, Array] | None = None
+
+    def sequence(self, epoch: int) -> Array:
+        """All rows in the order of an epoch, as places among those of all lanes, one lane after another."""
+        return self._of(epoch)[1]
+
+    def order(self, epoch: int) -> Array:
+        rows = self.sequence(epoch)
+        own: Array = self._own_place[rows[self._is_own[rows]]]
+        return own
+
+    def own_before(self, place: Array | int, epoch: int) -> Array:
+        before: Array = self._of(epoch)[2][np.asarray(place)]
+        return before
+
+    def may_miss(self, bounds: Array) -> bool:
+        """Chance alone decides how the rows of a step are shared."""
+        return self._size > 1
+
+    def _of(self, epoch: int) -> tuple[int, Array, Array]:
+        """The epoch, its sequence, and how many rows of this worker come before each place; one is kept."""
+        kept = self._made  # another thread may ask for another epoch
+        if kept is None or kept[0] != epoch:
+            rows = self._sorted(self._everybody.order(epoch), epoch)
+            before = np.concatenate([[0], np.cumsum(self._is_own[rows])])
+            kept = self._made = (epoch, rows, before)
+        return kept
+
+    def _sorted(self, rows: Array, epoch: int) -> Array:
+        bounds, result = self._step_bounds, np.empty_like(rows)
+        steps = len(bounds) - 1
+        for number, first in enumerate(range(0, steps, _BUCKET_STEPS)):
+            last = min(first + _BUCKET_STEPS, steps)
+            part = rows[bounds[first] : bounds[last]]
+            part = part[np.argsort(self._lengths[part], kind="stable")]
+            taken = 0
+            random = generator(self._bucket_seed, epoch & 0xFFFFFFFF, _BUCKETS, number)
+            for step in first + random.permutation(last - first):
+                start, stop = int(bounds[step]), int(bounds[step + 1])
+                result[start:stop] = part[taken : taken + stop - start]
+                taken += stop - start
+        return result
+
+
+class RowRandom:
+    """Random numbers of one row, decided by the seed, the epoch and the row's number, and by nothing else:
+    those of a counter (Philox) that every row of every epoch has a stretch of to itself.
+
+    One generator, set to one row after the other, is far cheaper than a new one for each."""
+
+    def __init__(self, seed: int) -> None:
+        sequence = np.random.SeedSequence([seed & (2**63 - 1), _ROWS])
+        self._key = np.asarray(sequence.generate_state(2, np.uint64), np.uint64)
+        self._counter = np.zeros(4, np.uint64)
+        self._state: Any = {
+            "bit_generator": "Philox",
+            "state": {"counter": self._counter, "key": self._key},
+            "buffer": np.zeros(4, np.uint64),
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        self._bits = np.random.Philox(0)
+        self._generator = np.random.Generator(self._bits)
+
+    def of(self, epoch: int, number: int) -> np.random.Generator:
+        """The generator of this row, which is the same object as that of the row before."""
+        self._counter[2], self._counter[3] = number & (2**64 - 1), epoch
+        self._bits.state = self._state  # which is copied
+        return self._generator
+
+
+class RowRandoms(Sequence[np.random.Generator]):
+    """The generators of the rows of a batch, each made when it is asked for."""
+
+    def __init__(self, seed: int, epoch: int, numbers: Array) -> None:
+        self._seed, self._epoch, self._numbers = seed, epoch, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def in_turn(self) -> Iterator[np.random.Generator]:
+        """One generator, set to each row in turn: quicker, for whoever is done with a row before the next."""
+        random = RowRandom(self._seed)
+        return (random.of(self._epoch, number) for number in self._numbers.tolist())
+
+    @overload
+    def __getitem__(self, row: int) -> np.random.Generator: ...
+    @overload
+    def __getitem__(self, row: slice) -> RowRandoms: ...
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return RowRandoms(self._seed, self._epoch, self._numbers[row])
+        return RowRandom(self._seed).of(self._epoch, int(self._numbers[row]))
 
 
 def generator(seed: int, *path: int) -> np.random.Generator:

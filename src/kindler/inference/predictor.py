@@ -17,10 +17,10 @@ from typing import Any, SupportsBytes
 
 import numpy as np
 
+from kindler.data.batches import stacked
 from kindler.data.columns import Columns
 from kindler.data.prefetch import in_pool
 from kindler.data.preparation import Preparation, Preparer
-from kindler.data.prepared_batches import stacked
 from kindler.data.ragged import concatenated
 from kindler.engine.gpus import TaskPlace
 from kindler.engine.program_path import enter_program_path, program_path

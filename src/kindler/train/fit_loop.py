@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import cloudpickle
 import numpy as np
 
-from kindler.data.prepared_batches import PreparedBatches
+from kindler.data.batches import Rows
 from kindler.frameworks.contract import Batch, Fitter
 from kindler.frameworks.devices import explained
 from kindler.sync.contract import Sync
@@ -27,7 +27,6 @@ from kindler.train.joining import joined
 from kindler.train.loss_guard import LossGuard
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import (
-    IndexedBatches,
     Start,
     Worker,
     begin,
@@ -63,7 +62,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
 
 
 def _run(
-    worker: Worker, task: Task, replica: Fitter, data: IndexedBatches, states: Sequence[bytes]
+    worker: Worker, task: Task, replica: Fitter, data: Rows, states: Sequence[bytes]
 ) -> tuple[list[dict[str, Any]], bytes]:
     """The history's rows, and on the first worker the state."""
     replica.arrange(data.features, data.labels, by_name=data.by_name)
@@ -87,8 +86,8 @@ def _fit(
     worker: Worker,
     task: Task,
     replica: Fitter,
-    train: IndexedBatches,
-    validation: IndexedBatches | None,
+    train: Rows,
+    validation: Rows | None,
     start: Start,
 ) -> tuple[list[dict[str, Any]], bytes]:
     with joined(worker, task, replica, ends_at=last_step(task, start)) as sync:
@@ -101,7 +100,7 @@ def _fit(
         return follower.rows, whole.state() if worker.leads else b""
 
 
-def _judged(worker: Worker, replica: Fitter, data: IndexedBatches, hooks: Any = None) -> dict[str, Any]:
+def _judged(worker: Worker, replica: Fitter, data: Rows, hooks: Any = None) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     replica.evaluate(_Picked(worker, data, data.own_steps(), replica.look_at), hooks)
     figures = _merged(worker, replica)
@@ -115,9 +114,9 @@ _Look: TypeAlias = Callable[[Batch], None]
 class _Picked:
     """Some steps of a pass: those in which this worker has rows."""
 
-    def __init__(self, worker: Worker, data: IndexedBatches, numbers: Sequence[int], look_at: _Look) -> None:
+    def __init__(self, worker: Worker, data: Rows, numbers: Sequence[int], look_at: _Look) -> None:
         self._worker, self._data, self._numbers, self._look_at = worker, data, numbers, look_at
-        self.varies = isinstance(data, PreparedBatches) and data.varies
+        self.varies = data.varies
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -132,11 +131,9 @@ class _Picked:
 class _Stretch:
     """The steps of the epoch that runs: `length` of them, from `first` on in the stream of all passes."""
 
-    def __init__(
-        self, worker: Worker, data: IndexedBatches, reporter: ProgressReporter, look_at: _Look
-    ) -> None:
+    def __init__(self, worker: Worker, data: Rows, reporter: ProgressReporter, look_at: _Look) -> None:
         self._worker, self._data, self._reporter, self._look_at = worker, data, reporter, look_at
-        self.varies = isinstance(data, PreparedBatches) and data.varies
+        self.varies = data.varies
         self._lock = threading.Lock()  # Keras asks from a thread of its own, and now and then from two
         self._named: dict[int, tuple[Callable[[int], int | str] | None, int]] = {}
         self.first = self.length = 0
@@ -170,8 +167,8 @@ class _Follower:
         worker: Worker,
         task: Task,
         replica: Fitter,
-        train: IndexedBatches,
-        validation: IndexedBatches | None,
+        train: Rows,
+        validation: Rows | None,
         start: Start,
         sync: Sync,
     ) -> None:
@@ -206,7 +203,7 @@ class _Follower:
             worker,
             show=task.show,
             waited_s=lambda: sync.waited_s,
-            prepares=isinstance(train, PreparedBatches),
+            prepares=train.prepares,
         )
         self._logged = StepReporter(worker, active=task.log_steps)
         self._runs_ahead = replica.runs_ahead

@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 
 from kindler.data.batch_format import Part
-from kindler.data.batches import Batch
+from kindler.data.batches import Batch, Rows
 from kindler.data.columns import Array
 from kindler.data.spool import Layout
 from kindler.errors import DataError
@@ -23,19 +23,9 @@ from kindler.train.loader_source import Agreed, Gathers, Peeking, Reader, agree
 _WINDOW = 8
 
 
-class _Opened:
-    """What both kinds of steps have in common.
-
-    Attributes:
-        features: Names of the inputs.
-        labels: Names of the targets, without the weight.
-        by_name: Whether the model is to be called with names.
-        counts: Empty: nobody has counted the rows, so no checkpoint of the middle of an epoch is of use.
-        marks: The same.
-    """
-
-    counts: tuple[int, ...] = ()
-    marks: tuple[str, ...] = ()
+class _Opened(Rows):
+    """What both kinds of steps have in common. Nobody has counted the rows, so that no run can resume in the
+    middle of an epoch."""
 
     def __init__(self, worker: Gathers, reader: Reader, *, what: str, bounded: bool, number: int) -> None:
         self._worker, self._reader, self._what = worker, reader, what
@@ -48,6 +38,7 @@ class _Opened:
         form = self._agreed.form
         self.features, self.labels = form.features, form.labels
         self.by_name = form.by_name
+        self.label_shapes = [self.layout[name][1] for name in self.labels]
 
     @property
     def layout(self) -> Layout:
@@ -155,7 +146,6 @@ class NumberedSteps(_Opened):
             steps of their own and nobody knows the length of a pass; then each worker goes through its own
             passes.
         expected: The same.
-        may_idle: Whether this worker may have steps without a row.
 
     Args:
         worker: This worker.
@@ -176,13 +166,17 @@ class NumberedSteps(_Opened):
         self.steps = self.expected = None if lengths is None else max(lengths)
         self._own = None if lengths is None else lengths[worker.rank]
         uneven = self._own is None or reader.whole or self._own < (self.steps or 0)
-        self.may_idle = trains and worker.size > 1 and uneven
+        self._idles = trains and worker.size > 1 and uneven
         self._lock = threading.Lock()
         self._parts: Peeking | None = None
         self._number = self._place = self._given = 0
         self._next = -1
         self._last: tuple[int, Batch] | None = None
         self._rows: dict[int, int] = {}
+
+    @property
+    def may_idle(self) -> bool:
+        return self._idles
 
     def sample(self) -> Batch:
         """A batch of no rows, that has the shapes of all."""

@@ -17,9 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from kindler.collective import Array
-from kindler.data.batches import Batch, Batches
-from kindler.data.prepared_batches import PreparedBatches
+from kindler.data.batches import Batch, Rows
 from kindler.engine.gpus import Placement
 from kindler.frameworks.contract import Stepper
 from kindler.frameworks.devices import explained
@@ -31,7 +29,6 @@ from kindler.train.joining import joined
 from kindler.train.loss_guard import LossGuard
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import (
-    BatchStream,
     Start,
     Worker,
     begin,
@@ -64,12 +61,12 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
             spec,
             feature_names=data.features,
             label_names=data.labels,
-            label_shapes=_varying_shapes(data),
+            label_shapes=None if data.label_shapes is None else list(data.label_shapes),
         )
         _weigh(replica, task)
-        if not isinstance(data, PreparedBatches):
-            replica.expect(_no_rows(data))
-        _hold(replica, data)
+        if (inputs := data.no_rows()) is not None:
+            replica.expect(inputs)
+        data.held_by(replica.hold)
         start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
         if len(states) == 1:  # a new run: what its user has frozen since the last one counts
             replica.as_given()
@@ -97,11 +94,6 @@ def _process_group(worker: Worker, task: Task, placed: Placement) -> AbstractCon
     return process_group(worker, shared_gpus=placed.shared, timeout_s=task.settings.sync_timeout_s)
 
 
-def _no_rows(data: BatchStream) -> list[Array]:
-    """The inputs' shapes and dtypes, as arrays without rows."""
-    return [np.empty((0, *shape), dtype) for dtype, shape in (data.layout[name] for name in data.features)]
-
-
 def _weigh(replica: Stepper, task: Task) -> None:
     """Let the losses of rows be weighed, if that was asked for."""
     if not task.trains:
@@ -111,24 +103,11 @@ def _weigh(replica: Stepper, task: Task) -> None:
         replica.weigh_rows(classes, column=column)
 
 
-def _hold(replica: Stepper, data: BatchStream) -> None:
-    """Let the replica keep rows that are read in every epoch."""
-    if isinstance(data, Batches):
-        data.held_by(replica.hold)
-
-
-def _varying_shapes(data: BatchStream) -> list[Sequence[int]] | None:
-    """The first batch's shapes of the labels' rows, where other batches may have other ones: in a stream."""
-    if isinstance(data, PreparedBatches):
-        return None if data.label_shapes is None else list(data.label_shapes)
-    return None if data.counts else [data.layout[name][1] for name in data.labels]
-
-
 class _Fit:
     """Training, from where it stands to its end."""
 
     def __init__(
-        self, worker: Worker, task: Task, replica: Stepper, train: BatchStream, start: Start, sync: Sync
+        self, worker: Worker, task: Task, replica: Stepper, train: Rows, start: Start, sync: Sync
     ) -> None:
         self._worker, self._replica, self._train = worker, replica, train
         self._sync = sync
@@ -138,7 +117,7 @@ class _Fit:
             else None
         )
         if self._validation is not None:
-            _hold(replica, self._validation)
+            self._validation.held_by(replica.hold)
         start = self._start = taken_over(worker, replica, task, start, train)
         self._task, options = task, task.training
         self._options = options
@@ -179,7 +158,7 @@ class _Fit:
             worker,
             show=task.show,
             waited_s=lambda: sync.waited_s,
-            prepares=isinstance(train, PreparedBatches),
+            prepares=train.prepares,
         )
         self._step_log = StepReporter(worker, active=task.log_steps)
         self._halted = False
@@ -300,7 +279,7 @@ class _Fit:
     def _running(self) -> tuple[float, Mapping[str, float]]:
         return self._replica.running_loss(), self._replica.running_metrics()
 
-    def _validated(self, validation: BatchStream) -> dict[str, Any]:
+    def _validated(self, validation: Rows) -> dict[str, Any]:
         self._each("on_validation_begin")
         tell = "validation" if self._step_log.active else None
         logs = _judged(self._worker, self._replica, validation, tell=tell)
@@ -359,7 +338,7 @@ class _Fit:
 
 
 def _judged(
-    worker: Worker, replica: Stepper, data: BatchStream, *, show: bool = False, tell: str | None = None
+    worker: Worker, replica: Stepper, data: Rows, *, show: bool = False, tell: str | None = None
 ) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     progress = ProgressReporter(worker, show=show)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from kindler.data.batches import (
+    AllRows,
+    BatchOptions,
+    PreparedBatches,
+    PreparedLayout,
+    layout_of,
+    lengths_of,
+)
 from kindler.data.columns import Array, Columns
 from kindler.data.preparation import Preparation, Preparer
-from kindler.data.prepared_batches import AllRows, PreparedBatches, PreparedLayout, layout_of, lengths_of
 from kindler.data.ragged import Ragged
 from kindler.data.spool import Spool
 from kindler.errors import ConfigError, DataError
@@ -44,12 +52,10 @@ def prepared_batches(
     spool: Spool,
     columns: Columns,
     preparation: Preparation,
+    options: BatchOptions,
     *,
     trains: bool,
     stack: bool,
-    counts: Sequence[int],
-    marks: Sequence[str],
-    **batching: Any,
 ) -> PreparedBatches:
     """Batches of prepared rows; all workers call it together."""
     threads = max(1, min(_MOST_THREADS, worker.threads))
@@ -57,7 +63,7 @@ def prepared_batches(
         preparation,
         columns,
         trains=trains,
-        seed=batching["seed"],
+        seed=options.seed,
         rank=worker.rank,
         copies=threads > 1,
     )
@@ -73,21 +79,20 @@ def prepared_batches(
     if length_col is not None:
         _check_lengths(spool.arrays[length_col], length_col)
         wanted = [*dict.fromkeys([*wanted, length_col])]
+        # Rows that are bucketed come in another order, so that no other run may resume in mid-epoch.
+        options = replace(options, marks=[f"{mark}~{length_col}" for mark in options.marks])
     own = _own_places(spool)
     return PreparedBatches(
         spool,
         columns,
+        options,
         preparer=preparer,
         prepared=_agreed_layout(worker, preparer, spool, columns, free=preparation.collate is not None),
-        everybody=_everybody(worker, spool, own, counts, wanted),
+        everybody=_everybody(worker, spool, own, options.counts, wanted),
         length_col=length_col,
         stack=stack,
         threads=threads,
         trains=trains,
-        counts=counts,
-        # Rows that are bucketed come in another order, so that no other run may go on in mid-epoch.
-        marks=marks if length_col is None else [f"{mark}~{length_col}" for mark in marks],
-        **batching,
     )
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from kindler.data.batches import Batch, Batches
+from kindler.data.batches import Batches, BatchOptions, Rows
 from kindler.data.row_order import Dealing, joined_counts
 from kindler.data.sources import Source
-from kindler.data.spool import Layout, Spool, agreed
+from kindler.data.spool import Spool, agreed
+from kindler.engine.cores import half_of_memory
 from kindler.engine.gpus import Placement
 from kindler.engine.here import be
 from kindler.engine.here import worker as this_worker
@@ -89,67 +90,6 @@ def build_replica(worker: Worker, task: Task, placed: Placement, spec: bytes, **
     return replica
 
 
-class DataInfo(Protocol):
-    """What is known of a run's data before its first step, wherever it comes from.
-
-    Attributes:
-        features: Names of the inputs.
-        labels: Names of the targets, without the weight.
-        by_name: Whether the model is called with names, because its inputs have them.
-        steps: Steps of one pass; None if that shows only at its end.
-        expected: The approximate number of steps, for progress bars.
-        counts: Rows of every lane; empty if they were not counted.
-        marks: A fingerprint of the rows of every lane.
-    """
-
-    features: tuple[str, ...]
-    labels: tuple[str, ...]
-    by_name: bool
-    counts: tuple[int, ...]
-    marks: tuple[str, ...]
-
-    @property
-    def steps(self) -> int | None: ...
-    @property
-    def expected(self) -> int | None: ...
-    @property
-    def layout(self) -> Layout: ...
-    def close(self) -> None: ...
-
-
-class BatchStream(DataInfo, Protocol):
-    """Data for a loop that takes one batch after the other."""
-
-    def stretch(self, epoch: int, *, done: int = 0, steps: int | None = None) -> Generator[Batch, None, None]:
-        """The steps of an epoch after the first `done`: one pass, or `steps` steps that run through passes.
-
-        Epochs count from 1; 0 is for evaluation. Close it when done.
-        """
-
-
-class IndexedBatches(DataInfo, Protocol):
-    """Data for a loop that takes batches by number, from any thread; a step is one of all workers."""
-
-    @property
-    def may_idle(self) -> bool:
-        """Whether this worker may have steps without a row."""
-
-    def sample(self) -> Batch:
-        """A batch that has the shapes of all others."""
-
-    def batch(self, step: int) -> Batch:
-        """One step, counted through all passes."""
-
-    def own_steps(self) -> Sequence[int]:
-        """The steps of a pass in which this worker has a batch."""
-
-    def rows_of(self, first: int, last: int) -> tuple[int, int]:
-        """Rows of this worker, and about how many of all workers, in the steps [first, last)."""
-
-    def rows_of_all(self, first: int, last: int) -> int:
-        """Rows of all workers in those steps, after they were made; all workers call it together."""
-
-
 class Loads(Protocol):
     """What `begin` needs of a replica."""
 
@@ -201,7 +141,7 @@ class Start:
 
 def open_batch_stream(
     worker: Worker, task: Task, source: Source | StreamSource, what: str, *, trains: bool
-) -> BatchStream:
+) -> Rows:
     """This worker's part of the data, for a loop that takes batches as they come; all workers call it."""
     if not isinstance(source, StreamSource):
         return open_batches(worker, task, source, what, trains=trains)
@@ -212,7 +152,7 @@ def open_batch_stream(
 
 def open_indexed_batches(
     worker: Worker, task: Task, source: Source | StreamSource, what: str, *, trains: bool
-) -> IndexedBatches:
+) -> Rows:
     """The same for a loop that asks for batches by number."""
     if not isinstance(source, StreamSource):
         return open_batches(worker, task, source, what, trains=trains)
@@ -250,27 +190,21 @@ def open_batches(worker: Worker, task: Task, source: Source, what: str, *, train
         counts = [part["rows"] for part in parts]
     # A checkpoint from the middle of an epoch can be used with the same rows only.
     marked = task.model_dir is not None and trains
-    batching: dict[str, Any] = {
-        "counts": counts,
-        "rank": worker.rank,
-        "size": worker.size,
-        "batch_size": task.options.batch_size,
-        "seed": task.seed,
-        "shuffle": shuffle,
-        "marks": _marks(worker, spool, len(counts)) if marked else (),
-        "weighted": task.options.columns.weight_col is not None,
-    }
-    if preparation is None:
-        return Batches(spool, source.columns, **batching)
-    return prepared_batches(
-        worker,
-        spool,
-        source.columns,
-        preparation,
-        trains=trains,
-        stack=bool(task.options.columns.stack_features),
-        **batching,
+    options = BatchOptions(
+        counts=counts,
+        rank=worker.rank,
+        size=worker.size,
+        batch_size=task.options.batch_size,
+        seed=task.seed,
+        shuffle=shuffle,
+        marks=_marks(worker, spool, len(counts)) if marked else (),
+        weighted=task.options.columns.weight_col is not None,
+        memory_bytes=2 * half_of_memory(),
     )
+    if preparation is None:
+        return Batches(spool, source.columns, options)
+    stack = bool(task.options.columns.stack_features)
+    return prepared_batches(worker, spool, source.columns, preparation, options, trains=trains, stack=stack)
 
 
 def _gathered(worker: Worker, mine: Any) -> list[Any]:
@@ -339,7 +273,7 @@ def begin(
     )
 
 
-def taken_over(worker: Worker, replica: Loads, task: Task, start: Start, data: DataInfo) -> Start:
+def taken_over(worker: Worker, replica: Loads, task: Task, start: Start, data: Rows) -> Start:
     """Where this process goes on: at `start`, or where one had come to whose place it takes.
 
     All workers call it after they have joined each other and opened their data, and before the first epoch.

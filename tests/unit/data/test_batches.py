@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kindler.data.batches import Batch, Batches
+from kindler.data.batches import Batch, Batches, BatchOptions
 from kindler.data.columns import Array, Column, Columns
 from kindler.data.row_order import Dealing
 from kindler.data.spool import Spool
@@ -26,7 +26,8 @@ def spool(rows: int, *, start: int = 0, order: Any = None) -> Spool:
 
 
 def made(source: Spool, columns: Columns = COLUMNS, **options: Any) -> Batches:
-    return Batches(source, columns, **{"counts": [source.rows], "rank": 0, "batch_size": 4, **options})
+    given = {"counts": [source.rows], "rank": 0, "batch_size": 4, **options}
+    return Batches(source, columns, BatchOptions(**given))
 
 
 @settings(deadline=None, max_examples=50)
@@ -34,21 +35,20 @@ def made(source: Spool, columns: Columns = COLUMNS, **options: Any) -> Batches:
     st.lists(st.integers(0, 30), min_size=1, max_size=4),
     st.integers(1, 16),
     st.booleans(),
-    st.sampled_from([0, 2]),
+    st.sampled_from([None, 4]),  # nothing is read ahead, or all
 )
 def test_all_ranks_together_use_each_row_once(
-    counts: list[int], batch_size: int, shuffle: bool, prefetch: int
+    counts: list[int], batch_size: int, shuffle: bool, memory: int | None
 ) -> None:
     starts = np.cumsum([0, *counts])
     ranks = [
-        Batches(
+        made(
             spool(rows, start=int(starts[rank])),
-            COLUMNS,
             counts=counts,
             rank=rank,
             batch_size=batch_size,
             shuffle=shuffle,
-            prefetch=prefetch,
+            memory_bytes=memory,
         )
         for rank, rows in enumerate(counts)
     ]
@@ -134,7 +134,7 @@ def test_a_step_without_rows_is_stacked_to_the_same_width() -> None:
     columns = Columns(
         features=tuple(Column(name=name, role="feature") for name in names), labels=(), stack_features=True
     )
-    batches = Batches(Spool(rows=0, arrays=arrays), columns, counts=[0, 3], rank=0, batch_size=2)
+    batches = made(Spool(rows=0, arrays=arrays), columns, counts=[0, 3], rank=0, batch_size=2)
 
     assert [batch.features[0].shape for batch in batches.epoch(0)] == [(0, 4), (0, 4)]
 
@@ -156,7 +156,7 @@ def test_a_label_that_is_also_a_feature_is_int64_as_a_label() -> None:
 
 def test_counts_that_do_not_fit_the_spool_are_refused() -> None:
     with pytest.raises(ValueError, match=r"rank 1 has 3 rows, but counts say \[3, 4\]"):
-        Batches(spool(3), COLUMNS, counts=[3, 4], rank=1, batch_size=2)
+        made(spool(3), counts=[3, 4], rank=1, batch_size=2)
 
 
 def lanes_of(rows: int, size: int, workers: int = 1) -> list[Spool]:
@@ -170,7 +170,7 @@ def gang(rows: int, size: int, *, workers: int = 1, batch_size: int = 16, **opti
     spools = lanes_of(rows, size, workers)
     counts = np.sum([part.lane_counts(lanes) for part in spools], axis=0)
     return [
-        Batches(part, COLUMNS, counts=counts, rank=rank, size=size, batch_size=batch_size, seed=5, **options)
+        made(part, counts=counts, rank=rank, size=size, batch_size=batch_size, seed=5, **options)
         for rank, part in enumerate(spools)
     ]
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from kindler.data.bucketing import Bucketed
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import Bucketed, Dealing
 
 ROWS, BATCH = 5_003, 32
 

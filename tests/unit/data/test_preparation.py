@@ -12,7 +12,7 @@ from kindler import batched
 from kindler.data.columns import Column, Columns
 from kindler.data.preparation import Preparation, Preparer
 from kindler.data.ragged import to_ragged
-from kindler.data.row_rng import RowRandom, RowRandoms
+from kindler.data.row_order import RowRandom, RowRandoms
 from kindler.errors import ConfigError, DataError
 
 LISTS = [[3, 1], [7], [4, 1, 5]]

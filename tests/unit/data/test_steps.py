@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kindler.data.steps import bound, steps
+from kindler.data.row_order import bound, steps
 from kindler.errors import ConfigError
 
 
