@@ -1,14 +1,14 @@
 """What all transformers have in common: three kinds of data, one result, a state that is plain JSON.
 
-A subclass says what it sees in one pandas DataFrame and in a Spark DataFrame, what it learns from all that
-was seen, and how one DataFrame of either kind is changed.
+A subclass says what it learns from one pandas DataFrame and from a Spark DataFrame, and how a DataFrame of either
+kind is changed.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from kindler.data.arrays import is_spark_frame
 from kindler.data.shards import frames, pytree
@@ -18,14 +18,31 @@ from kindler.xshards import XShards
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+Names: TypeAlias = "str | Sequence[str]"
+
 _FORMAT = 1
 _Data = TypeVar("_Data")
 
 
 class Transformer(ABC):
-    """Learns from data with `fit`, and changes data with `transform`, which gives the same kind of data."""
+    """Learns from data with `fit`, and changes data with `transform`, which gives the same kind of data.
 
-    _inputs: tuple[str, ...]
+    Subclasses keep every argument of the constructor but the columns as an attribute of its name, and name them
+    in `_arguments`; what was learned is in the attributes `_learned`, as the names of `to_dict` plus "_".
+    """
+
+    _arguments: ClassVar[tuple[str, ...]]
+    _learned: ClassVar[tuple[str, ...]]
+
+    def __init__(self, inputCol: Names | None, outputCol: Names | None, *, packs: bool = False) -> None:
+        self._inputs = self._names(inputCol, "inputCol")
+        self._packed = packs and isinstance(outputCol, str) and len(self._inputs) > 1
+        self._outputs = self._inputs if outputCol is None else self._names(outputCol, "outputCol")
+        if not self._packed and len(self._outputs) != len(self._inputs):
+            raise ConfigError(
+                f"{self._name}: {len(self._inputs)} input columns, but outputCol={outputCol!r} names"
+                f" {len(self._outputs)}."
+            )
 
     def fit(self, data: Any) -> Self:
         """Learn from all rows.
@@ -42,14 +59,14 @@ class Transformer(ABC):
             DataError: Values that cannot be used, or none at all.
         """
         if isinstance(data, XShards):
-            seen = data.transform_shard(self._seen_in_shard).collect()
+            seen = data.transform_shard(lambda frame: self._seen(self._checked(frame))).collect()
         elif is_spark_frame(data):
             if data.isStreaming:
                 raise ConfigError(f"{self._name}.fit: cannot fit on a streaming DataFrame.")
             frames.check_columns(self._inputs, data.columns, f"{self._name}.fit")
             seen = [self._seen_by_spark(data)]
         else:
-            seen = [self._seen_in_shard(_require_frame(data, self._name))]
+            seen = [self._seen(self._checked(self._require_frame(data)))]
         self._learn(seen)
         return self
 
@@ -65,16 +82,16 @@ class Transformer(ABC):
             ConfigError: Not such data, or a column is not there.
             DataError: Values that cannot be used.
         """
-        if not self._fitted:
-            raise NotFittedError(f"{self._name} is not fitted.\nHint: call fit(data) first.")
+        self._require_fitted()
+        source: Any = data
         changed: Any
-        if isinstance(data, XShards):
-            changed = data.transform_shard(self._changed_shard)
-        elif is_spark_frame(data):
-            frames.check_columns(self._inputs, data.columns, f"{self._name}.transform")  # type: ignore[attr-defined]
-            changed = self._changed_by_spark(data)
+        if isinstance(source, XShards):
+            changed = source.transform_shard(lambda frame: self._changed(self._checked(frame)))
+        elif is_spark_frame(source):
+            frames.check_columns(self._inputs, source.columns, f"{self._name}.transform")
+            changed = self._changed_by_spark(source)
         else:
-            changed = self._changed_shard(_require_frame(data, self._name))
+            changed = self._changed(self._checked(self._require_frame(source)))
         transformed: _Data = changed
         return transformed
 
@@ -84,9 +101,10 @@ class Transformer(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """The arguments and what was learned, as JSON can hold it."""
-        if not self._fitted:
-            raise NotFittedError(f"{self._name} is not fitted.\nHint: call fit(data) first.")
-        return {"kind": self._name, "format": _FORMAT, **self._arguments(), "learned": self._learned()}
+        self._require_fitted()
+        learned = {name: getattr(self, f"{name}_") for name in self._learned}
+        plain = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in learned.items()}
+        return {"kind": self._name, "format": _FORMAT, **self._given(), "learned": plain}
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Self:
@@ -104,18 +122,40 @@ class Transformer(ABC):
         return instance
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self._arguments().items())
-        return f"{self._name}({given})"
+        return f"{self._name}({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
+
+    def _given(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        outputs: Any = self._outputs[0] if self._packed else list(self._outputs)
+        columns = {"inputCol": list(self._inputs), "outputCol": outputs}
+        return {name: columns[name] if name in columns else getattr(self, name) for name in self._arguments}
+
+    def _names(self, columns: Names | None, argument: str) -> tuple[str, ...]:
+        names = (columns,) if isinstance(columns, str) else tuple(columns or ())
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ConfigError(
+                f"{self._name}({argument}={columns!r}): must be a column name, or a list of them."
+            )
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"{self._name}({argument}=...): {twice} more than once.")
+        return names
 
     @property
     def _name(self) -> str:
         return type(self).__name__
 
-    def _seen_in_shard(self, frame: Any) -> Any:
-        return self._seen(self._checked(frame))
+    def _require_fitted(self) -> None:
+        if not hasattr(self, f"{self._learned[0]}_"):
+            raise NotFittedError(f"{self._name} is not fitted.\nHint: call fit(data) first.")
 
-    def _changed_shard(self, frame: Any) -> Any:
-        return self._changed(self._checked(frame))
+    def _require_frame(self, data: Any) -> Any:
+        if pytree.is_frame(data):
+            return data
+        raise ConfigError(
+            f"{self._name}: cannot use a {type(data).__module__}.{type(data).__qualname__}.\n"
+            "Hint: pass a pandas DataFrame, a Spark DataFrame, or an XShards of pandas DataFrames."
+        )
 
     def _checked(self, frame: Any) -> Any:
         if not pytree.is_frame(frame):
@@ -124,10 +164,6 @@ class Transformer(ABC):
             )
         frames.check_columns(self._inputs, list(frame.columns), self._name)
         return frame
-
-    @property
-    @abstractmethod
-    def _fitted(self) -> bool: ...
 
     @abstractmethod
     def _seen(self, frame: Any) -> Any:
@@ -138,34 +174,15 @@ class Transformer(ABC):
         """The same of a Spark DataFrame."""
 
     @abstractmethod
-    def _learn(self, seen: Sequence[Any]) -> None:
-        """Take in all that was seen."""
+    def _learn(self, seen: Sequence[Any]) -> None: ...
 
     @abstractmethod
     def _changed(self, frame: Any) -> Any:
-        """A pandas DataFrame, changed; the one that is given stays as it is."""
+        """A changed copy of a pandas DataFrame."""
 
     @abstractmethod
-    def _changed_by_spark(self, frame: Any) -> Any:
-        """A Spark DataFrame, changed lazily."""
-
-    @abstractmethod
-    def _arguments(self) -> dict[str, Any]:
-        """What the constructor takes."""
-
-    @abstractmethod
-    def _learned(self) -> dict[str, Any]:
-        """What was learned, as JSON can hold it."""
+    def _changed_by_spark(self, frame: Any) -> Any: ...
 
     @abstractmethod
     def _restore(self, learned: Mapping[str, Any]) -> None:
-        """The reverse of `_learned`."""
-
-
-def _require_frame(data: Any, who: str) -> Any:
-    if pytree.is_frame(data):
-        return data
-    raise ConfigError(
-        f"{who}: cannot use a {type(data).__module__}.{type(data).__qualname__}.\n"
-        "Hint: pass a pandas DataFrame, a Spark DataFrame, or an XShards of pandas DataFrames."
-    )
+        """Take over what `to_dict` says was learned."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from kindler.data.columns import Array
 from kindler.errors import ConfigError, DataError
-from kindler.features.base import Transformer
-from kindler.features.names import Names, input_names, output_names
+from kindler.features.base import Names, Transformer
 
 Invalid = Literal["error", "keep", "skip"]
 
@@ -46,6 +45,9 @@ class StringIndexer(Transformer):
 
     labels_: dict[str, list[Any]]
 
+    _arguments = ("inputCol", "outputCol", "handle_invalid", "first_index")
+    _learned = ("labels",)
+
     def __init__(
         self,
         inputCol: Names,
@@ -54,8 +56,7 @@ class StringIndexer(Transformer):
         handle_invalid: Invalid = "error",
         first_index: int = 0,
     ) -> None:
-        self._inputs = input_names(inputCol, "StringIndexer")
-        self._outputs = output_names(outputCol, self._inputs, "StringIndexer")
+        super().__init__(inputCol, outputCol)
         if handle_invalid not in get_args(Invalid):
             raise ConfigError(
                 f"StringIndexer(handle_invalid={handle_invalid!r}): must be one of {list(get_args(Invalid))}."
@@ -63,23 +64,33 @@ class StringIndexer(Transformer):
         self.handle_invalid = handle_invalid
         self.first_index = int(first_index)
 
-    @property
-    def _fitted(self) -> bool:
-        return hasattr(self, "labels_")
-
-    def _seen(self, frame: Any) -> dict[str, dict[Any, int]]:
-        return {name: _counts(frame[name], name) for name in self._inputs}
-
-    def _seen_by_spark(self, frame: Any) -> dict[str, dict[Any, int]]:
-        from kindler.spark.features import value_counts
-
-        seen = {name: value_counts(frame, name) for name in self._inputs}
+    def _seen(self, frame: Any) -> dict[str, Mapping[Any, int]]:
+        columns = {name: frame[name] for name in self._inputs}
         return {
-            name: {_plain(value, name): n for value, n in counts.items()} for name, counts in seen.items()
+            name: column[column.notna()].astype(object).value_counts().to_dict()
+            for name, column in columns.items()
         }
 
-    def _learn(self, seen: Sequence[dict[str, dict[Any, int]]]) -> None:
-        self.labels_ = {name: _ordered((part[name] for part in seen), name) for name in self._inputs}
+    def _seen_by_spark(self, frame: Any) -> dict[str, Mapping[Any, int]]:
+        from kindler.spark.features import value_counts
+
+        return {name: value_counts(frame, name) for name in self._inputs}
+
+    def _learn(self, seen: Sequence[dict[str, Mapping[Any, int]]]) -> None:
+        labels = {}
+        for name in self._inputs:
+            total: Counter[Any] = Counter()
+            for part in seen:
+                for value, count in part[name].items():
+                    total[_plain(value, name)] += int(count)
+            if not total:
+                raise DataError("there are no values to fit on.", column=name)
+            if len({isinstance(value, str) for value in total}) > 1:
+                raise DataError(
+                    "it mixes strings and numbers.\nHint: convert them all to strings first.", column=name
+                )
+            labels[name] = sorted(total, key=lambda value: (-total[value], value))
+        self.labels_ = labels
 
     def _changed(self, frame: Any) -> Any:
         columns: dict[str, Array] = {}
@@ -104,9 +115,7 @@ class StringIndexer(Transformer):
         unknown = codes < 0
         if self.handle_invalid == "error" and unknown.any():
             row = int(np.argmax(unknown))
-            raise DataError(
-                unseen(column.iloc[row] if column.notna().iloc[row] else None), column=name, row=row
-            )
+            raise DataError(_unseen(values.iloc[row]), column=name, row=row)
         if self.handle_invalid == "keep":
             codes[unknown] = len(labels)
         return codes
@@ -122,34 +131,17 @@ class StringIndexer(Transformer):
                 self.labels_[name],
                 first=self.first_index,
                 invalid=self.handle_invalid,
-                complaint=f"column {name!r}: {unseen('<value>')}",
+                complaint=f"column {name!r}: {_unseen('<value>')}",
             )
         return frame
-
-    def _arguments(self) -> dict[str, Any]:
-        return {
-            "inputCol": list(self._inputs),
-            "outputCol": list(self._outputs),
-            "handle_invalid": self.handle_invalid,
-            "first_index": self.first_index,
-        }
-
-    def _learned(self) -> dict[str, Any]:
-        return {"labels": {name: list(labels) for name, labels in self.labels_.items()}}
 
     def _restore(self, learned: Mapping[str, Any]) -> None:
         self.labels_ = {name: list(learned["labels"][name]) for name in self._inputs}
 
 
-def unseen(value: Any) -> str:
-    """The complaint about a value without an index."""
+def _unseen(value: Any) -> str:
     what = "is missing" if value is None else f"{value!r} was not there when the indexer learned"
     return f"{what}.\nHint: handle_invalid='keep' gives such values an index, 'skip' leaves their rows out."
-
-
-def _counts(column: Any, name: str) -> dict[Any, int]:
-    counts = column[column.notna()].astype(object).value_counts()
-    return {_plain(value, name): int(count) for value, count in counts.items()}
 
 
 def _plain(value: Any, name: str) -> Any:
@@ -162,16 +154,3 @@ def _plain(value: Any, name: str) -> Any:
         f"values of type {type(value).__name__} cannot be indexed.\nHint: convert them to strings first.",
         column=name,
     )
-
-
-def _ordered(counts: Iterable[Mapping[Any, int]], name: str) -> list[Any]:
-    total: Counter[Any] = Counter()
-    for part in counts:
-        total.update(part)
-    if not total:
-        raise DataError("there are no values to fit on.", column=name)
-    if len({isinstance(value, str) for value in total}) > 1:
-        raise DataError(
-            "it mixes strings and numbers.\nHint: convert them all to strings first.", column=name
-        )
-    return sorted(total, key=lambda value: (-total[value], value))

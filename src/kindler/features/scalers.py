@@ -1,19 +1,22 @@
-"""`MinMaxScaler` and `StandardScaler`: numbers moved and stretched; Spark's side is in `spark.features`."""
+"""`MinMaxScaler` and `StandardScaler`: numbers moved and stretched; Spark's side is in `spark.features`.
+
+All is computed in float64. A scaler learns five numbers of each column: count, mean, sum of squared distances
+from the mean, smallest, largest. Those of parts are put together by Chan's rule, which is as exact as one pass
+over all rows, whatever the means are.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from kindler.data.columns import Array
 from kindler.errors import ConfigError, DataError
-from kindler.features import moments
-from kindler.features.base import Transformer
-from kindler.features.moments import Moments
-from kindler.features.names import Names, input_names, output_names
+from kindler.features.base import Names, Transformer
 
 
 class _Scaler(Transformer):
@@ -23,56 +26,74 @@ class _Scaler(Transformer):
     columns, or vectors if there is one name for several columns.
     """
 
-    _vector: bool
+    vector_: bool
 
     def __init__(self, inputCol: Names | None, outputCol: Names | None) -> None:
-        self._inputs = input_names(inputCol, self._name)
-        self._packed = isinstance(outputCol, str) and len(self._inputs) > 1
-        wanted = self._inputs[:1] if self._packed else self._inputs
-        self._outputs = output_names(outputCol, wanted, self._name)
-
-    @property
-    def _fitted(self) -> bool:
-        return hasattr(self, "_vector")
+        super().__init__(inputCol, outputCol, packs=True)
 
     @abstractmethod
     def _affine(self) -> tuple[Array, Array, float]:
         """Center and factor of each column, and what is added to all."""
 
     @abstractmethod
-    def _take(self, whole: Moments) -> None:
-        """Take in what all rows say."""
+    def _take(self, count: Array, mean: Array, squares: Array, low: Array, high: Array) -> None: ...
 
-    def _seen(self, frame: Any) -> Moments:
+    def _seen(self, frame: Any) -> tuple[bool, Array]:
         values, vector = self._matrix(frame)
-        return moments.of(values, vector=vector)
+        present = ~np.isnan(values)
+        count = present.sum(axis=0)
+        mean = np.where(present, values, 0).sum(axis=0) / np.maximum(count, 1)
+        with np.errstate(invalid="ignore"):  # infinite values are rejected later, as the largest
+            away = np.where(present, values - mean, 0)
+        # The second term is zero but for rounding: it takes the error of the mean out again.
+        squares = (away**2).sum(axis=0) - away.sum(axis=0) ** 2 / np.maximum(count, 1)
+        low = np.where(present, values, np.inf).min(axis=0, initial=np.inf)
+        high = np.where(present, values, -np.inf).max(axis=0, initial=-np.inf)
+        return vector, np.stack([count, mean, np.maximum(squares, 0), low, high])
 
-    def _seen_by_spark(self, frame: Any) -> Moments:
+    def _seen_by_spark(self, frame: Any) -> tuple[bool, Array]:
         from kindler.spark.features import number_moments
 
-        seen = number_moments(frame, self._inputs)
-        count, mean, squares, low, high = (np.array(part, np.float64) for part in seen.columns)
-        return Moments(count, mean, squares, low, high, seen.vector)
+        vector, moments = number_moments(frame, self._inputs)
+        return vector, np.array(moments, np.float64).reshape(-1, 5).T
 
-    def _learn(self, seen: Sequence[Moments]) -> None:
-        whole = moments.merged(seen, self._inputs)
-        self._take(whole)
-        self._vector = whole.vector
+    def _learn(self, seen: Sequence[tuple[bool, Array]]) -> None:
+        counted = [(vector, part) for vector, part in seen if part[0].any()]
+        if not counted:
+            raise DataError("there are no values to fit on.", column=self._inputs[0])
+        vector, first = counted[0]
+        for other, part in counted:
+            if other != vector or part.shape != first.shape:
+                raise DataError(
+                    f"it has vectors of {first.shape[1]} and of {part.shape[1]} values; all must have the same"
+                    " length.",
+                    column=self._inputs[0],
+                )
+        whole = reduce(_together, [part for _, part in counted])
+        for i, (count, _, _, low, high) in enumerate(whole.T):
+            column, place = (self._inputs[0], f" at place {i}") if vector else (self._inputs[i], "")
+            if not count:
+                raise DataError(f"there are no values to fit on{place}.", column=column)
+            if not np.isfinite([low, high]).all():
+                raise DataError(f"it holds infinite values{place}.", column=column)
+        self._take(*whole)
+        self.vector_ = vector
 
     def _changed(self, frame: Any) -> Any:
         values, vector = self._matrix(frame)
         center, factor, offset = self._affine()
-        if vector != self._vector or values.shape[1] != len(center):
+        if vector != self.vector_ or values.shape[1] != len(center):
             have = f"vectors of {values.shape[1]} values" if vector else "numbers"
-            want = f"vectors of {len(center)}" if self._vector else "numbers"
+            want = f"vectors of {len(center)}" if self.vector_ else "numbers"
             raise DataError(f"it has {have}, but {self._name} was fitted on {want}.", column=self._inputs[0])
         scaled = (values - center) * factor + offset
-        if self._packed:
-            return frame.assign(**{self._outputs[0]: _cells(scaled, np.zeros(len(scaled), bool))})
-        if self._vector:
-            missing = frame[self._inputs[0]].isna().to_numpy()
-            return frame.assign(**{self._outputs[0]: _cells(scaled, missing)})
-        return frame.assign(**{name: scaled[:, i] for i, name in enumerate(self._outputs)})
+        if not self._packed and not vector:
+            return frame.assign(**{name: scaled[:, i] for i, name in enumerate(self._outputs)})
+        cells = np.empty(len(scaled), object)
+        cells[:] = list(scaled)
+        if vector:
+            cells[frame[self._inputs[0]].isna().to_numpy()] = None
+        return frame.assign(**{self._outputs[0]: cells})
 
     def _changed_by_spark(self, frame: Any) -> Any:
         from kindler.spark.features import scaled
@@ -85,26 +106,28 @@ class _Scaler(Transformer):
             center=center.tolist(),
             factor=factor.tolist(),
             offset=offset,
-            vector=self._vector,
+            vector=self.vector_,
         )
 
-    def _arguments(self) -> dict[str, Any]:
-        outputs: Any = self._outputs[0] if self._packed else list(self._outputs)
-        return {"inputCol": list(self._inputs), "outputCol": outputs}
+    def _restore(self, learned: Mapping[str, Any]) -> None:
+        for name in self._learned:
+            value = learned[name]
+            setattr(self, f"{name}_", bool(value) if name == "vector" else np.array(value, float))
 
     def _matrix(self, frame: Any) -> tuple[Array, bool]:
         """The input as float64, NaN where a value is missing, and whether it is a column of vectors."""
         columns = [frame[name] for name in self._inputs]
-        if any(_is_vector(column) for column in columns):
-            if len(columns) > 1:
-                raise DataError(
-                    f"it holds vectors; {self._name} takes several columns of numbers, or one of vectors.",
-                    column=next(str(column.name) for column in columns if _is_vector(column)),
-                )
-            return _vectors(columns[0], self._inputs[0]), True
+        vectors = [str(column.name) for column in columns if _is_vector(column)]
+        if vectors and len(columns) > 1:
+            raise DataError(
+                f"it holds vectors; {self._name} takes several columns of numbers, or one of vectors.",
+                column=vectors[0],
+            )
+        if vectors:
+            return _vectors(columns[0], vectors[0]), True
         if (
-            self._fitted and self._vector and columns[0].isna().all()
-        ):  # nothing there tells that it is vectors
+            getattr(self, "vector_", False) and columns[0].isna().all()
+        ):  # nothing there says that it is vectors
             return np.full((len(frame), len(self._affine()[0])), np.nan), True
         stacked = [_numbers(column, name) for column, name in zip(columns, self._inputs, strict=True)]
         return np.stack(stacked, axis=1), False
@@ -140,6 +163,9 @@ class MinMaxScaler(_Scaler):
     data_min_: Array
     data_max_: Array
 
+    _arguments = ("min", "max", "inputCol", "outputCol")
+    _learned = ("vector", "data_min", "data_max")
+
     def __init__(
         self,
         min: float = 0.0,  # noqa: A002 - Orca's and Spark's names
@@ -154,29 +180,14 @@ class MinMaxScaler(_Scaler):
 
     @property
     def scale_(self) -> Array:
-        """What values are multiplied by."""
         spread = self.data_max_ - self.data_min_
         return (self.max - self.min) / np.where(spread == 0, 1, spread)
 
     def _affine(self) -> tuple[Array, Array, float]:
         return self.data_min_, self.scale_, self.min
 
-    def _take(self, whole: Moments) -> None:
-        self.data_min_, self.data_max_ = whole.low, whole.high
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"min": self.min, "max": self.max, **super()._arguments()}
-
-    def _learned(self) -> dict[str, Any]:
-        return {
-            "vector": self._vector,
-            "data_min": self.data_min_.tolist(),
-            "data_max": self.data_max_.tolist(),
-        }
-
-    def _restore(self, learned: Mapping[str, Any]) -> None:
-        self.data_min_, self.data_max_ = (np.array(learned[key], float) for key in ("data_min", "data_max"))
-        self._vector = bool(learned["vector"])
+    def _take(self, count: Array, mean: Array, squares: Array, low: Array, high: Array) -> None:
+        self.data_min_, self.data_max_ = low, high
 
 
 class StandardScaler(_Scaler):
@@ -207,6 +218,9 @@ class StandardScaler(_Scaler):
     mean_: Array
     scale_: Array
 
+    _arguments = ("withMean", "withStd", "inputCol", "outputCol", "ddof")
+    _learned = ("vector", "mean", "scale")
+
     def __init__(
         self,
         withMean: bool = False,
@@ -227,22 +241,19 @@ class StandardScaler(_Scaler):
             return center, np.ones_like(self.mean_), 0.0
         return center, np.where(self.scale_ == 0, 0, 1 / np.where(self.scale_ == 0, 1, self.scale_)), 0.0
 
-    def _take(self, whole: Moments) -> None:
-        self.mean_ = whole.mean
-        deviation = np.sqrt(whole.squares / np.maximum(whole.count - self.ddof, 1))
-        # What rounding leaves of the deviation of a constant is no deviation.
-        self.scale_ = np.where(whole.low == whole.high, 0.0, deviation)
+    def _take(self, count: Array, mean: Array, squares: Array, low: Array, high: Array) -> None:
+        self.mean_ = mean
+        deviation = np.sqrt(squares / np.maximum(count - self.ddof, 1))
+        # What rounding leaves of the deviation of a constant is not a deviation.
+        self.scale_ = np.where(low == high, 0.0, deviation)
 
-    def _arguments(self) -> dict[str, Any]:
-        given = {"withMean": self.withMean, "withStd": self.withStd, **super()._arguments()}
-        return {**given, "ddof": self.ddof}
 
-    def _learned(self) -> dict[str, Any]:
-        return {"vector": self._vector, "mean": self.mean_.tolist(), "scale": self.scale_.tolist()}
-
-    def _restore(self, learned: Mapping[str, Any]) -> None:
-        self.mean_, self.scale_ = (np.array(learned[key], float) for key in ("mean", "scale"))
-        self._vector = bool(learned["vector"])
+def _together(a: Array, b: Array) -> Array:
+    """Chan's rule for two parts."""
+    count, apart = a[0] + b[0], b[1] - a[1]
+    share = b[0] / np.maximum(count, 1)
+    squares = a[2] + b[2] + apart**2 * a[0] * share
+    return np.stack([count, a[1] + apart * share, squares, np.minimum(a[3], b[3]), np.maximum(a[4], b[4])])
 
 
 def _is_vector(column: Any) -> bool:
@@ -276,11 +287,3 @@ def _vectors(column: Any, name: str) -> Array:
         except (ValueError, TypeError) as exc:
             raise DataError(f"its values are not numbers: {exc}", column=name, row=row) from exc
     return values
-
-
-def _cells(values: Array, missing: Array) -> Any:
-    """Rows of a matrix as cells of a column."""
-    cells = np.empty(len(values), object)
-    for row in range(len(values)):
-        cells[row] = None if missing[row] else values[row]
-    return cells

@@ -6,7 +6,6 @@ Counting and measuring run at once; what changes columns is lazy, and raises whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +18,6 @@ from kindler.data.columns import unused_name
 from kindler.errors import DataError
 from kindler.spark.frames import column as _column
 from kindler.spark.versions import from_arrow, to_arrow
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Columns of numbers in the order: count, mean, sum of squared distances from it, smallest, largest."""
-
-    columns: tuple[Sequence[float], ...]
-    vector: bool
 
 
 def value_counts(frame: DataFrame, name: str) -> dict[Any, int]:
@@ -52,16 +43,9 @@ def indexed(
     invalid: str,
     complaint: str,
 ) -> DataFrame:
-    """The frame with the place of each value among the labels, in the column `output`.
+    """The frame with the place of each value among the labels in the column `output`.
 
-    Args:
-        frame: Any, a stream too.
-        name: The column of values.
-        output: The column of places; one of this name is replaced.
-        labels: The values in order.
-        first: The place of the first.
-        invalid: "error", "keep" or "skip", for values that are no labels.
-        complaint: The error's message; "<value>" stands for the value, with quotes.
+    In `complaint`, "<value>" stands for a value that is not a label, with quotes.
     """
     # The keys are few and go to every task, so that rows stay where they are and in their order.
     label, number = (unused_name(own, frame.columns) for own in ("_kindler_key", "_kindler_code"))
@@ -84,17 +68,34 @@ def indexed(
     return joined.select(*kept, *([] if output in names else [code.alias(output)]))
 
 
-def number_moments(frame: DataFrame, names: Sequence[str]) -> Measured:
-    """Count, mean, sum of squares and extremes of columns, or of each place of one column of vectors."""
+def number_moments(frame: DataFrame, names: Sequence[str]) -> tuple[bool, list[Sequence[float]]]:
+    """Whether it is a column of vectors; and of each column, or each place of the vectors: count, mean, sum of
+    squared distances from it, smallest, largest."""
     kinds = [_shape(frame.schema[name].dataType, name) for name in names]
-    if kinds == ["vector"] or kinds == ["array"]:
-        return _vector_moments(frame, names[0])
+    vector = kinds[0] != "number" and len(names) == 1
     for name, kind in zip(names, kinds, strict=True):
-        if kind != "number":
+        if kind != "number" and not vector:
             raise DataError("it holds vectors; several columns must be columns of numbers.", column=name)
-    asked = [part for name in names for part in _measures(_present(frame, name).cast("double"))]
-    row = frame.agg(*[part.alias(f"m{i}") for i, part in enumerate(asked)]).collect()[0]
-    return _measured([row[i : i + 5] for i in range(0, len(asked), 5)], vector=False)
+    values = _array(frame, names[0]) if vector else F.array(*[_column(name).cast("double") for name in names])
+    value = F.when(~F.isnan("value"), F.col("value"))
+    measures = [
+        F.count(value), F.avg(value), F.var_pop(value) * F.count(value), F.min(value), F.max(value),
+    ]  # fmt: skip
+    rows = (
+        frame.select(F.posexplode(values).alias("place", "value"))
+        .groupBy("place")
+        .agg(F.count(F.lit(1)), *measures)
+        .orderBy("place")
+        .collect()
+    )
+    for row in rows:
+        if row[1] != rows[0][1]:
+            raise DataError(
+                f"some vectors have {row['place']} values and others more; all must have the same length.",
+                column=names[0],
+            )
+    none = (0, 0.0, 0.0, float("inf"), float("-inf"))
+    return vector, [tuple(row)[2:] if row[2] else none for row in rows]
 
 
 def scaled(
@@ -143,41 +144,6 @@ def _scaled_vector(
             F.transform(values, lambda x, i: (x - F.get(centers, i)) * F.get(factors, i) + F.lit(offset))
         )
     )
-
-
-def _vector_moments(frame: DataFrame, name: str) -> Measured:
-    places = frame.select(F.posexplode(_array(frame, name)).alias("place", "value"))
-    value = F.when(~F.isnan("value"), F.col("value"))
-    rows = (
-        places.groupBy("place")
-        .agg(
-            F.count(F.lit(1)).alias("rows"), *[part.alias(f"m{i}") for i, part in enumerate(_measures(value))]
-        )
-        .orderBy("place")
-        .collect()
-    )
-    for row in rows:
-        if row["rows"] != rows[0]["rows"]:
-            raise DataError(
-                f"some vectors have {row['place']} values and others more; all must have the same length.",
-                column=name,
-            )
-    return _measured([row[2:] for row in rows], vector=True)
-
-
-def _measures(value: Column) -> list[Column]:
-    return [F.count(value), F.avg(value), F.var_pop(value), F.min(value), F.max(value)]
-
-
-def _measured(rows: Sequence[Sequence[Any]], *, vector: bool) -> Measured:
-    count = [row[0] for row in rows]
-    mean, variance = ([row[i] or 0.0 for row in rows] for i in (1, 2))
-    squares = [v * n for v, n in zip(variance, count, strict=True)]
-    low, high = (
-        [end if row[i] is None else row[i] for row in rows]
-        for i, end in ((3, float("inf")), (4, float("-inf")))
-    )
-    return Measured((count, mean, squares, low, high), vector)
 
 
 def _shape(kind: DataType, name: str) -> str:

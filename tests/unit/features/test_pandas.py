@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kindler import MinMaxScaler, StandardScaler, StringIndexer, XShards
 from kindler.engine import fork_server
 from kindler.errors import ConfigError, DataError, NotFittedError
-from kindler.features import moments
 from tests.features_facts import Back, FeatureFacts, Give
 
 
@@ -119,17 +116,3 @@ def test_vectors_of_another_length_than_learned_are_refused() -> None:
     scaler = MinMaxScaler(inputCol="v").fit(pd.DataFrame({"v": [[1.0, 2.0]]}))
     with pytest.raises(DataError, match="vectors of 1 values, but MinMaxScaler was fitted on vectors of 2"):
         scaler.transform(pd.DataFrame({"v": [[1.0]]}))
-
-
-@given(st.lists(st.floats(-1e6, 1e6) | st.just(float("nan")), min_size=1, max_size=30), st.integers(0, 30))
-def test_moments_of_parts_are_those_of_all(values: list[float], cut: int) -> None:
-    column = np.array([*values, 1.0])[:, None]
-    whole, parts = (
-        moments.merged([moments.of(part, vector=False) for part in cuts], ["a"])
-        for cuts in ([column], [column[:cut], column[cut:]])
-    )
-
-    assert (whole.count, whole.low, whole.high) == (parts.count, parts.low, parts.high)
-    np.testing.assert_allclose(parts.mean, whole.mean, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(parts.squares, whole.squares, rtol=1e-9, atol=1e-6)
-    np.testing.assert_allclose(whole.squares, np.nanvar(column) * whole.count, rtol=1e-9, atol=1e-6)
