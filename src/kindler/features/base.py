@@ -1,7 +1,6 @@
 """What all transformers have in common: three kinds of data, one result, a state that is plain JSON.
 
-A subclass says what it learns from one pandas DataFrame and from a Spark DataFrame, and how a DataFrame of either
-kind is changed.
+A subclass says what it learns from a pandas and from a Spark DataFrame, and how it changes either.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _Data = TypeVar("_Data")
 class Transformer(ABC):
     """Learns from data with `fit`, and changes data with `transform`, which gives the same kind of data.
 
-    Subclasses keep every argument of the constructor but the columns as an attribute of its name, and name them
-    in `_arguments`; what was learned is in the attributes `_learned`, as the names of `to_dict` plus "_".
+    Subclasses name the arguments of their constructor in `_arguments`, each an attribute but for the columns,
+    and in `_learned` what they have learned: attributes of these names plus "_".
     """
 
     _arguments: ClassVar[tuple[str, ...]]

@@ -1,8 +1,8 @@
 """`MinMaxScaler` and `StandardScaler`: numbers moved and stretched; Spark's side is in `spark.features`.
 
 All is computed in float64. A scaler learns five numbers of each column: count, mean, sum of squared distances
-from the mean, smallest, largest. Those of parts are put together by Chan's rule, which is as exact as one pass
-over all rows, whatever the means are.
+from the mean, smallest, largest. Those of parts are put together by Chan's rule, which is as exact as one
+pass over all rows, whatever the means are.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class _Scaler(Transformer):
         for other, part in counted:
             if other != vector or part.shape != first.shape:
                 raise DataError(
-                    f"it has vectors of {first.shape[1]} and of {part.shape[1]} values; all must have the same"
-                    " length.",
+                    f"it has vectors of {first.shape[1]} and of {part.shape[1]} values; all must have the"
+                    " same length.",
                     column=self._inputs[0],
                 )
         whole = reduce(_together, [part for _, part in counted])
@@ -125,9 +125,7 @@ class _Scaler(Transformer):
             )
         if vectors:
             return _vectors(columns[0], vectors[0]), True
-        if (
-            getattr(self, "vector_", False) and columns[0].isna().all()
-        ):  # nothing there says that it is vectors
+        if getattr(self, "vector_", False) and columns[0].isna().all():  # and nothing shows it
             return np.full((len(frame), len(self._affine()[0])), np.nan), True
         stacked = [_numbers(column, name) for column, name in zip(columns, self._inputs, strict=True)]
         return np.stack(stacked, axis=1), False
