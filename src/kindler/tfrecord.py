@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from kindler.data.arrays import is_spark_frame
-from kindler.data.tfrecord.files import Compression, Paths, find
-from kindler.data.tfrecord.reading import SAMPLE_ROWS, Plan, batches, plan, sampled
+from kindler.data.tfrecord.decode import SAMPLE_ROWS, Plan, ReadOptions, batches, plan, sampled
+from kindler.data.tfrecord.encode import write_files
+from kindler.data.tfrecord.framing import Compression, Paths, find
 from kindler.data.tfrecord.schema import SchemaLike
-from kindler.data.tfrecord.writing import write_files
 from kindler.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from typing_extensions import Unpack
 
 __all__ = ["infer_schema", "iter_batches", "read", "scan", "write"]
 
@@ -115,26 +116,27 @@ def read(
         DataError: A file is damaged or no TFRecord file, or a record is not as the schema says; it names
             file, record (from 0) and byte (of the uncompressed content).
     """
-    planned = plan(path, schema, columns, compression, verify, binary, sample_rows)
+    planned = plan(
+        path,
+        schema,
+        columns=columns,
+        compression=compression,
+        verify=verify,
+        binary=binary,
+        sample_rows=sample_rows,
+    )
     return pa.Table.from_batches(_all(planned), planned.schema)
 
 
 def iter_batches(
-    path: Paths,
-    *,
-    schema: SchemaLike | None = None,
-    columns: Sequence[str] | None = None,
-    compression: Compression = "auto",
-    verify: bool = True,
-    binary: Collection[str] = (),
-    sample_rows: int | None = SAMPLE_ROWS,
+    path: Paths, *, schema: SchemaLike | None = None, **options: Unpack[ReadOptions]
 ) -> Iterator[pa.RecordBatch]:
     """Read TFRecord files batch by batch, in the memory that some megabytes of records need.
 
     The arguments are those of `read`. Batches are as large as is quick; one never spans two files. What is
     wrong with the arguments is said before the first batch is asked for.
     """
-    return _all(plan(path, schema, columns, compression, verify, binary, sample_rows))
+    return _all(plan(path, schema, **options))
 
 
 def infer_schema(
@@ -145,33 +147,19 @@ def infer_schema(
     binary: Collection[str] = (),
     sample_rows: int | None = SAMPLE_ROWS,
 ) -> pa.Schema:
-    """The schema that a sample of records suggests, columns sorted by name.
+    """The schema that a sample of records suggests, columns sorted by name. The arguments are those of
+    `read`.
 
     An int64_list is int64, a float_list float32, and a bytes_list a string if all samples are UTF-8 text,
     otherwise binary. A feature with one value wherever it has any is that value, any other is a list; if all
     lists have one length, the field's metadata has it as "kindler.length". A feature that is missing or empty
     in some records is nullable.
-
-    Args:
-        path: A file, a folder, a glob, a URI, or a list of them.
-        compression: "gzip", None, or "auto" to look at each file.
-        verify: Check the data's checksums.
-        binary: Columns of bytes that are not text, though they may look like it.
-        sample_rows: How many records to look at, from the first; None for all.
     """
     return sampled(find(path), compression, verify, binary, sample_rows)
 
 
 def scan(
-    spark: SparkSession,
-    path: Paths,
-    *,
-    schema: SchemaLike | None = None,
-    columns: Sequence[str] | None = None,
-    compression: Compression = "auto",
-    verify: bool = True,
-    binary: Collection[str] = (),
-    sample_rows: int | None = SAMPLE_ROWS,
+    spark: SparkSession, path: Paths, *, schema: SchemaLike | None = None, **options: Unpack[ReadOptions]
 ) -> DataFrame:
     """A lazy Spark DataFrame of TFRecord files, read by the tasks.
 
@@ -181,16 +169,7 @@ def scan(
 
     The other arguments are those of `read`. Lists of a fixed length and tensors become Spark arrays.
     """
-    frame: DataFrame = _spark_side().scan_frame(
-        spark,
-        path,
-        schema=schema,
-        columns=columns,
-        compression=compression,
-        verify=verify,
-        binary=binary,
-        sample_rows=sample_rows,
-    )
+    frame: DataFrame = _spark_side().scan_frame(spark, path, schema, options)
     return frame
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,10 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from kindler.data.paths import absolute
-from kindler.data.tfrecord.files import Compression, Paths, part_name, staged, written
-from kindler.data.tfrecord.reading import Plan, batches, plan
+from kindler.data.tfrecord.decode import Plan, ReadOptions, batches, plan
+from kindler.data.tfrecord.encode import checked, chosen, write_rows
+from kindler.data.tfrecord.framing import Paths, part_name, staged, written
 from kindler.data.tfrecord.schema import SchemaLike
-from kindler.data.tfrecord.writing import checked, write_rows
 from kindler.errors import ConfigError, DataError, KindlerError
 from kindler.spark.files import at_files
 from kindler.spark.frames import arrow_types, column
@@ -51,7 +51,7 @@ def write_frame(
             "a streaming DataFrame cannot be written as TFRecord files.\nHint: write its"
             " batches with foreachBatch."
         )
-    names = _chosen(frame, columns)
+    names = chosen(frame.columns, columns)
     _check_types(frame, names)
     place = staged(absolute(path), folder=True, overwrite=overwrite)
     at_files(spark, place.begin)
@@ -68,22 +68,12 @@ def write_frame(
 
 
 def scan_frame(
-    spark: SparkSession,
-    path: Paths,
-    *,
-    schema: SchemaLike | None = None,
-    columns: Sequence[str] | None = None,
-    compression: Compression = "auto",
-    verify: bool = True,
-    binary: Collection[str] = (),
-    sample_rows: int | None = 1000,
+    spark: SparkSession, path: Paths, schema: SchemaLike | None, options: ReadOptions
 ) -> DataFrame:
     """See `kindler.tfrecord.scan`."""
     paths = [path] if isinstance(path, str | os.PathLike) else path
     places = [absolute(one) for one in paths]  # a task has another working folder
-    planned: Plan = at_files(
-        spark, lambda: plan(places, schema, columns, compression, verify, binary, sample_rows)
-    )
+    planned: Plan = at_files(spark, lambda: plan(places, schema, **options))
     planned = replace(planned, schema=_without_fixed(planned.schema))
     try:
         kinds = from_arrow_schema(planned.schema)
@@ -121,10 +111,10 @@ class _Write:
             )
             place.commit()
         except DataError as error:
-            # Told and not raised: Spark has nothing to try again and no stack to print.
-            yield _told(number, name, error)
+            # Reported and not raised: Spark has nothing to try again and no stack to print.
+            yield _report(number, name, error)
         else:
-            yield _told(number, name)
+            yield _report(number, name)
         finally:
             place.discard()
 
@@ -148,7 +138,7 @@ class _Read:
                     yield rows.cast(self.sent)
 
 
-def _told(number: int, file: str, error: KindlerError | None = None) -> pa.RecordBatch:
+def _report(number: int, file: str, error: KindlerError | None = None) -> pa.RecordBatch:
     columns = [[number], [file], [None if error is None else cloudpickle.dumps(error)]]
     arrays = [pa.array(c, t) for c, t in zip(columns, (pa.int32(), pa.string(), pa.binary()), strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names=["number", "file", "error"])
@@ -167,15 +157,6 @@ def _finish(place: staged) -> None:
     with written(f"{place.beside}/{_SUCCESS}", None):
         pass
     place.commit()
-
-
-def _chosen(frame: DataFrame, columns: Sequence[str] | None) -> list[str]:
-    if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r} must be a list.\nHint: columns=[{columns!r}].")
-    missing = [name for name in columns or () if name not in frame.columns]
-    if missing:
-        raise ConfigError(f"columns={list(columns or ())}: {missing} are not among {frame.columns}.")
-    return list(frame.columns if columns is None else columns)
 
 
 def _check_types(frame: DataFrame, names: Sequence[str]) -> None:

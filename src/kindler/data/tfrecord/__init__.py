@@ -1,7 +1,7 @@
 """The format of TFRecord files of tf.train.Example, without TensorFlow; the door is `kindler.tfrecord`.
 
 How records lie in a file is in `framing`, how an Example is read and written for many rows at once in
-`feature_index`, `values`, `decode` and `encode`.
+`examples`, `decode` and `encode`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""Blocks of records to Arrow's RecordBatches, after a schema; and the schema that a sample suggests."""
+"""Blocks of records to Arrow's RecordBatches, after a schema; and the schema that a sample suggests.
+
+A `Plan` says what to read. What was asked for is checked first, and a plan travels to Spark's tasks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +15,40 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from kindler.data.columns import Array
-from kindler.data.tfrecord.canonical import BYTES, FLOAT, INT64, Malformed, canonical
-from kindler.data.tfrecord.feature_index import Entries, Unusual, entries
-from kindler.data.tfrecord.framing import AROUND, HEAD, Block
-from kindler.data.tfrecord.schema import KIND_NAMES, LENGTH, Feature
-from kindler.data.tfrecord.values import Values, WrongKind, even, ragged
+from kindler.data.tfrecord.examples import (
+    Entries,
+    Malformed,
+    Unusual,
+    Values,
+    WrongKind,
+    canonical,
+    entries,
+    even,
+    ragged,
+)
+from kindler.data.tfrecord.framing import (
+    AROUND,
+    HEAD,
+    Block,
+    Compression,
+    Paths,
+    blocks,
+    check_compression,
+    find,
+    opened,
+)
+from kindler.data.tfrecord.schema import (
+    BYTES,
+    FLOAT,
+    INT64,
+    KIND_NAMES,
+    LENGTH,
+    Feature,
+    SchemaLike,
+    as_schema,
+    features,
+)
+from kindler.errors import ConfigError, DataError
 
 _LEAVES = {BYTES: pa.binary(), FLOAT: pa.float32(), INT64: pa.int64()}
 _HINT = "\nHint: pass schema={...}, or let more records say what it is with sample_rows=None (all of them)."
@@ -25,16 +57,10 @@ _HINT = "\nHint: pass schema={...}, or let more records say what it is with samp
 def decode(
     block: Block, wanted: list[Feature], schema: pa.Schema, known: Collection[bytes] | None
 ) -> pa.RecordBatch:
-    """The wanted columns of a block.
-
-    Args:
-        block: The records.
-        wanted: What to read.
-        schema: The schema of the result; its fields are those of `wanted`.
-        known: The names that a record may have; None for any.
+    """The wanted columns of a block; a record may have features of the names `known`, or of any if None.
 
     Raises:
-        DataError: A record is no Example, or has values that the schema does not allow.
+        DataError: A record is not an Example, or has values that the schema does not allow.
     """
     try:
         columns = _columns(block, wanted, known)
@@ -203,7 +229,7 @@ def _cast(block: Block, feature: Feature, flat: pa.Array, counts: Array, valid: 
         return flat.cast(feature.leaf)
     except pa.ArrowInvalid as exc:
         if types.is_string(feature.leaf) or types.is_large_string(feature.leaf):
-            problem = "its bytes are no UTF-8 text."
+            problem = "its bytes are not valid UTF-8."
             hint = f"\nHint: binary=[{feature.name!r}], or a schema that says binary."
         else:
             problem, hint = f"a value does not fit: {exc}.", "\nHint: a wider type in the schema."
@@ -263,11 +289,6 @@ class Sample:
         self.records = 0
 
     def add(self, block: Block) -> None:
-        """Look at some more records.
-
-        Raises:
-            DataError: A record is no Example, or two records have values of different kinds.
-        """
         try:
             listed = entries(block)
             names = self._names(block, zip(listed.key.tolist(), listed.key_size.tolist(), strict=True))
@@ -337,3 +358,93 @@ def _is_text(values: pa.Array) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
+
+
+SAMPLE_ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to read: files in their order, wanted columns, and the names that records may have (None: any)."""
+
+    files: tuple[str, ...]
+    schema: pa.Schema
+    known: tuple[str, ...] | None
+    compression: Compression
+    verify: bool
+
+
+class ReadOptions(TypedDict, total=False):
+    """The arguments of `kindler.tfrecord.read`, where they stand with what they mean, but for the schema."""
+
+    columns: Sequence[str] | None
+    compression: Compression
+    verify: bool
+    binary: Collection[str]
+    sample_rows: int | None
+
+
+def plan(
+    path: Paths,
+    schema: SchemaLike | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    compression: Compression = "auto",
+    verify: bool = True,
+    binary: Collection[str] = (),
+    sample_rows: int | None = SAMPLE_ROWS,
+) -> Plan:
+    """Find the files and their columns; see `kindler.tfrecord.read` for the arguments."""
+    if isinstance(columns, str) or isinstance(binary, str):
+        raise ConfigError("columns and binary must be lists of names.\nHint: columns=['x'].")
+    check_compression(compression)
+    files = tuple(find(path))
+    known = None
+    if schema is not None:
+        wanted = as_schema(schema)
+    else:
+        sample = sampled(list(files), compression, verify, binary, sample_rows)
+        if not sample.names:
+            raise DataError(
+                f"no record in {_named(files)} has a feature, so the columns are unknown.\n"
+                "Hint: pass schema={...}."
+            )
+        known = tuple(sample.names)
+        wanted = pa.schema([field.with_nullable(True) for field in sample])
+    if columns is not None:
+        missing = [name for name in columns if name not in wanted.names]
+        if missing:
+            raise ConfigError(f"columns={list(columns)}: {missing} are not among {wanted.names}.")
+        wanted = pa.schema([wanted.field(name) for name in columns])
+    return Plan(files, wanted, known, compression, verify)
+
+
+def batches(planned: Plan, file: str) -> Iterator[pa.RecordBatch]:
+    wanted = features(planned.schema)
+    known = None if planned.known is None else frozenset(name.encode() for name in planned.known)
+    with opened(file, planned.compression) as stream:
+        for block in blocks(stream, file, verify=planned.verify):
+            yield decode(block, wanted, planned.schema, known)
+
+
+def sampled(
+    files: Sequence[str],
+    compression: Compression,
+    verify: bool,
+    binary: Collection[str],
+    sample_rows: int | None,
+) -> pa.Schema:
+    if sample_rows is not None and sample_rows < 1:
+        raise ConfigError(f"sample_rows={sample_rows}: must be at least 1, or None for all.")
+    sample = Sample(binary)
+    for file in files:
+        with opened(file, compression) as stream:
+            for block in blocks(stream, file, verify=verify):
+                sample.add(block if sample_rows is None else block.head(sample_rows - sample.records))
+                if sample_rows is not None and sample.records >= sample_rows:
+                    return sample.schema()
+    return sample.schema()
+
+
+def _named(found: Sequence[str]) -> str:
+    return found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} other files"

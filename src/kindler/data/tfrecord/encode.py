@@ -1,4 +1,4 @@
-"""RecordBatches to records, many at a time: the bytes of a column are put in place for all rows at once.
+"""RecordBatches to records and files: the bytes of a column are put in place for all rows at once.
 
 First every column says how many bytes it takes in each row, then the records' places are known, then every
 column writes its bytes. Where all records have the same layout the places are the columns of a matrix.
@@ -6,21 +6,33 @@ column writes its bytes. Where all records have the same layout the places are t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from operator import add
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from kindler.data.arrays import is_local_data, kind, named, values
 from kindler.data.columns import Array, Where
+from kindler.data.paths import absolute
 from kindler.data.tfrecord import varints
-from kindler.data.tfrecord.canonical import BYTES, FLOAT, INT64
-from kindler.data.tfrecord.framing import AROUND, HEAD, checksum, length_checksums, masked
-from kindler.data.tfrecord.schema import is_list, kind_of
-from kindler.errors import DataError
+from kindler.data.tfrecord.framing import (
+    AROUND,
+    HEAD,
+    checksum,
+    length_checksums,
+    masked,
+    part_name,
+    staged,
+    written,
+)
+from kindler.data.tfrecord.schema import BYTES, FLOAT, INT64, is_list, kind_of, refusal
+from kindler.errors import ConfigError, DataError
 
 _SHORT_BYTES = 24
 _INT64_MAX = np.iinfo(np.int64).max
@@ -29,20 +41,14 @@ _INT64_MAX = np.iinfo(np.int64).max
 def encode(batch: pa.RecordBatch, *, where: Where = int) -> Array:
     """The records of all rows, with lengths and checksums, as one array of bytes.
 
-    Args:
-        batch: The rows; their types have been checked with `schema.refusal`.
-        where: Names a row in complaints, given its place in the batch.
-
-    Raises:
-        DataError: A null inside a list, or a number that the file cannot hold.
+    The types have been checked with `checked`. Raises DataError for a null inside a list, or a number that
+    the file cannot hold.
     """
     rows = batch.num_rows
     if not rows:
         return np.empty(0, np.uint8)
-    columns = [
-        _column(str(field.name), array, where)
-        for field, array in zip(batch.schema, batch.columns, strict=True)
-    ]
+    named_arrays = zip(batch.schema.names, batch.columns, strict=True)
+    columns = [c for c in (_column(str(name), array, where) for name, array in named_arrays) if c is not None]
     size: Array = np.zeros(rows, np.int64)
     starts: list[Array] = []
     for column in columns:
@@ -100,12 +106,10 @@ class _Out:
         window[at] = np.ascontiguousarray(values).reshape(-1).view(f"V{width}")
 
     def words(self, kind: str, at: Array, values: Array) -> None:
-        """A number at each place."""
         numbers = np.ascontiguousarray(values, kind)
         self.block(at, numbers.view(np.uint8).reshape(len(at), -1))
 
     def varints(self, at: Array, values: Array, taken: Array) -> None:
-        """A number as a varint at each place."""
         if not len(at):
             return
         width = int(taken[0])
@@ -140,37 +144,11 @@ class _Out:
         return bool(self._stride) and len(at) == self._rows and bool((np.diff(at) == self._stride).all())
 
 
-class _Column(Protocol):
-    """One column's bytes."""
-
-    @property
-    def sizes(self) -> Array:
-        """How many it takes in each row."""
-
-    def write(self, out: _Out, at: Array) -> None:
-        """Put them where they belong."""
-
-
-class _Nothing:
-    """A column of nulls only."""
-
-    def __init__(self, rows: int) -> None:
-        self.sizes: Array = np.zeros(rows, np.int64)
-
-    def write(self, out: _Out, at: Array) -> None:
-        """There is nothing to write."""
-
-
 class _Framed:
     """Name, kind and lengths around the values of a column.
 
-    Args:
-        name: The column.
-        kind: What its values are.
-        present: The rows that have it; None for all.
-        bodies: How many bytes the list has in each of those rows.
-        fill: Writes the lists, given their places.
-        rows: How many rows there are.
+    The rows `present` (None: all) have it; their lists take so many bytes (`bodies`), and `fill` writes them,
+    given their places.
     """
 
     def __init__(
@@ -223,14 +201,15 @@ class _Framed:
         self._fill(out, at)
 
 
-def _column(name: str, array: pa.Array, where: Where) -> _Column:
+def _column(name: str, array: pa.Array, where: Where) -> _Framed | None:
+    """A column's bytes; None for a column of nulls only."""
     rows = len(array)
     present, counts, leaves = _flat(name, array, where)
     chosen = None if present is None else np.flatnonzero(present)
     if chosen is not None:
         counts = counts[chosen]
     if types.is_null(leaves.type):
-        return _Nothing(rows)
+        return None
     source = _Rows(name, where, chosen, counts)
     kind = kind_of(leaves.type)
     if kind == BYTES:
@@ -337,7 +316,6 @@ def _bytes(leaves: pa.Array, counts: Array) -> tuple[Array, Callable[[_Out, Arra
 
 
 def _strings(leaves: pa.Array) -> tuple[Array, Array]:
-    """The bytes of all strings in one line, and how long each is."""
     large = leaves.cast(pa.binary()) if types.is_fixed_size_binary(leaves.type) else leaves
     large = large.cast(pa.large_binary())
     offsets = np.frombuffer(large.buffers()[1], np.int64)[large.offset : large.offset + len(large) + 1]
@@ -380,3 +358,150 @@ def _numbers(array: pa.Array) -> Array:
     start = array.offset * kind.itemsize
     values: Array = np.frombuffer(array.buffers()[1], kind, len(array), start)
     return values
+
+
+# Rows are encoded so many bytes at a time, which stay in the processor's cache until they are written.
+_CHUNK_BYTES = 2 << 20
+
+
+def write_files(
+    data: Any,
+    path: str,
+    *,
+    compression: Literal["gzip"] | None,
+    rows_per_file: int | None,
+    overwrite: bool,
+    columns: Sequence[str] | None,
+) -> list[str]:
+    """See `kindler.tfrecord.write`."""
+    part_name(0, compression)
+    if rows_per_file is not None and rows_per_file < 1:
+        raise ConfigError(f"rows_per_file={rows_per_file}: must be at least 1.")
+    path = absolute(path)
+    schema, rows = _batches(data, columns)
+    checked(schema)
+    with staged(path, folder=rows_per_file is not None, overwrite=overwrite) as beside:
+        if rows_per_file is None:
+            write_rows(rows, beside, compression)
+            return [path]
+        names = _write_parts(rows, beside, compression, rows_per_file)
+        return [f"{path}/{name}" for name in names]
+
+
+def checked(schema: pa.Schema) -> None:
+    """Reject types that have no place in an Example."""
+    for field in schema:
+        problem = refusal(field.type)
+        if problem:
+            raise DataError(problem, column=field.name)
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"several columns are named {twice}; names must be unique.")
+
+
+def write_rows(
+    batches: Iterable[pa.RecordBatch],
+    file: str,
+    compression: Literal["gzip"] | None,
+    *,
+    where: Callable[[int], int | str] = int,
+) -> int:
+    """Write one file, and say how many rows it has; `where` names a row in complaints."""
+    rows = 0
+    with written(file, compression) as out:
+        for batch in batches:
+            for chunk in _chunks(batch):
+                out.write(encode(chunk, where=lambda row, first=rows: where(first + row)).data)  # type: ignore[misc]
+                rows += chunk.num_rows
+    return rows
+
+
+def _write_parts(
+    batches: Iterator[pa.RecordBatch],
+    folder: str,
+    compression: Literal["gzip"] | None,
+    rows_per_file: int,
+) -> list[str]:
+    names: list[str] = []
+    row = 0
+    for part in _parts(batches, rows_per_file):
+        name = part_name(len(names), compression)
+        row += write_rows(part, f"{folder}/{name}", compression, where=partial(add, row))
+        names.append(name)
+    return names
+
+
+def _parts(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
+    held: list[pa.RecordBatch] = []
+    room = rows
+    for batch in batches:
+        while batch.num_rows >= room:
+            held.append(batch.slice(0, room))
+            yield held
+            batch, held, room = batch.slice(room), [], rows
+        if batch.num_rows:
+            held.append(batch)
+            room -= batch.num_rows
+    if held:
+        yield held
+
+
+def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if not batch.num_rows:
+        return
+    step = max(_CHUNK_BYTES * batch.num_rows // max(batch.nbytes, 1), 1)
+    for start in range(0, batch.num_rows, step):
+        yield batch.slice(start, step)
+
+
+def _batches(data: Any, columns: Sequence[str] | None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    if isinstance(data, pa.RecordBatchReader):
+        picked = chosen(data.schema.names, columns)
+        schema = pa.schema([data.schema.field(name) for name in picked])
+        return schema, (batch.select(picked) for batch in data)
+    table = _table(data, columns)
+    return table.schema, iter(table.to_batches())
+
+
+def _table(data: Any, columns: Sequence[str] | None) -> pa.Table:
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if isinstance(data, pa.Table):
+        return data if columns is None else data.select(chosen(data.schema.names, columns))
+    if not is_local_data(data) or isinstance(data, tuple | np.ndarray):
+        raise ConfigError(
+            f"data is {kind(data)}.\n"
+            "Hint: pass a pyarrow Table, a pandas DataFrame, a dict of arrays, or a Spark DataFrame."
+        )
+    found = named(data).columns
+    arrays = {name: _arrow_column(found[name], name) for name in chosen(list(found), columns)}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"columns have different lengths: {lengths}.")
+    return pa.table(arrays)
+
+
+def chosen(names: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+    if columns is None:
+        return list(names)
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r} must be a list.\nHint: columns=[{columns!r}].")
+    missing = [name for name in columns if name not in names]
+    if missing:
+        raise ConfigError(f"columns={list(columns)}: {missing} are not among {list(names)}.")
+    return list(columns)
+
+
+def _arrow_column(column: Any, name: str) -> pa.Array | pa.ChunkedArray:
+    if hasattr(column, "iloc") and str(column.dtype) == "object":
+        try:
+            return pa.array(column, from_pandas=True)  # None and NaN between strings are nulls
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            pass  # cells that are arrays of several axes
+    array = values(column, name)
+    if not isinstance(array, np.ndarray):
+        return array
+    if array.ndim == 1:
+        return pa.array(array)
+    width = int(np.prod(array.shape[1:]))
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(array).reshape(-1)), width)

@@ -1,4 +1,4 @@
-"""Records in a file: a length, its checksum, the data, its checksum. What the data means is left to others.
+"""TFRecord files: which they are, how they are compressed, and how records lie in them.
 
     8 bytes   length of the data, little-endian
     4 bytes   masked CRC32C of the length
@@ -10,17 +10,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import os
+import posixpath
 import struct
+import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
+from pyarrow import fs
 
 from kindler.data.columns import Array
-from kindler.errors import DataError, MissingExtraError
+from kindler.data.paths import expand, file_system, hidden
+from kindler.errors import ConfigError, DataError, MissingExtraError
 
 HEAD = 12  # length and its checksum
 AROUND = HEAD + 4  # and the data's checksum behind it
@@ -30,11 +37,10 @@ _PADDING = bytes(16)  # words are read at any byte of a record
 _STREAK = 8  # so many records of one length are taken as a sign of more
 _COPIED_BYTES = 4096  # below, a copy of a record costs less than a view of it
 _LENGTH = struct.Struct("<Q")
+_BAD_LENGTH = "the length does not match its checksum; the file is damaged, or not a TFRecord file."
 
 
 class Readable(Protocol):
-    """Where bytes come from."""
-
     def read(self, size: int, /) -> bytes: ...
 
 
@@ -65,7 +71,6 @@ class Block:
 
     @property
     def array(self) -> Array:
-        """The data as an array."""
         return np.frombuffer(self.data, np.uint8)
 
     def words(self, kind: str = "<u8") -> Any:
@@ -74,12 +79,10 @@ class Block:
         return np.ndarray((count,), kind, self.data, 0, (1,))
 
     def record(self, index: int) -> bytes:
-        """One record's data."""
         start = int(self.starts[index])
         return self.data[start : start + int(self.sizes[index])]
 
     def head(self, count: int) -> Block:
-        """The first records."""
         if count >= len(self):
             return self
         offsets = None if self.offsets is None else self.offsets[:count]
@@ -94,7 +97,6 @@ class Block:
 
 
 def complaint(file: str, number: int, offset: int, problem: str, *, column: str | None = None) -> DataError:
-    """An error that names file, record and byte."""
     error = DataError(f"record {number} of {file} (at byte {offset}): {problem}", column=column)
     error.row = number
     return error
@@ -228,9 +230,6 @@ def _check_lengths(block: Block) -> None:
         raise block.error(int(np.argmax(wrong)), _BAD_LENGTH)
 
 
-_BAD_LENGTH = "the length does not match its checksum; the file is damaged, or no TFRecord file."
-
-
 def _check_data(block: Block) -> None:
     crc, data = checksum(), block.data
     starts, sizes = block.starts.tolist(), block.sizes.tolist()
@@ -253,3 +252,140 @@ def _missing(held: bytes, file: str, number: int, offset: int) -> int:
         raise complaint(file, number, offset, _BAD_LENGTH)
     size: int = _LENGTH.unpack_from(held)[0]
     return size + AROUND - len(held)
+
+
+Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+Compression: TypeAlias = Literal["auto", "gzip"] | None
+
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+_GZIP_LEVEL = 6  # zlib's own, as TensorFlow has it
+
+
+def find(paths: Paths) -> list[str]:
+    """The files behind paths, folders, globs and URIs, sorted within each: those of folders at any depth,
+    whatever their suffix, but for names that start with "_" or "."."""
+    places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    files = [file for path in places for file in expand(os.fspath(path), _data_files)]
+    if not files:
+        raise ConfigError(f"no file in {[os.fspath(path) for path in places]}.")
+    return files
+
+
+@contextlib.contextmanager
+def opened(file: str, compression: Compression = "auto") -> Iterator[Readable]:
+    check_compression(compression)
+    system, path = file_system(file)
+    with contextlib.ExitStack() as stack:
+        raw: Any
+        try:
+            if isinstance(system, fs.LocalFileSystem):
+                raw = stack.enter_context(open(path, "rb", buffering=0))
+            else:
+                raw = stack.enter_context(system.open_input_file(path))
+        except FileNotFoundError:
+            raise ConfigError(f"{file!r} does not exist.") from None
+        if compression == "gzip" or (compression == "auto" and _is_gzip(raw)):
+            raw = stack.enter_context(gzip.GzipFile(fileobj=raw, mode="rb"))
+        yield raw
+
+
+@contextlib.contextmanager
+def written(file: str, compression: Compression) -> Iterator[Any]:
+    system, path = file_system(file)
+    with contextlib.ExitStack() as stack:
+        raw: Any
+        if isinstance(system, fs.LocalFileSystem):
+            raw = stack.enter_context(open(path, "wb"))
+        else:
+            raw = stack.enter_context(system.open_output_stream(path))
+        if compression == "gzip":
+            # Without a time in it, the same rows give the same file.
+            raw = stack.enter_context(
+                gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=_GZIP_LEVEL, mtime=0)
+            )
+        yield raw
+
+
+def part_name(number: int, compression: Compression) -> str:
+    check_compression(compression, ("gzip", None))
+    return f"part-{number:05d}.tfrecord{'.gz' if compression else ''}"
+
+
+def free(path: str, *, overwrite: bool) -> None:
+    system, place = file_system(path)
+    if not overwrite and system.get_file_info(place).type != fs.FileType.NotFound:
+        raise ConfigError(f"{path!r} already exists.\nHint: overwrite=True replaces it.")
+
+
+class staged:
+    """A file or folder that is written under another name beside its place, and renamed when all went well.
+
+    Nothing is left of it otherwise. On a file system without a rename (S3) the last step is a copy.
+    """
+
+    def __init__(self, path: str, *, folder: bool, overwrite: bool) -> None:
+        self.path, self.folder, self.overwrite = path.rstrip("/") or path, folder, overwrite
+        parent, name = posixpath.split(self.path)
+        self.beside = posixpath.join(parent, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
+
+    def __enter__(self) -> str:
+        self.begin()
+        return self.beside
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.discard()
+
+    def begin(self) -> None:
+        free(self.path, overwrite=self.overwrite)
+        system, place = file_system(self.beside)
+        system.create_dir(place if self.folder else posixpath.dirname(place) or ".", recursive=True)
+
+    def commit(self) -> None:
+        free(self.path, overwrite=self.overwrite)
+        system, place = file_system(self.path)
+        _, beside = file_system(self.beside)
+        old = system.get_file_info(place)
+        if old.type == fs.FileType.NotFound or (old.type == fs.FileType.File and not self.folder):
+            system.move(beside, place)
+            return
+        aside = f"{beside}.old"
+        system.move(place, aside)
+        try:
+            system.move(beside, place)
+        except BaseException:
+            system.move(aside, place)
+            raise
+        _delete(system, aside)
+
+    def discard(self) -> None:
+        system, beside = file_system(self.beside)
+        with contextlib.suppress(OSError):
+            _delete(system, beside)
+
+
+def _delete(system: fs.FileSystem, path: str) -> None:
+    kind = system.get_file_info(path).type
+    if kind == fs.FileType.Directory:
+        system.delete_dir(path)
+    elif kind == fs.FileType.File:
+        system.delete_file(path)
+
+
+def check_compression(compression: Any, allowed: tuple[str | None, ...] = ("auto", "gzip", None)) -> None:
+    if compression not in allowed:
+        raise ConfigError(f"compression={compression!r}: must be one of {list(allowed)}.")
+
+
+def _is_gzip(raw: Any) -> bool:
+    start = raw.read(HEAD)
+    raw.seek(0)
+    # A record of 559,903 bytes starts with the same three bytes; its checksum tells.
+    return bool(start.startswith(_GZIP_MAGIC)) and not is_head(start)
+
+
+def _data_files(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
+    return lambda parts: not any(map(hidden, parts))

@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from kindler.data.tfrecord.canonical import BYTES, FLOAT, INT64
 from kindler.errors import ConfigError
 
 SchemaLike: TypeAlias = "pa.Schema | Mapping[str, Any]"
 
+BYTES, FLOAT, INT64 = 1, 2, 3  # the numbers of a Feature's fields
 LENGTH = b"kindler.length"  # in a field's metadata: how many values all sampled records have
 KIND_NAMES = {BYTES: "bytes_list", FLOAT: "float_list", INT64: "int64_list"}
 
@@ -45,14 +45,8 @@ _INSTEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One column to read.
-
-    Attributes:
-        field: The column in the table.
-        kind: The kind of its values in the file.
-        leaf: The type of one value in the table.
-        width: How many values a row has: None for one value that is no list, -1 for any number.
-    """
+    """One column to read: its field in the table, the kind of its values in the file, the type of one value
+    in the table, and how many values a row has: None for one that is not a list, -1 for any number."""
 
     field: pa.Field
     kind: int
@@ -61,17 +55,14 @@ class Feature:
 
     @property
     def name(self) -> str:
-        """The column's name."""
         return str(self.field.name)
 
     @property
     def key(self) -> bytes:
-        """The name as it stands in the file."""
         return self.name.encode()
 
 
 def kind_of(leaf: pa.DataType) -> int | None:
-    """The kind of Feature that holds values of a type; None if there is none."""
     if types.is_boolean(leaf) or types.is_integer(leaf):
         return INT64
     if types.is_floating(leaf):
@@ -80,13 +71,11 @@ def kind_of(leaf: pa.DataType) -> int | None:
 
 
 def is_bytes(leaf: pa.DataType) -> bool:
-    """Whether values of this type are strings or bytes."""
     names = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
     return str(leaf) in names or types.is_fixed_size_binary(leaf)
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether this is a type of lists."""
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
@@ -94,9 +83,7 @@ def refusal(kind: pa.DataType) -> str | None:
     """Why values of a type cannot be written, and what would work; None if they can."""
     if isinstance(kind, pa.BaseExtensionType):
         return refusal(kind.storage_type)
-    if types.is_dictionary(kind):
-        return refusal(kind.value_type)
-    if is_list(kind):
+    if types.is_dictionary(kind) or is_list(kind):
         return refusal(kind.value_type)
     if types.is_null(kind) or kind_of(kind) is not None:
         return None
@@ -128,7 +115,6 @@ def as_schema(schema_like: SchemaLike) -> pa.Schema:
 
 
 def features(schema: pa.Schema) -> list[Feature]:
-    """What to read for each column of a schema."""
     return [_feature(field) for field in schema]
 
 

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from kindler import tfrecord
-from kindler.data.tfrecord.files import opened
-from kindler.data.tfrecord.framing import blocks, checksum, masked
+from kindler.data.tfrecord.framing import blocks, checksum, masked, opened
 from kindler.errors import ConfigError, MissingExtraError
 from kindler.shelves.datasets.appendable import Parts, part_name, parts_in
 

@@ -1,0 +1,562 @@
+"""Many Examples at once: where the features of each record are, and the values of one column in one block.
+
+All records advance together, one feature a step, so that the work is done by a few operations on arrays of
+positions. This reads only the form that writers agree on. Protobuf allows others: numbers that are not
+packed, fields in pieces, unknown fields. Records of another form are named in `Unusual`; `canonical` gives
+the same record in the usual form, one at a time.
+
+`ragged` reads the column of any records. `even` reads those of which all have the same layout, byte for byte,
+apart from their values: then a column is a slice of one matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from kindler.data.columns import Array
+from kindler.data.tfrecord import varints
+from kindler.data.tfrecord.framing import AROUND, Block
+from kindler.data.tfrecord.schema import BYTES, FLOAT, INT64
+from kindler.data.tfrecord.varints import one
+
+_VARINT, _FIXED64, _LEN, _FIXED32 = 0, 1, 2, 5
+_MASK = (1 << 64) - 1
+
+Value = tuple[int, list[bytes]]  # the kind, and each value as it stands in a packed list
+
+
+class Malformed(ValueError):
+    """Bytes that are not a tf.train.Example."""
+
+
+def canonical(record: bytes) -> bytes:
+    """The same Example in the form that `entries` reads."""
+    features: dict[bytes, Value] = {}
+    for message in _messages(record, 1):
+        for entry in _messages(message, 1):
+            key, feature = b"", b""
+            for number, wire, value in _fields(entry):
+                if number == 1 and wire == _LEN:
+                    key = value
+                elif number == 2 and wire == _LEN:
+                    feature += value  # the pieces of a message add up to it
+            features[key] = _feature(feature)
+    return _framed(0x0A, b"".join(_framed_entry(key, value) for key, value in features.items()))
+
+
+def _feature(data: bytes) -> Value:
+    kind = 0
+    values: list[bytes] = []
+    for number, wire, value in _fields(data):
+        if number in (BYTES, FLOAT, INT64) and wire == _LEN:
+            values = values if number == kind else []  # one of the three: the last one given
+            kind = number
+            values = [*values, *_LISTS[number](value)]
+    return kind, values
+
+
+def _float_list(data: bytes) -> list[bytes]:
+    chunks = [value for number, wire, value in _fields(data) if number == 1 and wire in (_FIXED32, _LEN)]
+    for value in chunks:
+        if len(value) % 4:
+            raise Malformed(f"a list of floats has {len(value)} bytes")
+    return chunks
+
+
+def _int64_list(data: bytes) -> list[bytes]:
+    chunks: list[bytes] = []
+    for number, wire, value in _fields(data):
+        if number == 1 and wire in (_VARINT, _LEN):
+            position = 0
+            while position < len(value):
+                item, position = _varint(value, position)
+                chunks.append(one(item))
+    return chunks
+
+
+_LISTS = {BYTES: lambda data: _messages(data, 1), FLOAT: _float_list, INT64: _int64_list}
+
+
+def _framed_entry(key: bytes, value: Value) -> bytes:
+    kind, values = value
+    if not kind:
+        feature = b""
+    elif kind == BYTES:
+        feature = _framed(0x0A, b"".join(_framed(0x0A, item) for item in values))
+    else:
+        feature = _framed(kind << 3 | _LEN, _framed(0x0A, b"".join(values)) if values else b"")
+    return _framed(0x0A, _framed(0x0A, key) + _framed(0x12, feature))
+
+
+def _framed(tag: int, data: bytes) -> bytes:
+    return bytes((tag,)) + one(len(data)) + data
+
+
+def _messages(data: bytes, wanted: int) -> list[bytes]:
+    return [value for number, wire, value in _fields(data) if number == wanted and wire == _LEN]
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        number, wire = tag >> 3, tag & 7
+        if not number:
+            raise Malformed("a field has the number 0")
+        if wire == _VARINT:
+            value, position = _varint(data, position)
+            yield number, wire, one(value)
+            continue
+        if wire == _LEN:
+            size, position = _varint(data, position)
+        elif wire in (_FIXED32, _FIXED64):
+            size = 4 if wire == _FIXED32 else 8
+        else:
+            raise Malformed(f"a field has the unknown wire type {wire}")
+        if size > len(data) - position:
+            raise Malformed("a field is longer than its message")
+        yield number, wire, data[position : position + size]
+        position += size
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for step in range(10):
+        if position + step >= len(data):
+            raise Malformed("a number has no end")
+        byte = data[position + step]
+        value |= (byte & 0x7F) << (7 * step)
+        if byte < 0x80:
+            return value & _MASK, position + step + 1
+    raise Malformed("a number has more than ten bytes")
+
+
+_TAG = np.uint64(0xFF)
+_BYTE = np.uint64(8)
+_MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
+_MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], np.uint64)
+
+
+class Unusual(Exception):
+    """Records that are written in a form that is not read here, by their places in the block."""
+
+    def __init__(self, records: Array) -> None:
+        super().__init__(records)
+        self.records = records
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Every feature of every record; of one record in their order.
+
+    Attributes:
+        record: The place of its record in the block.
+        key: Where its name starts, in the block's data.
+        key_size: How long its name is.
+        start: Where its values start: a Feature.
+        stop: Where they end.
+        order: They all, sorted by a mark of their names, so that one name's are found without a look at all.
+        marks: The marks in this order.
+    """
+
+    record: Array
+    key: Array
+    key_size: Array
+    start: Array
+    stop: Array
+    order: Array
+    marks: Array
+
+    def of(self, chosen: Array) -> Entries:
+        record, key, key_size = self.record[chosen], self.key[chosen], self.key_size[chosen]
+        start, stop = self.start[chosen], self.stop[chosen]
+        return Entries(record, key, key_size, start, stop, self.order[:0], self.marks[:0])
+
+    def named(self, block: Block, name: bytes) -> Array:
+        """Which of them have that name, in their order."""
+        mark = _mark(name)
+        low, high = np.searchsorted(self.marks, mark), np.searchsorted(self.marks, mark, side="right")
+        entries: Array = self.order[low:high]
+        entries = entries[self.key_size[entries] == len(name)]
+        if len(name) <= 8 or not len(entries):
+            return entries
+        width = len(name)
+        whole = block.words(f"V{width}")[self.key[entries]].view(np.uint8).reshape(-1, width)
+        whole_name: Array = entries[(whole == np.frombuffer(name, np.uint8)).all(axis=1)]
+        return whole_name
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """The list in each feature: its kind (0 where there is none) and where it is."""
+
+    kind: Array
+    start: Array
+    stop: Array
+
+
+def entries(block: Block) -> Entries:
+    """Find the features of all records."""
+    words = block.words()
+    last = len(words) - 1
+    ends = block.starts + block.sizes
+    tag, position, size = _field(words, block.starts)
+    fine = (block.sizes == 0) | ((tag == 0x0A) & (position + size == ends))
+    live = np.flatnonzero(fine & (position < ends))
+    odd = [np.flatnonzero(~fine)]
+    at, end = position[live], ends[live]
+    steps: list[tuple[Array, ...]] = []
+    while len(live):
+        tag, body, size = _field(words, at)
+        stop = body + size
+        key_tag, key, key_size = _field(words, np.minimum(body, last))
+        feature = key + key_size
+        feature_tag, start, feature_size = _field(words, np.minimum(feature, last))
+        fine = (
+            (tag == 0x0A) & (key_tag == 0x0A) & (feature_tag == 0x12)
+            & (stop <= end) & (feature < stop) & (start + feature_size == stop)
+        )  # fmt: skip
+        if not fine.all():
+            odd.append(live[~fine])
+            live, end, stop = live[fine], end[fine], stop[fine]
+            key, key_size, start = key[fine], key_size[fine], start[fine]
+        steps.append((live, key, key_size, start, stop))
+        more = stop < end
+        if more.all():
+            at = stop
+        else:
+            live, end, at = live[more], end[more], stop[more]
+    _refuse(np.concatenate(odd))
+    if not steps:
+        none: Array = np.empty(0, np.int64)
+        return Entries(none, none, none, none, none, none, np.empty(0, np.uint64))
+    live, key, key_size, start, stop = (np.concatenate(parts) for parts in zip(*steps, strict=True))
+    marks = _marks(words, key, key_size)
+    order = np.argsort(marks, kind="stable")
+    return Entries(live, key, key_size, start, stop, order, marks[order])
+
+
+def lists(block: Block, features: Entries) -> Lists:
+    """The list inside each feature."""
+    tag, start, size = _field(block.words(), features.start)
+    none = features.start == features.stop
+    fine = none | ((start + size == features.stop) & ((tag == 0x0A) | (tag == 0x12) | (tag == 0x1A)))
+    _refuse(features.record[~fine])
+    kind = (tag >> np.uint64(3)).astype(np.int64)
+    if none.any():
+        kind = np.where(none, 0, kind)
+        start = np.where(none, features.stop, start)
+    return Lists(kind, start, features.stop)
+
+
+def packed(block: Block, record: Array, listed: Lists, *, unit: int) -> tuple[Array, Array]:
+    """Where the bytes of packed numbers start, and how many there are; of lists of `unit` bytes a number."""
+    tag, start, size = _field(block.words(), listed.start)
+    none = listed.start == listed.stop
+    fine = none | ((tag == 0x0A) & (start + size == listed.stop))
+    if unit > 1:
+        fine &= none | (size % unit == 0)
+    _refuse(record[~fine])
+    if none.any():
+        return np.where(none, listed.start, start), np.where(none, 0, size)
+    return start, size
+
+
+def items(block: Block, record: Array, listed: Lists) -> tuple[Array, Array, Array]:
+    """The values of lists of bytes: to which list each belongs, where it starts, how long it is."""
+    words = block.words()
+    last = len(words) - 1
+    live = np.flatnonzero(listed.start < listed.stop)
+    at, end = listed.start[live], listed.stop[live]
+    steps: list[tuple[Array, Array, Array]] = []
+    while len(live):
+        tag, start, size = _field(words, np.minimum(at, last))
+        stop = start + size
+        fine = (tag == 0x0A) & (stop <= end)
+        _refuse(record[live[~fine]])
+        steps.append((live, start, size))
+        more = stop < end
+        live, at, end = live[more], stop[more], end[more]
+    if not steps:
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+    if len(steps) == 1:
+        return steps[0]
+    owner, start, size = (np.concatenate(parts) for parts in zip(*steps, strict=True))
+    order = np.argsort(owner, kind="stable")
+    return owner[order], start[order], size[order]
+
+
+def _marks(words: Array, key: Array, size: Array) -> Array:
+    marks: Array = words[key] & _MASKS[np.minimum(size, 8)]
+    long = np.flatnonzero(size > 8)
+    if len(long):
+        marks[long] ^= words[key[long] + size[long] - 8] * _MIX
+    return marks
+
+
+def _mark(name: bytes) -> np.uint64:
+    padded = np.frombuffer(name + bytes(8), np.uint8)
+    place, size = np.zeros(1, np.int64), np.full(1, len(name))
+    words: Array = np.ndarray((len(name) + 1,), "<u8", padded, 0, (1,))
+    mark: np.uint64 = _marks(words, place, size)[0]
+    return mark
+
+
+def _field(words: Array, at: Array) -> tuple[Array, Array, Array]:
+    """The tag of the field at each position, where its bytes start and how many they are."""
+    word = words[at]
+    size, taken = varints.lengths(word >> _BYTE)
+    return word & _TAG, at + 1 + taken, size
+
+
+def _refuse(records: Array) -> None:
+    if len(records):
+        raise Unusual(np.unique(records))
+
+
+_SHORT_BYTES = 24  # pieces below this are gathered byte by byte, longer ones one by one
+_FEWEST_ROWS = 16  # not worth a layout
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """One column of a block.
+
+    Attributes:
+        present: Which records have it; None for all.
+        counts: How many values each record has; one number if all have the same.
+        flat: The values of all records: int64 or float32, or the bytes of all strings.
+        sizes: For bytes, the length of each; one number if all have the same.
+    """
+
+    present: Array | None
+    counts: Array | int
+    flat: Array
+    sizes: Array | int | None = None
+
+
+class WrongKind(Exception):
+    """A record whose values are not of the kind that was expected."""
+
+    def __init__(self, record: int, found: int) -> None:
+        super().__init__(record, found)
+        self.record = record
+        self.found = found
+
+
+def ragged(block: Block, all_entries: Entries, name: bytes, kind: int | None) -> tuple[int, Values] | None:
+    """The kind and the values of a column, whatever the records look like; None if no record has it.
+
+    `kind` is what its values must be, or else `WrongKind` is raised; None for what the first record has.
+    """
+    chosen = all_entries.named(block, name)
+    if not len(chosen):
+        return None
+    features = all_entries.of(chosen)
+    if len(chosen) > 1 and not (np.diff(features.record) > 0).all():
+        features = features.of(_last_of_each(features.record))
+    listed = lists(block, features)
+    filled = listed.start < listed.stop
+    if kind is None:
+        kinds = listed.kind[filled] if filled.any() else listed.kind
+        kind = int(kinds[0]) or BYTES
+    wrong = filled & (listed.kind != kind)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise WrongKind(int(features.record[at]), int(listed.kind[at]))
+    return kind, _scattered(block, features, listed, kind)
+
+
+def even(block: Block, wanted: Mapping[bytes, int]) -> dict[bytes, Values] | None:
+    """The wanted columns, if all records have the layout of the first; otherwise None.
+
+    A name that the first record does not have is not in the result.
+    """
+    rows = len(block)
+    size = int(block.sizes[0]) if rows else 0
+    if rows < _FEWEST_ROWS or not size or not (block.sizes == size).all():
+        return None
+    if not (np.diff(block.starts) == size + AROUND).all():
+        return None
+    layout = _layout(block.head(1), wanted)
+    if layout is None:
+        return None
+    matrix = _matrix(block, size)
+    position = 0
+    for span in sorted((s for spans in layout.values() for s in spans.free), key=lambda s: s[0]):
+        if not _same(matrix[:, position : span[0]]):
+            return None
+        position = span[1]
+    if not _same(matrix[:, position:]):
+        return None
+    columns: dict[bytes, Values] = {}
+    for name, spans in layout.items():
+        if spans.kind is not None:
+            values = _sliced(matrix, spans)
+            if values is None:
+                return None
+            columns[name] = values
+    return columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Which bytes of a record are a column's values; kind None for a column that nobody wants."""
+
+    kind: int | None
+    free: tuple[tuple[int, int], ...]
+
+
+def _layout(first: Block, wanted: Mapping[bytes, int]) -> dict[bytes, _Spans] | None:
+    """Where the first record has its values, counted from its start."""
+    base = int(first.starts[0])
+    try:
+        features = entries(first)
+        listed = lists(first, features)
+        layout: dict[bytes, _Spans] = {}
+        for i in range(len(features.record)):
+            key = int(features.key[i])
+            name = first.data[key : key + int(features.key_size[i])]
+            if name in layout:
+                return None
+            kind = wanted.get(name)
+            if kind is None:
+                layout[name] = _Spans(None, ((int(features.start[i]) - base, int(features.stop[i]) - base),))
+                continue
+            own = Lists(listed.kind[i : i + 1], listed.start[i : i + 1], listed.stop[i : i + 1])
+            if own.kind[0] == 0:
+                return None
+            if own.start[0] < own.stop[0] and own.kind[0] != kind:
+                raise WrongKind(0, int(own.kind[0]))
+            layout[name] = _Spans(kind, _free(first, own, kind, base))
+    except Unusual:
+        return None
+    return layout
+
+
+def _free(first: Block, own: Lists, kind: int, base: int) -> tuple[tuple[int, int], ...]:
+    record = np.zeros(1, np.int64)
+    if kind == BYTES:
+        _, starts, sizes = items(first, record, own)
+    else:
+        starts, sizes = packed(first, record, own, unit=4 if kind == FLOAT else 1)
+        if not sizes[0]:
+            return ()
+    pairs = zip(starts.tolist(), sizes.tolist(), strict=True)
+    return tuple((start - base, start - base + size) for start, size in pairs)
+
+
+def _sliced(matrix: Array, spans: _Spans) -> Values | None:
+    rows = len(matrix)
+    if spans.kind == BYTES:
+        return _sliced_bytes(matrix, spans.free)
+    if not spans.free:
+        return Values(None, 0, np.empty(0, np.float32 if spans.kind == FLOAT else np.int64))
+    ((start, stop),) = spans.free
+    block = matrix[:, start:stop]
+    if spans.kind == FLOAT:
+        return Values(None, (stop - start) // 4, np.ascontiguousarray(block).reshape(-1).view("<f4"))
+    more = block & 0x80
+    if not _same(more) or more[0, -1]:
+        return None
+    count = int((more[0] == 0).sum())
+    if count == stop - start:
+        return Values(None, count, block.astype(np.int64).reshape(-1))
+    try:
+        flat, _ = varints.decode(np.ascontiguousarray(block).reshape(-1))
+    except ValueError:
+        return None
+    return Values(None, len(flat) // rows, flat)
+
+
+def _sliced_bytes(matrix: Array, free: tuple[tuple[int, int], ...]) -> Values:
+    sizes = [stop - start for start, stop in free]
+    if len(free) == 1:
+        ((start, stop),) = free
+        return Values(None, 1, np.ascontiguousarray(matrix[:, start:stop]).reshape(-1), sizes[0])
+    parts = [matrix[:, start:stop] for start, stop in free]
+    flat = np.concatenate(parts, axis=1).reshape(-1) if parts else np.empty(0, np.uint8)
+    return Values(None, len(free), flat, np.tile(np.array(sizes, np.int64), len(matrix)))
+
+
+def _matrix(block: Block, size: int) -> Array:
+    shape, strides = (len(block), size), (size + AROUND, 1)
+    start = int(block.starts[0])
+    matrix: Array = np.ndarray(shape, np.uint8, block.data, start, strides)
+    return matrix
+
+
+def _same(columns: Array) -> bool:
+    return not columns.shape[1] or bool((columns == columns[0]).all())
+
+
+def _last_of_each(record: Array) -> Array:
+    """In a map the last entry of a name counts."""
+    latest = np.full(int(record.max()) + 1, -1, np.int64)
+    latest[record] = np.arange(len(record))
+    return latest[latest >= 0]
+
+
+def _scattered(block: Block, features: Entries, listed: Lists, kind: int) -> Values:
+    rows = len(block)
+    whole = len(features.record) == rows and bool((listed.kind != 0).all())
+    present = None if whole else np.zeros(rows, bool)
+    if present is not None:
+        present[features.record[listed.kind != 0]] = True
+    if kind == BYTES:
+        owner, starts, sizes = items(block, features.record, listed)
+        counts = np.bincount(owner, minlength=len(features.record))
+        return Values(present, _spread(counts, features.record, rows), gather(block, starts, sizes), sizes)
+    starts, sizes = packed(block, features.record, listed, unit=4 if kind == FLOAT else 1)
+    line = gather(block, starts, sizes)
+    if kind == FLOAT:
+        return Values(present, _spread(sizes // 4, features.record, rows), line.view("<f4"))
+    flat, counts = _integers(line, sizes, features.record)
+    return Values(present, _spread(counts, features.record, rows), flat)
+
+
+def _integers(line: Array, sizes: Array, record: Array) -> tuple[Array, Array]:
+    """The numbers in a line of bytes, and how many each record has in its share of the line."""
+    if len(line) == len(sizes) and (sizes == 1).all() and (line < 0x80).all():
+        return line.astype(np.int64), np.ones(len(sizes), np.int64)
+    stops = np.cumsum(sizes)
+    cut: Array = np.empty(0, np.int64)
+    if len(line):
+        cut = np.flatnonzero((sizes > 0) & (line[np.maximum(stops, 1) - 1] >= 0x80))
+    if len(cut):
+        raise Unusual(record[cut])
+    try:
+        flat, ends = varints.decode(line)
+    except ValueError:
+        raise Unusual(record) from None
+    upto = np.searchsorted(ends, stops)
+    return flat, np.diff(upto, prepend=0)
+
+
+def _spread(counts: Array, record: Array, rows: int) -> Array:
+    if len(record) == rows:
+        return counts
+    spread = np.zeros(rows, np.int64)
+    spread[record] = counts
+    return spread
+
+
+def gather(block: Block, starts: Array, sizes: Array) -> Array:
+    """Pieces of a block's data, one behind the other."""
+    if not len(starts):
+        return np.empty(0, np.uint8)
+    width = int(sizes[0])
+    if (sizes == width).all():
+        if not width:
+            return np.empty(0, np.uint8)
+        together: Array = block.words(f"V{width}")[starts].view(np.uint8)
+        return together
+    total = int(sizes.sum())
+    if total < _SHORT_BYTES * len(sizes):
+        shift = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+        return block.array[shift + np.arange(total)]
+    data, pairs = block.data, zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+    return np.frombuffer(b"".join([data[start:stop] for start, stop in pairs]), np.uint8)
