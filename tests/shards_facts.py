@@ -17,8 +17,7 @@ import pytest
 from pandas.testing import assert_frame_equal, assert_series_equal
 
 from kindler import SharedValue, XShards
-from kindler.data.shards.array_columns import array_columns
-from kindler.data.shards.reading import values
+from kindler.data.shards.source import array_columns, values
 from kindler.errors import ConfigError, DataError
 
 BIG = 2**53

@@ -113,7 +113,7 @@ def read(
 
     Raises:
         ConfigError: No such file or column.
-        DataError: A file is damaged or no TFRecord file, or a record is not as the schema says; it names
+        DataError: A file is damaged or not a TFRecord file, or a record is not as the schema says; it names
             file, record (from 0) and byte (of the uncompressed content).
     """
     planned = plan(

@@ -13,7 +13,7 @@ from kindler.data.batches import inputs
 from kindler.data.ragged import Ragged, read_column
 from kindler.data.rejoin import Chunk
 from kindler.data.shards.codec import Packed, pack, unpack
-from kindler.data.shards.reading import Values, pieces, values
+from kindler.data.shards.source import Values, pieces, values
 from kindler.engine.gpus import TaskPlace, gpus_of_task
 from kindler.inference.outputs import like
 from kindler.inference.predictor import Arrays, Predictor

@@ -1,7 +1,7 @@
 """SQL on the frames of shards, by Spark; `kindler.data.shards.frames` says what each operation means.
 
 Every frame that comes in has the place of each row in the collection in its last column, so that results have
-an order which does not depend on how Spark distributes them.
+an order which does not depend on how Spark distributes them, in `count` partitions.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def place_column(names: Sequence[str]) -> str:
 
 
 def place(shard: int, rows: int) -> pa.Array:
-    """What that column holds for the rows of a shard."""
     return pa.array(np.arange(rows, dtype=np.int64) + (shard << _SHARD_SHIFT))
 
 
-def sorted_rows(frame: DataFrame, names: Sequence[str], ascending: Sequence[bool], count: int) -> DataFrame:
-    """In `count` partitions, one after the other."""
+def sorted_rows(
+    frame: DataFrame, names: Sequence[str], ascending: Sequence[bool], *, count: int
+) -> DataFrame:
     order = [
         _column(name).asc_nulls_last() if up else _column(name).desc_nulls_last()
         for name, up in zip(names, ascending, strict=True)
@@ -45,17 +45,15 @@ def sorted_rows(frame: DataFrame, names: Sequence[str], ascending: Sequence[bool
     return _ordered(frame, [*order, F.col(row).asc()], count).drop(row)
 
 
-def distinct(frame: DataFrame, count: int) -> DataFrame:
-    """Each row once, in the order in which they come first."""
+def distinct(frame: DataFrame, *, count: int) -> DataFrame:
     *names, row = frame.columns
     first = frame.groupBy(*map(_column, names)).agg(F.min(row).alias(row))
     return _ordered(first, [F.col(row).asc()], count).drop(row)
 
 
 def grouped(
-    frame: DataFrame, keys: Sequence[str], wanted: Sequence[Aggregate], *, join: bool, count: int
+    frame: DataFrame, keys: Sequence[str], wanted: Sequence[Aggregate], join: bool, *, count: int
 ) -> DataFrame:
-    """A row a group, in the order of the keys; or the rows with their group's values appended."""
     done = frame.groupBy(*map(_column, keys)).agg(*map(_aggregated, wanted))
     if not join:
         if not keys:
@@ -69,8 +67,7 @@ def grouped(
     return _ordered(both, [F.col(row).asc()], count).drop(row, *names)
 
 
-def merged(left: DataFrame, right: DataFrame, how: str, names: MergeNames, count: int) -> DataFrame:
-    """Rows whose keys are equal, in the order of the left rows and then the right."""
+def merged(left: DataFrame, right: DataFrame, how: str, names: MergeNames, *, count: int) -> DataFrame:
     ours, theirs = _apart(left, "l"), _apart(right, "r")
     at = {name: i for i, name in enumerate(left.columns)}
     to = {name: i for i, name in enumerate(right.columns)}

@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from kindler.data.arrow import stream
 from kindler.data.shards import frames, rows
-from kindler.data.shards.array_columns import columns_of
 from kindler.data.shards.backend import Cut, Work
 from kindler.data.shards.codec import Info, Packed, from_chunks, from_table, pack, to_chunks, unpack
+from kindler.data.shards.source import columns_of
 from kindler.engine.worker import describe
+from kindler.spark.shard_frames import place, place_column
 from kindler.spark.zip_folders import forget_zip_folders
 
 SCHEMA = "shard long, source long, part int, kind string, about binary, payload binary"
@@ -43,12 +44,10 @@ def not_null(kind: pa.DataType) -> pa.DataType:
 
 
 def without_nulls(table: pa.Table) -> pa.Table:
-    """The table with such columns as strings."""
     return table.cast(pa.schema([pa.field(f.name, not_null(f.type)) for f in table.schema]))
 
 
 def pieces_of(shard: int, packed: Packed, source: int = 0) -> Iterator[pa.RecordBatch]:
-    """A shard as batches of one piece each."""
     for part, chunk in enumerate(to_chunks(packed)):
         about = packed.info.to_bytes() if part == 0 else None
         yield _piece(shard, source, part, packed.info.kind, about, chunk)
@@ -134,8 +133,6 @@ class MapShards:
 
 @dataclass(frozen=True, kw_only=True)
 class CutShards:
-    """Pieces of shards for other shards."""
-
     cut: Cut
     numbers: dict[int, int] | None
 
@@ -149,26 +146,24 @@ class CutShards:
                 yield from pieces_of(0, _failed(exc), number)
 
 
-def join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The pieces of each shard as one."""
-    for shard, pieces in groupby(shards_in(batches), key=lambda found: found[0]):
-        yield from pieces_of(shard, _combined([packed for _, _, packed in pieces], pairs=False))
+@dataclass(frozen=True, kw_only=True)
+class Combine:
+    """The pieces of each shard as one; or, as `pairs`, as a tuple."""
 
+    pairs: bool = False
 
-def zip_pairs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The two pieces of each shard as a tuple."""
-    for shard, pieces in groupby(shards_in(batches), key=lambda found: found[0]):
-        yield from pieces_of(shard, _combined([packed for _, _, packed in pieces], pairs=True))
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for shard, pieces in groupby(shards_in(batches), key=lambda found: found[0]):
+            yield from pieces_of(shard, self._combined([packed for _, _, packed in pieces]))
 
-
-def _combined(pieces: Sequence[Packed], *, pairs: bool) -> Packed:
-    for piece in pieces:
-        if piece.info.kind == "error":
-            return piece
-    try:
-        return pack(tuple(unpack(piece) for piece in pieces)) if pairs else rows.joined(pieces)
-    except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
-        return _failed(exc)
+    def _combined(self, pieces: Sequence[Packed]) -> Packed:
+        for piece in pieces:
+            if piece.info.kind == "error":
+                return piece
+        try:
+            return pack(tuple(map(unpack, pieces))) if self.pairs else rows.joined(pieces)
+        except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
+            return _failed(exc)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +174,6 @@ class NumberedRows:
     numbers: dict[int, int] | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from kindler.spark.shard_frames import place, place_column
-
         for shard, _, packed in shards_in(batches):
             table = without_nulls(frames.conform(frames.plain(packed), self.schema))
             number = shard if self.numbers is None else self.numbers[shard]
@@ -190,8 +183,6 @@ class NumberedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class FrameRows:
-    """Frames as rows, of the columns of a schema."""
-
     schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -203,8 +194,6 @@ class FrameRows:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRows:
-    """Arrays as rows of binary cells."""
-
     names: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -238,7 +227,6 @@ class Encode:
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Tables of about a chunk's size, of the schema's types and names."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -258,7 +246,6 @@ def _renamed(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
 
 
 def rows_of_element(pair: tuple[Any, int]) -> Iterator[tuple[Any, ...]]:
-    """An element of an RDD and its number as pieces."""
     thing, number = pair
     packed = pack(thing)
     for part, chunk in enumerate(to_chunks(packed)):

@@ -32,21 +32,22 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from kindler.data.shards import frames
-from kindler.data.shards.backend import Cut, Work, shard_error, unsendable
+from kindler.data.shards.backend import Cut, Query, Work, shard_error, unsendable
 from kindler.data.shards.codec import Info, Packed, from_table
 from kindler.errors import DataError, TrainingError, WorkerLost
+from kindler.spark import shard_frames
 from kindler.spark.frame_errors import of_task
 from kindler.spark.sent_tasks import sent_task
 from kindler.spark.session import is_connect
 from kindler.spark.shard_tasks import (
     SCHEMA,
+    Combine,
     CutShards,
     Encode,
     FrameRows,
     MapShards,
     NumberedRows,
     PackedRows,
-    join,
     not_null,
     pieces_of,
     rows_of_element,
@@ -54,7 +55,6 @@ from kindler.spark.shard_tasks import (
     shards_in,
     tables,
     without_nulls,
-    zip_pairs,
 )
 from kindler.spark.versions import from_arrow, parse, to_arrow
 
@@ -92,7 +92,6 @@ class SparkShards:
 
     @staticmethod
     def of(spark: SparkSession, shards: Iterable[Packed]) -> SparkShards:
-        """Send shards of this process to Spark."""
         infos: list[Info] = []
 
         def pieces() -> Iterator[pa.RecordBatch]:
@@ -148,18 +147,17 @@ class SparkShards:
 
     @property
     def session(self) -> SparkSession:
-        """Where the shards are."""
         return self.frame.sparkSession
 
     def mapped(self, work: Work, *, by_user: bool = False) -> SparkShards:
         task = sent_task(MapShards(work=work, numbers=self._index()))
-        if not by_user:
-            return self._again(self.frame.mapInArrow(task, SCHEMA))
         try:
-            return self._again(self.frame.mapInArrow(task, SCHEMA))
-        except pickle.PicklingError as exc:
-            raise unsendable(exc) from exc
-        except (PySparkException, Py4JJavaError) as exc:
+            return SparkShards(self.frame.mapInArrow(task, SCHEMA))
+        except (pickle.PicklingError, PySparkException, Py4JJavaError) as exc:
+            if not by_user:
+                raise
+            if isinstance(exc, pickle.PicklingError):
+                raise unsendable(exc) from exc
             if (told := of_task(str(exc))) is not None:
                 raise TrainingError(told) from None
             # What the function raises comes as a value: here its process went away, or its executor.
@@ -168,7 +166,7 @@ class SparkShards:
 
     def exchanged(self, cut: Cut, count: int) -> SparkShards:
         pieces = self.frame.mapInArrow(sent_task(CutShards(cut=cut, numbers=self._index())), SCHEMA)
-        return self._again(_placed(pieces, count).mapInArrow(sent_task(join), SCHEMA))
+        return SparkShards(_placed(pieces, count).mapInArrow(sent_task(Combine()), SCHEMA))
 
     def zipped(self, other: SparkShards) -> SparkShards:
         sides = [
@@ -176,33 +174,17 @@ class SparkShards:
             for number, side in enumerate((self, other))
         ]
         pieces = _placed(sides[0].union(sides[1]), len(self.infos))
-        return self._again(pieces.mapInArrow(sent_task(zip_pairs), SCHEMA))
+        return SparkShards(pieces.mapInArrow(sent_task(Combine(pairs=True)), SCHEMA))
 
-    def sorted_rows(self, names: Sequence[str], ascending: Sequence[bool]) -> SparkShards:
-        from kindler.spark import shard_frames as sql
-
-        return self._of_sql(sql.sorted_rows(self.native(), names, ascending, self._wanted()))
-
-    def distinct(self) -> SparkShards:
-        from kindler.spark import shard_frames as sql
-
-        return self._of_sql(sql.distinct(self.native(), self._wanted()))
-
-    def grouped(self, keys: Sequence[str], wanted: Sequence[frames.Aggregate], *, join: bool) -> SparkShards:
-        from kindler.spark import shard_frames as sql
-
-        return self._of_sql(sql.grouped(self.native(), keys, wanted, join=join, count=self._wanted()))
-
-    def merged(self, right: SparkShards, how: str, names: frames.MergeNames) -> SparkShards:
-        from kindler.spark import shard_frames as sql
-
-        count = max(len(self.infos), 1)
-        return self._of_sql(sql.merged(self.native(), right.native(), how, names, count))
+    def queried(self, operation: Query, *arguments: Any) -> SparkShards:
+        rows = sum(info.rows for info in self.infos)
+        count = len(self.infos) if operation == "merged" else min(len(self.infos), rows)
+        frames_too = [value.native() if isinstance(value, SparkShards) else value for value in arguments]
+        made = getattr(shard_frames, operation)(self.native(), *frames_too, count=max(1, count))
+        return SparkShards.of_frame(made)
 
     def described(self, names: Sequence[str]) -> Any:
-        from kindler.spark import shard_frames as sql
-
-        return sql.described(self.native(), names)
+        return shard_frames.described(self.native(), names)
 
     def schema(self) -> pa.Schema:
         return frames.schema_of(self.infos)
@@ -213,19 +195,14 @@ class SparkShards:
 
     def native(self) -> DataFrame:
         """The rows of frames as a Spark DataFrame, each with its place in the collection."""
-        from kindler.spark.shard_frames import place_column
-
         schema = self.schema()
-        numbered = schema.append(pa.field(place_column(schema.names), pa.int64()))
+        numbered = schema.append(pa.field(shard_frames.place_column(schema.names), pa.int64()))
         task = sent_task(NumberedRows(schema=schema, numbers=self._index()))
         return self.frame.mapInArrow(task, spark_schema(numbered))
 
     def packed_frame(self, names: Sequence[str]) -> DataFrame:
-        """A row of arrays is a row, and each array's part of it one binary cell.
-
-        Args:
-            names: The arrays, by their flat names; see `kindler.data.shards.array_columns`.
-        """
+        """A row of arrays is a row, and each array's part of it one binary cell; arrays by their flat
+        names."""
         schema = pa.schema({name: pa.binary() for name in names})
         return self.frame.mapInArrow(sent_task(PackedRows(names=tuple(names))), spark_schema(schema))
 
@@ -263,15 +240,6 @@ class SparkShards:
             return self.frame
         return self.frame.mapInArrow(sent_task(MapShards(work=same, numbers=index)), SCHEMA)
 
-    def _wanted(self) -> int:
-        return max(1, min(len(self.infos), sum(info.rows for info in self.infos)))
-
-    def _again(self, frame: DataFrame) -> SparkShards:
-        return SparkShards(frame)
-
-    def _of_sql(self, frame: DataFrame) -> SparkShards:
-        return SparkShards.of_frame(frame)
-
 
 def spark_schema(schema: pa.Schema) -> StructType:
     """A plain schema as Spark has it; timestamps without a zone stay without one."""
@@ -281,7 +249,6 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def frame_of_table(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """A plain table of this process as a Spark DataFrame."""
     return from_arrow(spark, without_nulls(table), spark_schema(table.schema))
 
 

@@ -140,7 +140,7 @@ class ShardBackendContract:
         ]
 
     def test_rows_are_sorted_over_all_shards(self, table: ShardBackend) -> None:
-        made = table.sorted_rows(["key", "big"], [False, True])
+        made = table.queried("sorted_rows", ["key", "big"], [False, True])
 
         assert_frame_equal(
             _whole(made), _table().sort_values(["key", "big"], ascending=[False, True], ignore_index=True)
@@ -149,11 +149,13 @@ class ShardBackendContract:
     def test_equal_rows_of_all_shards_are_one(self, put: Put) -> None:
         parts = [pd.DataFrame({"a": values}) for values in ([1, 2, 1], [2, 3])]
 
-        assert sorted(_whole(put(map(pack, parts)).distinct())["a"]) == [1, 2, 3]
+        assert sorted(_whole(put(map(pack, parts)).queried("distinct"))["a"]) == [1, 2, 3]
 
     def test_groups_span_shards_and_sums_are_exact(self, table: ShardBackend) -> None:
         made = _whole(
-            table.grouped(["key"], [frames.Aggregate("sum", "big"), frames.Aggregate("count")], join=False)
+            table.queried(
+                "grouped", ["key"], [frames.Aggregate("sum", "big"), frames.Aggregate("count")], False
+            )
         )
 
         wanted = _table().groupby("key")["big"].agg(["sum", "count"]).reset_index()
@@ -164,7 +166,9 @@ class ShardBackendContract:
         names = pd.DataFrame({"key": ["a", "b"], "name": ["first", "second"]})
         right = put([pack(names.iloc[:1]), pack(names.iloc[1:])])
         made = _whole(
-            table.merged(right, "inner", frames.merge_names(_table().columns, names.columns, "key"))
+            table.queried(
+                "merged", right, "inner", frames.merge_names(_table().columns, names.columns, "key")
+            )
         )
 
         wanted = _table().merge(names, on="key")

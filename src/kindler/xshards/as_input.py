@@ -16,10 +16,9 @@ import pyarrow as pa
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Column, Columns, conform
 from kindler.data.shards import frames
-from kindler.data.shards.array_columns import ArrayColumn, array_columns
 from kindler.data.shards.backend import ShardBackend, Work
 from kindler.data.shards.codec import Info, unpack
-from kindler.data.shards.source import ShardSource
+from kindler.data.shards.source import ArrayColumn, ShardSource, array_columns
 from kindler.data.sources import DeliveredSource, Source
 from kindler.engine.job import Job
 from kindler.engine.monitor import Listener

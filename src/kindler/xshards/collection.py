@@ -354,7 +354,7 @@ class XShards:
     def deduplicates(self) -> XShards:
         """Remove duplicate rows of DataFrames, keeping the first."""
         self._schema()
-        return XShards(self._held.distinct())
+        return XShards(self._held.queried("distinct"))
 
     def sort_values(
         self, col_names: str | Sequence[str] | None = None, ascending: bool | Sequence[bool] = True
@@ -373,7 +373,7 @@ class XShards:
             raise ConfigError(
                 f"sort_values: received {len(ways)} values of ascending for {len(names)} columns."
             )
-        return XShards(self._held.sorted_rows(names, ways))
+        return XShards(self._held.queried("sorted_rows", names, ways))
 
     def group_by(
         self,
@@ -396,7 +396,8 @@ class XShards:
         schema = self._schema()
         keys = _listed(columns)
         frames.check_columns(keys, schema.names, "group_by")
-        return XShards(self._held.grouped(keys, frames.aggregates(agg, keys, schema), join=join))
+        wanted = frames.aggregates(agg, keys, schema)
+        return XShards(self._held.queried("grouped", keys, wanted, join))
 
     def merge(self, right: XShards, how: str = "inner", on: str | Sequence[str] | None = None) -> XShards:
         """Join the rows of two collections of DataFrames by a key.
@@ -415,7 +416,7 @@ class XShards:
             raise ConfigError(f"merge: how must be one of {', '.join(_HOWS)}; received {how!r}.")
         names = frames.merge_names(self._schema().names, right._schema().names, on)
         other = right.to_home(self.home)._ready()
-        return XShards(self._held.merged(other, how, names))
+        return XShards(self._held.queried("merged", other, how, names))
 
     def sample(self, frac: float, replace: bool = False, random_state: int | None = None) -> XShards:
         """Draw a random sample of the rows: `frac` of all, to the nearest row, in proportion from each shard.

@@ -19,10 +19,18 @@ import cloudpickle
 import pyarrow as pa
 
 from kindler.data.shards import frames, rows
-from kindler.data.shards.backend import Cut, Work, shard_error, unsendable
+from kindler.data.shards.backend import (
+    Cut,
+    Query,
+    ShardFolder,
+    StoredShards,
+    Work,
+    shard_error,
+    shard_path,
+    unsendable,
+)
 from kindler.data.shards.codec import Info, Packed, from_table, pack, read, unpack, write
 from kindler.data.shards.pytree import even_bounds
-from kindler.data.shards.shard_files import ShardFolder, StoredShards, shard_path
 from kindler.engine import local
 from kindler.engine.hub import Event
 from kindler.engine.job import Job, equal_ranks
@@ -47,7 +55,6 @@ class LocalShards:
 
     @staticmethod
     def of(shards: Iterable[Packed]) -> LocalShards:
-        """Write shards to files."""
         return LocalShards(StoredShards.of(shards))
 
     @property
@@ -63,7 +70,6 @@ class LocalShards:
 
     @property
     def stored(self) -> StoredShards:
-        """The files."""
         return self._stored
 
     def worked(self, work: Work, job: Job, listener: Listener) -> LocalShards:
@@ -86,17 +92,9 @@ class LocalShards:
         pairs = zip(self._all(), other._all(), strict=True)
         return LocalShards.of(pack((unpack(ours), unpack(theirs))) for (_, ours), (_, theirs) in pairs)
 
-    def sorted_rows(self, names: Sequence[str], ascending: Sequence[bool]) -> LocalShards:
-        return self._again(frames.sorted_rows(self._table(), names, ascending))
-
-    def distinct(self) -> LocalShards:
-        return self._again(frames.distinct(self._table()))
-
-    def grouped(self, keys: Sequence[str], wanted: Sequence[frames.Aggregate], *, join: bool) -> LocalShards:
-        return self._again(frames.grouped(self._table(), keys, wanted, join=join))
-
-    def merged(self, right: LocalShards, how: str, names: frames.MergeNames) -> LocalShards:
-        return self._again(frames.merged(self._table(), right._table(), how, names))
+    def queried(self, operation: Query, *arguments: Any) -> LocalShards:
+        tables = [value._table() if isinstance(value, LocalShards) else value for value in arguments]
+        return self._again(getattr(frames, operation)(self._table(), *tables))
 
     def described(self, names: Sequence[str]) -> Any:
         return frames.described(self._table(), names)
@@ -109,8 +107,7 @@ class LocalShards:
 
         return frame_of_table(session(), self._table())
 
-    def keep(self) -> None:
-        """Files are kept anyway."""
+    def keep(self) -> None: ...
 
     def free(self) -> None:
         self._stored.free()

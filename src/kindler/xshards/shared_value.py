@@ -12,7 +12,7 @@ from typing import Any
 
 import cloudpickle
 
-from kindler.data.shards.shard_files import ShardFolder
+from kindler.data.shards.backend import ShardFolder
 from kindler.errors import ConfigError
 from kindler.xshards.spark_session import active_session
 

@@ -255,7 +255,7 @@ def test_any_bytes_in_a_record_are_read_or_named(
 def test_a_parquet_file_is_no_tfrecord_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"PAR1" + bytes(100))
-    with pytest.raises(DataError, match="no TFRecord file"):
+    with pytest.raises(DataError, match="not a TFRecord file"):
         tfrecord.read(path)
 
 

@@ -1,18 +1,26 @@
-"""The contract of a backend of shards: `kindler.xshards` knows no more of either one than this."""
+"""The contract of a backend of shards, and shards as files of this machine.
+
+`kindler.xshards` knows no more of either home than this.
+"""
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from kindler.data.shards.codec import Info, Packed
-from kindler.data.shards.frames import Aggregate, MergeNames
+from kindler import temporary
+from kindler.data.shards.codec import Info, Packed, read, write
 from kindler.errors import ConfigError, KindlerError, revive, worker_error
 
 Work: TypeAlias = Callable[[int, Packed], Packed]
 """Number and shard -> the new shard. Pickles."""
+
+Query: TypeAlias = Literal["sorted_rows", "distinct", "grouped", "merged"]
 
 Cut: TypeAlias = Callable[[int, Packed], Iterable[tuple[int, Packed]]]
 """Number and shard -> pieces, and the new shard that each is for. Pickles."""
@@ -27,8 +35,7 @@ class ShardBackend(Protocol):
     home: str
 
     @property
-    def infos(self) -> tuple[Info, ...]:
-        """What each shard is."""
+    def infos(self) -> tuple[Info, ...]: ...
 
     @property
     def is_kept(self) -> bool:
@@ -46,36 +53,25 @@ class ShardBackend(Protocol):
     def zipped(self, other: Any) -> ShardBackend:
         """Pairs of shards of the same number; `other` is of the same home."""
 
-    def sorted_rows(self, names: Sequence[str], ascending: Sequence[bool]) -> ShardBackend:
-        """The rows of all frames in order; equal rows stay as they were, and nulls come last."""
+    def queried(self, operation: Query, *arguments: Any) -> ShardBackend:
+        """What a function of `frames` makes of the rows of all frames, in the home's own way.
 
-    def distinct(self) -> ShardBackend:
-        """Each row of all frames once, where it is first."""
-
-    def grouped(self, keys: Sequence[str], wanted: Sequence[Aggregate], *, join: bool) -> ShardBackend:
-        """A row for each group, in the order of the keys; with `join`, all rows with their group's values."""
-
-    def merged(self, right: Any, how: str, names: MergeNames) -> ShardBackend:
-        """Rows of both sides whose keys are equal, in the order of the left ones; a null equals nothing."""
+        A collection among the arguments is another one of the same home.
+        """
 
     def described(self, names: Sequence[str]) -> Any:
         """What pandas' `describe` says of numeric columns, over all shards."""
 
-    def schema(self) -> pa.Schema:
-        """The plain schema of frames, all shards together."""
+    def schema(self) -> pa.Schema: ...
 
-    def spark_frame(self) -> Any:
-        """The rows of frames as a Spark DataFrame."""
+    def spark_frame(self) -> Any: ...
 
-    def keep(self) -> None:
-        """Keep the values from now on."""
+    def keep(self) -> None: ...
 
-    def free(self) -> None:
-        """Let go of the values."""
+    def free(self) -> None: ...
 
 
 def unsendable(problem: BaseException) -> ConfigError:
-    """The error to raise for a function that does not pickle."""
     return ConfigError(
         f"transform_shard: the function or its arguments cannot be sent to workers: {problem}\n"
         "Hint: open files and connections and make locks inside the function."
@@ -94,3 +90,58 @@ def shard_error(said: dict[str, Any], shard: int) -> KindlerError:
         shard=shard,
         fields=said.get("fields"),
     )
+
+
+class ShardFolder:
+    """A temporary folder of this process; deleted when nobody refers to it, and when the process ends."""
+
+    def __init__(self) -> None:
+        made = temporary.Folder("kindler-shards-")
+        self.path = made.path
+        self._finalizer = weakref.finalize(self, made.remove)
+
+    def delete(self) -> None:
+        self._finalizer()
+
+
+def shard_path(folder: str | os.PathLike[str], number: int) -> Path:
+    return Path(folder) / f"{number:06d}.shard"
+
+
+class StoredShards:
+    """Shards that lie in files: `infos` says what they are, `load` maps them."""
+
+    def __init__(self, folder: ShardFolder, infos: Sequence[Info]) -> None:
+        self.folder = folder
+        self.infos = tuple(infos)
+        self.freed = False
+
+    @staticmethod
+    def of(shards: Iterable[Packed]) -> StoredShards:
+        folder = ShardFolder()
+        infos = []
+        try:
+            for number, packed in enumerate(shards):
+                write(packed, shard_path(folder.path, number))
+                infos.append(packed.info)
+                del packed  # before the next one is made
+        except BaseException:
+            folder.delete()
+            raise
+        pa.default_memory_pool().release_unused()  # Arrow would keep the size of a few shards
+        return StoredShards(folder, infos)
+
+    def load(self, number: int) -> Packed:
+        self.load_check()
+        return read(self.infos[number], shard_path(self.folder.path, number))
+
+    def load_check(self) -> None:
+        if self.freed:
+            raise ConfigError(
+                "these shards were freed by uncache().\n"
+                "Hint: keep what you need later, or create the collection again."
+            )
+
+    def free(self) -> None:
+        self.freed = True
+        self.folder.delete()

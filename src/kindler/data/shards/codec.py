@@ -34,19 +34,15 @@ META = b"kindler"
 _CHUNK_BYTES = 16 << 20
 _SERIES = "series"
 _PLAIN_KINDS = "biufcMmSU"
+_UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
     """What is known of a shard without its values.
 
-    Attributes:
-        kind: See the table of this module.
-        rows: How many rows it has; 1 for an object without rows.
-        rowwise: Whether it can be cut by rows.
-        items: The length of a tuple or list, else None.
-        name: The object's type, for messages.
-        schema: Of the Arrow table, if it is one.
+    An object without rows counts as one. `items` is the length of a tuple or list, `name` the object's type
+    for messages, `schema` that of the Arrow table.
     """
 
     kind: str
@@ -57,21 +53,13 @@ class Info:
     schema: pa.Schema | None = None
 
     def to_bytes(self) -> bytes:
-        """Everything but the schema's values, for a binary cell."""
-        said = {
-            "kind": self.kind,
-            "rows": self.rows,
-            "rowwise": self.rowwise,
-            "items": self.items,
-            "name": self.name,
-        }
+        said = {name: getattr(self, name) for name in ("kind", "rows", "rowwise", "items", "name")}
         schema = b"" if self.schema is None else self.schema.serialize().to_pybytes()
         head = json.dumps(said).encode()
         return len(head).to_bytes(4, "little") + head + schema
 
     @staticmethod
     def from_bytes(data: bytes) -> Info:
-        """The reverse of `to_bytes`."""
         size = int.from_bytes(data[:4], "little")
         said = json.loads(data[4 : 4 + size])
         rest = data[4 + size :]
@@ -82,12 +70,8 @@ class Info:
 class Packed:
     """A shard as bytes: an Arrow table, or a pickle.
 
-    Attributes:
-        info: What it is.
-        table: The rows, unless it is an `object`.
-        data: The pickle, if it is one.
-        memory: A private mapping that the table's buffers lie in, if they do: arrays are made as views of
-            it that may be written to.
+    `memory` is a private mapping that the table's buffers lie in, if they do: arrays are views of it that may
+    be written to.
     """
 
     info: Info
@@ -97,26 +81,17 @@ class Packed:
 
     @property
     def is_table(self) -> bool:
-        """Whether the rows are Arrow's."""
         return self.table is not None
 
 
 def pack(thing: Any) -> Packed:
-    """An object as bytes."""
-    if pytree.is_frame(thing):
-        table = _table_of(thing)
-        if table is not None:
-            return from_table(table)
-    elif pytree.is_series(thing):
+    kind = "frame" if pytree.is_frame(thing) else _SERIES if pytree.is_series(thing) else "arrays"
+    if kind == _SERIES:
         table = _table_of(thing.to_frame())
-        if table is not None:
-            unnamed = thing.name is None
-            return from_table(_with_meta(table, unnamed=unnamed), kind=_SERIES)
+        table = table if table is None else _with_meta(table, unnamed=thing.name is None)
     else:
-        table = _table_of_arrays(thing)
-        if table is not None:
-            return from_table(table, kind="arrays")
-    return _pickled(thing)
+        table = _table_of(thing) if kind == "frame" else _table_of_arrays(thing)
+    return _pickled(thing) if table is None else from_table(table, kind)
 
 
 def unpack(packed: Packed) -> Any:
@@ -134,13 +109,11 @@ def unpack(packed: Packed) -> Any:
 
 def from_table(table: pa.Table, kind: str = "frame") -> Packed:
     """A table as a shard; one of `pack`'s own making keeps its kind."""
-    items = None
+    items, name = None, "DataFrame" if kind == "frame" else "Series"
     if kind == "arrays":
-        node = _meta(table.schema)["nest"]
-        items = len(node[1]) if node[0] in ("list", "tuple") else None
-        name = "ndarray" if node[0] == "array" else node[0]
-    else:
-        name = "DataFrame" if kind == "frame" else "Series"
+        name, *inside = _meta(table.schema)["nest"]
+        items = len(inside[0]) if name in ("list", "tuple") else None
+        name = "ndarray" if name == "array" else name
     return Packed(Info(kind, table.num_rows, items=items, name=name, schema=table.schema), table)
 
 
@@ -176,7 +149,6 @@ def to_chunks(packed: Packed) -> Iterator[bytes]:
 
 
 def from_chunks(info: Info, chunks: Iterable[Any]) -> Packed:
-    """The shard that `to_chunks` cut up."""
     if info.schema is None:
         return Packed(info, data=b"".join(bytes(chunk) for chunk in chunks))
     tables = [pa.ipc.open_stream(pa.py_buffer(chunk)).read_all() for chunk in chunks]
@@ -236,18 +208,17 @@ def _table_of(frame: Any) -> pa.Table | None:
     """A frame as Arrow, with notes on what Arrow alone would not give back as it was; None if it cannot."""
     import pandas as pd
 
-    problems = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, TypeError)
     if frame.columns.inferred_type.startswith("mixed"):
         return None  # Arrow's names are strings, and which of them were none would be forgotten
     odd = [i for i, dtype in enumerate(frame.dtypes) if str(dtype) == "object"]
     pickled: list[int] = []
     try:
         table = pa.Table.from_pandas(frame, preserve_index=True)
-    except problems:
+    except _UNFIT:
         pickled = [i for i in odd if not _fits(frame.iloc[:, i])]
         try:
             table = pa.Table.from_pandas(_with_pickled(frame, pickled), preserve_index=True)
-        except problems:
+        except _UNFIT:
             return None
     doubtful = [i for i in odd if i not in pickled and _is_structured(table.schema.types[i])]
     if doubtful:
@@ -262,7 +233,7 @@ def _table_of(frame: Any) -> pa.Table | None:
 def _fits(column: Any) -> bool:
     try:
         pa.array(column, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, TypeError):
+    except _UNFIT:
         return False
     return True
 
@@ -309,11 +280,10 @@ def table_to_pandas(table: pa.Table) -> Any:
             if pa.types.is_integer(kind) and column.null_count:
                 frame.isetitem(position, column.to_pandas(types_mapper=_nullable))
         return frame
-    for position in meta["pickled"]:
-        cells = [pickle.loads(cell) for cell in table.column(position).to_pylist()]
-        frame.isetitem(position, pd.Series(cells, index=frame.index, dtype=object))
-    for position in meta["objects"]:
+    for position in (*meta["pickled"], *meta["objects"]):
         cells = table.column(position).to_pylist()
+        if position in meta["pickled"]:
+            cells = [pickle.loads(cell) for cell in cells]
         frame.isetitem(position, pd.Series(cells, index=frame.index, dtype=object))
     if meta["counted"] and _is_counted(frame.index):
         start = int(frame.index[0]) if len(frame) else 0

@@ -3,7 +3,7 @@
 A plain table has string column names, no index, and only types that Spark has too: categories are
 their values, unsigned integers the next wider signed ones, nanoseconds microseconds. Both homes give
 their results as plain tables, so that they agree; here are the local home's, Spark's are in
-`kindler.spark.shard_frames`.
+`kindler.spark.shard_frames`, under the same names.
 """
 
 from __future__ import annotations
@@ -21,19 +21,14 @@ from kindler.data.columns import Array, unused_name
 from kindler.data.shards.codec import META, Info, Packed, table_to_pandas
 from kindler.errors import ConfigError, DataError
 
-AGGREGATES = {
-    "count": "count",
-    "count_distinct": "count_distinct",
-    "sum": "sum",
-    "avg": "mean",
-    "min": "min",
-    "max": "max",
-    "stddev": "stddev",
-    "variance": "variance",
-}
-"""Name -> what Arrow calls it."""
+AGGREGATES = ("count", "count_distinct", "sum", "avg", "min", "max", "stddev", "variance")
 
+_HINT = (
+    "Hint: this needs shards that are pandas DataFrames; make them with"
+    " transform_shard(lambda shard: pandas.DataFrame(...))."
+)
 _NUMERIC_ONLY = {"sum", "avg", "stddev", "variance"}
+_JOINS = {"inner": "inner", "left": "left outer", "right": "right outer", "outer": "full outer"}
 _ALIASES = {"mean": "avg", "std": "stddev", "var": "variance", "countDistinct": "count_distinct"}
 _WIDER = {
     pa.uint8(): pa.int16(),
@@ -58,7 +53,6 @@ class Aggregate:
 
     @property
     def name(self) -> str:
-        """As Spark names it."""
         return self.function if self.column is None else f"{self.function}({self.column})"
 
 
@@ -93,12 +87,6 @@ def plain(packed: Packed, only: Sequence[str] | None = None) -> pa.Table:
     )
 
 
-_HINT = (
-    "Hint: this needs shards that are pandas DataFrames; make them with"
-    " transform_shard(lambda shard: pandas.DataFrame(...))."
-)
-
-
 def together(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """One schema for plain tables that differ where one has only nulls, or integers for floats."""
     try:
@@ -108,13 +96,8 @@ def together(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def schema_of(infos: Sequence[Info], only: Sequence[str] | None = None, what: str = "") -> pa.Schema:
-    """The plain schema of all shards of a collection, whose objects must be frames.
-
-    Args:
-        infos: What the shards are.
-        only: The columns that matter, and must be there. Default: all.
-        what: Who asks for these columns.
-    """
+    """The plain schema of all shards of a collection, whose objects must be frames with the columns
+    `only`."""
     for number, info in enumerate(infos):
         if info.kind not in ("frame", "series") or info.schema is None:
             raise DataError(f"expected pandas DataFrames; shard {number} is a {info.name}.\n{_HINT}")
@@ -125,7 +108,6 @@ def schema_of(infos: Sequence[Info], only: Sequence[str] | None = None, what: st
 
 
 def whole(tables: Sequence[pa.Table]) -> pa.Table:
-    """The rows of all tables, in their order."""
     schema = together([table.schema for table in tables if table.num_rows] or [tables[0].schema])
     return pa.concat_tables([conform(table, schema) for table in tables])
 
@@ -141,12 +123,10 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def is_numeric(kind: pa.DataType) -> bool:
-    """Whether sums and means make sense."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def check_columns(names: Sequence[str], present: Sequence[str], what: str) -> None:
-    """Complain about columns that are not there."""
     missing = [name for name in names if name not in present]
     if missing:
         raise ConfigError(f"{what}: there is no column {missing[0]!r}; the columns are {list(present)}.")
@@ -218,7 +198,7 @@ def distinct(table: pa.Table) -> pa.Table:
     return table.take(pa.array(np.sort(first.to_numpy())))
 
 
-def grouped(table: pa.Table, keys: Sequence[str], wanted: Sequence[Aggregate], *, join: bool) -> pa.Table:
+def grouped(table: pa.Table, keys: Sequence[str], wanted: Sequence[Aggregate], join: bool) -> pa.Table:
     """A row a group, in the order of the keys, nulls last; or the rows with their group's values appended."""
     ids = pa.array(_group_ids(table, keys) if keys else np.zeros(table.num_rows, np.int64))
     _, first = np.unique(ids, return_index=True)
@@ -240,7 +220,7 @@ def _aggregated(table: pa.Table, ids: pa.Array, aggregate: Aggregate, *, by_key:
     elif aggregate.function == "count_distinct":
         options = pc.CountOptions(mode="only_valid")
     # Spark's sums of integers and decimals are as wide as can be; its means are doubles.
-    arrow = AGGREGATES[aggregate.function]
+    arrow = "mean" if aggregate.function == "avg" else aggregate.function
     source = ids if aggregate.column is None else table.column(aggregate.column)
     if aggregate.function in ("avg", "stddev", "variance"):
         source = source.cast(pa.float64())
@@ -298,9 +278,6 @@ def merge_names(left: Sequence[str], right: Sequence[str], on: str | Sequence[st
         tuple((name, f"{name}_x" if name in both else name) for name in left if name not in keys),
         tuple((name, f"{name}_y" if name in both else name) for name in right if name not in keys),
     )
-
-
-_JOINS = {"inner": "inner", "left": "left outer", "right": "right outer", "outer": "full outer"}
 
 
 def merged(left: pa.Table, right: pa.Table, how: str, names: MergeNames) -> pa.Table:

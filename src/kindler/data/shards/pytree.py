@@ -23,7 +23,6 @@ def is_frame(thing: Any) -> bool:
 
 
 def is_series(thing: Any) -> bool:
-    """Whether this is a pandas Series."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(thing, pandas.Series)
 

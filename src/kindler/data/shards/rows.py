@@ -21,14 +21,12 @@ _MIX = np.uint64(0x100000001B3)
 
 
 def cut(packed: Packed, start: int, stop: int) -> Packed:
-    """The rows [start, stop)."""
     if packed.is_table:
         return _again(packed, packed.table.slice(start, stop - start))
     return pack(pytree.cut(unpack(packed), start, stop))
 
 
 def taken(packed: Packed, positions: Array) -> Packed:
-    """The rows at these positions, in this order."""
     if packed.is_table:
         return _again(packed, packed.table.take(pa.array(positions)))
     thing = unpack(packed)

@@ -1,21 +1,128 @@
-"""Shards that lie in files of this machine as the rows of a run."""
+"""Shards as the rows of a run: their columns by name, and those that lie in files of this machine as a
+source.
+
+Arrays become flat, named columns, which a model's inputs and targets are fed from:
+
+    shard                       columns
+    {"x": a, "y": b}            x, y
+    {"x": (a, b), "y": c}       x0, x1, y            (lists too)
+    {"x": {"p": a}, "y": b}     p, y
+    (a, b)                      x, y
+    a                           x
+    {"p": a, "q": b}            p, q                 (neither inputs nor targets until an option says so)
+
+Only reads; values are checked and cast by `kindler.data.columns`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from kindler.data.columns import Array, Column, Columns, Where, conform
 from kindler.data.row_order import Dealing
-from kindler.data.shards import rows
-from kindler.data.shards.codec import Info, Packed, read
-from kindler.data.shards.reading import Values, pieces, values
-from kindler.data.shards.shard_files import shard_path
+from kindler.data.shards import frames, rows
+from kindler.data.shards.backend import shard_path
+from kindler.data.shards.codec import Info, Packed, column_to_array, leaves, read
 from kindler.data.shared_spool import Member, shared_spool
 from kindler.data.spool import Spool, SpoolWriter
+from kindler.errors import DataError
+
+_ROLES: dict[str, Literal["feature", "label"]] = {"x": "feature", "y": "label"}
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayColumn:
+    """One array of every shard; `stored` is its column in the shards' tables, `shape` that of a row."""
+
+    name: str
+    role: Literal["feature", "label"] | None
+    stored: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def array_columns(infos: Sequence[Info]) -> list[ArrayColumn]:
+    """The columns of shards of arrays, which must be the same for all that have rows."""
+    # Without rows, a dtype says nothing.
+    known_infos = [(number, info) for number, info in enumerate(infos) if info.rows] or [(0, infos[0])]
+    first, known = known_infos[0][0], columns_of(known_infos[0][1])
+    for number, info in known_infos:
+        if info.kind != "arrays":
+            raise DataError(
+                f"shard {number} is a {info.name}, and arrays are expected.\n"
+                "Hint: shards of dicts like {'x': array, 'y': array}, of tuples (x, y), or of arrays."
+            )
+        if odd := _different(columns_of(info), known):
+            raise DataError(f"shard {number} has {odd[0]}, and shard {first} has {odd[1]}.", column=odd[2])
+    return known
+
+
+def columns_of(info: Info) -> list[ArrayColumn]:
+    """The columns of one shard; a shard of anything else than arrays has none."""
+    return [_column(*leaf) for leaf in leaves(info.schema)] if info.kind == "arrays" else []
+
+
+def _different(these: Sequence[ArrayColumn], known: Sequence[ArrayColumn]) -> tuple[str, str, str] | None:
+    """What one shard has and the other has instead, and of which column; None if there is no difference."""
+    ours, theirs = ({c.name: c for c in columns} for columns in (these, known))
+    for name in [*theirs, *ours]:
+        here, there = _said(ours.get(name)), _said(theirs.get(name))
+        if here != there:
+            return here, there, name
+    return None
+
+
+def _said(column: ArrayColumn | None) -> str:
+    return "none" if column is None else f"{np.dtype(column.dtype).name} of shape {column.shape}"
+
+
+def _column(path: tuple[Any, ...], stored: str, dtype: str, shape: tuple[int, ...]) -> ArrayColumn:
+    head: Any = path[0] if path else 0
+    rest = path[1:]
+    if isinstance(head, int):  # a tuple of inputs and targets, or an array alone
+        head = ("x", "y")[head] if head < 2 else f"z{head}"
+    role = _ROLES.get(head)
+    keys = [i for i, part in enumerate(rest) if isinstance(part, str)]
+    if keys:
+        head, rest = rest[keys[-1]], rest[keys[-1] + 1 :]
+    numbers = "_".join(map(str, rest))
+    name = f"{head}_{numbers}" if keys and rest else f"{head}{numbers}"
+    return ArrayColumn(name, role, stored, dtype, shape)
+
+
+Values: TypeAlias = "Array | pa.ChunkedArray"
+
+_PIECE_BYTES = 8 << 20
+
+
+def values(packed: Packed, names: Sequence[str], schema: pa.Schema | None) -> dict[str, Values]:
+    """Some columns of a shard, or of rows of it; arrays as views, columns of frames as Arrow has them.
+
+    `schema` is the plain one of those columns over all shards, where they are frames; None for arrays.
+    """
+    if schema is not None:
+        table = frames.conform(frames.plain(packed, names), schema)
+        return {name: table.column(name) for name in names}
+    known = {column.name: column for column in columns_of(packed.info)}
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise DataError(f"is not in this shard, which has {list(known)}.", column=missing[0])
+    wanted = [known[name] for name in names]
+    return {c.name: column_to_array(packed, c.stored, c.dtype, c.shape) for c in wanted}
+
+
+def pieces(packed: Packed, start: int, stop: int, *, multiple_of: int = 1) -> Iterator[tuple[int, Packed]]:
+    """The rows [start, stop) of a table in pieces of a few megabytes, each with the number of its first
+    row."""
+    width = packed.table.nbytes // max(packed.info.rows, 1)
+    step = -(-max(_PIECE_BYTES // max(width, 1), 1) // multiple_of) * multiple_of
+    for first in range(start, stop, step):
+        yield first, rows.cut(packed, first, min(first + step, stop))
 
 
 @dataclass(frozen=True, kw_only=True)
