@@ -1,11 +1,16 @@
 """Data that already is in this process, in whatever form it was handed in, as named columns.
 
 Only says which columns there are and which were meant as inputs and targets; values are neither
-converted nor checked here, so a table may hold columns that no model could take.
+converted nor checked here, so a table may hold columns that no model could take. Datasets of other libraries
+become Arrow tables, and their libraries are not imported to tell what something is:
+
+    Hugging Face `datasets.Dataset`    its own Arrow table, mapped where it is; rows picked by its indices
+    `ray.data.Dataset`                 its blocks, brought to this process
 """
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kindler.data import datasets
 from kindler.data.columns import Array
 from kindler.errors import ConfigError, DataError
 
@@ -27,13 +31,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Columns by name, as they were handed in.
-
-    Attributes:
-        columns: Anything that `values` takes.
-        features: The names that the form of the data says are inputs, or None when it does not say.
-        labels: The same for targets.
-    """
+    """Columns by name, as they were handed in; and which the form of the data says are inputs and targets."""
 
     columns: dict[str, Any]
     features: tuple[str, ...] | None = None
@@ -41,7 +39,6 @@ class Named:
 
     @property
     def types(self) -> dict[str, Any]:
-        """Each column's Arrow type where it has one."""
         return {name: getattr(column, "type", None) for name, column in self.columns.items()}
 
     def called(self, features: Sequence[str] | None, labels: Sequence[str] | None) -> Named:
@@ -66,12 +63,11 @@ def is_spark_frame(data: Any) -> bool:
 
 
 def is_local_data(data: Any) -> bool:
-    """Whether this is data that the process itself holds."""
     if isinstance(data, dict):
         return bool(data)
     return (
         _is_frame(data)
-        or datasets.is_dataset(data)
+        or is_dataset(data)
         or isinstance(data, np.ndarray | pa.Table | pa.RecordBatch)
         or (isinstance(data, tuple) and 1 <= len(data) <= 2)
         or (isinstance(data, list) and bool(data) and all(isinstance(part, np.ndarray) for part in data))
@@ -100,11 +96,11 @@ def named(data: Any) -> Named:
     A tuple (x, y), a list of inputs, or a dict with an "x" that holds several arrays, says what are inputs
     and what are targets: one array is named "x" (or "y"), several "x0", "x1", ..., those of a dict as there.
     """
-    datasets.refuse_unusable(data)
+    refuse_unusable(data)
     if not is_local_data(data):
         raise ConfigError(f"cannot use {kind(data)} as data.\nHint: pass {_FORMS}.")
-    if datasets.is_dataset(data):
-        data = datasets.table(data)
+    if is_dataset(data):
+        data = dataset_table(data)
     if isinstance(data, pa.Table | pa.RecordBatch):
         return Named(_unique(zip(data.schema.names, data.columns, strict=True)))
     if _is_frame(data):
@@ -215,3 +211,85 @@ def _arrow(column: Any, name: str) -> pa.Array | pa.ChunkedArray:
         return pa.array(column, from_pandas=_is_series(column))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as exc:
         raise DataError(f"its values do not form one column: {exc}", column=name) from exc
+
+
+def is_dataset(data: Any) -> bool:
+    return _is(data, "datasets", "Dataset") or _is(data, "ray", "Dataset")
+
+
+def refuse_unusable(data: Any) -> None:
+    """Reject a dict of splits, a stream, and a dataset whose rows a function makes when they are read."""
+    if _is(data, "datasets", "DatasetDict") or _is(data, "datasets", "IterableDatasetDict"):
+        names = list(data)
+        raise ConfigError(
+            f"data is a dict of the splits {names}.\nHint: pass one of them, as in data[{names[0]!r}]."
+            if names
+            else "data is an empty dict of splits."
+        )
+    if _is(data, "datasets", "IterableDataset"):
+        raise ConfigError(
+            "data is an IterableDataset, whose rows have no index.\n"
+            "Hint: load it without streaming=True, or Dataset.from_generator(lambda: iter(data))."
+        )
+    if _is(data, "datasets", "Dataset") and data.format["type"] == "custom":
+        raise ConfigError(
+            "data computes its rows when they are read (set_transform), so its table holds different ones.\n"
+            "Hint: apply the function with data.map(...)."
+        )
+
+
+def dataset_table(data: Any) -> pa.Table:
+    """All columns of a dataset, in its order of rows."""
+    refuse_unusable(data)
+    if _is(data, "ray", "Dataset"):
+        return _of_ray(data)
+    if data._indices is None:
+        mapped: pa.Table = data.data.table
+        return mapped
+    picked: pa.Table = data.with_format("arrow")[:]
+    return picked
+
+
+def with_columns(data: Any, rows: pa.Table, added: Mapping[str, pa.Array]) -> Any:
+    """What was handed in with columns appended: a Hugging Face dataset again, or for ray a table.
+
+    `rows` is what `dataset_table` gave for it: ray need not bring its rows in the same order again.
+    """
+    if _is(data, "ray", "Dataset"):
+        for name, column in added.items():
+            rows = rows.append_column(name, column)
+        return rows
+    for name, column in added.items():
+        data = data.add_column(name, column)
+    return data
+
+
+def _is(data: Any, library: str, name: str) -> bool:
+    return any(c.__name__ == name and c.__module__.split(".")[0] == library for c in type(data).__mro__)
+
+
+def _of_ray(data: Any) -> pa.Table:
+    parts = [part for part in data.iter_batches(batch_size=None, batch_format="pyarrow") if part.num_rows]
+    if not parts:
+        raise ConfigError("the ray dataset has no rows.")
+    whole = pa.concat_tables(parts, promote_options="default")
+    return pa.table(
+        {name: _tensors(column) for name, column in zip(whole.schema.names, whole.columns, strict=True)}
+    )
+
+
+def _tensors(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """ray's tensors of one shape as Arrow's, which keep the shape; other columns as they are."""
+    kind = column.type
+    shape = getattr(kind, "shape", None)
+    if not isinstance(kind, pa.BaseExtensionType) or isinstance(kind, pa.FixedShapeTensorType) or not shape:
+        return column
+    size = math.prod(shape)
+    tensor = pa.fixed_shape_tensor(kind.storage_type.value_type, shape)
+    chunks = [
+        pa.ExtensionArray.from_storage(
+            tensor, pa.FixedSizeListArray.from_arrays(chunk.storage.flatten(), size)
+        )
+        for chunk in column.chunks
+    ]
+    return pa.chunked_array(chunks, tensor)

@@ -8,7 +8,6 @@ import pyarrow as pa
 
 
 def stream(table: pa.Table) -> bytes:
-    """A table as an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         write_rows(writer, table)

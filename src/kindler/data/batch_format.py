@@ -20,14 +20,8 @@ WEIGHT = "sample_weight"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the batches of a stream consist of.
-
-    Attributes:
-        features: Names of the inputs.
-        labels: Names of the targets, without the weight.
-        weighted: Whether there is a weight per row.
-        by_name: Whether the inputs came in a dict.
-    """
+    """What the batches of a stream consist of: names of inputs and targets, whether there is a weight per
+    row, and whether the inputs came in a dict."""
 
     features: tuple[str, ...]
     labels: tuple[str, ...]
@@ -37,13 +31,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One batch.
-
-    Attributes:
-        features: One array an input.
-        labels: One array a target; the weight is the last where there is one.
-        rows: How many rows it has.
-    """
+    """One batch; the weight is the last label where there is one."""
 
     features: tuple[Array, ...]
     labels: tuple[Array, ...]
@@ -61,14 +49,6 @@ class Part:
         return Part(features, tuple(np.array(array) for array in self.labels), self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
-    inputs: dict[str, Any]
-    targets: dict[str, Any]
-    weight: Any
-    by_name: bool
-
-
 def form_of(batch: Any, *, weights: bool) -> Form:
     """What the batches of a stream consist of, by one of them.
 
@@ -78,53 +58,43 @@ def form_of(batch: Any, *, weights: bool) -> Form:
         weights: Whether a third part is a weight per row. Otherwise the last of several is the target and
             the others are inputs.
     """
-    named = _named(batch, weights)
-    if not weights and (named.weight is not None or not named.targets):
-        what = "a sample_weight" if named.weight is not None else f"inputs {list(named.inputs)} and no target"
+    form, _, _, _ = _named(batch, weights)
+    if not weights and (form.weighted or not form.labels):
+        what = "a sample_weight" if form.weighted else f"inputs {list(form.features)} and no target"
         raise ConfigError(
             f"a batch has {what}; the loss of a torch model takes (outputs, targets).\n"
             "Hint: batches are (x, y), or (x0, x1, ..., y) for a model with several inputs."
         )
-    return Form(tuple(named.inputs), tuple(named.targets), named.weight is not None, named.by_name)
+    return form
 
 
 def read(batch: Any, form: Form, *, weights: bool, allow_nan: bool | Sequence[str], number: int) -> Part:
-    """A batch as arrays.
-
-    Args:
-        batch: See `form_of`.
-        form: What the first batch consisted of.
-        weights: As in `form_of`.
-        allow_nan: For all arrays, or the names of those where NaN is a value.
-        number: Its number in its pass, for complaints.
-
-    Raises:
-        DataError: It has other parts than the first, or values that cannot feed a model.
-    """
-    named = _named(batch, weights)
-    actual = Form(tuple(named.inputs), tuple(named.targets), named.weight is not None, named.by_name)
+    """A batch as arrays; it must have the form of the first. `number` is its own in its pass, for
+    complaints."""
+    actual, inputs, targets, weight = _named(batch, weights)
     if actual != form:
         raise DataError(
-            f"batch {number} has {_told(actual)} where the first has {_told(form)}; all batches"
+            f"batch {number} has {_describe(actual)} where the first has {_describe(form)}; all batches"
             " must have the same structure."
         )
-    features = tuple(_array(v, n, "feature", allow_nan, number) for n, v in named.inputs.items())
-    labels = tuple(_array(v, n, "label", allow_nan, number) for n, v in named.targets.items())
+    features = tuple(_array(v, n, "feature", allow_nan, number) for n, v in inputs.items())
+    labels = tuple(_array(v, n, "label", allow_nan, number) for n, v in targets.items())
     if form.weighted:
-        labels += (_array(named.weight, WEIGHT, "feature", False, number),)
+        labels += (_array(weight, WEIGHT, "feature", False, number),)
     lengths = {len(array) for array in (*features, *labels)}
     if len(lengths) > 1:
         raise DataError(f"batch {number} has arrays of different lengths: {sorted(lengths)}.")
     return Part(features, labels, lengths.pop())
 
 
-def _named(batch: Any, weights: bool) -> _Named:
+def _named(batch: Any, weights: bool) -> tuple[Form, dict[str, Any], dict[str, Any], Any]:
     x, y, weight = _parted(batch, weights)
     inputs, targets = _several("x", x), {} if y is None else _several("y", y)
     both = sorted(inputs.keys() & targets.keys())
     if both:  # what counts is the order; names only serve models that ask for them
         targets = {f"y_{name}": value for name, value in targets.items()}
-    return _Named(inputs, targets, weight, isinstance(x, Mapping))
+    form = Form(tuple(inputs), tuple(targets), weight is not None, isinstance(x, Mapping))
+    return form, inputs, targets, weight
 
 
 def _parted(batch: Any, weights: bool) -> tuple[Any, Any, Any]:
@@ -182,14 +152,13 @@ def _numpy(value: Any, name: str, number: int) -> Array:
         raise DataError(f"batch {number} cannot become an array: {exc}", column=name) from exc
     if array.dtype == object:
         raise DataError(
-            f"batch {number} has rows of different lengths, or values that are not numbers; a"
-            " batch must be an"
-            " array of numbers.\nHint: pad the rows to one length where you create the batches.",
+            f"batch {number} has rows of different lengths, or values that are not numbers; a batch must be"
+            " an array of numbers.\nHint: pad the rows to one length where you create the batches.",
             column=name,
         )
     return array
 
 
-def _told(form: Form) -> str:
+def _describe(form: Form) -> str:
     weight = f" and {WEIGHT}" if form.weighted else ""
     return f"inputs {list(form.features)}, targets {list(form.labels)}{weight}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
@@ -55,16 +55,13 @@ class ColumnOptions:
 
     def within(self, available: Collection[str]) -> ColumnOptions:
         """What of these options makes sense for data that has these columns only."""
-        nan = self.allow_nan
         return replace(
             self,
             feature_cols=self.feature_cols if set(self.features or ()) <= set(available) else None,
             label_cols=self.label_cols if set(self.labels or ()) <= set(available) else None,
             shapes={name: shape for name, shape in (self.shapes or {}).items() if name in available},
             dtypes={name: dtype for name, dtype in (self.dtypes or {}).items() if name in available},
-            allow_nan=nan
-            if nan is None or isinstance(nan, bool)
-            else [name for name in _listed(nan) or () if name in available],
+            allow_nan=self._nan_columns(lambda name: name if name in available else None),
         )
 
     def renamed(self, features: Sequence[str], labels: Sequence[str]) -> ColumnOptions:
@@ -80,7 +77,6 @@ class ColumnOptions:
             if own is not None and len(own) != len(others) and not stacks:
                 raise ConfigError(f"{option}={own} names {len(own)} columns; the data has {list(others)}.")
             names |= dict(zip(own or (), others, strict=False))
-        nan = self.allow_nan
 
         def by_new_name(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
             return None if given is None else {names.get(name, name): value for name, value in given.items()}
@@ -91,10 +87,14 @@ class ColumnOptions:
             label_cols=tuple(labels) or None,
             shapes=by_new_name(self.shapes),
             dtypes=by_new_name(self.dtypes),
-            allow_nan=nan
-            if nan is None or isinstance(nan, bool)
-            else [names.get(name, name) for name in _listed(nan) or ()],
+            allow_nan=self._nan_columns(lambda name: names.get(name, name)),
         )
+
+    def _nan_columns(self, change: Callable[[str], str | None]) -> bool | list[str] | None:
+        """`allow_nan` with its columns renamed, or left out."""
+        if self.allow_nan is None or isinstance(self.allow_nan, bool):
+            return self.allow_nan
+        return [name for name in map(change, _listed(self.allow_nan) or ()) if name is not None]
 
     def without_labels(self) -> ColumnOptions:
         """What of these options concerns rows that are only scored."""
@@ -109,12 +109,10 @@ class ColumnOptions:
 
     @property
     def features(self) -> list[str] | None:
-        """The feature columns as a list; None if they were not named."""
         return _listed(self.feature_cols)
 
     @property
     def labels(self) -> list[str] | None:
-        """The label columns as a list; None if they were not named."""
         return _listed(self.label_cols)
 
     def plan(self, available: Mapping[str, Any] | Sequence[str]) -> Columns:
@@ -154,9 +152,13 @@ class ColumnOptions:
                 shape=shape_of.get(name),
                 allow_nan=allow_nan if isinstance(allow_nan, bool) else name in nan,
             )
-            if self.ragged is not None and _is_ragged(available, column, self.ragged):
+            kind = available[name] if isinstance(available, Mapping) else None
+            if not isinstance(kind, pa.DataType):
+                return column
+            if self.ragged is not None and ragged_type(kind, column, text_only=self.ragged == "text"):
                 return replace(column, ragged=True)
-            _check_type(available, column)
+            if problem := complaint(kind, dtype=column.dtype):
+                raise DataError(problem.replace("<column>", name), column=name)
             return column
 
         extra = [] if self.length_col in (None, *features, *labels) else [str(self.length_col)]
@@ -241,19 +243,3 @@ def _shape(column: str, given: int | Sequence[int]) -> tuple[int, ...]:
             f"shapes={{{column!r}: {given!r}}}: must be the sizes of one row, for example (28, 28)."
         )
     return tuple(int(size) for size in shape)
-
-
-def _is_ragged(available: Mapping[str, Any] | Sequence[str], column: Column, which: str) -> bool:
-    """Whether rows of this column may differ in length, as far as its Arrow type says."""
-    found = available[column.name] if isinstance(available, Mapping) else None
-    if not isinstance(found, pa.DataType):
-        return False
-    return ragged_type(found, column, text_only=which == "text")
-
-
-def _check_type(available: Mapping[str, Any] | Sequence[str], column: Column) -> None:
-    found = available[column.name] if isinstance(available, Mapping) else None
-    if isinstance(found, pa.DataType):
-        problem = complaint(found, dtype=column.dtype)
-        if problem:
-            raise DataError(problem.replace("<column>", column.name), column=column.name)

@@ -87,23 +87,14 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names to read, each once."""
         return tuple(column.name for column in self.all)
 
 
 def to_numpy(array: pa.Array | pa.ChunkedArray, column: Column, *, where: Where) -> Array:
     """The column's values as one C-contiguous array of shape (rows, *shape of a row).
 
-    A view of Arrow's memory where dtype and layout allow it.
-
-    Args:
-        array: The values.
-        column: What they are for, and what was asked of them.
-        where: Names a row (given its position in `array`) in complaints.
-
-    Raises:
-        DataError: A null, a NaN, a ragged row, a type that no model takes, or a value that the
-            dtype asked for cannot hold.
+    A view of Arrow's memory where dtype and layout allow it. `where` names a row of `array` in complaints: of
+    a null, a NaN, a ragged row, a type that no model takes, or a value that the dtype asked for cannot hold.
     """
     if isinstance(array, pa.ChunkedArray):
         return _joined(array, column, where)
@@ -127,7 +118,7 @@ def complaint(arrow_type: pa.DataType, *, dtype: str | None = None) -> str | Non
         return complaint(arrow_type.storage_type, dtype=dtype)
     if types.is_dictionary(arrow_type):
         return complaint(arrow_type.value_type, dtype=dtype)
-    if _is_list(arrow_type):
+    if is_list(arrow_type):
         inner = arrow_type.value_type
         return _unusable(arrow_type) if _is_binary(inner) else complaint(inner, dtype=dtype)
     if _is_binary(arrow_type):
@@ -139,10 +130,7 @@ def complaint(arrow_type: pa.DataType, *, dtype: str | None = None) -> str | Non
 def ragged_type(arrow_type: pa.DataType, column: Column, *, text_only: bool) -> bool:
     """Whether values of this type may differ in length, so that the column is better kept ragged.
 
-    Args:
-        arrow_type: The type.
-        column: What was asked of the column: bytes that have a dtype, and lists that have a shape, are even.
-        text_only: Whether only text counts, and lists of text.
+    Bytes with a dtype and lists with a shape are even. With `text_only`, only text and lists of text count.
     """
     if isinstance(arrow_type, pa.FixedShapeTensorType):
         return False
@@ -186,7 +174,7 @@ def _unusable(arrow_type: pa.DataType) -> str:
     return f"values of type {arrow_type} cannot feed a model. {_WORKS}\n{hint}".rstrip()
 
 
-def _is_list(arrow_type: pa.DataType) -> bool:
+def is_list(arrow_type: pa.DataType) -> bool:
     kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
     return any(is_kind(arrow_type) for is_kind in kinds)
 
@@ -230,7 +218,7 @@ def _joined(array: pa.ChunkedArray, column: Column, where: Where) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _numbers(array: pa.Array) -> Array:
+def numbers(array: pa.Array) -> Array:
     """Values without nulls as numpy. For numbers not by pyarrow's own `to_numpy`: at its first call that
     imports pandas, a quarter of a second in each new worker."""
     kind = array.type
@@ -286,7 +274,7 @@ class _Reader:
         if problem or _is_binary(kind):
             raise self._error(problem or _unusable(kind))
         self._refuse_nulls(array, per_row)
-        if _is_list(kind):
+        if is_list(kind):
             values, width = self._even(array, per_row)
             flat, inner = self._flat(values, per_row * width)
             return flat, (width, *inner)
@@ -307,7 +295,7 @@ class _Reader:
         """The values of lists that must all have the same length, and that length."""
         if types.is_fixed_size_list(array.type):
             return array.flatten(), array.type.list_size
-        offsets = _numbers(array.offsets)
+        offsets = numbers(array.offsets)
         width = self._one_length(np.diff(offsets), per_row)
         return array.values.slice(int(offsets[0]), width * len(array)), width
 
@@ -339,7 +327,7 @@ class _Reader:
             elif types.is_timestamp(kind):
                 # Nanoseconds lose their last digits by design; a coarser unit must not overflow.
                 array = array.cast(pa.timestamp("us", kind.tz), safe=kind.unit != "ns").cast(pa.int64())
-            values = _numbers(array)
+            values = numbers(array)
         except pa.ArrowInvalid as exc:
             raise self._error(f"{kind} values do not fit: {exc}") from exc
         return values
@@ -386,30 +374,30 @@ class _Reader:
         return self._mixed(array, dense, per_row)
 
     def _mixed(self, array: pa.Array, dense: Array, per_row: int) -> Array:
-        values_of = self._ragged(array.field("values"), np.arange(len(array)), per_row)
+        lengths, values = self._ragged(array.field("values"), np.arange(len(array)), per_row)
         sparse = array.filter(pa.array(~dense))
         rows = np.flatnonzero(~dense)
         sizes = sparse.field("size")
         if sizes.null_count or sparse.field("indices").null_count:
             raise self._error("is a sparse vector without size or indices.", rows[0], per_row)
-        widths = values_of.lengths.astype(np.int64)
+        widths = lengths.astype(np.int64)
         widths[rows] = sizes.to_numpy()
         width = self._one_length(widths, per_row)
-        indices = self._ragged(sparse.field("indices"), rows, per_row)
-        odd = np.flatnonzero(indices.lengths != values_of.lengths[rows])
-        outside = (indices.flat < 0) | (indices.flat >= width)
-        owners = np.repeat(rows, indices.lengths)
+        counts, indices = self._ragged(sparse.field("indices"), rows, per_row)
+        odd = np.flatnonzero(counts != lengths[rows])
+        outside = (indices < 0) | (indices >= width)
+        owners = np.repeat(rows, counts)
         if len(odd) or outside.any():
             row = rows[odd[0]] if len(odd) else owners[int(np.argmax(outside))]
             raise self._error(f"is a sparse vector whose indices do not fit its size {width}.", row, per_row)
-        filled = np.zeros((len(array), width), values_of.flat.dtype)
-        is_dense = np.repeat(dense, values_of.lengths)
-        filled[dense] = values_of.flat[is_dense].reshape(int(dense.sum()), width)
-        filled[owners, indices.flat] = values_of.flat[~is_dense]
+        filled = np.zeros((len(array), width), values.dtype)
+        is_dense = np.repeat(dense, lengths)
+        filled[dense] = values[is_dense].reshape(int(dense.sum()), width)
+        filled[owners, indices] = values[~is_dense]
         return filled
 
-    def _ragged(self, array: pa.Array, rows: Array, per_row: int) -> _Ragged:
-        """Lists of any length, of which entry `i` belongs to `rows[i]`."""
+    def _ragged(self, array: pa.Array, rows: Array, per_row: int) -> tuple[Array, Array]:
+        """Lists of any length, of which entry `i` belongs to `rows[i]`: how long each is, and all values."""
         offsets = array.offsets.to_numpy()
         lengths = np.diff(offsets)
         flat = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
@@ -421,15 +409,7 @@ class _Reader:
         if missing.any():
             row = rows[int(np.argmax(missing))]
             raise self._error("is a vector with a null in it; missing values are not allowed.", row, per_row)
-        return _Ragged(lengths, self._scalars(flat))
-
-
-@dataclass(frozen=True, slots=True)
-class _Ragged:
-    """Lists of any length: how long each is, and all values in one line."""
-
-    lengths: Array
-    flat: Array
+        return lengths, self._scalars(flat)
 
 
 def _plain(values: Array, column: Column) -> Array:

@@ -1,14 +1,13 @@
 """Images in rows: bytes of PNG and JPEG to arrays, and what is usually done to them before a model sees them.
 
-Arrays are numpy, of shape (height, width, channels). Pillow decodes, and is loaded by that alone; the rest is
-numpy. `from_bytes` makes a transform of it all in one line:
+Arrays are numpy, of shape (height, width, channels). Pillow decodes and scales; the rest is numpy.
+`from_bytes` makes a transform of it all in one line:
 
     Estimator.from_torch(..., transform=images.from_bytes("png", crop=32, padding=4, flip=True))
 """
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 from collections.abc import Mapping, Sequence
@@ -92,17 +91,20 @@ def _decoded(data: bytes, mode: str, max_pixels: int, formats: Sequence[str] = _
 
 
 def resize(image: Array, size: Size) -> Array:
-    """The image scaled to (height, width), bilinearly, each new pixel a mean over those it covers."""
+    """The image scaled to (height, width) by Pillow, bilinearly, each new pixel a mean over those it
+    covers."""
     height, width = _pair(size)
     if image.shape[:2] == (height, width):
         return image
-    rows, columns = _weights(image.shape[0], height), _weights(image.shape[1], width)
-    scaled = np.tensordot(rows, image.astype(np.float32), axes=(1, 0))
-    scaled = np.tensordot(columns, scaled, axes=(1, 1)).swapaxes(0, 1)
-    if image.dtype == np.uint8:
-        rounded: Array = np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
-        return rounded
-    return np.ascontiguousarray(scaled.astype(image.dtype, copy=False))
+    pillow = _pillow()
+    planes = image if image.dtype == np.uint8 else image.astype(np.float32)
+    # Channel by channel: of a whole image with alpha, Pillow would weigh the colours by it.
+    scaled = [
+        pillow.fromarray(plane).resize((width, height), pillow.Resampling.BILINEAR)
+        for plane in np.ascontiguousarray(np.moveaxis(np.atleast_3d(planes), 2, 0))
+    ]
+    whole = np.stack([np.asarray(plane) for plane in scaled], axis=2)
+    return whole.reshape(height, width, *image.shape[2:]).astype(image.dtype, copy=False)
 
 
 def crop(image: Array, size: Size, *, top: int | None = None, left: int | None = None) -> Array:
@@ -196,7 +198,15 @@ def from_bytes(
     Raises:
         ConfigError: An argument cannot work.
     """
-    made = ImageTransform(
+    if mode not in _MODES:
+        raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}.")
+    if channels not in ("first", "last"):
+        raise ConfigError(f"channels={channels!r}: must be 'first' or 'last'.")
+    if padding < 0 or (padding and crop is None):
+        raise ConfigError(
+            f"padding={padding}: must be 0 or more, and needs crop=..., which cuts it off again."
+        )
+    return ImageTransform(
         column=column,
         to=to or column,
         mode=mode,
@@ -209,15 +219,6 @@ def from_bytes(
         channels=channels,
         max_pixels=max_pixels,
     )
-    if mode not in _MODES:
-        raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}.")
-    if channels not in ("first", "last"):
-        raise ConfigError(f"channels={channels!r}: must be 'first' or 'last'.")
-    if padding < 0 or (padding and crop is None):
-        raise ConfigError(
-            f"padding={padding}: must be 0 or more, and needs crop=..., which cuts it off again."
-        )
-    return made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,12 +255,8 @@ class ImageTransform:
     def of_batch(self, columns: Mapping[str, Any], rngs: Any = None) -> dict[str, Any]:
         """The same for many rows at once, which takes less time: images of one size are finished together.
 
-        Args:
-            columns: The columns.
-            rngs: The random numbers of the rows (`kindler.data.row_order.RowRandoms`).
-
-        Raises:
-            DataError: Of the first image that cannot be used; its `position` says which it is.
+        `rngs` are the random numbers of the rows (`kindler.data.row_order.RowRandoms`). The DataError of the
+        first image that cannot be used says in its `position` which it is.
         """
         self._check(columns)
         made = {name: values for name, values in columns.items() if name != self.column}
@@ -285,7 +282,6 @@ class ImageTransform:
             )
 
     def _pixels(self, data: bytes, rng: np.random.Generator | None) -> Array:
-        """One image, decoded, scaled, cut and mirrored."""
         image = _decoded(data, self.mode, self.max_pixels)
         if self.size is not None:
             image = resize(image, self.size)
@@ -297,7 +293,6 @@ class ImageTransform:
         return flip(image) if self.flip and drawn is not None and drawn.random() < 0.5 else image
 
     def _finished(self, pixels: Array) -> Array:
-        """One image, or many of one size, as the model takes them."""
         first = self.channels == "first"
         if self.mean is not None or self.std is not None:
             mean, std = 0.0 if self.mean is None else self.mean, 1.0 if self.std is None else self.std
@@ -312,19 +307,6 @@ def _pair(size: Any, name: str = "size") -> tuple[int, int]:
     ):
         raise ConfigError(f"{name}={size!r}: must be (height, width), or one number for both.")
     return int(pair[0]), int(pair[1])
-
-
-@functools.lru_cache(maxsize=256)
-def _weights(old: int, new: int) -> Array:
-    """What each of `new` pixels in a line takes of the `old` ones: a triangle as wide as it covers."""
-    scale = old / new
-    reach = max(1.0, scale)
-    centres = (np.arange(new) + 0.5) * scale - 0.5
-    distance = np.abs(np.arange(old)[None, :] - centres[:, None]) / reach
-    weights = np.clip(1.0 - distance, 0.0, None)
-    normed: Array = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
-    normed.flags.writeable = False
-    return normed
 
 
 def _pillow() -> Any:

@@ -2,10 +2,16 @@
 
 `inspect` finds the files and counts their rows, `share` divides them evenly among readers, `scan` reads a
 range of them in file order. Values stay Arrow here; `columns` turns them into arrays.
+
+Which files of a Delta or Iceberg table are its rows now is said by its own log, which the libraries of these
+formats read. A table is plain if each of its rows is a row of one of these files: nothing is deleted within a
+file, and columns have the names that they have there. Other tables, and those that are not in a folder of
+this machine, are rejected: Spark reads them.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -13,16 +19,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
 from kindler.data.paths import expand, file_system, hidden
-from kindler.data.table_logs import delta_files, iceberg_files
-from kindler.errors import ConfigError, DataError
+from kindler.errors import ConfigError, DataError, MissingExtraError
 
 Footer: TypeAlias = tuple[tuple[int, ...], int, pa.Schema]
 EachFile: TypeAlias = Callable[[Callable[[str], Footer], Sequence[str]], Iterable[Footer]]
@@ -32,7 +39,9 @@ _Result = TypeVar("_Result")
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _TABLE_MARKS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
-_TABLE_LOGS = {"Delta": delta_files, "Iceberg": iceberg_files}
+_USE_SPARK = "Hint: read it with Spark and pass the DataFrame."
+# Features that do not change which rows the files hold, nor under which names and types.
+_HARMLESS = {"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint", "domainMetadata", "appendOnly"}
 _FILE_THREADS = 8
 # Decoded batches of about this size are still in the processor's cache when they are written away:
 # 188 MB of list<float> decode in 0.24 s of processor time instead of the 0.30 s of whole row groups.
@@ -43,14 +52,10 @@ _BUFFER_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ParquetFiles:
-    """Parquet files as one table whose rows are numbered from 0, in file order.
+    """Parquet files (absolute paths or URIs) as one table whose rows are numbered from 0, in file order.
 
-    Attributes:
-        files: Absolute paths, or URIs of other file systems.
-        row_groups: For each file, the rows of its row groups.
-        rows: The rows of all files.
-        nbytes: About the size of all their columns when they are decoded.
-        schemas: The schema of each file; files that agree share one.
+    `row_groups` has the rows of each file's row groups, `nbytes` is about the size of all columns when they
+    are decoded, and files whose schemas agree share one.
     """
 
     files: tuple[str, ...]
@@ -97,10 +102,7 @@ def inspect_files(
 ) -> ParquetFiles:
     """The same for files that are named one by one; none is searched for, and one may be named twice.
 
-    Args:
-        files: Absolute paths, or URIs.
-        check: Called with each file and its footer, wherever it is opened; what it raises is raised.
-        each: As in `inspect`.
+    `check` is called with each file and its footer, wherever it is opened; what it raises is raised.
     """
     return _counted(files, files, check, each)
 
@@ -112,7 +114,6 @@ def each_here(call: Callable[[str], _Result], files: Sequence[str]) -> list[_Res
 
 
 def file_length(file: str) -> int:
-    """The bytes that a file has now."""
     system, path = file_system(file)
     return int(system.get_file_info(path).size or 0)
 
@@ -147,14 +148,9 @@ def scan(
 
 
 class RowReader:
-    """Reads rows of one file by number; quick when the numbers ascend.
+    """Reads rows of one file by number; quick when the numbers ascend, as the last row group stays decoded.
 
-    The row group that was read last stays decoded, so that neighbouring ranges cost nothing more.
-
-    Args:
-        path: The file.
-        names: The columns to read.
-        problem: Says what is wrong with an opened file, or None.
+    `problem` says what is wrong with an opened file, or None.
     """
 
     def __init__(
@@ -180,7 +176,6 @@ class RowReader:
 
     @property
     def rows(self) -> int:
-        """How many rows the file has."""
         return self._ends[-1] if self._ends else 0
 
     def read(self, start: int, stop: int) -> pa.Table:
@@ -196,7 +191,6 @@ class RowReader:
         return pa.concat_tables(parts)
 
     def close(self) -> None:
-        """Let go of the file and of the row group."""
         self._held = None
         self._file.close(force=True)
 
@@ -219,7 +213,6 @@ class RowReader:
 def _rows(
     opened: pq.ParquetFile, file: str, names: Sequence[str], start: int, stop: int, use_threads: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of one file, by their numbers in it."""
     _require(opened.schema_arrow, names, file)
     wanted: list[int] = []
     first = skipped = 0
@@ -324,8 +317,8 @@ def _open(file: str) -> pq.ParquetFile:
 
 def _data_files(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
     kind, deeper = _table_kind(inside)
-    if kind in _TABLE_LOGS and not deeper:
-        current = _TABLE_LOGS[kind](path)
+    if kind in ("Delta", "Iceberg") and not deeper:
+        current = _delta_files(path) if kind == "Delta" else _iceberg_files(path)
         missing = sorted(current - set(inside))
         if missing:
             raise DataError(f"{path!r} lacks its file {'/'.join(missing[0])!r}.")
@@ -333,8 +326,7 @@ def _data_files(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple
     if kind is not None:
         verb = "contains" if deeper else "is"
         raise ConfigError(
-            f"{path!r} {verb} a table of {kind}, whose files also hold deleted rows.\n"
-            "Hint: read it with Spark and pass the DataFrame."
+            f"{path!r} {verb} a table of {kind}, whose files also hold deleted rows.\n{_USE_SPARK}"
         )
     return lambda parts: parts[-1].lower().endswith(_SUFFIXES) and not any(map(hidden, parts))
 
@@ -351,3 +343,63 @@ def _table_kind(inside: Sequence[tuple[str, ...]]) -> tuple[str | None, bool]:
         if parts[-2:-1] == ("metadata",) and parts[-1].endswith(".metadata.json"):
             return "Iceberg", len(parts) > 2
     return None, False
+
+
+def _delta_files(path: str) -> set[tuple[str, ...]]:
+    """The files of a Delta table's newest version, as parts of paths below its folder."""
+    deltalake = _library("deltalake", path, extra="delta")
+    try:
+        table = deltalake.DeltaTable(path)
+        features = set(table.protocol().reader_features or ()) - _HARMLESS
+    except Exception as exc:  # the library's own, of many kinds
+        raise ConfigError(
+            f"{path!r}: the log of this Delta table cannot be read ({exc}).\n{_USE_SPARK}"
+        ) from exc
+    if features:
+        raise ConfigError(
+            f"{path!r} is a Delta table with {', '.join(sorted(features))}, whose files cannot be read as"
+            f" they are.\n{_USE_SPARK}"
+        )
+    return _below(path, table.file_uris())
+
+
+def _iceberg_files(path: str) -> set[tuple[str, ...]]:
+    """The same for an Iceberg table whose folder says which metadata is the newest (`version-hint.text`)."""
+    tables = _library("pyiceberg.table", path, extra="iceberg")
+    hint = Path(path, "metadata", "version-hint.text")
+    try:
+        newest = Path(path, "metadata", f"v{int(hint.read_text())}.metadata.json")
+    except (OSError, ValueError):
+        raise ConfigError(
+            f"{path!r}: only its catalog knows the newest version of this Iceberg table.\n{_USE_SPARK}"
+        ) from None
+    try:
+        tasks = list(tables.StaticTable.from_metadata(str(newest)).scan().plan_files())
+    except Exception as exc:  # the library's own, of many kinds
+        raise ConfigError(f"{path!r}: this Iceberg table cannot be read ({exc}).\n{_USE_SPARK}") from exc
+    if any(task.delete_files for task in tasks):
+        raise ConfigError(f"{path!r} is an Iceberg table with deleted rows in its files.\n{_USE_SPARK}")
+    return _below(path, [task.file.file_path for task in tasks])
+
+
+def _library(name: str, path: str, *, extra: str) -> Any:
+    if not os.path.isdir(path):
+        raise ConfigError(f"{path!r} is a table in another place than this machine's folders.\n{_USE_SPARK}")
+    package = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        if exc.name != package:
+            raise
+        raise MissingExtraError(what=f"{path!r}, a table with a log,", package=package, extra=extra) from exc
+
+
+def _below(path: str, files: Iterable[str]) -> set[tuple[str, ...]]:
+    root = Path(path).resolve()
+    found = set()
+    for file in files:
+        place = Path(unquote(urlsplit(file).path) if file.startswith("file:") else file).resolve()
+        if root not in place.parents:
+            raise ConfigError(f"{path!r}: its file {file!r} is in another folder.\n{_USE_SPARK}")
+        found.add(place.relative_to(root).parts)
+    return found

@@ -17,8 +17,7 @@ import cloudpickle
 import numpy as np
 
 from kindler.data.columns import Array, Column, Columns, Where, conform
-from kindler.data.padding import AsLists, Pad, PadValue, fill_value, gathered, padded, rule_for
-from kindler.data.ragged import Ragged
+from kindler.data.ragged import AsLists, Pad, PadValue, Ragged, fill_value, gathered, padded, rule_for
 from kindler.data.row_order import RowRandom, RowRandoms
 from kindler.errors import ConfigError, DataError, KindlerError, first_line
 
@@ -87,7 +86,6 @@ class Preparation:
 
     @property
     def functions(self) -> dict[str, Function]:
-        """The user's own code, by the name of its argument."""
         named = {"transform": self.transform, "eval_transform": self.eval_transform, "collate": self.collate}
         return {name: function for name, function in named.items() if function is not None}
 
@@ -108,7 +106,6 @@ class Preparation:
         return _chance_argument(function) is not None
 
     def complaints(self) -> Iterator[str]:
-        """What is wrong with these options, one sentence each."""
         for name, function in self.functions.items():
             if not callable(function):
                 yield f"{name} must be a function; received {function!r}."
@@ -177,7 +174,6 @@ class Preparer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that it takes, labels aside."""
         return tuple(column.name for column in self._columns.features)
 
     @property
@@ -199,11 +195,11 @@ class Preparer:
         numbers: Array | None = None,
         widths: Mapping[str, int] | None = None,
     ) -> PreparedRows:
-        """Prepare a batch.
+        """Prepare a batch of at least one row.
 
         Args:
             raw: The columns: arrays, or `Ragged`.
-            rows: How many rows there are; at least one.
+            rows: How many rows there are.
             where: Names a row in complaints.
             epoch: The pass that they are used in.
             numbers: The number of each row among all. None gives all rows the same random numbers.

@@ -1,4 +1,5 @@
-"""Columns whose rows differ in length: lists of numbers, text, bytes, and lists of text.
+"""Columns whose rows differ in length: lists of numbers, text, bytes, and lists of text; and how they are
+padded.
 
 All values lie in one flat array, and row `i` is the stretch between two offsets, so that a batch is two
 gathers and a spool two files. How a column comes to be ragged is decided in `column_options.py`; what a
@@ -8,17 +9,17 @@ model gets in the end (padding, masks, tensors) in `preparation.py`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from kindler.data.columns import Array, Column, Where, conform, to_numpy
-from kindler.errors import DataError
+from kindler.data.columns import Array, Column, Where, conform, is_list, to_numpy
+from kindler.errors import ConfigError, DataError
 
 _TEXT = ("str", "bytes")
 
@@ -54,7 +55,6 @@ class Ragged:
 
     @property
     def is_text(self) -> bool:
-        """Whether rows are text or bytes, or lists of text."""
         return self.kind in _TEXT
 
     @property
@@ -118,7 +118,6 @@ class Ragged:
         return flat.reshape(len(self), width, *flat.shape[1:])
 
     def tobytes(self) -> bytes:
-        """What tells these rows from others."""
         whole = self.take(slice(None))
         return whole.offsets.tobytes() + whole.flat.tobytes()
 
@@ -177,11 +176,7 @@ def read_column(values: Any, column: Column, *, where: Where) -> Any:
 
 
 def to_ragged(values: Any, column: Column, *, where: Where) -> Ragged:
-    """An Arrow column of lists, text or bytes.
-
-    Raises:
-        DataError: A null, a NaN, or a value that the dtype asked for cannot hold.
-    """
+    """An Arrow column of lists, text or bytes."""
     if isinstance(values, Ragged):
         return values
     if isinstance(values, pa.ChunkedArray):
@@ -205,7 +200,7 @@ def to_ragged(values: Any, column: Column, *, where: Where) -> Ragged:
             column=column.name,
             row=where(row),
         )
-    if _is_list(values.type):
+    if is_list(values.type):
         return _lists(values, column, where)
     return _texts(values)
 
@@ -251,5 +246,92 @@ def _lists_of_text(inner: pa.Array, offsets: Array, column: Column, where: Where
     return Ragged(np.frombuffer(b"".join(encoded), np.uint8), ends, kind="str", inner=(None,))
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+Pad: TypeAlias = 'Literal["batch"] | int'
+PadValue: TypeAlias = "float | int | str"
+AsLists: TypeAlias = Literal["always", "never", "lists"]
+
+_IGNORED = -100  # what PyTorch's losses leave out
+
+
+def rule_for(pad: Any, name: str) -> Any:
+    """How this column is padded: "batch", a length, or None."""
+    return pad.get(name) if isinstance(pad, Mapping) else pad
+
+
+def fill_value(given: Any, name: str, rows: Ragged, role: str) -> Any:
+    value = given.get(name) if isinstance(given, Mapping) else given
+    if value is not None and not (role == "label" and not isinstance(given, Mapping)):
+        return value
+    if role == "feature":
+        return "" if rows.flat.dtype == object else 0
+    if rows.flat.dtype.kind in "iu":
+        return _IGNORED
+    raise ConfigError(
+        f"the rows of the label {name!r} differ in length, and nothing says what they are to be padded with"
+        f" so that the loss leaves it out.\nHint: pad_value={{{name!r}: ...}}."
+    )
+
+
+def padded(
+    rows: Ragged, pad: Pad, value: Any, *, width: int | None, column: str, where: Where
+) -> tuple[Array, Array]:
+    """One array of all rows, and a mask that is True where a row has a value of its own.
+
+    `width` is, for "batch", the longest row of the step over all workers, where that is known.
+    """
+    lengths = rows.lengths
+    longest = int(lengths.max(initial=0))
+    size = max(1, width or 0, longest) if pad == "batch" else int(pad)
+    if longest > size:
+        row = int(np.argmax(lengths))
+        raise DataError(
+            f"has {lengths[row]} values, more than pad={size}.\nHint: cut such rows in a transform, pad to"
+            ' more, or pass pad="batch".',
+            column=column,
+            row=where(row),
+        )
+    inner = rows.flat.shape[1:]
+    array = np.full((len(rows), size, *inner), value, rows.flat.dtype)
+    mask: Array = np.arange(size) < lengths[:, None]
+    first, last = int(rows.offsets[0]), int(rows.offsets[-1])
+    array[mask] = rows.flat[first:last]
+    return array, mask
+
+
+def gathered(values: Any, as_lists: AsLists) -> Ragged | Array | None:
+    """The values of rows as one array, or as ragged rows; None if they are neither.
+
+    `as_lists`: whether rows that could be one array become ragged: "always", "never", or if they are "lists".
+    """
+    if isinstance(values, np.ndarray) and as_lists == "never" and values.dtype != object:
+        return values
+    if isinstance(values[0], str | bytes):
+        whole = np.empty(len(values), object)
+        whole[:] = values
+        return whole
+    arrays = [_array(value) for value in values]
+    shapes = {array.shape for array in arrays}
+    lists = as_lists == "lists" and all(array.ndim == 1 for array in arrays)
+    if len(shapes) == 1 and (not arrays[0].ndim or not (lists or as_lists == "always")):
+        return np.stack(arrays)
+    inner = {array.shape[1:] for array in arrays if array.ndim}
+    if len(inner) != 1 or any(not array.ndim for array in arrays) or as_lists == "never":
+        return None
+    if as_lists == "lists" and not lists:
+        return None
+    offsets = np.cumsum([0, *(len(array) for array in arrays)]).astype(np.int64)
+    filled = [array for array in arrays if len(array)] or arrays[:1]  # an empty list would make floats of all
+    flat = np.concatenate(filled)
+    return Ragged(flat, offsets, kind=flat.dtype.name, inner=flat.shape[1:])
+
+
+def _array(value: Any) -> Array:
+    """A row's value as an array: of a list, of a framework's tensor, of a list of texts."""
+    detach = getattr(value, "detach", None)
+    if callable(detach):
+        return np.asarray(detach().cpu())
+    if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
+        texts = np.empty(len(value), object)
+        texts[:] = value
+        return texts
+    return np.asarray(value)

@@ -29,11 +29,7 @@ _REPEATING = frozenset(("string_view", "binary_view", "list_view", "large_list_v
 
 
 def check_json(content: bytes, most: int = MOST_VALUES) -> bytes:
-    """The same bytes, if they are JSON of no more than so many values.
-
-    Raises:
-        ValueError: There are more.
-    """
+    """The same bytes, if they are JSON of no more than so many values."""
     if len(content) > most and _marks(content) > most and _marks(_TEXT.sub(b"", content)) > most:
         raise ValueError(f"{len(content)} bytes of JSON with more than {most} values")
     return content
@@ -45,11 +41,6 @@ def _marks(content: bytes) -> int:
 
 
 def shape(sizes: Any) -> tuple[int, ...]:
-    """A shape that numpy can have.
-
-    Raises:
-        ValueError: It is none.
-    """
     if not isinstance(sizes, list | tuple) or len(sizes) > _MOST_DIMENSIONS:
         raise ValueError("no shape of an array, or one of too many dimensions")
     if not all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
@@ -58,16 +49,7 @@ def shape(sizes: Any) -> tuple[int, ...]:
 
 
 def array(content: bytes | memoryview, dtype: Any, sizes: Any) -> np.ndarray[Any, Any]:
-    """A copy of the array of numbers, texts or times that some bytes are.
-
-    Args:
-        content: The bytes.
-        dtype: The name of its dtype.
-        sizes: Its shape.
-
-    Raises:
-        ValueError: They are not, or are of another dtype.
-    """
+    """A copy of the array of numbers, texts or times that some bytes are."""
     if type(dtype) is not str or not _NUMBERS.fullmatch(dtype):
         raise ValueError(f"an array of {str(dtype)[:40]!r}, which is not allowed")
     try:
@@ -86,11 +68,7 @@ def array(content: bytes | memoryview, dtype: Any, sizes: Any) -> np.ndarray[Any
 
 
 def arrow_table(content: Any) -> pa.Table:
-    """A stream of Arrow record batches, without compression, whose every offset leads to where it may.
-
-    Raises:
-        ValueError: It is none, claims more than it holds, or has types that may stand for more than that.
-    """
+    """A stream of Arrow record batches, without compression, whose every offset leads to where it may."""
     try:
         _check_messages(content)
         with pa.ipc.open_stream(content) as stream:

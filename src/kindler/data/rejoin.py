@@ -29,12 +29,7 @@ def features_of(columns: Columns, batch: pa.RecordBatch | pa.Table, where: Where
 
 
 class Alongside:
-    """Joins outputs to the rows they belong to.
-
-    Args:
-        columns: The model's columns.
-        first_row: The number of the first row, for errors.
-    """
+    """Joins outputs to the rows they belong to; errors count rows from `first_row`."""
 
     def __init__(self, columns: Columns, *, first_row: int = 0) -> None:
         self._columns = columns

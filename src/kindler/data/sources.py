@@ -16,30 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from kindler.data.arrays import is_local_data, kind, named, values
+from kindler.data.arrays import kind, named, values
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Columns
 from kindler.data.parquet import ParquetFiles, scan, schema
 from kindler.data.prefetch import ahead
 from kindler.data.row_order import Dealing
-from kindler.data.shared_spool import Member, fresh_folder, shared_spool
-from kindler.data.spool import Spool, SpoolWriter
+from kindler.data.spool import Member, Spool, SpoolWriter, fresh_folder, shared_spool
 from kindler.errors import ConfigError, DataError
-
-__all__ = [
-    "ROW_BITS",
-    "DeliveredSource",
-    "FolderSource",
-    "ParquetSource",
-    "Source",
-    "arrow_source",
-    "columns_in_memory",
-    "is_local_data",
-    "kind",
-    "parquet_source",
-    "spooled",
-    "stood_at",
-]
 
 ROW_BITS = 33  # as in Spark's monotonically_increasing_id
 
@@ -161,11 +145,11 @@ class DeliveredSource:
         spool = Spool.open(worker.scratch / self.name)
         ids = np.empty(0, np.int64) if spool.numbers is None else spool.numbers
         spool.numbers = _numbers(worker, ids) if in_order else None
-        spool.locate = lambda place: stood_at(int(ids[place]))
+        spool.locate = lambda place: describe_row_id(int(ids[place]))
         return spool
 
 
-def stood_at(row_id: int) -> str:
+def describe_row_id(row_id: int) -> str:
     """Where the row with this id comes from, as error messages say it."""
     return f"{row_id & ((1 << ROW_BITS) - 1)} of partition {row_id >> ROW_BITS}"
 
@@ -192,27 +176,15 @@ def parquet_source(files: ParquetFiles, options: ColumnOptions | None = None) ->
 
 
 def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Path) -> FolderSource:
-    """Data in memory, written to a spool in a new folder below `scratch`.
+    """Data in memory (see `kindler.data.arrays.named`), written to a spool in a new folder below `scratch`.
 
-    Args:
-        data: In any of the forms of `kindler.data.arrays.named`.
-        options: Which columns. Where they leave it open, the form of the data may say what is input and
-            target.
-        scratch: A folder on this machine.
-
-    Raises:
-        ConfigError: This is not data, its columns have different lengths, or the options do not fit it.
-        DataError: There are no rows, or a value cannot feed a model.
+    Where the options leave it open, the form of the data may say what is input and target.
     """
     return spooled(*columns_in_memory(data, options or ColumnOptions()), scratch=scratch)
 
 
 def spooled(columns: Columns, arrays: Mapping[str, Any], rows: int, *, scratch: Path) -> FolderSource:
-    """What `columns_in_memory` gave, written to a spool in a new folder below `scratch`.
-
-    Raises:
-        DataError: A value cannot feed a model.
-    """
+    """What `columns_in_memory` gave, written to a spool in a new folder below `scratch`."""
     folder = fresh_folder(scratch)
     try:
         _write(folder, columns, arrays, rows)
@@ -223,12 +195,7 @@ def spooled(columns: Columns, arrays: Mapping[str, Any], rows: int, *, scratch: 
 
 
 def columns_in_memory(data: Any, asked: ColumnOptions) -> tuple[Columns, dict[str, Any], int]:
-    """The plan for data in memory, its columns as numpy or Arrow has them, and the number of rows.
-
-    Raises:
-        ConfigError: This is not data, its columns have different lengths, or the options do not fit it.
-        DataError: There are no rows.
-    """
+    """The plan for data in memory, its columns as numpy or Arrow has them, and the number of rows."""
     found = named(data).called(asked.features, asked.labels)
     if asked.feature_cols is None:
         asked = replace(asked, feature_cols=found.features)

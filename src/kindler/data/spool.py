@@ -19,20 +19,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, TypeAlias
+from typing import IO, Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from kindler.data.columns import Array, Column, Where
 from kindler.data.ragged import Ragged, read_column
-from kindler.data.ragged_file import RaggedFile, mapped_ragged
-from kindler.data.raw_files import mapped_file, shared_file
 from kindler.errors import DataError, naming_full_disk
 
 Layout: TypeAlias = dict[str, list[Any]]
@@ -45,6 +45,7 @@ _MANIFEST = "spool.json"
 _ORDER, _NUMBERS, _LANES = "order.bin", "numbers.bin", "lanes.bin"
 _MARK_ROWS, _MARK_ROWS_MIN, _MARK_ROWS_LEAST, _MARK_BYTES = 4096, 64, 8, 16 << 20
 _MARK_DIGITS = 16
+_BUFFER_BYTES = 1 << 17
 
 
 class Spool:
@@ -84,7 +85,6 @@ class Spool:
 
     @staticmethod
     def open(folder: str | os.PathLike[str]) -> Spool:
-        """Map a spool that a SpoolWriter has finished."""
         folder = Path(folder)
         try:
             manifest = json.loads((folder / _MANIFEST).read_text())
@@ -104,12 +104,9 @@ class Spool:
         return Spool(rows=rows, arrays=arrays, layout=layout, **of_rows)
 
     def dealt(self, numbers: Array, lanes: Array, *, only_own: bool = False) -> Spool:
-        """One worker's rows; nothing is copied.
+        """One worker's rows, by their numbers among those of all workers, ascending; nothing is copied.
 
-        Args:
-            numbers: The rows' numbers among the rows of all workers, ascending.
-            lanes: The lane of each.
-            only_own: Whether this spool has nothing but those rows, in their order; otherwise it has all.
+        With `only_own`, this spool has nothing but those rows, in their order; otherwise it has all.
         """
         if only_own or len(numbers) == self.rows:
             order = self.order
@@ -120,23 +117,19 @@ class Spool:
         return dealt
 
     def lane_counts(self, lanes: int) -> list[int]:
-        """How many rows each of `lanes` lanes has here; nothing for rows that were not dealt."""
+        """How many rows each of `lanes` lanes has here; empty for rows that were not dealt."""
         if self.lanes is None:
             return []
         counts: list[int] = np.bincount(self.lanes, minlength=lanes).tolist()
         return counts
 
     def with_lanes(self, lanes: int) -> Spool:
-        """This spool, with its lanes joined to so many."""
         found = self.lanes if self.lanes is not None else np.empty(0, np.int32)
         return self._with(lanes=found % lanes)
 
     def by_lane(self, otherwise: int) -> dict[int, Array]:
-        """For each lane that has rows here, their places in the natural order.
-
-        Args:
-            otherwise: What to call the only lane of rows that were not dealt.
-        """
+        """For each lane that has rows here, their places; rows that were not dealt are the lane
+        `otherwise`."""
         if self.lanes is None:
             return {otherwise: np.arange(self.rows)} if self.rows else {}
         together, counts = np.argsort(self.lanes, kind="stable"), np.bincount(self.lanes)
@@ -144,13 +137,9 @@ class Spool:
         return {lane: rows for lane, rows in enumerate(pieces) if len(rows)}
 
     def mark(self, rows: Array, *, parts: int = 1) -> str:
-        """What tells these rows in this order from others: a hash of some of them, spread over all.
+        """A fingerprint of these rows (places in the natural order) in this order: a hash of some of them.
 
-        Two lists of the same rows in another order have different marks, for all practical purposes.
-
-        Args:
-            rows: Their places in the natural order.
-            parts: How many such lists the rows of all workers make; of each of many, less is read.
+        `parts` is how many such lists the rows of all workers make; of each of many, less is read.
         """
         width = sum(array[:1].nbytes for array in self.arrays.values())
         most = max(_MARK_ROWS_MIN, min(_MARK_ROWS, _MARK_BYTES // max(1, width)))
@@ -184,11 +173,7 @@ class Spool:
 
 
 def agreed(layouts: Sequence[Layout]) -> Layout:
-    """One layout out of every worker's: what an empty worker does not know, the others say.
-
-    Raises:
-        DataError: Two workers have rows of different width or dtype.
-    """
+    """One layout out of every worker's: what an empty worker does not know, the others say."""
     merged: Layout = {}
     for layout in layouts:
         for name, entry in layout.items():
@@ -219,12 +204,40 @@ def _mapped_column(folder: Path, rows: int, known: Mapping[str, Any]) -> Any:
     if not known.get("offsets"):
         return _mapped(path, rows, kind, shape)
     with path.open("rb") as file, (folder / known["offsets"]).open("rb") as offsets:
-        return mapped_ragged(file, offsets, rows, kind, shape)
+        return _mapped_ragged(file, offsets, rows, kind, shape)
 
 
 def _mapped(path: Path, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Array:
     with path.open("rb") as file:
-        return mapped_file(file, rows, dtype, shape)
+        return _mapped_file(file, rows, dtype, shape)
+
+
+def _mapped_file(file: BinaryIO, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Array:
+    """The rows in a file, without reading them."""
+    want = (rows, *(shape or ()))
+    expected = math.prod(want) * np.dtype(dtype).itemsize if rows else 0
+    if not rows:
+        return np.empty((0, *(shape if shape is not None else (0,))), dtype or "float32")
+    if not expected:
+        return np.empty(want, dtype)
+    size = os.fstat(file.fileno()).st_size
+    if size != expected:  # reading past the end of a mapped file kills the process
+        raise DataError(f"{file.name} has {size} bytes where {expected} were written: the spool is damaged.")
+    return np.asarray(np.memmap(file, dtype=np.dtype(dtype), mode="r", shape=want))
+
+
+def _mapped_ragged(
+    file: BinaryIO, offsets: BinaryIO, rows: int, kind: str | None, shape: Sequence[int | None] | None
+) -> Ragged:
+    """A column in its two files, without reading them."""
+    if not rows or kind is None or shape is None:
+        return Ragged.empty(kind or "float32", shape if shape is not None else (None,))
+    bounds = _mapped_file(offsets, rows + 1, "int64", [])
+    if kind in ("str", "bytes"):
+        flat = _mapped_file(file, int(bounds[-1]), "uint8", [])
+        return Ragged(flat, bounds, kind=kind, inner=tuple(shape))
+    inner = [int(size or 0) for size in shape[1:]]
+    return Ragged(_mapped_file(file, int(bounds[-1]), kind, inner), bounds, kind=kind, inner=tuple(inner))
 
 
 class SpoolWriter:
@@ -234,7 +247,7 @@ class SpoolWriter:
     raises, the manifest is not written and the folder stays unusable.
 
     Args:
-        folder: Where to write; made if need be.
+        folder: Where to write; created if need be.
         columns: What to keep of each batch.
         rows: How many rows there will be, if that is known: fewer or more is then an error.
         first: The place of the first of them in files that several writers fill; `whole` gives that Spool.
@@ -251,8 +264,8 @@ class SpoolWriter:
         self.folder = Path(folder)
         self.rows = 0
         self._expected = rows
-        self._files: list[_ColumnFile | RaggedFile] = [
-            (RaggedFile if column.ragged else _ColumnFile)(column, f"{i:03d}.bin", first=first)
+        self._files = [
+            (_RaggedFile if column.ragged else _ColumnFile)(column, f"{i:03d}.bin", first=first)
             for i, column in enumerate(columns)
         ]
         self._ids: list[Array] = []
@@ -324,28 +337,17 @@ class SpoolWriter:
         return self._spool
 
     def layout(self) -> Layout:
-        """dtype and row shape of each column, as far as the rows written here say."""
         self._check_count()
-        return {file.column.name: [file.dtype, file.manifest()["shape"]] for file in self._files}
-
-    @property
-    def ragged(self) -> bool:
-        """Whether some column has rows of different lengths, so that writers must `join` their values."""
-        return any(isinstance(file, RaggedFile) for file in self._files)
+        return {file.column.name: [file.dtype, file.shape] for file in self._files}
 
     def values(self) -> list[int]:
-        """How many values were written here, of each column; 0 where rows say that."""
-        return [file.count if isinstance(file, RaggedFile) else 0 for file in self._files]
+        """How many values were written here of each ragged column; 0 for others."""
+        return [file.values for file in self._files]
 
     def join(self, before: Sequence[int]) -> None:
-        """Put the values of ragged columns where they belong in files that several writers fill.
-
-        Args:
-            before: How many values the writers of earlier rows have, of each column.
-        """
+        """Put the values of ragged columns behind the `before` values of the writers of earlier rows."""
         for file, count in zip(self._files, before, strict=True):
-            if isinstance(file, RaggedFile):
-                file.join(count)
+            file.join(count)
 
     def whole(self, rows: int, layout: Layout) -> Spool:
         """The spool of all `rows` rows, once every writer has called `flush`; inside the `with` block.
@@ -358,7 +360,6 @@ class SpoolWriter:
         return self._spool
 
     def flush(self) -> None:
-        """Hand what was written to the system, so that others see it."""
         for file in self._files:
             file.flush()
 
@@ -403,67 +404,219 @@ class SpoolWriter:
         os.replace(beside, self.folder / _MANIFEST)
 
 
-@dataclass(slots=True)
 class _ColumnFile:
-    """One column's file while it is written."""
+    """One column's file while it is written, by several writers perhaps, each from its row `first` on."""
 
-    column: Column
-    name: str
-    first: int = 0
-    dtype: str | None = None
-    shape: tuple[int, ...] | None = None
-    file: BinaryIO | None = None
-    path: str = ""
+    values = 0
 
-    def __post_init__(self) -> None:
-        asked = self.column.dtype
-        self.dtype = None if asked is None else np.dtype(asked).name
-        self.shape = self.column.shape
+    def __init__(self, column: Column, name: str, *, first: int = 0) -> None:
+        self.column, self.name, self._first = column, name, first
+        self.dtype: str | None = None if column.dtype is None else np.dtype(column.dtype).name
+        self.shape: list[int | None] | None = None if column.shape is None else list(column.shape)
+        self._folder = Path()
+        self._opened: dict[str, BinaryIO] = {}
 
     def open(self, folder: Path) -> None:
-        self.path = str(folder / self.name)
-        self.file = shared_file(folder / self.name)
+        self._folder = folder
+        for name in self._names():
+            # Not "wb": it would cut off what another writer has written.
+            number = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
+            self._opened[name] = open(number, "r+b", buffering=_BUFFER_BYTES)  # noqa: SIM115
 
-    def opened(self) -> BinaryIO:
-        if self.file is None:
+    def file(self, name: str | None = None) -> BinaryIO:
+        if not self._opened:
             raise ValueError("use a SpoolWriter inside a `with` block.")
-        return self.file
+        return self._opened[name or self.name]
 
     def flush(self) -> None:
-        self.opened().flush()
+        for file in self._opened.values():
+            file.flush()
 
-    def whole(self, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Any:
-        """The column of all writers, through the file that is open."""
-        return mapped_file(self.opened(), rows, dtype, shape)
+    def close(self) -> None:
+        opened, self._opened = self._opened, {}
+        for name, file in opened.items():
+            with naming_full_disk(str(self._folder / name)):
+                file.close()
 
     def match(self, array: Any, where: Where) -> None:
         """The first rows set dtype and width; later ones must agree."""
-        dtype, shape = array.dtype.name, array.shape[1:]
+        dtype, shape = array.dtype.name, list(array.shape[1:])
         if self.dtype not in (None, dtype) or self.shape not in (None, shape):
             raise DataError(
-                f"has {dtype} values of shape {shape} where earlier rows have {self.dtype} of {self.shape};"
-                " all rows must have the same dtype and shape.",
+                f"has {dtype} values of shape {tuple(shape)} where earlier rows have {self.dtype} of"
+                f" {tuple(self.shape or ())}; all rows must have the same dtype and shape.",
                 column=self.column.name,
                 row=where(0),
             )
         self.dtype, self.shape = dtype, shape
 
     def write(self, array: Any) -> None:
-        file = self.opened()
         if not array.nbytes:
             return
-        if self.first:
-            file.seek(self.first * (array.nbytes // len(array)))
-            self.first = 0
-        with naming_full_disk(self.path, array.nbytes):
-            file.write(array.reshape(-1).view(np.uint8).data)
+        if self._first:
+            self.file().seek(self._first * (array.nbytes // len(array)))
+            self._first = 0
+        self._put(self.name, array)
 
-    def close(self) -> None:
-        if self.file is not None:
-            with naming_full_disk(self.file.name):
-                self.file.close()
-            self.file = None
+    def join(self, before: int) -> None: ...
+
+    def whole(self, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Any:
+        """The column of all writers, through the file that is open."""
+        return _mapped_file(self.file(), rows, dtype, shape)
 
     def manifest(self) -> dict[str, Any]:
-        shape = None if self.shape is None else list(self.shape)
-        return {"name": self.column.name, "file": self.name, "dtype": self.dtype, "shape": shape}
+        return {"name": self.column.name, "file": self.name, "dtype": self.dtype, "shape": self.shape}
+
+    def _names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def _put(self, name: str, array: Any) -> None:
+        with naming_full_disk(str(self._folder / name), array.nbytes):
+            self.file(name).write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+class _RaggedFile(_ColumnFile):
+    """The two files of a column whose rows differ in length.
+
+    Where several write, nobody knows how many values come before the own ones: they go to a file of one's
+    own, which `join` copies to its place once all have counted.
+    """
+
+    def __init__(self, column: Column, name: str, *, first: int = 0) -> None:
+        super().__init__(column, name, first=first)
+        self.dtype, self.shape = None, None
+        self._offsets_name = f"{name[:-4]}.offsets.bin"
+        self._ends: list[Array] = []
+        self._own: IO[bytes] | None = None
+
+    def match(self, array: Any, where: Where) -> None:
+        dtype, shape = array.entry
+        if not len(array.flat) and self.dtype is not None:
+            return  # rows without values do not say what shape their values would have
+        if self.values and (dtype, shape) != (self.dtype, self.shape):
+            raise DataError(
+                f"has values of {dtype} and shape {shape[1:]} where earlier rows have {self.dtype} of"
+                f" {(self.shape or [])[1:]}; all values must have the same dtype and shape.",
+                column=self.column.name,
+                row=where(0),
+            )
+        self.dtype, self.shape = dtype, shape
+
+    def write(self, array: Any) -> None:
+        rows = array.take(slice(None))
+        if self._first and self._own is None:
+            # Without a name, and gone when it is closed.
+            self._own = tempfile.TemporaryFile(dir=self._folder, buffering=_BUFFER_BYTES)  # noqa: SIM115
+        self._ends.append(rows.offsets[1:] + self.values)
+        self.values += int(rows.offsets[-1])
+        if not rows.flat.nbytes:
+            return
+        if self._own is None:
+            self._put(self.name, rows.flat)
+        else:
+            with naming_full_disk(str(self._folder / self.name), rows.flat.nbytes):
+                self._own.write(np.ascontiguousarray(rows.flat).reshape(-1).view(np.uint8).data)
+
+    def join(self, before: int) -> None:
+        """Put what was written here behind the `before` values of others."""
+        if self._own is not None:
+            width = self._own.seek(0, os.SEEK_END) // max(1, self.values)
+            self._own.seek(0)
+            self.file().seek(before * width)
+            with naming_full_disk(str(self._folder / self.name)):
+                shutil.copyfileobj(self._own, self.file(), 1 << 20)
+            self._own.close()
+            self._own = None
+        self._write_offsets(before)
+
+    def _write_offsets(self, before: int) -> None:
+        ends = np.concatenate([np.zeros(1, np.int64), *self._ends]) + before
+        self.file(self._offsets_name).seek(8 * self._first)
+        self._put(self._offsets_name, ends)  # the first of them is what the writer before has written last
+        self._ends = []
+
+    def whole(self, rows: int, dtype: str | None, shape: Sequence[int | None] | None) -> Ragged:
+        return _mapped_ragged(self.file(), self.file(self._offsets_name), rows, dtype, shape)
+
+    def close(self) -> None:
+        if self._opened and self._ends and self._own is None:
+            self._write_offsets(0)
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+        super().close()
+
+    def manifest(self) -> dict[str, Any]:
+        return {**super().manifest(), "offsets": self._offsets_name}
+
+    def _names(self) -> tuple[str, ...]:
+        return (self.name, self._offsets_name)
+
+
+class Member(Protocol):
+    """What a source needs of the worker that opens it."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The machine of every rank."""
+
+    @property
+    def scratch(self) -> Path: ...
+
+    def all_gather(self, data: bytes) -> list[bytes]: ...
+
+
+def fresh_folder(scratch: Path) -> Path:
+    """A new folder for a spool."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="spool-", dir=scratch))
+
+
+def shared_spool(
+    worker: Member, columns: Sequence[Column], rows: int, write: Callable[[SpoolWriter, int, int], None]
+) -> Spool:
+    """One spool of all rows on each host: its workers write it together, each a part, and all map the whole.
+
+    All workers call it together. `write` is called with a writer and a range of rows, which it appends.
+    """
+    folder, place, count = _meet(worker)
+    start, stop = place * rows // count, (place + 1) * rows // count
+    with SpoolWriter(folder, columns, rows=stop - start, first=start) as writer:
+        write(writer, start, stop)
+        if count == 1 and worker.size == 1:
+            return writer.close()
+        if any(column.ragged for column in columns):
+            writer.join(_values_before(worker, folder, writer.values()))
+        writer.flush()
+        layouts = worker.all_gather(json.dumps(writer.layout()).encode())
+        return writer.whole(rows, agreed([json.loads(layout) for layout in layouts]))
+
+
+def _values_before(worker: Member, folder: Path, mine: list[int]) -> list[int]:
+    """How many values of each ragged column those have written into this folder whose rows come earlier."""
+    gathered = [json.loads(part) for part in worker.all_gather(json.dumps([str(folder), mine]).encode())]
+    earlier = [counts for where, counts in gathered[: worker.rank] if where == str(folder)]
+    return [sum(counts[i] for counts in earlier) for i in range(len(mine))]
+
+
+def _meet(worker: Member) -> tuple[Path, int, int]:
+    """The folder of this worker's spool, its place among those who write there, and how many they are."""
+    mine = fresh_folder(worker.scratch)
+    # A worker that takes the place of a dead one finds no folder of its neighbours, who may be elsewhere.
+    if len(set(worker.hosts)) == worker.size or getattr(worker, "replaceable", False):
+        return mine, 0, 1
+    here = [rank for rank, host in enumerate(worker.hosts) if host == worker.hosts[worker.rank]]
+    folder = Path(worker.all_gather(str(mine).encode())[here[0]].decode())
+    # Containers may have the name of a host in common, and no folder.
+    seen = worker.all_gather(b"1" if _visible(folder) else b"")
+    if all(seen[rank] for rank in here):
+        return folder, here.index(worker.rank), len(here)
+    return mine, 0, 1
+
+
+def _visible(folder: Path) -> bool:
+    return os.access(folder, os.R_OK | os.W_OK | os.X_OK)

@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, StructField, TimestampType, UserDefined
 from kindler.data.columns import Columns, unused_name
 from kindler.data.ragged import Ragged
 from kindler.data.row_order import BASE, Dealing
-from kindler.data.sources import ROW_BITS, stood_at
+from kindler.data.sources import ROW_BITS, describe_row_id
 from kindler.errors import ConfigError
 from kindler.spark.frame_errors import frame_error
 from kindler.spark.row_packing import sent_columns, unpacked
@@ -65,7 +65,7 @@ class Where:
         row_id = int(self._ids[index])
         if row_id == UNNUMBERED:
             return f"{index} of its batch"
-        return stood_at(row_id)
+        return describe_row_id(row_id)
 
 
 def arrow_types(frame: DataFrame) -> dict[str, pa.DataType | None]:

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 )
 
 from kindler.data.columns import Column, Columns
-from kindler.data.sources import stood_at
+from kindler.data.sources import describe_row_id
 from kindler.errors import DataError
 
 _NARROW = (FloatType, IntegerType, ShortType, ByteType)
@@ -108,7 +108,7 @@ def does_not_fit(text: str, frames: Sequence[tuple[DataFrame, Sequence[str]]]) -
         f"{float(found[3])} (float64) does not fit float32.\n"
         f"Hint: ask for another dtype, for example dtypes={{{name!r}: 'float64'}}.",
         column=name,
-        row=stood_at(int(found[4])),
+        row=describe_row_id(int(found[4])),
     )
 
 

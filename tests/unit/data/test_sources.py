@@ -219,7 +219,7 @@ def test_workers_of_a_host_decode_each_row_once_together(
 def test_hosts_of_one_name_that_share_no_folder_read_for_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kindler.data.shared_spool._visible", lambda folder: False)
+    monkeypatch.setattr("kindler.data.spool._visible", lambda folder: False)
 
     assert gathered(two_files(tmp_path), 2, tmp_path / "scratch") == Y.tolist()
 

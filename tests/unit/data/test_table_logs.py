@@ -88,7 +88,7 @@ def test_without_the_library_that_reads_the_log_the_extra_is_named(
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name=library)
 
-    monkeypatch.setattr("kindler.data.table_logs.importlib.import_module", missing)
+    monkeypatch.setattr("kindler.data.parquet.importlib.import_module", missing)
     (tmp_path / mark).parent.mkdir()
     (tmp_path / mark).touch()
     with pytest.raises(MissingExtraError, match=rf"kindler\[{extra}\]"):

@@ -28,8 +28,7 @@ from kindler.data.row_order import Dealing
 from kindler.data.shards import frames, rows
 from kindler.data.shards.backend import shard_path
 from kindler.data.shards.codec import Info, Packed, column_to_array, leaves, read
-from kindler.data.shared_spool import Member, shared_spool
-from kindler.data.spool import Spool, SpoolWriter
+from kindler.data.spool import Member, Spool, SpoolWriter, shared_spool
 from kindler.errors import DataError
 
 _ROLES: dict[str, Literal["feature", "label"]] = {"x": "feature", "y": "label"}

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from kindler.data.arrays import is_local_data, kind, named, values
-from kindler.data.columns import Array, Where
+from kindler.data.columns import Array, Where, is_list, numbers
 from kindler.data.paths import absolute
 from kindler.data.tfrecord import varints
 from kindler.data.tfrecord.framing import (
@@ -31,7 +31,7 @@ from kindler.data.tfrecord.framing import (
     staged,
     written,
 )
-from kindler.data.tfrecord.schema import BYTES, FLOAT, INT64, is_list, kind_of, refusal
+from kindler.data.tfrecord.schema import BYTES, FLOAT, INT64, kind_of, refusal
 from kindler.errors import ConfigError, DataError
 
 _SHORT_BYTES = 24
@@ -246,7 +246,7 @@ def _flat(name: str, array: pa.Array, where: Where) -> tuple[Array | None, Array
     if not is_list(array.type):
         counts = np.ones(len(array), np.int64) if present is None else present.astype(np.int64)
         return present, counts, array if present is None else array.drop_null()
-    counts = _numbers(pc.fill_null(pc.list_value_length(array), 0)).astype(np.int64)
+    counts = numbers(pc.fill_null(pc.list_value_length(array), 0)).astype(np.int64)
     inside = _plain(array.flatten())
     if inside.null_count:
         value = int(np.argmax(inside.is_null().to_numpy(zero_copy_only=False)))
@@ -326,7 +326,7 @@ def _strings(leaves: pa.Array) -> tuple[Array, Array]:
 
 
 def _floats(leaves: pa.Array, source: _Rows) -> Array:
-    values = _numbers(leaves)
+    values = numbers(leaves)
     if values.dtype != np.float64:
         return np.ascontiguousarray(values, "<f4")
     with np.errstate(over="ignore"):
@@ -341,23 +341,13 @@ def _floats(leaves: pa.Array, source: _Rows) -> Array:
 def _integers(leaves: pa.Array, source: _Rows) -> Array:
     if types.is_boolean(leaves.type):
         leaves = leaves.cast(pa.uint8())
-    values = _numbers(leaves)
+    values = numbers(leaves)
     if values.dtype == np.uint64:
         too_large = values > np.uint64(_INT64_MAX)
         if too_large.any():
             at = int(np.argmax(too_large))
             raise source.error(at, f"{values[at]} is too large for an int64_list.")
     return values.astype(np.int64, copy=False)
-
-
-def _numbers(array: pa.Array) -> Array:
-    """Numbers without nulls as numpy; not with pyarrow's `to_numpy`, which imports pandas."""
-    kind = np.dtype(array.type.to_pandas_dtype())
-    if not len(array):
-        return np.empty(0, kind)
-    start = array.offset * kind.itemsize
-    values: Array = np.frombuffer(array.buffers()[1], kind, len(array), start)
-    return values
 
 
 # Rows are encoded so many bytes at a time, which stay in the processor's cache until they are written.

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
+from kindler.data.columns import is_list
 from kindler.errors import ConfigError
 
 SchemaLike: TypeAlias = "pa.Schema | Mapping[str, Any]"
@@ -73,10 +74,6 @@ def kind_of(leaf: pa.DataType) -> int | None:
 def is_bytes(leaf: pa.DataType) -> bool:
     names = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
     return str(leaf) in names or types.is_fixed_size_binary(leaf)
-
-
-def is_list(kind: pa.DataType) -> bool:
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def refusal(kind: pa.DataType) -> str | None:

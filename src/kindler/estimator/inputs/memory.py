@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from kindler.data import datasets
-from kindler.data.arrays import named
+from kindler.data.arrays import dataset_table, is_dataset, is_local_data, named, with_columns
 from kindler.data.batches import inputs
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Array, Column, Columns, conform
@@ -23,7 +22,6 @@ from kindler.data.sources import (
     FolderSource,
     arrow_source,
     columns_in_memory,
-    is_local_data,
     spooled,
 )
 from kindler.data.spool import Spool
@@ -99,15 +97,15 @@ class DatasetInput(MemoryInput):
 
     @staticmethod
     def accepts(data: Any) -> bool:
-        return datasets.is_dataset(data)
+        return is_dataset(data)
 
     @property
     def rows(self) -> pa.Table:
-        return datasets.table(self.data)
+        return dataset_table(self.data)
 
     def _scored(self, rows: pa.Table, outputs: Mapping[str, Array], predictor: Predictor) -> Any:
         refuse_taken(outputs, rows.schema.names)
-        return datasets.with_columns(self.data, rows, {name: to_arrow(out) for name, out in outputs.items()})
+        return with_columns(self.data, rows, {name: to_arrow(out) for name, out in outputs.items()})
 
 
 def _conformed(columns: Columns, given: Mapping[str, Array], rows: slice, *, lent: bool) -> list[Array]:

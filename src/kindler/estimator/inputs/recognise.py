@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from kindler.data import datasets
-from kindler.data.sources import kind
+from kindler.data.arrays import kind, refuse_unusable
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input
 from kindler.estimator.inputs.files import ParquetInput
@@ -36,7 +35,7 @@ def recognise(data: Any) -> Input:
     Raises:
         ConfigError: It is of no kind that can be used.
     """
-    datasets.refuse_unusable(data)
+    refuse_unusable(data)
     for kind_of_input in KINDS:
         if kind_of_input.accepts(data):
             return kind_of_input(data)
