@@ -1,4 +1,7 @@
-"""CSV and JSON files as pandas DataFrames: pandas reads each file, in the workers of the shards' home."""
+"""CSV and JSON files as pandas DataFrames: pandas reads each file, in the workers of the shards' home.
+
+Frames that were read one by one are made alike afterwards: one order of columns, one dtype a column.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ import inspect
 import lzma
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
+
 from kindler.data.paths import is_remote
-from kindler.data.shards.codec import Packed, pack, unpack
+from kindler.data.shards.codec import Info, Packed, from_table, pack, unpack
 from kindler.errors import ConfigError, DataError, MissingExtraError, did_you_mean
-from kindler.readers.align_schemas import alignment, is_counted
 from kindler.readers.files import Paths, at_home, every_file, find, listed, missing, opened
 from kindler.xshards import XShards, backends
 
@@ -24,6 +28,7 @@ _REFUSED = {
     "storage_options": "Arrow or fsspec open files.\nHint: put options into the URI or the environment.",
     "typ": "shards are DataFrames.\nHint: shards['column'] gives Series.",
 }
+_Reader = Literal["read_csv", "read_json"]
 _SOURCES = ("filepath_or_buffer", "path_or_buf")
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zip": "zip", ".xz": "xz", ".zst": "zstd"}
 # What pandas and the readers of compressed files raise for content that is not what it should be.
@@ -78,9 +83,6 @@ def read_json(
     return _read("read_json", file_path, home, num_shards, pandas_options)
 
 
-_Reader = Literal["read_csv", "read_json"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class _ReadFile:
     """In a worker: the name of a file becomes its rows."""
@@ -103,14 +105,14 @@ def _read(
     files: list[str] = at_home(where, partial(find, listed(paths), every_file, what))
     named = backends.put(map(pack, files), where)
     held = named.mapped(_ReadFile(reader=reader, options=dict(options)), by_user=True)
-    align = alignment(held.infos, files)
+    align = _alignment(held.infos, files)
     if align is not None:
         held = held.mapped(align, by_user=True)
     shards = XShards(held)
     if num_shards is None:
         return shards
     dealt = shards.repartition(num_shards)
-    return dealt.transform_shard(_recounted) if is_counted(held.infos) else dealt
+    return dealt.transform_shard(_recounted) if _is_counted(held.infos) else dealt
 
 
 def _check(reader: _Reader, options: Mapping[str, Any]) -> None:
@@ -161,3 +163,99 @@ def _compression(file: str, options: Mapping[str, Any]) -> Any:
 def _recounted(frame: Any) -> Any:
     """Rows of several files have an index that starts anew in the middle."""
     return frame.reset_index(drop=True)
+
+
+@dataclass(frozen=True)
+class _Align:
+    """Puts a frame's columns in order and gives them their dtypes; a frame without columns gets them."""
+
+    columns: tuple[Any, ...]
+    dtypes: tuple[Any, ...]
+
+    def __call__(self, number: int, packed: Packed) -> Packed:
+        import pandas as pd
+
+        frame = unpack(packed)
+        wanted = dict(zip(self.columns, self.dtypes, strict=True))
+        if not len(frame.columns):
+            return pack(pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in wanted.items()}))
+        frame = frame[list(self.columns)]
+        changed = {name: dtype for name, dtype in wanted.items() if _plain(frame[name].dtype) != dtype}
+        return pack(frame.astype(changed))
+
+
+def _alignment(infos: Sequence[Info], files: Sequence[str]) -> _Align | None:
+    """What is to be done to frames, one a file, so that they go together; None if they do already.
+
+    Dtypes become what `pandas.concat` would make of them. Frames without rows have no say in that, and one
+    without columns stands for an empty file.
+    """
+    frames = [_without_rows(info, file) for info, file in zip(infos, files, strict=True)]
+    with_columns = [i for i, frame in enumerate(frames) if len(frame.columns)]
+    if not with_columns:
+        raise DataError(f"{_named(files)}: no columns, because there is no data.")
+    first = with_columns[0]
+    columns = tuple(frames[first].columns)
+    for i in with_columns[1:]:
+        _require_same(columns, tuple(frames[i].columns), files[first], files[i])
+    telling = [i for i in with_columns if infos[i].rows] or with_columns
+    dtypes = tuple(_common([_plain(frames[i][name].dtype) for i in telling]) for name in columns)
+    wanted = [(name, _plain(dtype)) for name, dtype in zip(columns, dtypes, strict=True)]
+    if all([(name, _plain(frame[name].dtype)) for name in frame.columns] == wanted for frame in frames):
+        return None
+    return _Align(columns, dtypes)
+
+
+def _is_counted(infos: Sequence[Info]) -> bool:
+    """Whether the index of every frame only counts its rows."""
+    import pandas as pd
+
+    return all(isinstance(_without_rows(info, "").index, pd.RangeIndex) for info in infos)
+
+
+def _without_rows(info: Info, file: str) -> Any:
+    if info.schema is None:
+        raise DataError(
+            f"{file}: its column names have several types.\n"
+            "Hint: use names that are all strings, or all numbers."
+        )
+    return unpack(from_table(info.schema.empty_table()))
+
+
+def _require_same(wanted: tuple[Any, ...], columns: tuple[Any, ...], first: str, file: str) -> None:
+    if set(wanted) == set(columns):
+        return
+    lacks = [name for name in wanted if name not in columns]
+    more = [name for name in columns if name not in wanted]
+    differences = [f"{verb} {names}" for verb, names in (("lacks", lacks), ("also has", more)) if names]
+    raise DataError(
+        f"{file} {' and '.join(differences)}: {first} has the columns {list(wanted)}.\n"
+        "Hint: usecols=[...] reads the columns that all files share; read other files separately."
+    )
+
+
+def _plain(dtype: Any) -> Any:
+    """A dtype to compare by; categories differ between files and are united when rows come together."""
+    return "category" if str(dtype) == "category" else dtype
+
+
+def _common(dtypes: Sequence[Any]) -> Any:
+    """The dtype that values of these dtypes have together, as pandas sees it."""
+    import pandas as pd
+
+    distinct = list(dict.fromkeys(dtypes))
+    if len(distinct) == 1:
+        return distinct[0]
+    return pd.concat([_one_value(dtype) for dtype in distinct], ignore_index=True).dtype
+
+
+def _one_value(dtype: Any) -> Any:
+    """A series of one value: empty ones would have no say in what pandas makes of them."""
+    import pandas as pd
+
+    values = np.zeros(1, dtype) if isinstance(dtype, np.dtype) else [None]
+    return pd.Series(values, dtype=dtype)
+
+
+def _named(files: Sequence[str]) -> str:
+    return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} other files"

@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from kindler.data.paths import Choice, absolute, expand, file_system, hidden, is_remote, local_path
 from kindler.errors import ConfigError, DataError
-from kindler.xshards.spark_session import session
+from kindler.xshards.shared_value import session
 
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
@@ -41,11 +41,7 @@ def listed(paths: Paths) -> list[str]:
 
 
 def find(places: Sequence[str], choice: Choice, what: str) -> list[str]:
-    """The files behind paths, folders, globs and URIs that `listed` gave, sorted within each.
-
-    Raises:
-        ConfigError: Nothing is there, or folders hold values.
-    """
+    """The files behind paths, folders, globs and URIs that `listed` gave, sorted within each."""
     files = [file for path in places for file in expand(path, choice)]
     if not files:
         raise ConfigError(f"no {what} file in {places}.")

@@ -1,11 +1,12 @@
 """Images as shards of arrays: Pillow decodes them, in the workers of the shards' home.
 
-Which image has which label is in `labels`; here they are found, decoded and put together.
+Which image has which label is said by its folder, a dict, a table, or a function, which the workers call.
 """
 
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kindler.data.columns import Array
-from kindler.data.paths import absolute, hidden
+from kindler.data.paths import Choice, absolute, expand, file_system, hidden, is_remote, local_path
+from kindler.data.shards import frames
 from kindler.data.shards.codec import Info, Packed, leaves, pack, unpack
 from kindler.data.shards.pytree import even_bounds
 from kindler.errors import ConfigError, DataError, MissingExtraError
 from kindler.readers.files import Paths, at_home, listed, opened
-from kindler.readers.image_labels import Labelled, as_label, labelled
 from kindler.xshards import XShards, backends
 
 if TYPE_CHECKING:
@@ -72,19 +73,16 @@ def read_images(
         raise ConfigError(f"size={size!r}: must be (height, width).")
     where = backends.choose(home)
     label_source = absolute(labels) if isinstance(labels, str | os.PathLike) else labels
-    labelled_files: Labelled = at_home(
-        where, partial(labelled, listed(file_path), label_source, path_col, label_col, _image_files)
+    files, numbers = at_home(
+        where, partial(_labelled, listed(file_path), label_source, path_col, label_col, _image_files)
     )
-    files = labelled_files.files
     count = num_shards
     if count is None:
         count = min(len(files), max(backends.slots(where), -(-len(files) // _IMAGES_A_SHARD)))
     bounds = even_bounds(len(files), count)
     if count > len(files):
         raise ConfigError(f"num_shards={count}: there are only {len(files)} images.")
-    parts = [
-        (files[a:b], None if labelled_files.labels is None else labelled_files.labels[a:b]) for a, b in bounds
-    ]
+    parts = [(files[a:b], None if numbers is None else numbers[a:b]) for a, b in bounds]
     decode = _Decode(
         size=size,
         mode=mode,
@@ -100,11 +98,7 @@ def read_images(
 class _Decode:
     """In a worker: names of files become their pixels.
 
-    Attributes:
-        size: Height and width to scale to.
-        mode: What Pillow is to convert to.
-        function: Path to label, if that is how labels are told.
-        path_width: The longest path, if paths are wanted; one width for all shards makes one dtype.
+    `path_width` is that of the longest path, if paths are wanted: one width for all shards makes one dtype.
     """
 
     size: tuple[int, int] | None
@@ -116,7 +110,7 @@ class _Decode:
         files, labels = unpack(packed)
         arrays: dict[str, Array] = {"x": self._pixels(files)}
         if self.function is not None:
-            labels = [as_label(self.function(file), file) for file in files]
+            labels = [_as_label(self.function(file), file) for file in files]
         if labels is not None:
             arrays["y"] = np.array(labels, np.int64)
         if self.path_width is not None:
@@ -175,3 +169,107 @@ def _other_size(file: str, shape: Sequence[int], first: str, first_shape: Sequen
 
 def _image_files(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
     return lambda parts: parts[-1].lower().endswith(_ENDINGS) and not any(map(hidden, parts))
+
+
+@dataclass(frozen=True)
+class _Image:
+    """A file, its path below the folder that was given, and the name of its class folder."""
+
+    file: str
+    below: str
+    group: str | None
+
+
+def _labelled(
+    places: Sequence[str], labels: Any, path_col: str, label_col: str, choice: Choice
+) -> tuple[list[str], list[int] | None]:
+    """Images, and the label of each, if it is known here; see `read_images` for the arguments."""
+    images = [image for path in places for image in _images(path, choice)]
+    if not images:
+        raise ConfigError(f"no image in {list(places)}.")
+    files = [image.file for image in images]
+    if callable(labels):
+        return files, None
+    if labels is None:
+        return files, _by_folder(images)
+    if isinstance(labels, Mapping):
+        return files, [_by_name(labels, image) for image in images]
+    if isinstance(labels, str | os.PathLike):
+        labels = _read_table(labels)
+    if not (hasattr(labels, "columns") and hasattr(labels, "iloc")):
+        raise ConfigError(
+            f"labels={labels!r}: must be a dict of folder names, a function, a DataFrame or a CSV file."
+        )
+    return files, _by_table(labels, images, path_col, label_col)
+
+
+def _as_label(value: Any, file: str) -> int:
+    if isinstance(value, bool | int | np.integer | np.bool_):
+        return int(value)
+    raise DataError(
+        f"the label of {file} is {value!r}; expected a whole number.\nHint: number the classes first."
+    )
+
+
+def _images(path: str, choice: Choice) -> list[_Image]:
+    files = expand(path, choice)
+    root = (file_system(path)[1] if is_remote(path) else local_path(path)).rstrip("/") + "/"
+    images = []
+    for file in files:
+        place = file_system(file)[1] if is_remote(file) else file
+        inside = place.startswith(root)
+        below = place[len(root) :] if inside else posixpath.basename(place)
+        group = below.split("/")[0] if inside and "/" in below else None
+        images.append(_Image(file, below, group))
+    return images
+
+
+def _by_folder(images: Sequence[_Image]) -> list[int] | None:
+    groups = {image.group for image in images}
+    if groups == {None}:
+        return None
+    if None in groups:
+        odd = next(image.file for image in images if image.group is None)
+        raise ConfigError(
+            f"{odd} is not in a class folder, but other images are.\n"
+            "Hint: move it, name the folders with a glob, or pass labels=..."
+        )
+    number = {group: i for i, group in enumerate(sorted(group for group in groups if group is not None))}
+    return [number[image.group] for image in images if image.group is not None]
+
+
+def _by_name(labels: Mapping[str, int], image: _Image) -> int:
+    group = image.group or posixpath.basename(posixpath.dirname(image.file))
+    if group not in labels:
+        raise ConfigError(
+            f"labels has no entry for the folder {group!r} of {image.file}; it has {list(labels)}."
+        )
+    return _as_label(labels[group], image.file)
+
+
+def _by_table(table: Any, images: Sequence[_Image], path_col: str, label_col: str) -> list[int]:
+    frames.check_columns([path_col, label_col], list(table.columns), "labels")
+    values = table[label_col].tolist()
+    if all(isinstance(value, str) for value in values):
+        number = {name: i for i, name in enumerate(sorted(set(values)))}
+        values = [number[value] for value in values]
+    known = dict(zip(map(str, table[path_col]), values, strict=True))
+    numbers = []
+    for image in images:
+        names = (image.below, image.file, posixpath.basename(image.file))
+        name = next((name for name in names if name in known), None)
+        if name is None:
+            raise ConfigError(f"labels has no row for {image.file}: no {path_col!r} is {image.below!r}.")
+        numbers.append(_as_label(known[name], image.file))
+    return numbers
+
+
+def _read_table(path: str | os.PathLike[str]) -> Any:
+    import pandas as pd
+
+    try:
+        return pd.read_csv(path)
+    except FileNotFoundError:
+        raise ConfigError(f"labels={os.fspath(path)!r} does not exist.") from None
+    except ValueError as exc:
+        raise DataError(f"{os.fspath(path)}: {exc}") from exc

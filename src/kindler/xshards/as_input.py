@@ -42,12 +42,9 @@ _SHOWN = 6
 class Offer:
     """What the shards of a collection have for a model.
 
-    Attributes:
-        types: The columns, and their Arrow types where they have one.
-        features: The inputs, if the structure of the shards says which they are.
-        labels: The targets, likewise.
-        arrays: What each column is, for shards of arrays.
-        infos: What the shards that have rows are, by number; the first shard if none has any.
+    Columns and their Arrow types where they have one; inputs and targets, if the structure of the shards says
+    which they are; what each column is, for shards of arrays; and what the shards with rows are, by number
+    (the first shard if none has any).
     """
 
     types: Mapping[str, Any]
@@ -59,20 +56,13 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The columns of a run, and their plain schema if the shards are DataFrames."""
-
     columns: Columns
     schema: pa.Schema | None
     arrays: Mapping[str, ArrayColumn]
 
 
 def offer(shards: XShards) -> Offer:
-    """Find out what the shards are, without reading their values.
-
-    Raises:
-        ConfigError: No model takes such shards.
-        DataError: The shards differ in structure.
-    """
+    """Find out what the shards are, without reading their values."""
     held = shards._ready()
     infos = {number: info for number, info in enumerate(held.infos) if info.rows} or {0: held.infos[0]}
     first = next(iter(infos))
@@ -124,12 +114,8 @@ def prepare(
 ) -> tuple[Source, Feed | None]:
     """A source for the workers, and what Spark must send to them if the shards are in Spark.
 
-    Args:
-        shards: The collection.
-        name: The name that workers find the rows by.
-        options: Which columns.
-        spark: The session that the workers run in; None on the local engine.
-        here: Whether the workers run on this machine.
+    Workers find the rows by `name`, run in the session `spark` (None: on the local engine), and perhaps
+    `here`, on this machine.
     """
     chosen = choose(shards, options)
     if not len(shards):
@@ -141,7 +127,6 @@ def prepare(
 
 
 def row_counts(shards: XShards) -> list[int]:
-    """The rows of every shard."""
     return [info.rows for info in shards._ready().infos]
 
 
@@ -255,7 +240,6 @@ def _refuse_unclear(columns: Sequence[ArrayColumn], info: Info, number: int) -> 
 
 
 def _described(held: ShardBackend, number: int) -> str:
-    """A shard, as error messages describe it."""
     thing = unpack(next(iter(held.load([number]))))
     if type(thing) is not dict:
         return _brief(thing)

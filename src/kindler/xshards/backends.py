@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from kindler.data.shards.backend import ShardBackend
 from kindler.data.shards.codec import Packed
 from kindler.errors import ConfigError
-from kindler.xshards.spark_session import active_session, session
+from kindler.xshards.shared_value import active_session, session
 
 
 def choose(home: str) -> str:
-    """The home to use for "auto", "local" or "spark"."""
     if home not in ("auto", "local", "spark"):
         raise ConfigError(f"home={home!r}: expected 'auto', 'local' or 'spark'.")
     if home != "auto":
@@ -20,7 +19,6 @@ def choose(home: str) -> str:
 
 
 def put(shards: Iterable[Packed], home: str) -> ShardBackend:
-    """Shards of this process, in the home that `choose` gave."""
     if home == "local":
         from kindler.xshards.local import LocalShards
 
@@ -31,7 +29,6 @@ def put(shards: Iterable[Packed], home: str) -> ShardBackend:
 
 
 def slots(home: str) -> int:
-    """How many shards can be worked on at once there."""
     if home == "local":
         from kindler.engine.local import slots as local_slots
 

@@ -22,8 +22,7 @@ from kindler.errors import ConfigError, DataError
 from kindler.html import card
 from kindler.xshards import backends, files, shard_ops
 from kindler.xshards.local import LocalShards
-from kindler.xshards.shared_value import check, shipping_to
-from kindler.xshards.spark_session import session
+from kindler.xshards.shared_value import check, session, shipping_to
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,7 +21,6 @@ _FORMAT = 1
 
 
 def write_pickles(held: ShardBackend, path: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """Write one pickle per shard, one at a time."""
     with _new_folder(Path(path), overwrite) as folder:
         for number in range(len(held.infos)):
             thing = unpack(next(iter(held.load([number]))))
@@ -43,7 +42,6 @@ def read_pickles(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def write_parquet(held: ShardBackend, path: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """Write one file per shard, all with one schema."""
     import pyarrow.parquet as pq
 
     schema = held.schema()
@@ -54,7 +52,6 @@ def write_parquet(held: ShardBackend, path: str | os.PathLike[str], *, overwrite
 
 
 def read_parquet(path: str | os.PathLike[str]) -> Iterator[Packed]:
-    """One shard per file, in the order of their names."""
     import pyarrow.parquet as pq
 
     folder = Path(path)

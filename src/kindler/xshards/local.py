@@ -37,8 +37,7 @@ from kindler.engine.job import Job, equal_ranks
 from kindler.engine.monitor import Listener
 from kindler.engine.output import print_line
 from kindler.engine.worker import describe
-from kindler.xshards.shared_value import shipping_to
-from kindler.xshards.spark_session import session
+from kindler.xshards.shared_value import session, shipping_to
 
 _NEVER_S = 1e9  # how long a user's function may take is the user's business
 _STOP = "stop"

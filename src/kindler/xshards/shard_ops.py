@@ -20,8 +20,6 @@ Step = tuple[Callable[..., Any], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Transform:
-    """The user's functions, one after the other."""
-
     steps: tuple[Step, ...]
 
     def __call__(self, number: int, packed: Packed) -> Packed:
@@ -47,8 +45,6 @@ class ByRows:
 
 @dataclass(frozen=True)
 class ByHash:
-    """Pieces by the values of columns."""
-
     columns: tuple[str, ...]
     schema: pa.Schema
     count: int
@@ -87,7 +83,6 @@ def opened(number: int, packed: Packed) -> Packed:
 
 
 def as_frame(number: int, packed: Packed) -> Any:
-    """The pandas frame of a shard."""
     thing = unpack(packed)
     if not pytree.is_frame(thing):
         raise DataError(
@@ -105,7 +100,6 @@ def as_pandas(number: int, thing: Any) -> Any:
 
 
 def picked(key: Any, number: int, packed: Packed) -> Packed:
-    """A column of a frame, or an entry of a dict."""
     thing = unpack(packed)
     if pytree.is_frame(thing) or type(thing) is dict:
         keys = [key] if not isinstance(key, list) else key
@@ -120,12 +114,10 @@ def picked(key: Any, number: int, packed: Packed) -> Packed:
 
 
 def item(position: int, number: int, packed: Packed) -> Packed:
-    """One entry of a tuple or list."""
     return pack(unpack(packed)[position])
 
 
 def selected(columns: Sequence[str], number: int, packed: Packed) -> Packed:
-    """Some columns of a frame."""
     frame = as_frame(number, packed)
     frames.check_columns(columns, list(frame.columns), "select")
     return pack(frame[list(columns)])
@@ -138,7 +130,6 @@ def sampled(counts: Sequence[int], seed: int, replace: bool, number: int, packed
 
 
 def without_missing(number: int, packed: Packed) -> Packed:
-    """The rows of a frame without missing values."""
     return pack(as_frame(number, packed).dropna())
 
 
@@ -153,7 +144,6 @@ def null_counts(number: int, packed: Packed) -> Packed:
 
 
 def maximum(column: str, number: int, packed: Packed) -> Packed:
-    """The largest value of a column, in a list that is empty if there is none."""
     frame = as_frame(number, packed)
     frames.check_columns([column], list(frame.columns), "max_values")
     present = frame[column].dropna()
@@ -176,7 +166,6 @@ def unique_values(number: int, packed: Packed) -> Packed:
 
 
 def assembled(features: Sequence[str], labels: Sequence[str], number: int, packed: Packed) -> Packed:
-    """Columns of a frame as two matrices."""
     frame = as_frame(number, packed)
     frames.check_columns([*features, *labels], list(frame.columns), "assembleFeatureLabelCols")
     return pack({"x": _matrix(frame, features), "y": _matrix(frame, labels)})

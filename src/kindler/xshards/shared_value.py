@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import secrets
+import sys
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from kindler.data.shards.backend import ShardFolder
 from kindler.errors import ConfigError
-from kindler.xshards.spark_session import active_session
 
 _home: ContextVar[str | None] = ContextVar("kindler_shards_home", default=None)
-_FILE = "value.pickle"
 _KEPT = 8
 _loaded: dict[str, Any] = {}  # what this process has fetched last, by the value's id
 
@@ -79,26 +78,22 @@ class SharedValue:
         session = active_session() if home != "local" else None
         key = None if session is None else id(session)
         if key not in self._carriers:
-            made = self._file() if session is None else self._on_spark(session)
+            made = str(self._file()) if session is None else self._on_spark(session)
             self._carriers[key] = session, made
         return self._carriers[key][1]
 
-    def _file(self) -> str:
-        folder = ShardFolder()
-        self._held.append(folder)
-        path = folder.path / _FILE
-        path.write_bytes(cloudpickle.dumps(self._data, protocol=5))
-        return str(path)
-
-    def _on_spark(self, session: Any) -> Any:
-        if hasattr(type(session), "sparkContext") and not type(session).__module__.startswith(
-            "pyspark.sql.connect"
-        ):
-            return session.sparkContext.broadcast(self._data)
+    def _file(self) -> Path:
         folder = ShardFolder()
         self._held.append(folder)
         path = folder.path / f"kindler-shared-{self._id}.pickle"
         path.write_bytes(cloudpickle.dumps(self._data, protocol=5))
+        return path
+
+    def _on_spark(self, session: Any) -> Any:
+        classic = not type(session).__module__.startswith("pyspark.sql.connect")
+        if classic and hasattr(type(session), "sparkContext"):
+            return session.sparkContext.broadcast(self._data)
+        path = self._file()
         session.addArtifact(str(path), file=True)
         return _Artifact(path.name)
 
@@ -120,9 +115,7 @@ class _Arrived:
     @property
     def value(self) -> Any:
         if self._key not in _loaded:
-            while (
-                len(_loaded) >= _KEPT
-            ):  # a worker that Spark uses again and again must not hold all it ever saw
+            while len(_loaded) >= _KEPT:  # a worker that Spark reuses must not hold all it ever saw
                 _loaded.pop(next(iter(_loaded)))
             _loaded[self._key] = _fetch(self._carrier)
         return _loaded[self._key]
@@ -133,17 +126,29 @@ class _Arrived:
 
 
 def _fetch(carrier: Any) -> Any:
-    if isinstance(carrier, str | _Artifact):
-        path = carrier if isinstance(carrier, str) else _artifact_path(carrier.name)
-        with open(path, "rb") as file:
-            return pickle.load(file)
-    return carrier.value
+    if isinstance(carrier, _Artifact):
+        from kindler.spark.shards import artifact_path
+
+        carrier = artifact_path(carrier.name)
+    if not isinstance(carrier, str):
+        return carrier.value
+    with open(carrier, "rb") as file:
+        return pickle.load(file)
 
 
-def _artifact_path(name: str) -> str:
-    from kindler.spark.shards import artifact_path
+def active_session() -> Any:
+    """The running Spark session, or None; pyspark is not imported to see that there is none."""
+    if "pyspark.sql" not in sys.modules:
+        return None
+    from kindler.spark.session import running
 
-    return os.fspath(artifact_path(name))
+    return running()
+
+
+def session() -> Any:
+    from kindler.spark.session import init
+
+    return init()
 
 
 @contextlib.contextmanager
