@@ -140,7 +140,7 @@ def global_batches(
                 )
                 for kind in ("features", "labels")
             )
-            for parts in zip(*(batches.epoch(epoch + 1) for batches in ranks), strict=True)
+            for parts in zip(*(batches.stretch(epoch + 1) for batches in ranks), strict=True)
         ]
         for epoch in range(epochs)
     ]

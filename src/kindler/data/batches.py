@@ -33,16 +33,11 @@ _CUTS_AT_ONCE = 64  # a few are as quick to find as one
 
 @dataclass(slots=True)
 class Batch:
-    """One worker's rows of one step.
+    """One worker's rows of one step, and how many rows all workers have in it.
 
-    Attributes:
-        features: One array a feature column (or one for all, when they are stacked); what the takers of
-            `Rows.held_by` returned, if that was called.
-        labels: One array a label column.
-        rows: How many rows this worker has in this step; may be 0.
-        global_rows: How many rows all workers together have in this step.
-        ends: Whether a pass of unknown length ends with it.
-        where: Names a row of this worker's by where it stood in the data; None where that is not known.
+    `features` has an array a feature column (or one for all, when they are stacked), or what the takers of
+    `Rows.held_by` returned. `ends`: a pass of unknown length ends with it. `where` names a row by where it
+    stood in the data; None where that is not known.
     """
 
     features: tuple[Any, ...]
@@ -65,7 +60,7 @@ class Rows:
         expected: The approximate number of steps, for progress bars.
         counts: Rows of every lane; empty if they were not counted. With `marks`, this tells the data from
             other data: only then can a run resume in the middle of an epoch.
-        marks: A fingerprint of the rows of every lane; see `Spool.mark`.
+        marks: A fingerprint of the rows of every lane; see `Spool.fingerprint`.
         label_shapes: The shape of a row of each label in the first batch, where other batches may have other
             ones; else None.
         varies: Whether shapes of rows differ between batches.
@@ -90,7 +85,6 @@ class Rows:
 
     @property
     def layout(self) -> Layout:
-        """dtype and row shape of each column."""
         raise NotImplementedError
 
     def no_rows(self) -> list[Array] | None:
@@ -139,10 +133,8 @@ class BatchOptions:
 
     Attributes:
         counts: The rows of every lane.
-        rank: This worker.
         size: How many workers share the lanes; None where each has one.
         batch_size: Rows of one step over all workers.
-        seed: With the epoch, fixes the order.
         shuffle: Take the rows in a new order in each pass; otherwise in that of their numbers, or where they
             have none, a row of each lane in turn.
         marks: The marks of every lane's rows, if they are needed.
@@ -175,13 +167,7 @@ class Batches(Rows):
     """Rows of a spool, every one exactly once a pass.
 
     Step `s` of the stream belongs to pass `s // steps + 1`. Training counts passes from 1; pass 0, the steps
-    before step 0, is for evaluation.
-
-    Args:
-        spool: The worker's rows; an empty one needs the others' layout (`Spool.with_layout`). Without lanes
-            they are the worker's only one.
-        columns: Which columns are features and labels.
-        options: How they are cut into steps.
+    before step 0, is for evaluation. A spool without rows needs the others' layout (`Spool.with_layout`).
     """
 
     steps: int
@@ -229,17 +215,14 @@ class Batches(Rows):
             if all(getattr(taker, "holds", False) for taker in takers):
                 self._prefetch = 0
 
-    def epoch(self, epoch: int) -> Generator[Batch, None, None]:
-        """The steps of one pass. Close it (or use it up) to end its thread."""
-        return self.span((epoch - 1) * self.steps, epoch * self.steps)
-
     def stretch(self, epoch: int, *, done: int = 0, steps: int | None = None) -> Generator[Batch, None, None]:
         length = steps or self.steps
         first = (epoch - 1) * length
         return self.span(first + done, first + length)
 
     def span(self, start: int, stop: int) -> Generator[Batch, None, None]:
-        """The steps [start, stop) of the stream; what comes before them is not read. Close it as `epoch`."""
+        """The steps [start, stop) of the stream; what comes before them is not read. Close it to end its
+        thread."""
         batches = self._made(start, stop)
         if not self._prefetch:
             return batches
@@ -286,7 +269,6 @@ class Batches(Rows):
             yield from self._pass(epoch, first, last)
 
     def _pass(self, epoch: int, first: int, last: int) -> Generator[Batch, None, None]:
-        """The steps [first, last) of one pass."""
         picked = self._order(epoch)
         together: _AtOnce | None = None
         for low, high, start, stop in self._cuts(epoch, first, last):
@@ -427,11 +409,8 @@ def _check_stackable(columns: Sequence[Column], arrays: Sequence[Array]) -> None
 
 @dataclass(frozen=True, kw_only=True)
 class AllRows:
-    """What a worker knows of the rows of all workers, those of a lane together, one lane after another.
-
-    Attributes:
-        lengths: How long each row is, by column.
-        numbers: The number of each row; None where nobody knows it.
+    """What a worker knows of the rows of all workers, those of a lane together, one lane after another: how
+    long each row is, by column, and its number, where that is known.
     """
 
     lengths: Mapping[str, Array]
@@ -459,17 +438,8 @@ class _Job:
 class PreparedBatches(Batches):
     """`Batches` of prepared rows; keeps the same promises.
 
-    Args:
-        spool: The worker's rows.
-        columns: Which columns are features and labels.
-        options: How they are cut into steps.
-        preparer: What is done to them.
-        prepared: What comes out of it.
-        everybody: What is known of all workers' rows.
-        length_col: The column of `everybody.lengths` that rows are bucketed by.
-        stack: Whether all features are joined to one float32 matrix at last.
-        threads: How many threads prepare batches.
-        trains: Whether the rows are trained on, pass after pass.
+    Rows are bucketed by the column `length_col` of `everybody.lengths`. With `stack`, all features are joined
+    to one float32 matrix at last. What is trained on (`trains`) goes on pass after pass.
     """
 
     prepares = True
@@ -546,7 +516,6 @@ class PreparedBatches(Batches):
         return self._batch_of(next(self._jobs(0, 1)))
 
     def close(self) -> None:
-        """End the threads."""
         with self._lock:
             if self._following is not None:
                 self._following[1].close()
@@ -635,12 +604,7 @@ def lengths_of(array: Any, places: Array) -> Array:
 
 
 def layout_of(made: PreparedRows, *, free: bool) -> PreparedLayout:
-    """What a batch consists of.
-
-    Args:
-        made: The batch.
-        free: Whether user code makes the arrays, so that any length may differ.
-    """
+    """What a batch consists of; `free`: user code makes the arrays, so that any length may differ."""
 
     def entries(arrays: Mapping[str, Array]) -> Layout:
         return {

@@ -43,11 +43,8 @@ class Column:
     """One column that a model reads.
 
     Attributes:
-        name: Its name in the data.
-        role: Whether the model takes it as an input or the loss as a target.
         dtype: The numpy dtype that was asked for, or None for the rules of this module.
         shape: The shape of one row that was asked for, or None for what the data has.
-        allow_nan: Whether NaN is a value like any other.
         stored: How the bytes of binary values are to be read, where that is not the dtype asked for.
         ragged: Whether rows may differ in length: lists, text or bytes; see `kindler.data.ragged`.
     """
@@ -65,11 +62,8 @@ class Column:
 class Columns:
     """The columns of a run, in the order in which the model and the loss take them.
 
-    Attributes:
-        features: The model's inputs.
-        labels: The targets.
-        stack_features: Join scalar and vector features to one float32 matrix.
-        others: What is read besides, and that neither the model nor the loss takes.
+    With `stack_features`, scalar and vector features are joined to one float32 matrix. `others` are read
+    besides, and neither the model nor the loss takes them.
     """
 
     features: tuple[Column, ...]

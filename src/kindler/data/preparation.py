@@ -197,13 +197,8 @@ class Preparer:
     ) -> PreparedRows:
         """Prepare a batch of at least one row.
 
-        Args:
-            raw: The columns: arrays, or `Ragged`.
-            rows: How many rows there are.
-            where: Names a row in complaints.
-            epoch: The pass that they are used in.
-            numbers: The number of each row among all. None gives all rows the same random numbers.
-            widths: What ragged columns are padded to, where other workers have longer rows of the same step.
+        `numbers` has that of each row among all; None gives all rows the same random numbers. `widths` is
+        what ragged columns are padded to, where other workers have longer rows of the same step.
         """
         function, collate = self._own_functions()
         made: Mapping[str, Any] = raw

@@ -27,12 +27,9 @@ _TEXT = ("str", "bytes")
 class Ragged:
     """Rows of different lengths. `len`, indexing by a slice, an array or one place, as of an array.
 
-    Attributes:
-        flat: The values of all rows. Text and bytes are uint8; lists of text are JSON in uint8.
-        offsets: Row `i` has the values from `offsets[i]` to `offsets[i + 1]`.
-        kind: The dtype of numbers, or "str" or "bytes".
-        inner: The shape of one value of a list; for text, `()` if a row is one text and `(None,)` if it is
-            a list of them.
+    Row `i` has the values of `flat` from `offsets[i]` to `offsets[i + 1]`. Text and bytes are uint8; lists of
+    text are JSON in uint8. `kind` is the dtype of numbers, or "str" or "bytes"; `inner` the shape of one
+    value of a list, and for text `()` if a row is one text, `(None,)` if it is a list of them.
     """
 
     def __init__(self, flat: Array, offsets: Array, *, kind: str, inner: tuple[int | None, ...] = ()) -> None:

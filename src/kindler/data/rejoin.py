@@ -28,7 +28,7 @@ def features_of(columns: Columns, batch: pa.RecordBatch | pa.Table, where: Where
     return chunk
 
 
-class Alongside:
+class OutputJoiner:
     """Joins outputs to the rows they belong to; errors count rows from `first_row`."""
 
     def __init__(self, columns: Columns, *, first_row: int = 0) -> None:

@@ -59,13 +59,8 @@ def bound(step: int, total_rows: int, steps: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """How the rows of a run are dealt.
-
-    Attributes:
-        seed: Decides where each row goes.
-        lanes: How many lanes rows are dealt to.
-        workers: How many workers there were when the run began.
-        joined: How many lanes are left once small ones are joined; None lets the number of rows decide.
+    """How the rows of a run are dealt to lanes; `joined` is how many are left once small ones are joined,
+    None lets the number of rows decide.
 
     >>> [Dealing.between(workers, seed=0).lanes for workers in (1, 2, 5, 7, 12, 24, 64)]
     [120, 120, 120, 168, 120, 120, 576]
@@ -94,7 +89,6 @@ class Dealing:
 
     @property
     def base(self) -> int:
-        """The least number of lanes that every usual number of workers shares evenly."""
         return math.lcm(self.workers, BASE)
 
     @property
@@ -186,13 +180,8 @@ class Rounds:
     """The order of an epoch: round by round, a row of every lane that has one left.
 
     As long as all lanes have rows, each epoch goes round them in another order, in which neighbours belong to
-    different workers; the rest, when some lanes have run out, goes by their numbers.
-
-    Args:
-        counts: The rows of every lane.
-        rank: Whose rows are asked for.
-        size: How many workers share the lanes.
-        seed: With the epoch, decides the order; None takes lanes and rows as they are.
+    different workers; the rest, when some lanes have run out, goes by their numbers. Without a seed, lanes
+    and rows are taken as they are.
     """
 
     def __init__(self, counts: Sequence[int], *, rank: int, size: int, seed: int | None) -> None:
@@ -287,7 +276,6 @@ class Rounds:
         return np.argsort(mine, kind="stable")
 
     def _within(self, lane: int, epoch: int) -> Array:
-        """The order in which the rows of one lane come."""
         rows = int(self._counts[lane])
         if self._seed is None:
             return np.arange(rows)
@@ -297,13 +285,8 @@ class Rounds:
 class Bucketed(Rounds):
     """`Rounds` with rows of similar length in each step.
 
-    Args:
-        counts: The rows of every lane.
-        rank: Whose rows are asked for.
-        size: How many workers share the lanes.
-        seed: With the epoch, decides the order.
-        lengths: How long each row is, those of a lane together.
-        bounds: Where each step begins, and the last one ends.
+    `lengths` has those of all rows, those of a lane together; `bounds` where each step begins, and the last
+    ends.
     """
 
     def __init__(

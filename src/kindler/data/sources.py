@@ -47,16 +47,8 @@ class Source(Protocol):
 
         The lanes of the spool say how rows were dealt. Without lanes, the rows of a worker are a lane of
         their own, and the order of an epoch depends on the number of workers. Whatever has to be written goes
-        below the worker's scratch folder, which is removed after the run.
-
-        Args:
-            worker: The worker that asks.
-            dealing: Which rows belong to whom.
-            in_order: Whether the spool must have the numbers of its rows, because they are used in that
-                order.
-
-        Raises:
-            DataError: A value cannot feed a model; names the column and the row.
+        below the worker's scratch folder, which is removed after the run. With `in_order`, the spool must
+        have the numbers of its rows, because they are used in that order.
         """
 
 

@@ -54,14 +54,12 @@ class Spool:
     The arrays are read-only views of mapped files: copy what is handed to code that may write.
 
     Attributes:
-        rows: How many rows there are.
         arrays: For each column an array of shape (rows, *shape of a row), or a `Ragged`; longer than `rows`
             only where `order` picks from it.
         order: Positions of the rows in their natural order, or None when they lie in it.
-        numbers: The number of each row, in that order: its place among the rows of all workers. None where
-            nobody knows it.
-        lanes: The lane of each row, in that order (see `dealing`); None for rows that were not dealt.
-        locate: Names the row at a place of that order, as complaints do; None where nobody knows a name.
+        numbers: The place of each row among those of all workers, in that order; None where it is not known.
+        lanes: The lane of each row, in that order (see `row_order`); None for rows that were not dealt.
+        locate: Names the row at a place of that order, as complaints do; None where there is no name.
     """
 
     def __init__(
@@ -136,7 +134,7 @@ class Spool:
         pieces = np.split(together, np.cumsum(counts)[:-1])
         return {lane: rows for lane, rows in enumerate(pieces) if len(rows)}
 
-    def mark(self, rows: Array, *, parts: int = 1) -> str:
+    def fingerprint(self, rows: Array, *, parts: int = 1) -> str:
         """A fingerprint of these rows (places in the natural order) in this order: a hash of some of them.
 
         `parts` is how many such lists the rows of all workers make; of each of many, less is read.
@@ -243,14 +241,9 @@ def _mapped_ragged(
 class SpoolWriter:
     """Writes a spool: `with SpoolWriter(folder, columns) as writer: writer.append(batch)`.
 
-    The block's end closes the files; `close()` (inside or after it) gives the Spool. When the block
-    raises, the manifest is not written and the folder stays unusable.
-
-    Args:
-        folder: Where to write; created if need be.
-        columns: What to keep of each batch.
-        rows: How many rows there will be, if that is known: fewer or more is then an error.
-        first: The place of the first of them in files that several writers fill; `whole` gives that Spool.
+    The block's end closes the files; `close()` (inside or after it) gives the Spool. When the block raises,
+    the manifest is not written and the folder stays unusable. If `rows` is given, fewer or more is an error.
+    `first` is the place of the first of them in files that several writers fill; `whole` gives that Spool.
     """
 
     def __init__(
@@ -301,7 +294,6 @@ class SpoolWriter:
     def append_arrays(
         self, values: Mapping[str, Array | pa.Array | pa.ChunkedArray | Ragged], where: Where | None = None
     ) -> None:
-        """Add rows column by column, as numpy or Arrow arrays of one length."""
         start = self.rows
         name_row = where or (lambda i: start + i)
         # All are checked before one is written, so that no column runs ahead of the others.
@@ -518,7 +510,6 @@ class _RaggedFile(_ColumnFile):
                 self._own.write(np.ascontiguousarray(rows.flat).reshape(-1).view(np.uint8).data)
 
     def join(self, before: int) -> None:
-        """Put what was written here behind the `before` values of others."""
         if self._own is not None:
             width = self._own.seek(0, os.SEEK_END) // max(1, self.values)
             self._own.seek(0)
@@ -571,7 +562,6 @@ class Member(Protocol):
 
 
 def fresh_folder(scratch: Path) -> Path:
-    """A new folder for a spool."""
     scratch.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix="spool-", dir=scratch))
 

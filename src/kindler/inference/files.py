@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kindler.data import parquet
-from kindler.data.rejoin import Alongside
+from kindler.data.rejoin import OutputJoiner
 from kindler.engine.gpus import TaskPlace, gpus_of_task
 from kindler.inference.outputs import refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
@@ -47,7 +47,7 @@ def run(worker: ScoringWorker, task_bytes: bytes) -> Sequence[bytes]:
     path = Path(task.folder) / f"part-{worker.rank:05d}.parquet"
     # By default every process would compute on all cores at once.
     predictor = task.predictor.with_threads(worker.threads)
-    rows = Alongside(predictor.columns, first_row=start)
+    rows = OutputJoiner(predictor.columns, first_row=start)
     place = TaskPlace(worker.rank, tuple(gpus_of_task()))
     scored = predictor.score(rows.features(parquet.scan(task.files, names, start, stop)), place)
     writer: pq.ParquetWriter | None = None

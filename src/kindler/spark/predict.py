@@ -26,7 +26,7 @@ from pyspark.sql.types import StructField, StructType
 
 from kindler.data.columns import Columns, unused_name
 from kindler.data.parquet import RowReader
-from kindler.data.rejoin import Alongside, features_of
+from kindler.data.rejoin import OutputJoiner, features_of
 from kindler.engine.gpus import TaskPlace
 from kindler.spark.direct_files import StoredColumns
 from kindler.spark.frames import ROW, UNNUMBERED, Where, collected, column
@@ -97,7 +97,7 @@ def _through_rows(
     names = [field.name for field in fields]
 
     def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = Alongside(scorer.columns)
+        rows = OutputJoiner(scorer.columns)
         scored = scorer.score(rows.features(batches), _place())
         for table in rows.joined(scored, names=lambda outputs: names, convert=convert):
             yield from table.to_batches()

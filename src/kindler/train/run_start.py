@@ -213,7 +213,7 @@ def _gathered(worker: Worker, mine: Any) -> list[Any]:
 
 def _marks(worker: Worker, spool: Spool, lanes: int) -> list[str]:
     """A fingerprint of the rows of each lane."""
-    own = {lane: spool.mark(rows, parts=lanes) for lane, rows in spool.by_lane(worker.rank).items()}
+    own = {lane: spool.fingerprint(rows, parts=lanes) for lane, rows in spool.by_lane(worker.rank).items()}
     marks = {int(lane): mark for part in _gathered(worker, own) for lane, mark in part.items()}
     return [marks.get(lane, "") for lane in range(lanes)]
 

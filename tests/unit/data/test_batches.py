@@ -52,7 +52,7 @@ def test_all_ranks_together_use_each_row_once(
         )
         for rank, rows in enumerate(counts)
     ]
-    epochs = [list(rank.epoch(1)) for rank in ranks]
+    epochs = [list(rank.stretch(1)) for rank in ranks]
 
     assert {len(epoch) for epoch in epochs} == {-(-sum(counts) // batch_size)}
     used = [int(y) for epoch in epochs for batch in epoch for y in batch.labels[0]]
@@ -65,7 +65,7 @@ def test_all_ranks_together_use_each_row_once(
 
 
 def test_the_natural_order_is_kept_without_shuffling() -> None:
-    batches = list(made(spool(10), shuffle=False).epoch(0))
+    batches = list(made(spool(10), shuffle=False).stretch(0))
 
     assert [batch.labels[0].tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
 
@@ -73,7 +73,7 @@ def test_the_natural_order_is_kept_without_shuffling() -> None:
 def test_a_spools_order_is_followed() -> None:
     source = spool(4, order=np.array([2, 0, 3, 1]))
 
-    assert next(made(source, shuffle=False).epoch(0)).labels[0].tolist() == [2, 0, 3, 1]
+    assert next(made(source, shuffle=False).stretch(0)).labels[0].tolist() == [2, 0, 3, 1]
 
 
 def test_shuffling_does_not_depend_on_how_rows_arrived() -> None:
@@ -82,14 +82,14 @@ def test_shuffling_does_not_depend_on_how_rows_arrived() -> None:
     arrived = Spool(
         rows=5, arrays={"x": np.stack([y, y], 1).astype(np.float32), "y": y}, order=arrival.astype(np.int64)
     )
-    plain = [batch.labels[0].tolist() for batch in made(spool(5), seed=3).epoch(2)]
+    plain = [batch.labels[0].tolist() for batch in made(spool(5), seed=3).stretch(2)]
 
-    assert [batch.labels[0].tolist() for batch in made(arrived, seed=3).epoch(2)] == plain
+    assert [batch.labels[0].tolist() for batch in made(arrived, seed=3).stretch(2)] == plain
 
 
 def test_epochs_differ_and_repeat_with_the_seed() -> None:
     def labels(seed: int, epoch: int) -> list[int]:
-        return [int(y) for batch in made(spool(50), seed=seed).epoch(epoch) for y in batch.labels[0]]
+        return [int(y) for batch in made(spool(50), seed=seed).stretch(epoch) for y in batch.labels[0]]
 
     assert labels(1, 0) == labels(1, 0)
     assert labels(1, 0) != labels(1, 1)
@@ -101,7 +101,7 @@ def test_batches_may_be_written_to(shuffle: bool) -> None:
     source = spool(4)
     for array in source.arrays.values():
         array.flags.writeable = False
-    batch = next(made(source, shuffle=shuffle).epoch(0))
+    batch = next(made(source, shuffle=shuffle).stretch(0))
     batch.features[0][:] = -1
 
     assert source.arrays["x"].min() == 0
@@ -122,7 +122,7 @@ def test_stacked_features_are_one_float32_matrix() -> None:
         labels=(Column(name="y", role="label"),),
         stack_features=True,
     )
-    (stacked,) = next(made(source, columns, shuffle=False).epoch(0)).features
+    (stacked,) = next(made(source, columns, shuffle=False).stretch(0)).features
 
     assert stacked.dtype == np.float32
     np.testing.assert_array_equal(stacked, [[1, 3, 4, 1], [2, 5, 6, 0]])
@@ -136,7 +136,7 @@ def test_a_step_without_rows_is_stacked_to_the_same_width() -> None:
     )
     batches = made(Spool(rows=0, arrays=arrays), columns, counts=[0, 3], rank=0, batch_size=2)
 
-    assert [batch.features[0].shape for batch in batches.epoch(0)] == [(0, 4), (0, 4)]
+    assert [batch.features[0].shape for batch in batches.stretch(0)] == [(0, 4), (0, 4)]
 
 
 def test_images_cannot_be_stacked() -> None:
@@ -149,7 +149,7 @@ def test_images_cannot_be_stacked() -> None:
 def test_a_label_that_is_also_a_feature_is_int64_as_a_label() -> None:
     source = Spool(rows=2, arrays={"x": np.array([1, 2], np.int8)})
     columns = Columns(features=COLUMNS.features, labels=(Column(name="x", role="label"),))
-    batch = next(made(source, columns).epoch(0))
+    batch = next(made(source, columns).stretch(0))
 
     assert (batch.features[0].dtype, batch.labels[0].dtype) == (np.int8, np.int64)
 
@@ -176,7 +176,7 @@ def gang(rows: int, size: int, *, workers: int = 1, batch_size: int = 16, **opti
 
 
 def global_batches(ranks: list[Batches], epoch: int) -> list[list[int]]:
-    steps = zip(*(rank.epoch(epoch) for rank in ranks), strict=True)
+    steps = zip(*(rank.stretch(epoch) for rank in ranks), strict=True)
     return [sorted(int(y) for batch in step for y in batch.labels[0]) for step in steps]
 
 
@@ -229,14 +229,14 @@ def test_workers_have_even_shares_of_every_step_and_none_idles(size: int) -> Non
 def test_rows_meet_other_rows_in_each_epoch() -> None:
     (batches,) = gang(1200, 1, batch_size=4)
     partners = [
-        {y for batch in seen(batches.epoch(epoch)) if 7 in batch for y in batch} for epoch in range(1, 9)
+        {y for batch in seen(batches.stretch(epoch)) if 7 in batch for y in batch} for epoch in range(1, 9)
     ]
 
     assert len(set.union(*partners)) > 20
 
 
 def test_no_thread_is_left_when_an_epoch_is_given_up() -> None:
-    epoch = made(spool(100), batch_size=1).epoch(0)
+    epoch = made(spool(100), batch_size=1).stretch(0)
     next(epoch)
     epoch.close()
 
@@ -249,7 +249,7 @@ def seen(batches: Iterable[Batch]) -> list[list[int]]:
 
 def test_a_span_is_a_piece_of_the_endless_stream_of_passes() -> None:
     batches = made(spool(10), batch_size=4)
-    stream = [*seen(batches.epoch(1)), *seen(batches.epoch(2)), *seen(batches.epoch(3))]
+    stream = [*seen(batches.stretch(1)), *seen(batches.stretch(2)), *seen(batches.stretch(3))]
 
     assert len(stream) == 3 * batches.steps
     for start in range(len(stream)):
@@ -321,5 +321,5 @@ def test_steps_of_one_size_are_taken_eight_at_a_time() -> None:
     asked: list[int] = []
     held = made(spool(96))
     held.held_by(lambda columns: [Taker(column, 1000, 4, asked) for column in columns])
-    assert len(list(held.epoch(1))) == 24
+    assert len(list(held.stretch(1))) == 24
     assert asked == [32, 32, 32]

@@ -152,14 +152,9 @@ class Unusual(Exception):
 class Entries:
     """Every feature of every record; of one record in their order.
 
-    Attributes:
-        record: The place of its record in the block.
-        key: Where its name starts, in the block's data.
-        key_size: How long its name is.
-        start: Where its values start: a Feature.
-        stop: Where they end.
-        order: They all, sorted by a mark of their names, so that one name's are found without a look at all.
-        marks: The marks in this order.
+    `record` is the place of its record in the block, `key` and `start` where its name and its Feature start
+    in the block's data. `order` has them sorted by a mark of their names, so that one name's are found
+    without a look at all; `marks` are the marks in this order.
     """
 
     record: Array
@@ -325,11 +320,9 @@ _FEWEST_ROWS = 16  # not worth a layout
 class Values:
     """One column of a block.
 
-    Attributes:
-        present: Which records have it; None for all.
-        counts: How many values each record has; one number if all have the same.
-        flat: The values of all records: int64 or float32, or the bytes of all strings.
-        sizes: For bytes, the length of each; one number if all have the same.
+    `present`: which records have it; None for all. `counts`: how many values each record has. `flat`: the
+    values of all records, int64 or float32, or the bytes of all strings, of which `sizes` has the lengths.
+    One number stands for the same of all.
     """
 
     present: Array | None

@@ -46,16 +46,11 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole records that lie one behind the other.
+    """Whole records that lie one behind the other; `data` has some zeros behind them.
 
-    Attributes:
-        file: Where they are from, for messages.
-        data: The bytes, and some zeros behind them.
-        starts: Where each record's data starts in `data`.
-        sizes: How long each record's data is.
-        first: The number of the first record in the file.
-        offset: Where `data` starts in the file.
-        offsets: Where each record starts in the file, if `data` is not as the file is.
+    `starts` and `sizes` are those of each record's data in `data`, which starts at `offset` of the file;
+    `first` is the number of the first record. `offsets`: where each record starts in the file, if `data` is
+    not as the file is.
     """
 
     file: str
