@@ -69,8 +69,8 @@ def indexed(
 
 
 def number_moments(frame: DataFrame, names: Sequence[str]) -> tuple[bool, list[Sequence[float]]]:
-    """Whether it is a column of vectors; and count, mean, sum of squared distances from it, smallest and largest
-    of each column, or of each place of the vectors."""
+    """Whether it is a column of vectors; and count, mean, sum of squared distances from it, smallest and
+    largest of each column, or of each place of the vectors."""
     kinds = [_shape(frame.schema[name].dataType, name) for name in names]
     vector = kinds[0] != "number" and len(names) == 1
     for name, kind in zip(names, kinds, strict=True):

@@ -102,7 +102,7 @@ def test_a_spool_keeps_rows_of_different_lengths_and_marks_them(tmp_path: Path) 
 
     for name, (values, _) in VALUES.items():
         assert plain(spool.arrays[name]) == values
-    assert spool.mark(np.arange(4)) != spool.mark(np.arange(4)[::-1])
+    assert spool.fingerprint(np.arange(4)) != spool.fingerprint(np.arange(4)[::-1])
     empty = Spool(rows=0, arrays={}).with_layout(spool.layout())
     assert {name: len(array) for name, array in empty.arrays.items()} == dict.fromkeys(VALUES, 0)
 

@@ -209,15 +209,15 @@ def test_a_mark_tells_rows_and_their_order_from_others() -> None:
 
     every = np.arange(10_000)
 
-    assert whole.mark(every) == Spool(rows=10_000, arrays={"y": y.copy(), "x": x.copy()}).mark(every)
+    assert whole.fingerprint(every) == Spool(rows=10_000, arrays={"y": y.copy(), "x": x.copy()}).fingerprint(every)
     arrived = Spool(rows=10_000, arrays={"x": x[::-1], "y": y[::-1]}, order=backwards)
-    assert arrived.mark(every) == whole.mark(every), "rows that arrived in another order are in their own"
+    assert arrived.fingerprint(every) == whole.fingerprint(every), "rows that arrived in another order are in their own"
     others = [
-        Spool(rows=10_000, arrays={"x": x, "y": y}, order=backwards).mark(every),
-        whole.mark(every[:-1]),
-        Spool(rows=10_000, arrays={"x": np.roll(x, 1, axis=0), "y": y}).mark(every),
-        whole.mark(every[:0]),
-        whole.mark(every[::2], parts=2),
-        whole.mark(every[1::2], parts=2),
+        Spool(rows=10_000, arrays={"x": x, "y": y}, order=backwards).fingerprint(every),
+        whole.fingerprint(every[:-1]),
+        Spool(rows=10_000, arrays={"x": np.roll(x, 1, axis=0), "y": y}).fingerprint(every),
+        whole.fingerprint(every[:0]),
+        whole.fingerprint(every[::2], parts=2),
+        whole.fingerprint(every[1::2], parts=2),
     ]
-    assert len({whole.mark(every), *others}) == 7
+    assert len({whole.fingerprint(every), *others}) == 7
