@@ -209,9 +209,13 @@ def test_a_mark_tells_rows_and_their_order_from_others() -> None:
 
     every = np.arange(10_000)
 
-    assert whole.fingerprint(every) == Spool(rows=10_000, arrays={"y": y.copy(), "x": x.copy()}).fingerprint(every)
+    assert whole.fingerprint(every) == Spool(rows=10_000, arrays={"y": y.copy(), "x": x.copy()}).fingerprint(
+        every
+    )
     arrived = Spool(rows=10_000, arrays={"x": x[::-1], "y": y[::-1]}, order=backwards)
-    assert arrived.fingerprint(every) == whole.fingerprint(every), "rows that arrived in another order are in their own"
+    assert arrived.fingerprint(every) == whole.fingerprint(every), (
+        "rows that arrived in another order are in their own"
+    )
     others = [
         Spool(rows=10_000, arrays={"x": x, "y": y}, order=backwards).fingerprint(every),
         whole.fingerprint(every[:-1]),
