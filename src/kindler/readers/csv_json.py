@@ -83,17 +83,6 @@ def read_json(
     return _read("read_json", file_path, home, num_shards, pandas_options)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ReadFile:
-    """In a worker: the name of a file becomes its rows."""
-
-    reader: _Reader
-    options: Mapping[str, Any]
-
-    def __call__(self, number: int, packed: Packed) -> Packed:
-        return pack(_frame(self.reader, unpack(packed), self.options))
-
-
 def _read(
     reader: _Reader, paths: Paths, home: str, num_shards: int | None, options: Mapping[str, Any]
 ) -> XShards:
@@ -104,7 +93,7 @@ def _read(
     what = {"read_csv": "CSV", "read_json": "JSON"}[reader]
     files: list[str] = at_home(where, partial(find, listed(paths), every_file, what))
     named = backends.put(map(pack, files), where)
-    held = named.mapped(_ReadFile(reader=reader, options=dict(options)), by_user=True)
+    held = named.mapped(partial(_read_file, reader, dict(options)), by_user=True)
     align = _alignment(held.infos, files)
     if align is not None:
         held = held.mapped(align, by_user=True)
@@ -127,6 +116,11 @@ def _check(reader: _Reader, options: Mapping[str, Any]) -> None:
         if name not in known:
             near = did_you_mean(name, known)
             raise ConfigError(f"{reader}: pandas.{reader} has no option {name!r}.{near}")
+
+
+def _read_file(reader: _Reader, options: Mapping[str, Any], number: int, packed: Packed) -> Packed:
+    """In a worker: the name of a file becomes its rows."""
+    return pack(_frame(reader, unpack(packed), options))
 
 
 def _frame(reader: _Reader, file: str, options: Mapping[str, Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -58,30 +57,21 @@ def read_parquet(
     else:
         bounds = even_bounds(files.rows, num_shards)
     ranges = backends.put(map(pack, bounds), where)
-    return XShards(ranges.mapped(_ReadRows(files, wanted), by_user=True))
+    return XShards(ranges.mapped(partial(_read_rows, files, wanted), by_user=True))
 
 
-@dataclass(frozen=True)
-class _ReadRows:
+def _read_rows(files: ParquetFiles, schema: pa.Schema, number: int, packed: Packed) -> Packed:
     """In a worker: a range of rows becomes those rows."""
-
-    files: ParquetFiles
-    schema: pa.Schema
-
-    def __call__(self, number: int, packed: Packed) -> Packed:
-        start, stop = unpack(packed)
-        try:
-            parts = [
-                self._conformed(pa.Table.from_batches([batch]))
-                for batch in parquet.scan(self.files, self.schema.names, start, stop)
-            ]
-        except (pa.ArrowException, OSError) as exc:
-            raise DataError(f"{exc}", row=self.files.locate(start)) from exc
-        return from_table(pa.concat_tables([self.schema.empty_table(), *parts]).combine_chunks())
-
-    def _conformed(self, table: pa.Table) -> pa.Table:
-        # Without the notes that came with the file: they could name cells to unpickle.
-        return frames.conform(frames.plain(from_table(table.replace_schema_metadata(None))), self.schema)
+    start, stop = unpack(packed)
+    parts = [schema.empty_table()]
+    try:
+        for batch in parquet.scan(files, schema.names, start, stop):
+            # Without the notes that came with the file: they could name cells to unpickle.
+            table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
+            parts.append(frames.conform(frames.plain(from_table(table)), schema))
+    except (pa.ArrowException, OSError) as exc:
+        raise DataError(f"{exc}", row=files.locate(start)) from exc
+    return from_table(pa.concat_tables(parts).combine_chunks())
 
 
 def _inspect(given: list[str]) -> ParquetFiles:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,16 +47,11 @@ def read_tfrecord(
     ask = partial(plan, listed(file_path), schema, **options)
     planned: Plan = at_home(where, ask)
     named = backends.put(map(pack, planned.files), where)
-    shards = XShards(named.mapped(_ReadRecords(planned), by_user=True))
+    shards = XShards(named.mapped(partial(_read_records, planned), by_user=True))
     return shards if num_shards is None else shards.repartition(num_shards)
 
 
-@dataclass(frozen=True)
-class _ReadRecords:
+def _read_records(planned: Plan, number: int, packed: Packed) -> Packed:
     """In a worker: the name of a file becomes its rows."""
-
-    planned: Plan
-
-    def __call__(self, number: int, packed: Packed) -> Packed:
-        table = pa.Table.from_batches(batches(self.planned, unpack(packed)), self.planned.schema)
-        return from_table(frames.plain(from_table(table.replace_schema_metadata(None))))
+    table = pa.Table.from_batches(batches(planned, unpack(packed)), planned.schema)
+    return from_table(frames.plain(from_table(table.replace_schema_metadata(None))))

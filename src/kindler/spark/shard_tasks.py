@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -114,116 +113,86 @@ def same(number: int, packed: Packed) -> Packed:
     return packed
 
 
-@dataclass(frozen=True, kw_only=True)
-class MapShards:
+Numbers: TypeAlias = dict[int, int] | None
+"""Number of a shard in the frame -> its own, where they differ."""
+
+
+def map_shards(work: Work, numbers: Numbers, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Each shard made into another. The user's code fails as a value: Spark has no stack to print."""
+    for shard, _, packed in shards_in(batches):
+        number = shard if numbers is None else numbers[shard]
+        try:
+            made = work(number, packed)
+        except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
+            made = _failed(exc)
+        yield from pieces_of(number, made)
 
-    work: Work
-    numbers: dict[int, int] | None
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for shard, _, packed in shards_in(batches):
-            number = shard if self.numbers is None else self.numbers[shard]
+def cut_shards(cut: Cut, numbers: Numbers, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for shard, _, packed in shards_in(batches):
+        number = shard if numbers is None else numbers[shard]
+        try:
+            for target, piece in cut(number, packed):
+                yield from pieces_of(target, piece, number)
+        except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
+            yield from pieces_of(0, _failed(exc), number)
+
+
+def combine(pairs: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The pieces of each shard as one; or, as `pairs`, as a tuple."""
+    for shard, group in groupby(shards_in(batches), key=lambda found: found[0]):
+        pieces = [packed for _, _, packed in group]
+        made = next((piece for piece in pieces if piece.info.kind == "error"), None)
+        if made is None:
             try:
-                made = self.work(number, packed)
+                made = pack(tuple(map(unpack, pieces))) if pairs else rows.joined(pieces)
             except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
                 made = _failed(exc)
-            yield from pieces_of(number, made)
+        yield from pieces_of(shard, made)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CutShards:
-    cut: Cut
-    numbers: dict[int, int] | None
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for shard, _, packed in shards_in(batches):
-            number = shard if self.numbers is None else self.numbers[shard]
-            try:
-                for target, piece in self.cut(number, packed):
-                    yield from pieces_of(target, piece, number)
-            except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
-                yield from pieces_of(0, _failed(exc), number)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Combine:
-    """The pieces of each shard as one; or, as `pairs`, as a tuple."""
-
-    pairs: bool = False
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for shard, pieces in groupby(shards_in(batches), key=lambda found: found[0]):
-            yield from pieces_of(shard, self._combined([packed for _, _, packed in pieces]))
-
-    def _combined(self, pieces: Sequence[Packed]) -> Packed:
-        for piece in pieces:
-            if piece.info.kind == "error":
-                return piece
-        try:
-            return pack(tuple(map(unpack, pieces))) if self.pairs else rows.joined(pieces)
-        except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
-            return _failed(exc)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NumberedRows:
+def numbered_rows(
+    schema: pa.Schema, numbers: Numbers, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Frames as rows, each with its place in the collection."""
-
-    schema: pa.Schema
-    numbers: dict[int, int] | None
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for shard, _, packed in shards_in(batches):
-            table = without_nulls(frames.conform(frames.plain(packed), self.schema))
-            number = shard if self.numbers is None else self.numbers[shard]
-            row = place_column(self.schema.names)
-            yield from table.append_column(row, place(number, table.num_rows)).to_batches()
+    row = place_column(schema.names)
+    for shard, _, packed in shards_in(batches):
+        table = without_nulls(frames.conform(frames.plain(packed), schema))
+        number = shard if numbers is None else numbers[shard]
+        yield from table.append_column(row, place(number, table.num_rows)).to_batches()
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrameRows:
-    schema: pa.Schema
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in _parts_in(batches):
-            if part.info.rows:
-                table = frames.conform(frames.plain(part, self.schema.names), self.schema)
-                yield from without_nulls(table).to_batches()
+def frame_rows(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for part in _parts_in(batches):
+        if part.info.rows:
+            table = frames.conform(frames.plain(part, schema.names), schema)
+            yield from without_nulls(table).to_batches()
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackedRows:
-    names: tuple[str, ...]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in _parts_in(batches):
-            if part.info.rows:
-                stored = {column.name: column.stored for column in columns_of(part.info)}
-                columns = {name: part.table.column(stored[name]).cast(pa.binary()) for name in self.names}
-                yield from pa.table(columns).to_batches()
+def packed_rows(names: Sequence[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Arrays as rows of binary cells."""
+    for part in _parts_in(batches):
+        if part.info.rows:
+            stored = {column.name: column.stored for column in columns_of(part.info)}
+            columns = {name: part.table.column(stored[name]).cast(pa.binary()) for name in names}
+            yield from pa.table(columns).to_batches()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Encode:
+def encode(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of a partition as one shard, written while they come."""
+    from pyspark import TaskContext
 
-    schema: pa.Schema
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        shard = context.partitionId() if context is not None else 0
-        count, part, chunk = 0, 0, b""
-        for table in _gathered(batches, self.schema):
-            if part:
-                yield _piece(shard, 0, part - 1, "frame", None, chunk)
-            chunk = stream(table)
-            count, part = count + table.num_rows, part + 1
+    context = TaskContext.get()
+    shard = context.partitionId() if context is not None else 0
+    count, part, chunk = 0, 0, b""
+    for table in _gathered(batches, schema):
         if part:
-            about = Info("frame", count, name="DataFrame", schema=self.schema).to_bytes()
-            yield _piece(shard, 0, part - 1, "frame", about, chunk)
+            yield _piece(shard, 0, part - 1, "frame", None, chunk)
+        chunk = stream(table)
+        count, part = count + table.num_rows, part + 1
+    if part:
+        about = Info("frame", count, name="DataFrame", schema=schema).to_bytes()
+        yield _piece(shard, 0, part - 1, "frame", about, chunk)
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -19,8 +19,8 @@ import json
 import pickle
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
@@ -41,14 +41,14 @@ from kindler.spark.sent_tasks import sent_task
 from kindler.spark.session import is_connect
 from kindler.spark.shard_tasks import (
     SCHEMA,
-    Combine,
-    CutShards,
-    Encode,
-    FrameRows,
-    MapShards,
-    NumberedRows,
-    PackedRows,
+    combine,
+    cut_shards,
+    encode,
+    frame_rows,
+    map_shards,
     not_null,
+    numbered_rows,
+    packed_rows,
     pieces_of,
     rows_of_element,
     same,
@@ -115,7 +115,7 @@ class SparkShards:
         unnamed = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
         if count is not None:
             unnamed = unnamed.repartition(count)
-        made = SparkShards(unnamed.mapInArrow(sent_task(Encode(schema=schema)), SCHEMA))
+        made = SparkShards(unnamed.mapInArrow(_task(encode, schema), SCHEMA))
         return made if made.infos else SparkShards.of(frame.sparkSession, [from_table(schema.empty_table())])
 
     @staticmethod
@@ -150,7 +150,7 @@ class SparkShards:
         return self.frame.sparkSession
 
     def mapped(self, work: Work, *, by_user: bool = False) -> SparkShards:
-        task = sent_task(MapShards(work=work, numbers=self._index()))
+        task = _task(map_shards, work, self._index())
         try:
             return SparkShards(self.frame.mapInArrow(task, SCHEMA))
         except (pickle.PicklingError, PySparkException, Py4JJavaError) as exc:
@@ -165,8 +165,8 @@ class SparkShards:
             raise WorkerLost(f"Spark gave up on its task ({line})", rank=None, host="the cluster") from None
 
     def exchanged(self, cut: Cut, count: int) -> SparkShards:
-        pieces = self.frame.mapInArrow(sent_task(CutShards(cut=cut, numbers=self._index())), SCHEMA)
-        return SparkShards(_placed(pieces, count).mapInArrow(sent_task(Combine()), SCHEMA))
+        pieces = self.frame.mapInArrow(_task(cut_shards, cut, self._index()), SCHEMA)
+        return SparkShards(_placed(pieces, count).mapInArrow(_task(combine, False), SCHEMA))
 
     def zipped(self, other: SparkShards) -> SparkShards:
         sides = [
@@ -174,7 +174,7 @@ class SparkShards:
             for number, side in enumerate((self, other))
         ]
         pieces = _placed(sides[0].union(sides[1]), len(self.infos))
-        return SparkShards(pieces.mapInArrow(sent_task(Combine(pairs=True)), SCHEMA))
+        return SparkShards(pieces.mapInArrow(_task(combine, True), SCHEMA))
 
     def queried(self, operation: Query, *arguments: Any) -> SparkShards:
         rows = sum(info.rows for info in self.infos)
@@ -191,20 +191,20 @@ class SparkShards:
 
     def spark_frame(self, names: Sequence[str] | None = None) -> DataFrame:
         schema = frames.schema_of([info for info in self.infos if info.rows] or self.infos, names)
-        return self.frame.mapInArrow(sent_task(FrameRows(schema=schema)), spark_schema(schema))
+        return self.frame.mapInArrow(_task(frame_rows, schema), spark_schema(schema))
 
     def native(self) -> DataFrame:
         """The rows of frames as a Spark DataFrame, each with its place in the collection."""
         schema = self.schema()
         numbered = schema.append(pa.field(shard_frames.place_column(schema.names), pa.int64()))
-        task = sent_task(NumberedRows(schema=schema, numbers=self._index()))
+        task = _task(numbered_rows, schema, self._index())
         return self.frame.mapInArrow(task, spark_schema(numbered))
 
     def packed_frame(self, names: Sequence[str]) -> DataFrame:
         """A row of arrays is a row, and each array's part of it one binary cell; arrays by their flat
         names."""
         schema = pa.schema({name: pa.binary() for name in names})
-        return self.frame.mapInArrow(sent_task(PackedRows(names=tuple(names))), spark_schema(schema))
+        return self.frame.mapInArrow(_task(packed_rows, tuple(names)), spark_schema(schema))
 
     def keep(self) -> None:
         if not self._kept:
@@ -238,7 +238,11 @@ class SparkShards:
         index = self._index()
         if index is None:
             return self.frame
-        return self.frame.mapInArrow(sent_task(MapShards(work=same, numbers=index)), SCHEMA)
+        return self.frame.mapInArrow(_task(map_shards, same, index), SCHEMA)
+
+
+def _task(function: Callable[..., Any], *arguments: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    return sent_task(partial(function, *arguments))
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

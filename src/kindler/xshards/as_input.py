@@ -149,9 +149,9 @@ def _files(shards: XShards, chosen: Chosen) -> ShardSource:
     held = shards._ready()
     if not isinstance(held, LocalShards):
         raise TypeError("only local shards are files.")
-    held.stored.load_check()
+    held.check()
     return ShardSource(
-        folder=str(held.stored.folder.path),
+        folder=str(held.folder.path),
         infos=held.infos,
         columns=chosen.columns,
         schema=chosen.schema,

@@ -291,7 +291,8 @@ class XShards:
         sizes = [info.rows for info in infos]
         bounds = pytree.even_bounds(sum(sizes), num_partitions)
         empty = [target for target, (start, stop) in enumerate(bounds) if start == stop]
-        return XShards(held.exchanged(shard_ops.ByRows(rows.overlaps(sizes, bounds), empty), num_partitions))
+        pieces = partial(shard_ops.cut_by_rows, rows.overlaps(sizes, bounds), empty)
+        return XShards(held.exchanged(pieces, num_partitions))
 
     def partition_by(self, cols: str | Sequence[str], num_partitions: int | None = None) -> XShards:
         """Repartition DataFrames by the hash of a key, so that all rows of a key are in one shard.
@@ -305,7 +306,7 @@ class XShards:
         schema = frames.schema_of(held.infos, names, "partition_by")
         count = len(held.infos) if num_partitions is None else num_partitions
         pytree.even_bounds(0, count)
-        return XShards(held.exchanged(shard_ops.ByHash(tuple(names), schema, count), count))
+        return XShards(held.exchanged(partial(shard_ops.cut_by_hash, names, schema, count), count))
 
     def split(self) -> list[XShards]:
         """Split shards that are tuples or lists of length n into n collections."""
@@ -596,12 +597,14 @@ class XShards:
             )
         bounds = pytree.even_bounds(len(held.infos), count)
         targets = [target for target, (start, stop) in enumerate(bounds) for _ in range(start, stop)]
-        return XShards(held.exchanged(shard_ops.Grouped(targets), count).mapped(shard_ops.opened))
+        return XShards(
+            held.exchanged(partial(shard_ops.cut_to_lists, targets), count).mapped(shard_ops.opened)
+        )
 
 
 def _transformed(held: ShardBackend, todo: tuple[shard_ops.Step, ...]) -> ShardBackend:
     with shipping_to(held.home):
-        return held.mapped(shard_ops.Transform(todo), by_user=True)
+        return held.mapped(partial(shard_ops.transformed, todo), by_user=True)
 
 
 def _rows_to_cut(data: Any) -> int:

@@ -23,7 +23,6 @@ from kindler.data.shards.backend import (
     Cut,
     Query,
     ShardFolder,
-    StoredShards,
     Work,
     shard_error,
     shard_path,
@@ -37,6 +36,7 @@ from kindler.engine.job import Job, equal_ranks
 from kindler.engine.monitor import Listener
 from kindler.engine.output import print_line
 from kindler.engine.worker import describe
+from kindler.errors import ConfigError
 from kindler.xshards.shared_value import session, shipping_to
 
 _NEVER_S = 1e9  # how long a user's function may take is the user's business
@@ -49,31 +49,44 @@ class LocalShards:
 
     home = "local"
 
-    def __init__(self, stored: StoredShards) -> None:
-        self._stored = stored
+    def __init__(self, folder: ShardFolder, infos: Iterable[Info]) -> None:
+        self.folder, self._infos, self.is_kept = folder, tuple(infos), True
 
     @staticmethod
     def of(shards: Iterable[Packed]) -> LocalShards:
-        return LocalShards(StoredShards.of(shards))
+        """Write shards to files, one after the other."""
+        folder = ShardFolder()
+        infos = []
+        try:
+            for number, packed in enumerate(shards):
+                write(packed, shard_path(folder.path, number))
+                infos.append(packed.info)
+                del packed  # before the next one is made
+        except BaseException:
+            folder.delete()
+            raise
+        pa.default_memory_pool().release_unused()  # Arrow would keep the size of a few shards
+        return LocalShards(folder, infos)
 
     @property
     def infos(self) -> tuple[Info, ...]:
-        return self._stored.infos
-
-    @property
-    def is_kept(self) -> bool:
-        return not self._stored.freed
+        return self._infos
 
     def load(self, numbers: Sequence[int]) -> Iterator[Packed]:
-        return (self._stored.load(number) for number in numbers)
+        for number in numbers:
+            self.check()
+            yield read(self._infos[number], shard_path(self.folder.path, number))
 
-    @property
-    def stored(self) -> StoredShards:
-        return self._stored
+    def check(self) -> None:
+        if not self.is_kept:
+            raise ConfigError(
+                "these shards were freed by uncache().\n"
+                "Hint: keep what you need later, or create the collection again."
+            )
 
     def worked(self, work: Work, job: Job, listener: Listener) -> LocalShards:
         """Each shard made into another by workers such as `job` describes, whatever it says they do."""
-        return LocalShards(_in_workers(self._stored, work, job, listener))
+        return _in_workers(self, work, job, listener)
 
     def mapped(self, work: Work, *, by_user: bool = False) -> LocalShards:
         if by_user:
@@ -109,10 +122,11 @@ class LocalShards:
     def keep(self) -> None: ...
 
     def free(self) -> None:
-        self._stored.free()
+        self.is_kept = False
+        self.folder.delete()
 
     def _all(self) -> Iterator[tuple[int, Packed]]:
-        return ((number, self._stored.load(number)) for number in range(len(self.infos)))
+        return enumerate(self.load(range(len(self.infos))))
 
     def _table(self) -> pa.Table:
         return frames.whole([frames.plain(packed) for _, packed in self._all()])
@@ -133,21 +147,21 @@ class _ShardTask:
     work: Work
 
 
-def _in_workers(stored: StoredShards, work: Work, job: Job, listener: Listener) -> StoredShards:
+def _in_workers(shards: LocalShards, work: Work, job: Job, listener: Listener) -> LocalShards:
     """Each shard made into another one by worker processes; the first error of the user's code is raised."""
     folder = ShardFolder()
-    stored.load_check()
+    shards.check()
     task = _ShardTask(
-        source=str(stored.folder.path),
+        source=str(shards.folder.path),
         target=str(folder.path),
-        infos=tuple(info.to_bytes() for info in stored.infos),
+        infos=tuple(info.to_bytes() for info in shards.infos),
         work=work,
     )
     try:
         settings = replace(job.settings, stall_timeout_s=_NEVER_S)
         job = replace(
             job,
-            ranks=equal_ranks(_TARGET, max(1, min(job.size, len(stored.infos)))),
+            ranks=equal_ranks(_TARGET, max(1, min(job.size, len(shards.infos)))),
             buffers=(_pickled(task),),
             settings=settings,
         )
@@ -163,7 +177,7 @@ def _in_workers(stored: StoredShards, work: Work, job: Job, listener: Listener) 
     except BaseException:
         folder.delete()
         raise
-    return StoredShards(folder, [infos[number] for number in range(len(stored.infos))])
+    return LocalShards(folder, [infos[number] for number in range(len(shards.infos))])
 
 
 def _pickled(task: _ShardTask) -> bytes:

@@ -18,56 +18,41 @@ from kindler.xshards.shared_value import unwrapped
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-@dataclass(frozen=True)
-class Transform:
-    steps: tuple[Step, ...]
-
-    def __call__(self, number: int, packed: Packed) -> Packed:
-        thing = unpack(packed)
-        for function, arguments in self.steps:
-            thing = function(thing, *(unwrapped(argument) for argument in arguments))
-        return pack(thing)
+def transformed(steps: Sequence[Step], number: int, packed: Packed) -> Packed:
+    """The user's functions, one after the other."""
+    thing = unpack(packed)
+    for function, arguments in steps:
+        thing = function(thing, *(unwrapped(argument) for argument in arguments))
+    return pack(thing)
 
 
-@dataclass(frozen=True)
-class ByRows:
+def cut_by_rows(
+    pieces: Sequence[Sequence[tuple[int, int, int]]], empty: Sequence[int], number: int, packed: Packed
+) -> Iterable[tuple[int, Packed]]:
     """Pieces by row numbers; see `rows.overlaps`. Every new shard gets a piece, possibly an empty one."""
-
-    pieces: Sequence[Sequence[tuple[int, int, int]]]
-    empty: Sequence[int]
-
-    def __call__(self, number: int, packed: Packed) -> Iterable[tuple[int, Packed]]:
-        if number == 0:
-            yield from ((target, rows.cut(packed, 0, 0)) for target in self.empty)
-        for target, start, stop in self.pieces[number]:
-            yield target, rows.cut(packed, start, stop)
+    if number == 0:
+        yield from ((target, rows.cut(packed, 0, 0)) for target in empty)
+    for target, start, stop in pieces[number]:
+        yield target, rows.cut(packed, start, stop)
 
 
-@dataclass(frozen=True)
-class ByHash:
-    columns: tuple[str, ...]
-    schema: pa.Schema
-    count: int
-
-    def __call__(self, number: int, packed: Packed) -> Iterable[tuple[int, Packed]]:
-        table = frames.conform(frames.plain(packed, self.columns), self.schema)
-        targets = rows.column_hashes([table.column(name) for name in self.columns]) % np.uint64(self.count)
-        order = np.argsort(targets, kind="stable")
-        edges = np.searchsorted(targets[order], np.arange(self.count + 1, dtype=np.uint64))
-        for target in range(self.count):
-            chosen = order[edges[target] : edges[target + 1]]
-            if len(chosen) or number == 0:
-                yield target, rows.taken(packed, chosen)
+def cut_by_hash(
+    columns: Sequence[str], schema: pa.Schema, count: int, number: int, packed: Packed
+) -> Iterable[tuple[int, Packed]]:
+    """Pieces by the values of columns."""
+    table = frames.conform(frames.plain(packed, columns), schema)
+    targets = rows.column_hashes([table.column(name) for name in columns]) % np.uint64(count)
+    order = np.argsort(targets, kind="stable")
+    edges = np.searchsorted(targets[order], np.arange(count + 1, dtype=np.uint64))
+    for target in range(count):
+        chosen = order[edges[target] : edges[target + 1]]
+        if len(chosen) or number == 0:
+            yield target, rows.taken(packed, chosen)
 
 
-@dataclass(frozen=True)
-class Grouped:
-    """Groups whole objects into lists."""
-
-    targets: Sequence[int]
-
-    def __call__(self, number: int, packed: Packed) -> Iterable[tuple[int, Packed]]:
-        yield self.targets[number], pack([_Whole(unpack(packed))])
+def cut_to_lists(targets: Sequence[int], number: int, packed: Packed) -> Iterable[tuple[int, Packed]]:
+    """Whole objects, to be put together in lists."""
+    yield targets[number], pack([_Whole(unpack(packed))])
 
 
 @dataclass(frozen=True)
@@ -78,7 +63,7 @@ class _Whole:
 
 
 def opened(number: int, packed: Packed) -> Packed:
-    """Unwraps the objects that `Grouped` put together, as a list."""
+    """Unwraps the objects that `cut_to_lists` put together, as a list."""
     return pack([whole.thing for whole in unpack(packed)])
 
 

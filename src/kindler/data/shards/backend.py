@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import pyarrow as pa
 
 from kindler import temporary
-from kindler.data.shards.codec import Info, Packed, read, write
+from kindler.data.shards.codec import Info, Packed
 from kindler.errors import ConfigError, KindlerError, revive, worker_error
 
 Work: TypeAlias = Callable[[int, Packed], Packed]
@@ -106,42 +106,3 @@ class ShardFolder:
 
 def shard_path(folder: str | os.PathLike[str], number: int) -> Path:
     return Path(folder) / f"{number:06d}.shard"
-
-
-class StoredShards:
-    """Shards that lie in files: `infos` says what they are, `load` maps them."""
-
-    def __init__(self, folder: ShardFolder, infos: Sequence[Info]) -> None:
-        self.folder = folder
-        self.infos = tuple(infos)
-        self.freed = False
-
-    @staticmethod
-    def of(shards: Iterable[Packed]) -> StoredShards:
-        folder = ShardFolder()
-        infos = []
-        try:
-            for number, packed in enumerate(shards):
-                write(packed, shard_path(folder.path, number))
-                infos.append(packed.info)
-                del packed  # before the next one is made
-        except BaseException:
-            folder.delete()
-            raise
-        pa.default_memory_pool().release_unused()  # Arrow would keep the size of a few shards
-        return StoredShards(folder, infos)
-
-    def load(self, number: int) -> Packed:
-        self.load_check()
-        return read(self.infos[number], shard_path(self.folder.path, number))
-
-    def load_check(self) -> None:
-        if self.freed:
-            raise ConfigError(
-                "these shards were freed by uncache().\n"
-                "Hint: keep what you need later, or create the collection again."
-            )
-
-    def free(self) -> None:
-        self.freed = True
-        self.folder.delete()
