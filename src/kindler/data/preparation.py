@@ -138,6 +138,20 @@ class PreparedRows:
     padded: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A batch as it comes: its columns, what names a row, and what ragged columns are padded to."""
+
+    raw: Mapping[str, Any]
+    rows: int
+    where: Where
+    widths: Mapping[str, int]
+
+    @property
+    def span(self) -> str:
+        return f"{self.where(0)} to {self.where(self.rows - 1)}"
+
+
 class Preparer:
     """Does what a `Preparation` says to one batch after the other, from any thread.
 
@@ -201,13 +215,19 @@ class Preparer:
         what ragged columns are padded to, where other workers have longer rows of the same step.
         """
         function, collate = self._own_functions()
+        batch = _Rows(raw, rows, where, widths or {})
         made: Mapping[str, Any] = raw
         if function is not None:
             drawn = np.zeros(rows, np.int64) if numbers is None else numbers
-            made = self._transformed(function, raw, rows, where, epoch, drawn)
+            by_batch = getattr(function, "of_batch", None)
+            by_batch = function.function if isinstance(function, batched) else by_batch
+            if by_batch is not None:
+                made = self._by_batch(by_batch, batch, RowRandoms(self._seed, epoch, drawn))
+            else:
+                made = self._by_row(function, batch, epoch, drawn)
         if collate is not None:
-            made = self._collated(collate, made, rows, where)
-        return self._arranged(raw, made, rows, where, widths or {}, collated=collate is not None)
+            made = self._collated(collate, made, batch)
+        return self._arranged(made, batch, collated=collate is not None)
 
     def _own_functions(self) -> tuple[Any, Any]:
         if self._copies is None:
@@ -217,19 +237,13 @@ class Preparer:
         functions: tuple[Any, Any] = self._local.functions
         return functions
 
-    def _transformed(
-        self, function: Any, raw: Mapping[str, Any], rows: int, where: Where, epoch: int, numbers: Array
-    ) -> dict[str, Any]:
-        by_batch = function.function if isinstance(function, batched) else getattr(function, "of_batch", None)
-        if by_batch is not None:
-            return self._by_batch(by_batch, raw, rows, where, epoch, numbers)
-        columns = {name: _listed(values) for name, values in raw.items()}
-        names, random = list(columns), RowRandom(self._seed)
-        argument = _chance_argument(function)
+    def _by_row(self, function: Any, batch: _Rows, epoch: int, numbers: Array) -> dict[str, Any]:
+        columns = {name: _listed(values) for name, values in batch.raw.items()}
+        random, argument, where = RowRandom(self._seed), _chance_argument(function), batch.where
         made: list[Mapping[str, Any]] = []
         for i, values in enumerate(zip(*columns.values(), strict=True)):
             chance = {} if argument is None else {argument: random.of(epoch, int(numbers[i]))}
-            row = dict(zip(names, values, strict=True))
+            row = dict(zip(columns, values, strict=True))
             try:
                 made.append(_called(function, row, chance))
             except Exception as exc:  # noqa: BLE001 (raised again, with the row)
@@ -242,49 +256,34 @@ class Preparer:
                 )
         return {name: [row[name] for row in made] for name in made[0]}
 
-    def _by_batch(
-        self, function: Any, raw: Mapping[str, Any], rows: int, where: Where, epoch: int, numbers: Array
-    ) -> dict[str, Any]:
+    def _by_batch(self, function: Any, batch: _Rows, randoms: RowRandoms) -> dict[str, Any]:
         argument = _chance_argument(function)
-        chance = {} if argument is None else {argument: RowRandoms(self._seed, epoch, numbers)}
-        given = {
-            name: values.rows() if isinstance(values, Ragged) else values for name, values in raw.items()
-        }
+        columns = {n: v.rows() if isinstance(v, Ragged) else v for n, v in batch.raw.items()}
         try:
-            made = _called(function, given, chance)
+            made = _called(function, columns, {} if argument is None else {argument: randoms})
         except Exception as exc:  # noqa: BLE001 (raised again, with the rows)
             position = getattr(exc, "position", None)
-            place = f"{where(0)} to {where(rows - 1)}" if position is None else where(position)
-            self._raise(exc, self._argument, place)
-        self._check_dict(made, self._argument, where(0))
-        self._check_rows(made, rows, self._argument)
+            self._raise(exc, self._argument, batch.span if position is None else batch.where(position))
+        self._check_dict(made, self._argument, batch.where(0))
+        self._check_rows(made, batch.rows, self._argument)
         return dict(made)
 
-    def _collated(self, collate: Any, made: Mapping[str, Any], rows: int, where: Where) -> dict[str, Any]:
+    def _collated(self, collate: Any, made: Mapping[str, Any], batch: _Rows) -> dict[str, Any]:
         columns = {name: _listed(values) for name, values in made.items()}
-        given = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         try:
-            batch = collate(given)
+            arrays = collate(rows)
         except Exception as exc:  # noqa: BLE001 (raised again, with the rows)
-            self._raise(exc, "collate", f"{where(0)} to {where(rows - 1)}")
-        self._check_dict(batch, "collate", where(0))
-        batch = {name: _as_array(values) for name, values in batch.items()}
-        self._check_rows(batch, rows, "collate")
-        kept = {name: made[name] for name in self._label_names if name in made and name not in batch}
-        return {**batch, **kept}
+            self._raise(exc, "collate", batch.span)
+        self._check_dict(arrays, "collate", batch.where(0))
+        arrays = {name: _as_array(values) for name, values in arrays.items()}
+        self._check_rows(arrays, batch.rows, "collate")
+        kept = {name: made[name] for name in self._label_names if name in made and name not in arrays}
+        return {**arrays, **kept}
 
-    def _arranged(
-        self,
-        raw: Mapping[str, Any],
-        made: Mapping[str, Any],
-        rows: int,
-        where: Where,
-        widths: Mapping[str, int],
-        *,
-        collated: bool,
-    ) -> PreparedRows:
+    def _arranged(self, made: Mapping[str, Any], batch: _Rows, *, collated: bool) -> PreparedRows:
         """Every column as one array, features first to last, then their masks, and the labels."""
-        result, masks = PreparedRows(), dict[str, Array]()
+        result, masks, raw = PreparedRows(), dict[str, Array](), batch.raw
         if made is raw:
             names = [column.name for column in self._columns.features]
         else:
@@ -298,7 +297,7 @@ class Preparer:
                 " labels are what the model takes."
             )
         for name in names:
-            array, mask = self._column(name, made[name], raw, "feature", where, widths, collated=collated)
+            array, mask = self._column(name, made[name], batch, "feature", collated)
             result.features[name] = array
             if mask is not None:
                 result.padded.append(name)
@@ -314,42 +313,34 @@ class Preparer:
         result.padded += masks
         for name in self._label_names:
             values = made[name] if name in made else raw[name]
-            array, mask = self._column(
-                name, values, raw, "label", where, widths, collated=collated and name in made
-            )
+            array, mask = self._column(name, values, batch, "label", collated and name in made)
             result.labels[name] = array
             result.padded += [name] if mask is not None else []
         return result
 
     def _column(
-        self,
-        name: str,
-        values: Any,
-        raw: Mapping[str, Any],
-        role: Literal["feature", "label"],
-        where: Where,
-        widths: Mapping[str, int],
-        *,
-        collated: bool,
+        self, name: str, values: Any, batch: _Rows, role: Literal["feature", "label"], collated: bool
     ) -> tuple[Array, Array | None]:
-        known = self._known.get(name)
+        known, raw = self._known.get(name), batch.raw.get(name)
         column = Column(name=name, role=role, allow_nan=known is not None and known.allow_nan)
-        if name in raw and values is raw[name] and isinstance(values, np.ndarray):
-            as_asked = role == "feature" or (known is not None and known.dtype is not None)
-            return (values if as_asked else _label(values)), None
+        if values is raw and isinstance(values, np.ndarray):
+            # Integer labels are int64, also where the column is a feature too and is kept as one.
+            wide = role == "label" and (known is None or known.dtype is None) and values.dtype.kind in "iu"
+            return (values.astype(np.int64, copy=False) if wide else values), None
         pad = None if collated else rule_for(self._preparation.pad, name)
         rows: Any = values
         if not isinstance(values, Ragged) or values.is_text:
             listed = values.rows() if isinstance(values, Ragged) else values
-            rows = gathered(listed, self._as_lists(pad, raw.get(name)))
+            rows = gathered(listed, self._as_lists(pad, raw))
         if isinstance(rows, Ragged) and pad is not None:
             fill = fill_value(self._preparation.pad_value, name, rows, role)
-            array, mask = padded(rows, pad, fill, width=widths.get(name), column=name, where=where)
-            return self._checked(array, column, where), mask
+            width = batch.widths.get(name)
+            array, mask = padded(rows, pad, fill, width=width, column=name, where=batch.where)
+            return self._checked(array, column, batch.where), mask
         even: Array | None = rows.even() if isinstance(rows, Ragged) else rows
         if even is None:
-            raise self._uneven(column, values, where)
-        return self._checked(even, column, where), None
+            raise _uneven(name, values, batch.where)
+        return self._checked(even, column, batch.where), None
 
     def _as_lists(self, pad: Any, before: Any) -> AsLists:
         """Which values of a column become ragged rows, so that whether it is padded depends on no batch."""
@@ -360,32 +351,22 @@ class Preparer:
         return "never" if isinstance(before, np.ndarray) else "lists"
 
     def _checked(self, array: Array, column: Column, where: Where) -> Array:
-        if array.dtype.kind in "OUS":
-            if not self._preparation.text:
-                raise DataError(
-                    "is text or bytes when it comes to the model, which takes numbers.\nHint: make numbers of"
-                    " it in transform or collate.",
-                    column=column.name,
-                    row=where(0),
-                )
-            return array if array.dtype == object else array.astype(object)
-        return conform(array, column, where=where)
-
-    def _uneven(self, column: Column, values: Any, where: Where) -> DataError:
-        shapes = [np.shape(value) for value in (values.rows() if isinstance(values, Ragged) else values)]
-        odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
-        return DataError(
-            f"has shape {shapes[odd]} where row {where(0)} of the same batch has {shapes[0]}; the rows of a"
-            ' batch become one array.\nHint: pad="batch" or pad=n pads them, with a mask; a transform can cut'
-            " or resize them; and collate can make the batch as you like.",
-            column=column.name,
-            row=where(odd),
-        )
+        if array.dtype.kind not in "OUS":
+            return conform(array, column, where=where)
+        if not self._preparation.text:
+            raise DataError(
+                "is text or bytes when it comes to the model, which takes numbers.\nHint: make numbers of"
+                " it in transform or collate.",
+                column=column.name,
+                row=where(0),
+            )
+        return array.astype(object, copy=False)
 
     def _check_dict(self, made: Any, who: str, row: int | str) -> None:
         if not isinstance(made, Mapping) or not made or not all(isinstance(name, str) for name in made):
+            shown = "an empty dict" if isinstance(made, Mapping) and not made else f"a {type(made).__name__}"
             raise ConfigError(
-                f"{who} returned {_shown(made)} for row {row}; it must return a dict of columns by name.\n"
+                f"{who} returned {shown} for row {row}; it must return a dict of columns by name.\n"
                 f'Hint: {who}=lambda row: {{"{self._columns.features[0].name}": ...}}.'
             )
 
@@ -407,17 +388,27 @@ class Preparer:
         if isinstance(exc, KindlerError):
             raise DataError(f"{exc} ({place})") from exc
         said = f"{first_line(exc) if str(exc) else type(exc).__name__} ({place})"
-        hint = _hint(exc, self._trains, self._label_names)
+        hint = ""
+        if isinstance(exc, KeyError) and not self._trains and not self._label_names:
+            hint = (
+                "\nHint: rows that are scored have no labels; a transform finds only feature columns there."
+            )
         exc.args = (said + hint,)
         if place not in str(exc):  # a class that does not say its arguments
             raise DataError(f"{type(exc).__name__}: {said}{hint}") from exc
         raise exc
 
 
-def _hint(exc: Exception, trains: bool, labels: Sequence[str]) -> str:
-    if isinstance(exc, KeyError) and not trains and not labels:
-        return "\nHint: rows that are scored have no labels; a transform finds only feature columns there."
-    return ""
+def _uneven(name: str, values: Any, where: Where) -> DataError:
+    shapes = [np.shape(value) for value in (values.rows() if isinstance(values, Ragged) else values)]
+    odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
+    return DataError(
+        f"has shape {shapes[odd]} where row {where(0)} of the same batch has {shapes[0]}; the rows of a"
+        ' batch become one array.\nHint: pad="batch" or pad=n pads them, with a mask; a transform can cut'
+        " or resize them; and collate can make the batch as you like.",
+        column=name,
+        row=where(odd),
+    )
 
 
 def _called(function: Any, given: Any, chance: Mapping[str, Any]) -> Any:
@@ -459,12 +450,3 @@ def _as_array(values: Any) -> Any:
     if array.dtype == object and not all(isinstance(value, str | bytes) for value in array.reshape(-1)):
         return values  # lists of different lengths: the complaint names a row
     return array
-
-
-def _label(values: Array) -> Array:
-    """Integer labels are int64, also where the column is a feature too and is kept as one."""
-    return values.astype(np.int64, copy=False) if values.dtype.kind in "iu" else values
-
-
-def _shown(value: Any) -> str:
-    return "an empty dict" if isinstance(value, Mapping) and not value else f"a {type(value).__name__}"
