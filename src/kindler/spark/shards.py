@@ -36,26 +36,10 @@ from kindler.data.shards.backend import Cut, Query, Work, shard_error, unsendabl
 from kindler.data.shards.codec import Info, Packed, from_table
 from kindler.errors import DataError, TrainingError, WorkerLost
 from kindler.spark import shard_frames
+from kindler.spark import shard_tasks as tasks
 from kindler.spark.frame_errors import of_task
 from kindler.spark.sent_tasks import sent_task
 from kindler.spark.session import is_connect
-from kindler.spark.shard_tasks import (
-    SCHEMA,
-    combine,
-    cut_shards,
-    encode,
-    frame_rows,
-    map_shards,
-    not_null,
-    numbered_rows,
-    packed_rows,
-    pieces_of,
-    rows_of_element,
-    same,
-    shards_in,
-    tables,
-    without_nulls,
-)
 from kindler.spark.versions import from_arrow, parse, to_arrow
 
 _SENT_BYTES = 64 << 20
@@ -97,12 +81,12 @@ class SparkShards:
         def pieces() -> Iterator[pa.RecordBatch]:
             for number, packed in enumerate(shards):
                 infos.append(packed.info)
-                yield from pieces_of(number, packed)
+                yield from tasks.pieces_of(number, packed)
                 del packed  # before the next one is made
 
         # Some at a time, so that the driver holds no second copy of all. Not through Connect, which would put
         # every table of moderate size into the plan, and a plan must not be larger than a message.
-        gathered = tables(pieces(), most=None if is_connect(spark) else _SENT_BYTES)
+        gathered = tasks.tables(pieces(), most=None if is_connect(spark) else _SENT_BYTES)
         whole = reduce(lambda one, more: one.union(more), (from_arrow(spark, table) for table in gathered))
         pa.default_memory_pool().release_unused()  # Arrow would keep the size of a few tables
         return SparkShards(_placed(whole, len(infos)), infos)
@@ -115,14 +99,14 @@ class SparkShards:
         unnamed = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
         if count is not None:
             unnamed = unnamed.repartition(count)
-        made = SparkShards(unnamed.mapInArrow(_task(encode, schema), SCHEMA))
+        made = SparkShards(unnamed.mapInArrow(_task(tasks.encode, schema), tasks.SCHEMA))
         return made if made.infos else SparkShards.of(frame.sparkSession, [from_table(schema.empty_table())])
 
     @staticmethod
     def of_rdd(spark: SparkSession, rdd: Any) -> SparkShards:
         """The elements of an RDD as shards; classic sessions only."""
-        pieces = rdd.zipWithIndex().flatMap(rows_of_element)
-        return SparkShards(spark.createDataFrame(pieces, SCHEMA))
+        pieces = rdd.zipWithIndex().flatMap(tasks.rows_of_element)
+        return SparkShards(spark.createDataFrame(pieces, tasks.SCHEMA))
 
     @property
     def infos(self) -> tuple[Info, ...]:
@@ -142,7 +126,7 @@ class SparkShards:
         with _modest_batches(frame.sparkSession):
             table = to_arrow(frame)
         # Spark's tasks end in any order and are put in theirs; parts of a shard are in order within a task.
-        loaded = {shard: packed for shard, _, packed in shards_in(table.to_batches())}
+        loaded = {shard: packed for shard, _, packed in tasks.shards_in(table.to_batches())}
         return iter([loaded[number] for number in wanted])
 
     @property
@@ -150,9 +134,9 @@ class SparkShards:
         return self.frame.sparkSession
 
     def mapped(self, work: Work, *, by_user: bool = False) -> SparkShards:
-        task = _task(map_shards, work, self._index())
+        task = _task(tasks.map_shards, work, self._index())
         try:
-            return SparkShards(self.frame.mapInArrow(task, SCHEMA))
+            return SparkShards(self.frame.mapInArrow(task, tasks.SCHEMA))
         except (pickle.PicklingError, PySparkException, Py4JJavaError) as exc:
             if not by_user:
                 raise
@@ -165,8 +149,8 @@ class SparkShards:
             raise WorkerLost(f"Spark gave up on its task ({line})", rank=None, host="the cluster") from None
 
     def exchanged(self, cut: Cut, count: int) -> SparkShards:
-        pieces = self.frame.mapInArrow(_task(cut_shards, cut, self._index()), SCHEMA)
-        return SparkShards(_placed(pieces, count).mapInArrow(_task(combine, False), SCHEMA))
+        pieces = self.frame.mapInArrow(_task(tasks.cut_shards, cut, self._index()), tasks.SCHEMA)
+        return SparkShards(_placed(pieces, count).mapInArrow(_task(tasks.combine, False), tasks.SCHEMA))
 
     def zipped(self, other: SparkShards) -> SparkShards:
         sides = [
@@ -174,7 +158,7 @@ class SparkShards:
             for number, side in enumerate((self, other))
         ]
         pieces = _placed(sides[0].union(sides[1]), len(self.infos))
-        return SparkShards(pieces.mapInArrow(_task(combine, True), SCHEMA))
+        return SparkShards(pieces.mapInArrow(_task(tasks.combine, True), tasks.SCHEMA))
 
     def queried(self, operation: Query, *arguments: Any) -> SparkShards:
         rows = sum(info.rows for info in self.infos)
@@ -191,20 +175,20 @@ class SparkShards:
 
     def spark_frame(self, names: Sequence[str] | None = None) -> DataFrame:
         schema = frames.schema_of([info for info in self.infos if info.rows] or self.infos, names)
-        return self.frame.mapInArrow(_task(frame_rows, schema), spark_schema(schema))
+        return self.frame.mapInArrow(_task(tasks.frame_rows, schema), spark_schema(schema))
 
     def native(self) -> DataFrame:
         """The rows of frames as a Spark DataFrame, each with its place in the collection."""
         schema = self.schema()
         numbered = schema.append(pa.field(shard_frames.place_column(schema.names), pa.int64()))
-        task = _task(numbered_rows, schema, self._index())
+        task = _task(tasks.numbered_rows, schema, self._index())
         return self.frame.mapInArrow(task, spark_schema(numbered))
 
     def packed_frame(self, names: Sequence[str]) -> DataFrame:
         """A row of arrays is a row, and each array's part of it one binary cell; arrays by their flat
         names."""
         schema = pa.schema({name: pa.binary() for name in names})
-        return self.frame.mapInArrow(_task(packed_rows, tuple(names)), spark_schema(schema))
+        return self.frame.mapInArrow(_task(tasks.packed_rows, tuple(names)), spark_schema(schema))
 
     def keep(self) -> None:
         if not self._kept:
@@ -238,7 +222,7 @@ class SparkShards:
         index = self._index()
         if index is None:
             return self.frame
-        return self.frame.mapInArrow(_task(map_shards, same, index), SCHEMA)
+        return self.frame.mapInArrow(_task(tasks.map_shards, tasks.same, index), tasks.SCHEMA)
 
 
 def _task(function: Callable[..., Any], *arguments: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
@@ -248,12 +232,15 @@ def _task(function: Callable[..., Any], *arguments: Any) -> Callable[[Iterator[A
 def spark_schema(schema: pa.Schema) -> StructType:
     """A plain schema as Spark has it; timestamps without a zone stay without one."""
     return StructType(
-        [StructField(f.name, from_arrow_type(not_null(f.type), prefer_timestamp_ntz=True)) for f in schema]
+        [
+            StructField(f.name, from_arrow_type(tasks.not_null(f.type), prefer_timestamp_ntz=True))
+            for f in schema
+        ]
     )
 
 
 def frame_of_table(spark: SparkSession, table: pa.Table) -> DataFrame:
-    return from_arrow(spark, without_nulls(table), spark_schema(table.schema))
+    return from_arrow(spark, tasks.without_nulls(table), spark_schema(table.schema))
 
 
 def artifact_path(name: str) -> str:

@@ -63,7 +63,7 @@ def _float_list(data: bytes) -> list[bytes]:
     for value in chunks:
         if len(value) % 4:
             raise Malformed(f"a list of floats has {len(value)} bytes")
-    return chunks
+    return [value for value in chunks if value]
 
 
 def _int64_list(data: bytes) -> list[bytes]:
