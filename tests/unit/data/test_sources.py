@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kindler.data.arrays import is_local_data, kind
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Column, Columns
 from kindler.data.parquet import inspect, scan
@@ -23,8 +24,6 @@ from kindler.data.sources import (
     FolderSource,
     Source,
     arrow_source,
-    is_local_data,
-    kind,
     parquet_source,
 )
 from kindler.data.spool import Spool, SpoolWriter
